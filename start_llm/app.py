@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from start_llm import __version__
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
 from start_llm.engine.engine import Engine, EngineConfig
 from start_llm.engine.loop import Machinery
 from start_llm.models import families
 from start_llm.models.download import resolve
-from start_llm.models.footprint import Footprint, measure
+from start_llm.models.footprint import Footprint, measure, usable_memory
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
@@ -31,7 +33,7 @@ from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
 from start_llm.service import ModelTraits, Service
 from start_llm.settings import Settings
-from start_llm.telemetry.metrics import EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +68,7 @@ class App:
         self._terminal = terminal
         self._engine_metrics = EngineMetrics()
         self._requests = RequestMetrics()
+        self._cache_metrics = CacheMetrics()
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
         if settings.proxy:
@@ -121,6 +124,7 @@ class App:
             footprint = measure(model)
             loaded.append(Ready(model, footprint))
             return Machinery(
+                cache=self._prompt_cache(model.network, footprint),
                 network=model.network,
                 token_bytes=model.tokenizer.token_bytes,
                 end_tokens=model.tokenizer.end_tokens,
@@ -131,6 +135,24 @@ class App:
         engine = Engine(engine_config(self._settings), assemble, self._engine_metrics)
         engine.start()
         return engine, loaded[0]
+
+    def _prompt_cache(self, network: Any, footprint: Footprint) -> PromptCache | NoReuse:
+        """Runs on the engine thread."""
+        layers = Layers(network)
+        if layers.unknown:
+            kinds = ", ".join(layers.unknown)
+            self._terminal.say(
+                f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache."
+            )
+        if layers.unknown or not self._settings.prompt_cache:
+            return NoReuse(layers)
+        self._cache_metrics.budget_bytes = cache_budget(self._settings, footprint)
+        return PromptCache(
+            layers,
+            budget_bytes=self._cache_metrics.budget_bytes,
+            page_size=self._settings.page_size,
+            metrics=self._cache_metrics,
+        )
 
     def _open(self, name: str, engine: Engine, ready: Ready) -> None:
         family = model_family(self._settings, ready.model)
@@ -155,6 +177,7 @@ class App:
             batch=self._settings.batch,
             requests=self._requests,
             engine=self._engine_metrics,
+            cache=self._cache_metrics,
             engine_is_alive=engine.is_alive,
         )
         facts = ModelFacts(name, traits.vocabulary, ready.model.tokenizer.token_bytes)
@@ -179,7 +202,8 @@ class App:
                 ("family", f"{family.name} ({card.model_type})"),
                 ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
                 ("layers", layers),
-                ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(_physical_memory())}"),
+                ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(usable_memory())}"),
+                ("cache", _cache_told(self._cache_metrics)),
                 ("context", f"{card.context_window:,} tokens"),
                 ("batch", f"{self._settings.batch} at once" if footprint.batches else "rows take turns"),
                 ("address", f"{self.url}/v1"),
@@ -209,9 +233,16 @@ def _size(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
-def _physical_memory() -> int:
-    """Bytes of memory in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _cache_told(metrics: CacheMetrics) -> str:
+    return f"up to {_size(metrics.budget_bytes)}" if metrics.budget_bytes else "off"
+
+
+def cache_budget(settings: Settings, footprint: Footprint) -> int:
+    """Bytes of the prompt cache: a number, or a share of the memory that the weights leave."""
+    wanted = settings.cache_bytes
+    if isinstance(wanted, int):
+        return wanted
+    return max(int(wanted * (usable_memory() - footprint.weights_bytes)), 0)
 
 
 def paste_lines(url: str, model: str) -> list[tuple[str, list[str]]]:

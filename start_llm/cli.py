@@ -30,6 +30,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--mlx-port": ("MLX_PORT", "N"),
     "--proxy-port": ("PROXY_PORT", "N"),
     "--batch": ("BATCH", "N"),
+    "--hot-cache-max-size": ("PROMPT_CACHE_MAX_BYTES", "SIZE"),
 }
 
 
@@ -115,6 +116,8 @@ def _sources(options: argparse.Namespace) -> list[Source]:
         flags["MODEL_PATH"] = str(DEMO_MODEL)
     if options.no_proxy:
         flags["PROXY"] = "false"
+    if options.no_cache:
+        flags["PROMPT_CACHE"] = "false"
     dotenv = {name: value for name, value in dotenv_values(ROOT / ".env").items() if value is not None}
     return [Source("command line", flags), Source("environment", os.environ), Source(".env", dotenv)]
 
@@ -131,9 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         server.add_argument(flag, metavar=value, help=f"wins over {variable} in the environment and .env")
     server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     server.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
-    server.add_argument(
-        "--no-cache", action="store_true", help="no KV reuse (always so until issue D builds it)"
-    )
+    server.add_argument("--no-cache", action="store_true", help="compute every prompt anew")
     table = commands.add_parser("settings", help="print every setting with default and meaning")
     table.add_argument("--format", choices=("env", "markdown"), default="markdown")
     return parser

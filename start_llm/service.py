@@ -107,6 +107,7 @@ class Service:
             prompt=prompt.tokens,
             max_tokens=self._reply_limit(request, len(prompt.tokens)),
             thought=self._thought_limit(request, prompt),
+            boundaries=tuple(boundary.tokens for boundary in prompt.boundaries),
             sampling=self._sampling(request.options),
             stop=request.options.stop,
             top_logprobs=request.options.top_logprobs,

@@ -6,6 +6,7 @@ the source of `.env.example` and of `docs/settings.md` (`python -m start_llm set
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, NamedTuple
@@ -49,6 +50,28 @@ _WORDS = {
     "off": False,
     "0": False,
 }
+
+
+def _memory(text: str) -> int | float:
+    """Bytes as a whole number, a share of memory as a fraction. Units: KB to GB, KiB to GiB, %.
+
+    0.5 without a unit is refused: half a byte, or half of what?
+    """
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    number, unit = float(match["number"]), match["unit"].lower()
+    if unit == "%":
+        return _within(number / 100, Range(0, 1))
+    count = number * _UNITS[unit]
+    if 0 < count < 1:
+        raise ValueError(text)
+    return int(count)
+
+
+_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[kmg]i?b|b?)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BYTES = Kind(_memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave")
 
 
 def _choice(words: Sequence[str]) -> Kind:
@@ -167,6 +190,20 @@ class Settings:
         "Most tokens of prompt and reply together. The model's own window applies if it is smaller. A longer "
         "prompt is refused; nothing is ever dropped from its middle.", _KV,
     )  # fmt: skip
+    prompt_cache: bool = _variable(
+        "PROMPT_CACHE", _BOOLEAN, True,
+        "Keep what was computed for later prompts; off is what --no-cache says.", _PROMPT_CACHE, shown="true",
+    )  # fmt: skip
+    cache_bytes: int | float = _variable(
+        "PROMPT_CACHE_MAX_BYTES", _BYTES, 0.5,
+        "Memory for everything computed that no running request holds. --hot-cache-max-size says the same.",
+        _PROMPT_CACHE, shown="50%",
+    )  # fmt: skip
+    page_size: int = _variable(
+        "PROMPT_CACHE_BLOCK_SIZE", _integer(64, 4096), 256,
+        "Tokens of a page. Prompts are matched to the token whatever it is; smaller pages are slower. The "
+        "first server had 16, which cuts 18 times slower.", _PROMPT_CACHE,
+    )  # fmt: skip
     temperature: float | None = _variable(
         "DEFAULT_TEMPERATURE", _number(RANGES["temperature"]), None,
         "Sampling temperature, 0 = greedy. Unset: the model's generation_config.json, else 0.1.", _GENERATION,
@@ -274,8 +311,6 @@ LATER: tuple[Row, ...] = (
            "Age at which an unused leaf may go, 0 = never; acts like the number of leaves."),
     _later("PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", "1800", "E", _PROMPT_CACHE,
            "Age at which a session's transcript may go, 0 = never."),
-    _later("PROMPT_CACHE_BLOCK_SIZE", "256", "D", _PROMPT_CACHE,
-           "Tokens of a page. The first server had 16, which cuts 18 times slower."),
     _later("CACHE_USE_BLOCK_INDEX", "true", "D", _PROMPT_CACHE,
            "Look pages up by chain hash. It was read and never applied before."),
     _later("CACHE_CANONICALIZE_TOOL_CONTEXT", "true", "E", _PROMPT_CACHE,

@@ -147,7 +147,8 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
         f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=5000\nKV_BITS=4\n# MLX_HOST=x\nTRACE={folder}\n"
     )
     environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "PRESERVE_THINKING": "true", "DEFAULT_TOP_K": ""}
-    with serving(checkout, folder, "--batch", "3", **environment) as process:
+    flags = ["--batch", "3", "--hot-cache-max-size", "64MiB"]
+    with serving(checkout, folder, *flags, **environment) as process:
         yield process
         process.popen.terminate()
         assert process.until_it_ends(ENDS_WITHIN_S) == 0
@@ -163,12 +164,14 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
     summary = {name: value for name, _, value in rows}
-    assert list(summary) == ["model", "family", "template", "layers", "memory", "context", "batch", "address"]
+    names = "model family template layers memory cache context batch address"
+    assert list(summary) == names.split()
     assert len({len(name) + len(gap) for name, gap, _ in rows}) == 1
     assert summary["model"] == 'it\'s a "tiny" model'
     assert (summary["family"], summary["layers"]) == ("generic (qwen3)", "2 full attention")
     assert "enable_thinking switches thinking" in summary["template"]
     assert summary["memory"].startswith("weights ")
+    assert summary["cache"] == "up to 64.0 MiB"
     assert summary["address"] == f"http://127.0.0.1:{server.port}/v1"
 
 
@@ -176,6 +179,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(server):
     assert re.search(r"batch +3 at once", server.output)
     assert re.search(r"context +5,000 tokens", server.output)
     assert server.get("/stats")["batch"]["configured"] == 3
+    assert server.get("/stats")["prompt_cache"]["max_bytes"] == 64 * 2**20
     assert server.get("/v1/models")["data"][0]["context_window"] == 5000
 
 
@@ -225,6 +229,18 @@ def test_a_busy_port_ends_the_second_server_with_a_message_that_names_it(server,
     assert "--mlx-port" in text
     assert "Traceback" not in text
     assert server.get("/health")["status"] == "ok"
+
+
+def test_without_a_cache_every_prompt_is_computed(checkout, tiny_model):
+    """The flag wins over the environment."""
+    with serving(checkout, tiny_model("qwen3"), "--no-cache", PROMPT_CACHE="true") as process:
+        for _ in range(2):
+            with stream(process, prompt=[7] * 300, max_tokens=1) as reply:
+                assert reply.read().endswith(b"data: [DONE]\n\n")
+        stats = process.get("/stats")
+        assert re.search(r"cache +off\n", process.output)
+        assert (stats["prompt_cache"]["max_bytes"], stats["requests"]["cached_tokens"]) == (0, 0)
+        assert stats["prompt_cache"]["computed_tokens"] == 2 * 299
 
 
 # --------------------------------------------------------------------------------------------- failing starts

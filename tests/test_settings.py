@@ -93,6 +93,12 @@ VALUES: dict[str, Values] = {
     "PROXY_PYTHON": Values([("/a/python", "/a/python"), ("python3", "python3"), ("/a b", "/a b")], []),
     "PROXY_API_KEY": Values([("sk-1", "sk-1"), ("a b", "a b"), ("0", "0")], []),
     "MAX_KV_SIZE": Values([("1", 1), ("2147483647", 2**31 - 1), ("4096", 4096)], [*WHOLE, "0", "-1"]),
+    "PROMPT_CACHE": Values([("false", False), ("off", False), ("0", False)], ["maybe", "2"]),
+    "PROMPT_CACHE_MAX_BYTES": Values(
+        [("4GB", 4 * 10**9), ("12.5%", 0.125), ("1.5 gib", 3 * 2**29)],
+        ["many", "-1", "1e3", "nan", "inf", "4 potatoes", "4G", "GB", "%", "101%", "-5%", "0.5", "1,5GB"],
+    ),
+    "PROMPT_CACHE_BLOCK_SIZE": Values([("64", 64), ("4096", 4096), ("100", 100)], [*WHOLE, "63", "4097"]),
     "DEFAULT_TEMPERATURE": Values([("0", 0), ("5", 5), ("0.6", 0.6)], [*NUMBER, "5.1"]),
     "DEFAULT_TOP_P": Values([("0", 0), ("1", 1), ("0.9", 0.9)], [*NUMBER, "1.1"]),
     "DEFAULT_TOP_K": Values([("0", 0), ("2147483647", 2**31 - 1), ("20", 20)], [*WHOLE, "-1", "2147483648"]),
@@ -503,6 +509,42 @@ def checks_window(models: Models) -> None:
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (60, 4)
 
 
+def known_of(server: Server, prompt: list[int]) -> int:
+    """Tokens of a prompt that are not computed."""
+    usage = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})["usage"]
+    return usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def checks_cache(models: Models) -> None:
+    for value, known in (("true", 49), ("false", 0)):
+        with running(models.plain, PROMPT_CACHE=value) as server:
+            assert [known_of(server, [7] * 50) for _ in range(3)] == [0, known, known]
+            assert (server.get("/stats")["prompt_cache"]["max_bytes"] > 0) == bool(known)
+            assert ("cache      off" in server.printed()) == (not known)
+
+
+def checks_cache_bytes(models: Models) -> None:
+    budgets: list[int] = []
+    for share in ("10%", "20%"):
+        with running(models.plain, PROMPT_CACHE_MAX_BYTES=share) as server:
+            budgets.append(server.get("/stats")["prompt_cache"]["max_bytes"])
+    assert budgets[1] == pytest.approx(2 * budgets[0], abs=2)
+    with running(models.plain, PROMPT_CACHE_MAX_BYTES="3MB") as server:
+        for start in range(5):
+            assert known_of(server, list(range(start, start + 300))) == 0
+        cache = server.get("/stats")["prompt_cache"]
+        assert (cache["max_bytes"], cache["evictions"] > 0) == (3_000_000, True)
+        assert 0 < cache["bytes"] <= 3_000_000
+
+
+def checks_page_size(models: Models) -> None:
+    for size, pages in (("64", 4), ("128", 2), ("4096", 0)):
+        with running(models.plain, PROMPT_CACHE_BLOCK_SIZE=size) as server:
+            assert known_of(server, [7] * 300) == 0
+            assert server.get("/stats")["prompt_cache"]["entries"] == pages
+            assert known_of(server, [7] * 300) == 299
+
+
 def checks_greedy(**variables: str) -> Callable[[Models], None]:
     """A hot model becomes a greedy one by this variable alone."""
 
@@ -598,6 +640,9 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "PROXY_PYTHON": checks_proxy_config(PROXY_PYTHON="/a/python"),
     "PROXY_API_KEY": checks_proxy_config(PROXY_API_KEY="sk-1"),
     "MAX_KV_SIZE": checks_window,
+    "PROMPT_CACHE": checks_cache,
+    "PROMPT_CACHE_MAX_BYTES": checks_cache_bytes,
+    "PROMPT_CACHE_BLOCK_SIZE": checks_page_size,
     "DEFAULT_TEMPERATURE": checks_greedy(DEFAULT_TEMPERATURE="0"),
     "DEFAULT_TOP_P": checks_greedy(DEFAULT_TOP_P="0.000001"),
     "DEFAULT_TOP_K": checks_greedy(DEFAULT_TOP_K="1"),

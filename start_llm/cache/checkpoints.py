@@ -37,8 +37,8 @@ def _next_stride(position: int) -> int:
 def superseded(newest: Checkpoint, bytes_per_token: float) -> Checkpoint | None:
     """A checkpoint on the way to the newest one that is not worth its bytes; None if there is none.
 
-    One is worth keeping if it saves more tokens than its bytes are worth in KV. Of too many, the one that
-    saves least goes. The first and the newest stay.
+    One is worth keeping if it saves more tokens than its bytes are worth in KV, where there is any. Of too
+    many, the one that saves least goes. The first and the newest stay.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     inner = kept[1:-1]
@@ -46,7 +46,7 @@ def superseded(newest: Checkpoint, bytes_per_token: float) -> Checkpoint | None:
         return None
     saved = {id(one): one.position - before.position for before, one in zip(kept, inner, strict=False)}
     least = min(inner, key=lambda one: saved[id(one)])
-    is_poor = saved[id(least)] * bytes_per_token < least.nbytes and saved[id(least)] < _STRIDE
+    is_poor = 0 < saved[id(least)] * bytes_per_token < least.nbytes and saved[id(least)] < _STRIDE
     return least if is_poor or len(kept) > _MOST_OF_A_CONVERSATION else None
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.models.cache import make_prompt_cache
 
 type Arrays = tuple[mx.array, ...]
 """Arrays of one leaf."""
@@ -136,6 +135,9 @@ class Layers:
 
     def fresh(self) -> list[Any]:
         """Empty caches, one for each entry that the network expects."""
+        # Not at the top: `start_llm.models` has to be the first to import mlx_lm (lesson 2).
+        from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
+
         return make_prompt_cache(self._network)
 
     def settle(self, caches: Sequence[Any]) -> None:

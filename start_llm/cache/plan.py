@@ -78,12 +78,9 @@ def _plan(path: list[Page], tail: Source, length: int, ids: tuple[int, ...]) -> 
 
 def _giver(path: list[Page], tail: Source, length: int, ids: tuple[int, ...]) -> Strand | None:
     """A resting strand that begins with these very tokens, and has only a reply to lose behind them."""
-    holders = [tail.holder, *(page for page in reversed(path))]
-    for holder in holders:
-        strand = holder.holder if isinstance(holder, Page) else holder
-        if isinstance(strand, Strand) and _may_give(strand, length, ids):
-            return strand
-    return None
+    holders = [one.holder if isinstance(one, Page) else one for one in (tail.holder, *reversed(path))]
+    strands = {id(one): one for one in holders if isinstance(one, Strand)}
+    return next((one for one in strands.values() if _may_give(one, length, ids)), None)
 
 
 def _may_give(strand: Strand, length: int, ids: tuple[int, ...]) -> bool:

@@ -76,12 +76,12 @@ class PromptCache:
         return Opened(strand, self._stops(strand, ids, boundaries))
 
     def _stops(self, strand: Strand, ids: tuple[int, ...], boundaries: Sequence[int]) -> tuple[int, ...]:
-        inner = [end for end in boundaries if end < len(ids)]
-        strand.shared_to = inner[-1] if inner else len(ids) - 1
+        ends = [min(end, len(ids) - 1) for end in boundaries]
+        strand.shared_to = ends[-1] if ends else len(ids) - 1
         if not self._layers.has_state:
             return ()
         matched = len(self._tree.match(strand.root, ids)) * self._tree.page_size
-        return tuple(places(boundaries, len(strand.tokens), len(ids), matched))
+        return tuple(places(ends, len(strand.tokens), len(ids), matched))
 
     def _taken(self, plan: Plan, root: Page) -> Strand:
         """A resting strand's own caches, without a copy. What it has behind `length` is saved or gone."""
@@ -200,11 +200,12 @@ class PromptCache:
         strand.caches = []
 
     def _add_tail(self, strand: Strand) -> None:
-        """A short page of what is behind the last full one, unless a page there begins with it."""
+        """A short page of what is behind the last full one, unless something there begins with it."""
         end = strand.end_page
         tail = tuple(strand.tokens[end.end :])
-        pages = [page for page in end.children.values() if page.holder is not None]
-        if not any(page.tokens[: len(tail)] == tail for page in pages) and tail:
+        others = [page.tokens for page in end.children.values() if page.holder is not None]
+        others += [tuple(one.tokens[end.end :]) for one in end.strands if one is not strand]
+        if tail and not any(tokens[: len(tail)] == tail for tokens in others):
             cut = self._layers.cut(strand.caches, end.end, len(strand.tokens))
             self._tree.insert(end, tail, cut, strand.last_used)
 

@@ -35,6 +35,8 @@ class Job:
         prompt: exact token ids.
         max_tokens: at least 1; prompt and reply fit the context window.
         sampling: values that MLX accepts for this vocabulary.
+        boundaries: numbers of prompt tokens at which messages end, ascending.
+        salt: keeps what different callers computed apart.
         stop: strings that end the reply.
         top_logprobs: None or 0..20.
         thought: None lets the model think as long as it likes.
@@ -44,6 +46,8 @@ class Job:
     prompt: ModelTokens
     max_tokens: int
     sampling: Sampling
+    boundaries: tuple[int, ...] = ()
+    salt: bytes = b""
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     thought: ThoughtLimit | None = None

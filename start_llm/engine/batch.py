@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
@@ -12,6 +12,13 @@ from start_llm.engine.sampling import greedy
 
 _STEPS_BETWEEN_CLEARS = 256
 _NO_LIMIT = 2**31 - 1
+
+
+class Held(NamedTuple):
+    """Caches of a row that is taken out, and how many of its tokens they hold."""
+
+    caches: list[Any]
+    tokens: int
 
 
 class Solo:
@@ -86,11 +93,14 @@ class Batch:
         row.cache = []
         self._rows[uid] = row
 
-    def remove(self, row: Row) -> None:
-        uids = [uid for uid, held in self._rows.items() if held is row]
-        self._generator.remove(uids)
-        for uid in uids:
-            del self._rows[uid]
+    def remove(self, row: Row) -> Held | None:
+        """Take a row out; None if it is not here."""
+        uid = next((uid for uid, held in self._rows.items() if held is row), None)
+        if uid is None:
+            return None
+        del self._rows[uid]
+        caches, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
+        return Held(cast("list[Any]", caches), len(tokens))
 
     def step(self) -> list[Sampled]:
         """One token for each row; rows that were just added give theirs from the next step on."""
@@ -141,11 +151,15 @@ class Decoder:
         """Take a row that is at rest; it decodes from the next step on."""
         self._resting.append(row)
 
-    def remove(self, row: Row) -> None:
-        self._resting = [one for one in self._resting if one is not row]
-        self._solos = [solo for solo in self._solos if solo.row is not row]
-        if any(one is row for one in self._batch.rows):
-            self._batch.remove(row)
+    def remove(self, row: Row) -> Held:
+        """Take a row out. Its caches hold every token that was fed: all but the last, if it is at rest."""
+        if any(one is row for one in self._resting):
+            self._resting = [one for one in self._resting if one is not row]
+            return Held(row.cache, len(row.tokens) - 1)
+        if any(solo.row is row for solo in self._solos):
+            self._solos = [solo for solo in self._solos if solo.row is not row]
+            return Held(row.cache, len(row.tokens))
+        return self._batch.remove(row) or Held([], 0)
 
     def step(self) -> list[Sampled]:
         if self._resting and self._solos and self._batches:

@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
+from start_llm.cache.layers import Layers
+from start_llm.cache.pages import Strand
+from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.core.events import Failed
 from start_llm.engine.batch import Decoder
 from start_llm.engine.generation import Generation
@@ -35,6 +37,7 @@ class Machinery:
     Attributes:
         network: `network(tokens[1, n], cache=...)` gives logits [1, n, vocabulary].
         token_bytes, end_tokens: see `models.tokenizer`.
+        cache: what was computed before.
         most_rows: rows that decode at once.
         batches: whether the network's caches can be merged.
     """
@@ -44,6 +47,7 @@ class Machinery:
     end_tokens: frozenset[int]
     most_rows: int
     batches: bool
+    cache: PromptCache | NoReuse | None = None
 
 
 class EngineLoop:
@@ -59,7 +63,9 @@ class EngineLoop:
         self._waiting: deque[Generation] = deque()
         self._pacer = ChunkPacer()
         self._allowance = 0
+        self._cache = machinery.cache or NoReuse(Layers(machinery.network))
         self._starting: Generation | None = None
+        self._opened: Strand | None = None
         self._prefill: Prefill | None = None
         self._decoder = Decoder(machinery.network, most_rows=machinery.most_rows, batches=machinery.batches)
         self._stopping = False
@@ -107,21 +113,34 @@ class EngineLoop:
     def _drop_cancelled(self) -> None:
         self._waiting = deque(request for request in self._waiting if not request.cancelled)
         if self._prefill and self._prefill.row.cancelled:
-            self._prefill = None
-            mx.clear_cache()
+            self._guarded(partial(self._leave, self._prefill.row), self._abandon_prefill)
         for row in self._decoder.rows:
             if row.cancelled:
-                self._decoder.remove(row)
+                self._guarded(partial(self._retire, row), partial(self._abandon_row, row))
+
+    def _leave(self, row: Row) -> None:
+        """Stop in the middle of a prompt, and keep what is computed of it."""
+        self._cache.close(row.strand, row.cache, row.strand.tokens)
+        self._prefill = None
+        mx.clear_cache()
 
     def _start_next(self) -> None:
         if self._prefill or not self._waiting or len(self._decoder.rows) >= self._machinery.most_rows:
             return
         self._starting = self._waiting.popleft()
         self._metrics.waiting = len(self._waiting)
-        reply = ReplyWriter(self._starting.job, self._machinery.token_bytes, self._machinery.end_tokens)
-        row = Row(self._starting, reply, make_prompt_cache(self._machinery.network))
-        self._prefill = Prefill(self._machinery.network, row, self._pacer)
-        self._starting = None
+        job = self._starting.job
+        opened = self._cache.open(job.prompt.ids, job.salt, job.boundaries)
+        self._opened = opened.strand
+        reply = ReplyWriter(
+            job,
+            self._machinery.token_bytes,
+            self._machinery.end_tokens,
+            cached=len(opened.strand.tokens),
+        )
+        row = Row(self._starting, reply, opened.strand)
+        self._prefill = Prefill(self._machinery.network, row, self._pacer, opened.stops)
+        self._starting = self._opened = None
 
     def _prefill_some(self) -> None:
         """One chunk of a long prompt, or as many short prompts as take no longer."""
@@ -139,8 +158,10 @@ class EngineLoop:
         computed = self._prefill.step(self._allowance)
         self._allowance -= computed
         self._metrics.prefilled_tokens += computed
+        row, done = self._prefill.row, self._prefill.done
+        self._cache.grew(row.strand, row.tokens[done - computed : done], keep_state=self._prefill.is_at_stop)
         if self._prefill.is_complete:
-            row, self._prefill = self._prefill.row, None
+            self._prefill = None
             self._decoder.add(row)
 
     def _decode_step(self) -> None:
@@ -151,10 +172,16 @@ class EngineLoop:
     def _accept(self, sampled: Sampled) -> None:
         row, token, logprobs = sampled
         if row.accept(token, logprobs):
-            self._decoder.remove(row)
+            self._retire(row)
+
+    def _retire(self, row: Row) -> None:
+        """Take a row out of the decoder, and give what it computed to the cache."""
+        caches, tokens = self._decoder.remove(row)
+        self._cache.close(row.strand, caches, row.tokens[:tokens])
 
     def _abandon_row(self, row: Row) -> list[Generation]:
         self._decoder.remove(row)
+        self._cache.discard(row.strand)
         return [row.generation]
 
     def _guarded(self, action: Callable[[], None], abandon: Callable[[], list[Generation]]) -> None:
@@ -169,14 +196,23 @@ class EngineLoop:
 
     def _abandon_starting(self) -> list[Generation]:
         dropped, self._starting = self._starting, None
+        strand, self._opened = self._opened, None
+        if strand is not None:
+            self._cache.discard(strand)
         return [dropped] if dropped else []
 
     def _abandon_prefill(self) -> list[Generation]:
         dropped, self._prefill = self._prefill, None
-        return [dropped.row.generation] if dropped else []
+        if dropped is None:
+            return []
+        self._cache.discard(dropped.row.strand)
+        return [dropped.row.generation]
 
     def _abandon_decoding(self) -> list[Generation]:
-        return [row.generation for row in self._decoder.abandon()]
+        rows = self._decoder.abandon()
+        for row in rows:
+            self._cache.discard(row.strand)
+        return [row.generation for row in rows]
 
     def _report(self) -> None:
         self._metrics.waiting = len(self._waiting)

@@ -43,13 +43,17 @@ class Prefill:
     """The prompt of one row on its way into the cache; the last token is left for the first decode step.
 
     So there is always a token to compute: an empty remainder has nothing to sample from (lesson 3).
+
+    Args:
+        stops: positions at which a chunk has to end.
     """
 
-    def __init__(self, network: Any, row: Row, pacer: ChunkPacer) -> None:
+    def __init__(self, network: Any, row: Row, pacer: ChunkPacer, stops: tuple[int, ...] = ()) -> None:
         self._network = network
         self._pacer = pacer
+        self._stops = stops
         self.row = row
-        self.done = 0
+        self.done = len(row.strand.tokens)
 
     @property
     def total(self) -> int:
@@ -64,9 +68,14 @@ class Prefill:
     def is_complete(self) -> bool:
         return self.remaining == 0
 
+    @property
+    def is_at_stop(self) -> bool:
+        return self.done in self._stops
+
     def step(self, most: int) -> int:
         """Compute one chunk of at most `most` tokens and report progress. Returns its length."""
-        end = min(self.done + most, self.total - 1)
+        next_stop = next((stop for stop in self._stops if stop > self.done), self.total)
+        end = min(self.done + most, self.total - 1, next_stop)
         if end == self.done:
             return 0
         chunk = mx.array([self.row.tokens[self.done : end]])

@@ -18,14 +18,23 @@ class ReplyWriter:
     Args:
         job: its limit and its stop strings end the reply, and so do `end_tokens`.
         token_bytes: the bytes that a token id stands for.
+        cached: prompt tokens that are not computed.
 
     Attributes:
         produced: tokens fed so far.
         dictated: tokens that must be fed next, whatever the model would say. Whoever feeds one takes it out.
     """
 
-    def __init__(self, job: Job, token_bytes: Callable[[int], bytes], end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        token_bytes: Callable[[int], bytes],
+        end_tokens: frozenset[int],
+        *,
+        cached: int = 0,
+    ) -> None:
         self._job = job
+        self._cached = cached
         self._end_tokens = end_tokens
         self._detokenizer = Detokenizer(token_bytes, trims_leading_space=job.trims_leading_space)
         self._stops = StopScanner(job.stop)
@@ -65,7 +74,7 @@ class ReplyWriter:
         return self._finish(text + self._rest(), "length")
 
     def _finish(self, text: str, reason: FinishReason, stop: str | None = None) -> list[Text | Finished]:
-        usage = Usage(prompt=len(self._job.prompt), cached=0, completion=self.produced)
+        usage = Usage(prompt=len(self._job.prompt), cached=self._cached, completion=self.produced)
         if stop is not None and not text:
             self._unsent_logprobs.clear()
         return [self._take(text), Finished(reason, usage, stop)]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from start_llm.cache.pages import Strand
 from start_llm.core.events import Finished
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
@@ -21,15 +22,17 @@ class Row:
     Attributes:
         generation: where events go.
         tokens: prompt and reply so far.
+        strand: what the prompt cache has given it, and gets back.
         cache: one entry for each cache of the network, in mlx_lm's classes.
         sampler, processors: see `engine.sampling`.
     """
 
-    def __init__(self, generation: Generation, reply: ReplyWriter, cache: list[Any]) -> None:
+    def __init__(self, generation: Generation, reply: ReplyWriter, strand: Strand) -> None:
         job = generation.job
         self.generation = generation
         self.tokens = list(job.prompt.ids)
-        self.cache = cache
+        self.strand = strand
+        self.cache: list[Any] = strand.caches
         self.sampler = make_sampler(job.sampling)
         self.processors = make_processors(job.sampling, len(job.prompt))
         self._reply = reply

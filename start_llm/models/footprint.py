@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,14 @@ def measure(model: LoadedModel) -> Footprint:
         context_window=_context_window(model.config),
         batches=all(hasattr(cache, "merge") for cache in caches),
     )
+
+
+def usable_memory() -> int:
+    """Bytes that models and caches may use on this machine: what Metal recommends, else all of it."""
+    recommended = (
+        mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
+    )
+    return int(recommended or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _kind(cache: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.telemetry.metrics import EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Status:
     batch: int
     requests: RequestMetrics
     engine: EngineMetrics
+    cache: CacheMetrics
     engine_is_alive: Callable[[], bool]
     started_at: int = field(default_factory=lambda: int(time.time()))
 
@@ -73,7 +74,7 @@ class Status:
         """Sections and keys that clients of such servers know; null where nothing is built yet."""
         return 200, {
             "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
-            "prompt_cache": dict.fromkeys(("entries", "bytes", "max_bytes", "hits", "misses")),
+            "prompt_cache": self._prompt_cache(),
             "response_store": dict.fromkeys(("entries", "bytes", "max_bytes", "ttl_ms")),
             "kv_quant": dict.fromkeys(("mode", "layers", "attention")),
             "admission": {
@@ -89,6 +90,23 @@ class Status:
             },
             "requests": self._requests(),
             "engine": self._engine(),
+        }
+
+    def _prompt_cache(self) -> dict[str, Json]:
+        cache = self.cache
+        computed = self.engine.prefilled_tokens
+        return {
+            "entries": cache.pages,
+            "bytes": cache.stored_bytes,
+            "max_bytes": cache.budget_bytes,
+            "hits": cache.hits,
+            "misses": cache.lookups - cache.hits,
+            "checkpoints": cache.checkpoints,
+            "strands": cache.strands,
+            "computed_tokens": computed,
+            "reused_tokens": cache.reused_tokens,
+            "handed_over": cache.handed_over,
+            "evictions": cache.evictions,
         }
 
     def _requests(self) -> dict[str, Json]:

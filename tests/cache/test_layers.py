@@ -176,7 +176,7 @@ def cases(kinds: dict[str, Kind]) -> list[Any]:
     ]
 
 
-# ------------------------------------------------------------------------------------- out of one, into one
+# --------------------------------------------------------------------------------------- out of one, into one
 
 
 @pytest.mark.parametrize(("kind", "length", "chunk"), cases(SLICED | WHOLE | MIXED))
@@ -230,7 +230,7 @@ def test_caches_can_be_put_back_to_where_their_state_was_kept(kind):
     assert_equal(content(caches), content(expected))
 
 
-# ---------------------------------------------------------------------------------------- nobody's snapshot
+# ------------------------------------------------------------------------------------------ nobody's snapshot
 
 
 @pytest.mark.parametrize("chunk", [1, 60])
@@ -272,7 +272,7 @@ def test_a_copy_of_a_view_does_not_change_when_its_source_goes_on(kind):
     assert_equal(content(source), content(fed(kind, 43)))
 
 
-# --------------------------------------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------------------------------------- memory
 
 SLACK = 20_000
 """mlx keeps a buffer that is no more than 16 KiB too large."""

@@ -1,7 +1,9 @@
-"""Whatever is asked in whatever order: what comes back was computed from exactly the tokens of the prompt."""
+"""Whatever is asked in whatever order: what is given back was computed from exactly these tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import hypothesis
@@ -17,9 +19,9 @@ from hypothesis.stateful import (
 )
 
 from start_llm.cache.pages import Strand, common_length
-from start_llm.cache.prompt_cache import Opened, PromptCache
+from start_llm.cache.prompt_cache import NoReuse, Opened, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.fakes import FakeCache, FakeLayers, OutOfMemory
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
 
 PAGE = 4
 PLENTY = 10**9
@@ -84,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     def metrics(self) -> CacheMetrics:
         return self.cache._metrics
 
-    # ------------------------------------------------------------------------------------------- opening
+    # ------------------------------------------------------------------------------------------------ opening
 
     @precondition(lambda self: len(self.rows) < 4)
     @rule(data=st.data(), more=st.lists(st.integers(1, 2), min_size=1, max_size=9))
@@ -123,7 +125,7 @@ class Machine(RuleBasedStateMachine):
         shared = [common_length(ids[:-1], kept) for other, kept in self.promised if other == salt]
         assert done >= max(shared, default=0), "something is computed twice"
 
-    # ------------------------------------------------------------------------------------------- growing
+    # ------------------------------------------------------------------------------------------------ growing
 
     @precondition(lambda self: any(row.left for row in self.rows))
     @rule(data=st.data(), most=st.integers(1, 7))
@@ -157,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         row.caches[0].feed(tokens)
         row.said += tokens
 
-    # ------------------------------------------------------------------------------------------- the end
+    # ------------------------------------------------------------------------------------------------ the end
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -230,7 +232,7 @@ class Machine(RuleBasedStateMachine):
     def _drop(self, row: LiveRow) -> None:
         self.rows = [one for one in self.rows if one is not row]
 
-    # -------------------------------------------------------------------------------------- what must hold
+    # ----------------------------------------------------------------------------------------- what must hold
 
     def _promise(self, salt: bytes, tokens: tuple[int, ...]) -> None:
         """Without state, what was computed for a prompt is never computed again while nothing has to go."""
@@ -271,9 +273,296 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_every_restore_is_exact_whatever_happened_before(kind):
-    class OfThisKind(Machine):
-        pass
+    machine = type("Machine", (Machine,), {"kind": kind})
+    settings = hypothesis.settings(max_examples=60, stateful_step_count=30)
+    run_state_machine_as_test(machine, settings=settings)  # pyright: ignore[reportUnknownMemberType]
 
-    OfThisKind.kind = kind
-    settings = hypothesis.settings(max_examples=150, stateful_step_count=30, deadline=None)
-    run_state_machine_as_test(OfThisKind, settings=settings)
+
+# ---------------------------------------------------------------------------------------- one thing at a time
+
+
+@dataclass
+class Desk:
+    """A cache, and requests that are computed from their beginning to their end."""
+
+    kind: str = "attention"
+    budget: int = PLENTY
+
+    def __post_init__(self) -> None:
+        self.cache, self.layers = prompt_cache(self.kind, self.budget)
+
+    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+        """Everything but the last token is computed."""
+        opened = self.cache.open(tuple(ids), salt, boundaries)
+        ends = [end for end in opened.stops if end < len(ids) - 1]
+        for end in [*ends, len(ids) - 1]:
+            self.compute(opened, ids[:end])
+        return opened
+
+    def compute(self, opened: Opened, ids: Sequence[int]) -> None:
+        chunk = ids[len(opened.strand.tokens) :]
+        opened.strand.caches[0].feed(chunk)
+        self.cache.grew(opened.strand, chunk, keep_state=len(ids) in opened.stops)
+        self.cache.check_integrity()
+
+    def end(self, opened: Opened, tokens: Sequence[int]) -> None:
+        """`tokens` is the prompt and the reply."""
+        opened.strand.caches[0].feed(tokens[len(opened.strand.tokens) :])
+        self.cache.close(opened.strand, opened.strand.caches, tokens)
+        self.cache.check_integrity()
+
+    def serve(self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = ()) -> int:
+        """Returns how many tokens were known."""
+        lookups = self.metrics.reused_tokens
+        self.end(self.begin(ids, boundaries), [*ids, *reply])
+        return self.metrics.reused_tokens - lookups
+
+    @property
+    def metrics(self) -> CacheMetrics:
+        return self.cache._metrics
+
+
+PROMPT = tuple(range(10, 29))
+REPLY = (1, 2, 3)
+EVERYTHING = len(PROMPT) + len(REPLY)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_next_turn_gets_the_very_caches_of_the_last_one(kind):
+    desk = Desk(kind)
+    first = desk.begin(PROMPT)
+    caches = first.strand.caches
+    desk.end(first, [*PROMPT, *REPLY])
+    second = desk.cache.open((*PROMPT, *REPLY, 5, 6), b"", ())
+    assert second.strand.caches is caches
+    assert second.strand.tokens == [*PROMPT, *REPLY]
+    assert (desk.metrics.lookups, desk.metrics.hits, desk.metrics.handed_over) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_fork_gets_a_copy_and_leaves_the_other_conversation_its_caches(kind):
+    desk = Desk(kind)
+    first = desk.begin(PROMPT, boundaries=(12, 18))
+    desk.end(first, [*PROMPT, *REPLY])
+    fork = desk.begin((*PROMPT[:15], 5, 6))
+    assert fork.strand.caches is not first.strand.caches
+    desk.end(fork, [*PROMPT[:15], 5, 6])
+    assert desk.cache.open((*PROMPT, *REPLY, 7), b"", ()).strand.caches is first.strand.caches
+
+
+def test_what_two_conversations_share_is_stored_once():
+    desk = Desk()
+    desk.serve(PROMPT)
+    alone = desk.cache.stored_bytes
+    for last in range(5):
+        assert desk.serve((*PROMPT[:16], last)) == 16
+    assert desk.cache.stored_bytes == alone + 5 * BYTES_OF_A_TOKEN
+    assert desk.serve(PROMPT[:17]) == 16
+    assert desk.cache.stored_bytes == alone + 5 * BYTES_OF_A_TOKEN
+
+
+def test_a_prompt_is_found_again_to_the_token_and_not_by_another_salt():
+    desk = Desk()
+    desk.serve(PROMPT)
+    assert desk.serve((*PROMPT[:14], 5)) == 14
+    assert desk.cache.open(PROMPT, b"other", ()).strand.tokens == []
+
+
+def test_a_second_row_gets_what_the_first_one_has_computed_so_far():
+    desk = Desk()
+    first = desk.cache.open(PROMPT, b"", ())
+    desk.compute(first, PROMPT[:11])
+    second = desk.cache.open(PROMPT, b"", ())
+    assert second.strand.tokens == list(PROMPT[:11])
+    assert second.strand.caches is not first.strand.caches
+    desk.compute(second, PROMPT)
+    desk.end(first, PROMPT[:11])
+    desk.end(second, PROMPT)
+    assert desk.serve((*PROMPT, 1)) == len(PROMPT)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_was_given_up_is_handed_over_to_who_asks_again(kind):
+    desk = Desk(kind)
+    gone = desk.cache.open(PROMPT, b"", (18,))
+    desk.compute(gone, PROMPT[:11])
+    desk.end(gone, PROMPT[:11])
+    again = desk.cache.open(PROMPT, b"", (18,))
+    assert again.strand.caches is gone.strand.caches
+    assert again.strand.tokens == list(PROMPT[:11])
+
+
+def test_an_answer_that_is_replaced_by_another_leaves_nothing_behind():
+    desk = Desk()
+    desk.serve(PROMPT, REPLY)
+    alone = desk.cache.stored_bytes
+    for reply in ((7, 7, 7), (8, 8, 8)):
+        assert desk.serve(PROMPT, reply) == len(PROMPT) - 1
+    assert desk.cache.stored_bytes == alone
+    assert desk.metrics.handed_over == 2
+
+
+def test_a_last_message_without_anything_behind_it_is_no_reply():
+    desk = Desk()
+    desk.serve(PROMPT, boundaries=(9, len(PROMPT)))
+    assert desk.serve((*PROMPT[:15], 5), boundaries=(9, 16)) == 15
+    assert desk.metrics.handed_over == 0
+    assert desk.serve((*PROMPT, 5), boundaries=(9, 20)) == len(PROMPT)
+
+
+def test_what_others_build_on_outlives_the_strand_that_held_it():
+    desk = Desk()
+    desk.serve(PROMPT[:6], PROMPT[6:])  # a short prompt with a long reply
+    fork = desk.begin((*PROMPT[:16], 5))  # goes along with all of the reply
+    again = desk.begin((*PROMPT[:6], 9))  # takes the strand, and says something else
+    assert again.strand.caches[0].holds((*PROMPT[:6],))
+    desk.end(fork, (*PROMPT[:16], 5))
+    assert desk.serve((*PROMPT[:16], 5, 5)) == 17
+
+
+# ------------------------------------------------------------------------------------------------- with state
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_with_state_a_prompt_goes_on_from_the_ends_of_its_messages(kind):
+    desk = Desk(kind)
+    desk.serve(PROMPT, REPLY, boundaries=(9, 13, 18))
+    assert desk.serve((*PROMPT[:15], 5)) == 9, "the first and the last message keep theirs"
+    assert desk.serve((*PROMPT[:18], 5)) == 18
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_where_two_conversations_went_apart_a_third_one_goes_on(kind):
+    desk = Desk(kind)
+    desk.serve(PROMPT, boundaries=(5, 13, 18))
+    assert desk.serve((*PROMPT[:16], 5, 5), boundaries=(5, 13, 17)) == 5
+    assert desk.serve((*PROMPT[:16], 6, 6), boundaries=(5, 13, 17)) == 13
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_conversations_that_begin_alike_keep_their_own_state(kind):
+    """As many as there are: they do not count as one long conversation."""
+    desk = Desk(kind)
+    for agent in range(12):
+        ids = (*PROMPT[:9], 100 + agent, *[agent] * 20)
+        desk.end(desk.begin(ids, boundaries=(9, 29)), ids)
+    for agent in range(12):
+        ids = (*PROMPT[:9], 100 + agent, *[agent] * 20)
+        assert len(desk.cache.open((*ids, 5), b"", ()).strand.tokens) == len(ids)
+
+
+# --------------------------------------------------------------------------------------------- what is let go
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_budget_is_kept_and_the_oldest_goes_first(kind):
+    desk = Desk(kind, budget=400)
+    prompts = [tuple(range(100 * n, 100 * n + 12)) for n in range(1, 8)]
+    for ids in prompts:
+        desk.serve(ids)
+        assert desk.cache.stored_bytes <= 400
+    assert desk.metrics.evictions > 0
+    assert desk.serve((*prompts[-1], 5)) == 12
+    assert desk.serve((*prompts[0], 5)) == 0
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_an_old_conversation_leaves_when_its_caches_go_is_as_old_as_it_was(kind):
+    desk = Desk(kind)
+    for n in range(1, 11):
+        desk.serve(range(100 * n, 100 * n + 11))
+    oldest = desk.cache._strands[0]
+    desk.cache._dissolve(oldest)
+    left = [*oldest.path, *oldest.end_page.children.values(), *desk.cache._checkpoints]
+    assert {one.last_used for one in left} == {1}
+
+
+def test_two_things_that_go_together_are_not_let_go_twice():
+    """A short page that waits to go, and the strand beside it, which hands it in again."""
+    desk = Desk()
+    desk.serve(range(8), (1, 1))
+    desk.serve((*range(8), 2, 2))
+    desk.serve((*range(8), 1, 1, 1))
+    desk.cache._budget = 0
+    desk.cache.shrink()
+    desk.cache.check_integrity()
+    assert desk.cache.stored_bytes == 0
+    assert list(desk.cache._tree.pages()) == []
+
+
+def test_what_runs_is_never_let_go():
+    desk = Desk(budget=0)
+    rows = [desk.begin((*PROMPT, last)) for last in range(3)]
+    assert [len(row.strand.tokens) for row in rows] == [19, 19, 19]
+    assert all(row.strand.caches[0].holds(PROMPT) for row in rows)
+    for last, row in enumerate(rows):
+        desk.end(row, (*PROMPT, last))
+    assert desk.cache.stored_bytes == 0
+    assert desk.serve(PROMPT) == 0
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_failed_is_never_used(kind):
+    desk = Desk(kind)
+    failed = desk.begin(PROMPT, boundaries=(12,))
+    desk.cache.discard(failed.strand)
+    desk.cache.check_integrity()
+    again = desk.cache.open(PROMPT, b"", (12,))
+    assert again.strand.tokens == []
+    desk.compute(again, PROMPT[:12])
+    desk.end(again, PROMPT)
+    assert desk.serve((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_what_others_computed_behind_a_failed_row_is_used_once_it_is_reached():
+    desk = Desk()
+    failed = desk.begin((*PROMPT[:10],))
+    beside = desk.begin(PROMPT)
+    desk.end(beside, PROMPT)
+    desk.cache.discard(failed.strand)
+    desk.cache.check_integrity()
+    for ids in ((*PROMPT[:10], 1), (*PROMPT[:3], 1)):
+        assert desk.serve(ids) < len(ids)
+    assert desk.serve(PROMPT[:12]) == 11
+    assert desk.serve((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_pages_of_a_failed_row_go_to_who_holds_them_too():
+    desk = Desk()
+    failed, beside = desk.begin(PROMPT), desk.begin(PROMPT)
+    desk.cache.discard(failed.strand)
+    desk.cache.check_integrity()
+    assert len(desk.cache.open((*PROMPT, 1), b"", ()).strand.tokens) == len(PROMPT) - 1
+    desk.cache.discard(beside.strand)
+    desk.cache.check_integrity()
+
+
+@pytest.mark.parametrize("copies", range(8))
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_copy_that_fails_costs_its_strand_and_nothing_else(kind, copies):
+    desk = Desk(kind)
+    desk.serve(PROMPT)
+    desk.serve((*PROMPT[:16], 1, 1, 1, 1, 1), boundaries=(16,))
+    forks = [desk.begin((*PROMPT[:16], 2, *[last] * 9)) for last in range(2)]
+    desk.layers.fails_after = copies
+    for fork in forks:
+        with suppress(OutOfMemory):
+            desk.cache.close(fork.strand, fork.strand.caches, fork.strand.tokens)
+    with suppress(OutOfMemory):
+        desk.cache.discard(desk.cache.open((*PROMPT[:9], 1), b"", ()).strand)
+    desk.layers.fails_after = None
+    desk.cache.check_integrity()
+    assert all(not strand.is_live for strand in desk.cache._strands)
+    desk.serve(PROMPT)
+    assert desk.serve((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_without_a_cache_nothing_is_ever_given_back():
+    none = NoReuse(FakeLayers())
+    for _ in range(3):
+        opened = none.open(PROMPT, b"", (5,))
+        assert (opened.strand.tokens, opened.stops) == ([], ())
+        assert opened.strand.caches[0].holds(())
+        opened.strand.caches[0].feed(PROMPT)
+        none.grew(opened.strand, PROMPT, keep_state=True)
+        none.close(opened.strand, opened.strand.caches, PROMPT)

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from start_llm.cache.pages import PageTree, Strand
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Prefilling, Text
 from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
@@ -23,6 +24,11 @@ GREEDY = Sampling(temperature=0)
 
 def job(prompt: Sequence[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any) -> Job:
     return Job(prompt=ModelTokens(tuple(prompt)), max_tokens=max_tokens, sampling=sampling, **more)
+
+
+def strand_of(caches: list[Any]) -> Strand:
+    """What a row gets where nothing is reused."""
+    return Strand(caches, PageTree(1).root(b""))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from start_llm.engine.batch import Batch, Decoder, Solo
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
-from tests.engine.harness import Breakdown, FailsOnce, Wrapped, job
+from tests.engine.harness import Breakdown, FailsOnce, Wrapped, job, strand_of
 from tests.ties import Tally, greedy_reference
 
 PROMPTS = [tuple(range(3, 30)), tuple(range(400, 431)), (9, 8, 7, 6)]
@@ -39,7 +39,7 @@ def resting_row(machinery, prompt, **options: Any) -> Row:
     if len(prompt) > 1:
         machinery.network(mx.array([prompt[:-1]]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    return Row(generation, reply, cache)
+    return Row(generation, reply, strand_of(cache))
 
 
 def accept(sampled: list[Sampled]) -> None:

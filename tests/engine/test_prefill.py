@@ -16,7 +16,7 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.prefill import ChunkPacer, Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row
-from tests.engine.harness import Breakdown, FailsOnce, Stepper, Wrapped, job
+from tests.engine.harness import Breakdown, FailsOnce, Stepper, Wrapped, job, strand_of
 
 LONGEST_S = 0.3
 Cost = Callable[[int, int], float]
@@ -122,7 +122,7 @@ def test_a_chunk_always_has_tokens_and_never_too_many(measured):
 def prefill_of(machinery, prompt: Sequence[int], network=None) -> Prefill:
     generation = Generation(job(prompt))
     reply = ReplyWriter(generation.job, machinery.token_bytes, machinery.end_tokens)
-    row = Row(generation, reply, make_prompt_cache(machinery.network))
+    row = Row(generation, reply, strand_of(make_prompt_cache(machinery.network)))
     return Prefill(network or machinery.network, row, ChunkPacer())
 
 

@@ -21,7 +21,7 @@ from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
 from start_llm.service import Service
 from start_llm.settings import Settings
-from start_llm.telemetry.metrics import EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 
 
@@ -94,6 +94,13 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
             metrics=requests,
             terminal=Terminal(io.StringIO()),
         ),
-        status=Status(card=card, batch=4, requests=requests, engine=metrics, engine_is_alive=engine.is_alive),
+        status=Status(
+            card=card,
+            batch=4,
+            requests=requests,
+            engine=metrics,
+            cache=CacheMetrics(),
+            engine_is_alive=engine.is_alive,
+        ),
         model=ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes),
     )

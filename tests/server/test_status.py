@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,8 @@ def test_health_is_503_and_requests_are_500_once_the_engine_has_ended(endless_mo
 
 SECTIONS = {
     "server": {"owner", "model", "started_at"},
-    "prompt_cache": {"entries", "bytes", "max_bytes", "hits", "misses"},
+    "prompt_cache": {"entries", "bytes", "max_bytes", "hits", "misses", "checkpoints", "strands"}
+    | {"computed_tokens", "reused_tokens", "handed_over", "evictions"},
     "response_store": {"entries", "bytes", "max_bytes", "ttl_ms"},
     "kv_quant": {"mode", "layers", "attention"},
     "admission": {"max_safe_context", "memory_budget_bytes", "usable_bytes", "weights_bytes"},
@@ -62,7 +64,7 @@ def test_stats_has_every_key_that_clients_know(scripted: Server, scripted_model:
 
 def test_stats_is_null_where_nothing_is_built_yet(scripted: Server):
     answer = stats(scripted.port)
-    for section in ("prompt_cache", "response_store", "kv_quant"):
+    for section in ("response_store", "kv_quant"):
         assert set(answer[section].values()) == {None}
 
 
@@ -70,7 +72,7 @@ def test_stats_counts_requests_and_tokens(scripted: Server):
     with Client(scripted.port) as client:  # one connection: the next request sees the end of the one before
         before = client.ask("GET", "/stats").json
         usage = client.ask("POST", CHAT, HELLO).json["usage"]
-        client.ask("POST", CHAT, HELLO | {"max_tokens": 2})
+        again = client.ask("POST", CHAT, HELLO | {"max_tokens": 2}).json["usage"]
         after = client.ask("GET", "/stats").json
     endings = Counter(after["requests"]["endings"]) - Counter(before["requests"]["endings"])
     assert endings == {"stop": 1, "length": 1}
@@ -81,9 +83,41 @@ def test_stats_counts_requests_and_tokens(scripted: Server):
     assert grown == {
         "prompt_tokens": 2 * usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"] + 2,
-        "cached_tokens": 0,
+        "cached_tokens": cached_tokens(usage) + cached_tokens(again),
         "in_flight": 0,
     }
+    assert cached_tokens(again) == again["prompt_tokens"] - 1, "all but the token that a reply begins with"
+
+
+def cached_tokens(usage: dict[str, Any]) -> int:
+    return usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
+    prompt = {"prompt": list(range(600)), "max_tokens": 2}
+    with serving(endless_model) as server:
+        empty = stats(server.port)["prompt_cache"]
+        server.post(TEXT, prompt)
+        once = stats(server.port)["prompt_cache"]
+        server.post(TEXT, prompt)
+        twice = stats(server.port)["prompt_cache"]
+    assert empty["max_bytes"] > 10**6
+    assert {empty[name] for name in empty.keys() - {"max_bytes"}} == {0}
+    assert (once["entries"], once["strands"], once["misses"], once["hits"]) == (2, 1, 1, 0)
+    assert 600 * 1000 < once["bytes"] < once["max_bytes"]
+    assert (once["computed_tokens"], once["reused_tokens"]) == (599, 0)
+    assert (twice["misses"], twice["hits"], twice["handed_over"]) == (1, 1, 1)
+    assert (twice["computed_tokens"], twice["reused_tokens"]) == (599, 599)
+    assert twice["bytes"] == once["bytes"]
+
+
+def test_stats_without_a_cache_counts_none(endless_model: Path):
+    with serving(endless_model, prompt_cache=False) as server:
+        for _ in range(2):
+            server.post(TEXT, {"prompt": list(range(100)), "max_tokens": 2})
+        cache = stats(server.port)["prompt_cache"]
+    assert cache.pop("computed_tokens") == 2 * 99
+    assert set(cache.values()) == {0}
 
 
 def test_refused_requests_are_in_no_count(scripted: Server):

@@ -1,0 +1,215 @@
+"""The longest restore is found, with the least copying, and never more than the prompt has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
+from start_llm.cache.plan import Plan, Source, plan_restore
+from tests.cache.fakes import FakeCut, FakeState
+
+SIZE = 4
+LONG = tuple(range(100, 118))
+"""Four full pages, and two tokens."""
+
+
+class Stored:
+    """A tree with things put into it by hand."""
+
+    def __init__(self) -> None:
+        self.tree = PageTree(SIZE)
+        self.root = self.tree.root(b"")
+
+    def pages(self, tokens: Sequence[int], holder: Strand | None = None) -> list[Page]:
+        """The pages of these tokens, in arrays of their own or in a strand; the last may be short."""
+        path: list[Page] = []
+        page = self.root
+        for start in range(0, len(tokens), SIZE):
+            part = tuple(tokens[start : start + SIZE])
+            page = self.tree.insert(page, part, holder or FakeCut(part), now=1)
+            path.append(page)
+        return path
+
+    def strand(self, tokens: Sequence[int], *, live: bool = False, shared_to: int | None = None) -> Strand:
+        """A strand that holds all of its pages which nobody else holds."""
+        strand = Strand([], self.root, list(tokens), is_live=live)
+        strand.path = self.pages(tokens[: len(tokens) // SIZE * SIZE], strand)
+        strand.shared_to = len(tokens) if shared_to is None else shared_to
+        strand.end_page.strands.append(strand)
+        return strand
+
+    def checkpoint(self, tokens: Sequence[int]) -> Checkpoint:
+        """State behind these tokens. Their full pages have to be there."""
+        path = self.tree.match(self.root, tokens)
+        page = path[-1] if path else self.root
+        tail = tuple(tokens[page.end :])
+        assert len(tail) < SIZE
+        checkpoint = Checkpoint(page, tail, FakeState(1), FakeCut(tail) if tail else None, 1)
+        page.checkpoints.append(checkpoint)
+        return checkpoint
+
+    def plan(self, ids: Sequence[int], *, has_state: bool = False) -> Plan:
+        return plan_restore(self.tree, self.root, tuple(ids), has_state=has_state)
+
+
+@pytest.fixture
+def stored() -> Stored:
+    return Stored()
+
+
+def spans(plan: Plan) -> list[tuple[int, int]]:
+    return [(source.start, source.end) for source in plan.sources]
+
+
+# --------------------------------------------------------------------------------------------------- no state
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_nothing_is_known_of_a_new_prompt(stored, has_state):
+    stored.strand(LONG)
+    for ids in ((1,), (1, 2), (1, *LONG), LONG[:1]):
+        assert stored.plan(ids, has_state=has_state) == Plan()
+
+
+@pytest.mark.parametrize("length", [2, 5, 8, 9, 13, 16, 18])
+def test_pages_are_restored_to_the_exact_token_but_for_the_last(stored, length):
+    path = stored.pages(LONG)
+    plan = stored.plan(LONG[:length])
+    assert plan.length == length - 1
+    assert plan.path == tuple(path[: (length - 1) // SIZE])
+    assert [token for source in plan.sources for token in range(source.start, source.end)] == list(
+        range(length - 1)
+    )
+    assert plan.hand_over is plan.checkpoint is None
+
+
+def test_the_part_of_a_page_in_front_of_a_difference_is_used(stored):
+    stored.pages(LONG)
+    plan = stored.plan((*LONG[:11], 7, 7, 7))
+    assert (plan.length, len(plan.path)) == (11, 2)
+    assert spans(plan) == [(0, 4), (4, 8), (8, 11)]
+
+
+def test_a_short_page_is_used_and_goes_no_further_than_it_says(stored):
+    stored.pages(LONG)
+    assert stored.plan((*LONG, 7, 7)).length == 18
+
+
+def test_a_page_that_is_lost_is_not_used_as_a_whole_or_in_part(stored):
+    path = stored.pages(LONG)
+    stored.tree.hold(path[2], None)
+    for ids in (LONG, (*LONG[:11], 7, 7)):
+        plan = stored.plan(ids)
+        assert (plan.length, plan.path) == (8, tuple(path[:2]))
+
+
+def test_the_longest_of_several_ways_on_is_taken(stored):
+    stored.pages((*LONG[:9], 7, 7, 7))
+    stored.strand((*LONG[:11],), live=True)
+    stored.pages((*LONG[:10], 8, 8))
+    plan = stored.plan(LONG)
+    assert plan.length == 11
+    assert isinstance(plan.sources[-1].holder, Strand)
+
+
+def test_a_running_row_is_copied_and_never_handed_over(stored):
+    strand = stored.strand(LONG, live=True, shared_to=0)
+    plan = stored.plan((*LONG, 1))
+    assert plan.length == 18
+    assert plan.hand_over is None
+    assert plan.sources == (Source(strand, 0, 18),), "what lies in one place is copied at once"
+
+
+@pytest.mark.parametrize(
+    ("ids", "length"), [((*LONG, 1), 18), (LONG, 17), ((*LONG[:14], 1), 14), ((*LONG[:16], 1), 16)]
+)
+def test_a_resting_strand_is_handed_over_if_only_its_reply_is_lost(stored, ids, length):
+    strand = stored.strand(LONG, shared_to=14)
+    plan = stored.plan(ids)
+    assert plan.hand_over is strand
+    assert (plan.length, plan.sources) == (length, ())
+    assert plan.path == tuple(strand.path[: length // SIZE])
+
+
+def test_a_resting_strand_is_copied_where_a_prompt_goes_another_way_before_its_end(stored):
+    strand = stored.strand(LONG, shared_to=14)
+    plan = stored.plan((*LONG[:13], 1))
+    assert plan.hand_over is None
+    assert plan.sources == (Source(strand, 0, 13),)
+
+
+def test_a_strand_is_handed_over_although_others_hold_some_of_its_pages(stored):
+    stored.pages(LONG[:8])
+    strand = stored.strand(LONG, shared_to=14)
+    assert stored.plan((*LONG, 1)).hand_over is strand
+
+
+def test_a_copy_joins_what_lies_in_a_strand_and_takes_the_rest_page_by_page(stored):
+    first, second = stored.pages(LONG[:8])
+    strand = stored.strand(LONG, live=True)
+    plan = stored.plan((*LONG, 1))
+    assert plan.sources == (Source(first, 0, 4), Source(second, 4, 8), Source(strand, 8, 18))
+
+
+# ------------------------------------------------------------------------------------------------- with state
+
+
+def test_with_state_pages_alone_are_no_place_to_go_on(stored):
+    stored.pages(LONG)
+    stored.strand(LONG, live=True)
+    assert stored.plan((*LONG, 1), has_state=True) == Plan()
+
+
+def test_the_deepest_checkpoint_within_the_prompt_counts(stored):
+    path = stored.pages(LONG[:16])
+    for length in (3, 8, 10, 11, 16):
+        stored.checkpoint(LONG[:length])
+    stored.checkpoint((*LONG[:12], 1))
+    found = [stored.plan(LONG[:length], has_state=True) for length in range(2, 19)]
+    assert [plan.length for plan in found] == [0, 0, *[3] * 5, 8, 8, 10, *[11] * 5, 16, 16]
+    for plan in found[2:]:
+        assert plan.checkpoint
+        assert plan.checkpoint.position == plan.length
+        assert plan.path == tuple(path[: plan.length // SIZE])
+        assert sum(source.end - source.start for source in plan.sources) == plan.length
+    assert stored.plan((*LONG[:12], 1, 1), has_state=True).length == 13
+
+
+def test_a_checkpoint_is_not_used_behind_a_lost_page(stored):
+    path = stored.pages(LONG[:16])
+    stored.checkpoint(LONG[:6])
+    stored.checkpoint(LONG)
+    stored.tree.hold(path[2], None)
+    assert stored.plan((*LONG, 1), has_state=True).length == 6
+
+
+def test_with_state_a_strand_is_handed_over_where_it_ends(stored):
+    strand = stored.strand(LONG, shared_to=14)
+    stored.checkpoint(LONG[:14])
+    plan = stored.plan((*LONG, 1), has_state=True)
+    assert (plan.length, plan.hand_over, plan.checkpoint) == (18, strand, None)
+
+
+def test_with_state_a_strand_that_goes_on_is_put_back_to_a_checkpoint(stored):
+    strand = stored.strand(LONG, shared_to=14)
+    early, late = stored.checkpoint(LONG[:9]), stored.checkpoint(LONG[:14])
+    again = stored.plan(LONG, has_state=True)
+    assert (again.length, again.hand_over, again.checkpoint) == (14, strand, late)
+    edited = stored.plan((*LONG[:13], 1), has_state=True)
+    assert (edited.length, edited.hand_over, edited.checkpoint) == (9, None, early)
+    assert edited.sources == (Source(strand, 0, 8), Source(early, 8, 9))
+
+
+def test_of_a_strand_and_a_checkpoint_the_longer_one_counts(stored):
+    strand = stored.strand(LONG[:6])
+    assert stored.plan(LONG, has_state=True).hand_over is strand
+    checkpoint = stored.checkpoint(LONG[:7])
+    assert stored.plan(LONG, has_state=True).checkpoint is checkpoint
+
+
+def test_a_strand_that_ends_with_the_prompt_leaves_it_nothing_to_compute(stored):
+    stored.strand(LONG)
+    stored.checkpoint(LONG)
+    assert stored.plan(LONG, has_state=True) == Plan()

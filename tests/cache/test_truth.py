@@ -1,0 +1,331 @@
+"""An engine with a prompt cache says what one without says, whatever was asked before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generation_stream
+
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.events import Failed, Finished, Text
+from start_llm.engine.loop import Machinery
+from start_llm.models.loader import load
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.conftest import TinyModel
+from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, job
+from tests.ties import Reference, Tally
+
+FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
+"""Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""
+PAGE = 32
+PLENTY = 10**9
+ROUNDS = 24
+LONGEST = 420
+VOCABULARY = 1500
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def machinery(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Machinery:
+    """Replies are as long as they are asked to be."""
+    model = load(tiny_model(request.param, hidden=128, layers=2))
+    return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), most_rows=4, batches=True)
+
+
+@pytest.fixture(scope="module")
+def tally() -> Iterator[Tally]:
+    """Of all families together."""
+    whole = Tally()
+    yield whole
+    whole.assert_ties_are_rare()
+
+
+class Cached(Stepper):
+    """A loop with a prompt cache, whose order is checked after every step."""
+
+    def __init__(self, machinery: Machinery, budget: int = PLENTY, **changes: Any) -> None:
+        self.cached = CacheMetrics()
+        self.cache = PromptCache(
+            Layers(machinery.network), budget_bytes=budget, page_size=PAGE, metrics=self.cached
+        )
+        super().__init__(replace(machinery, cache=self.cache), **changes)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            super().step()
+            self.cache.check_integrity()
+
+    def say(self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = ()) -> Watched:
+        watched = self.submit(job(prompt, max_tokens, boundaries=boundaries))
+        self.finish(watched)
+        return watched
+
+
+def usage(watched: Watched) -> Any:
+    assert isinstance(watched.ending, Finished)
+    return watched.ending.usage
+
+
+def reference(plain: Stepper, prompt: tuple[int, ...], length: int) -> Reference:
+    """What an engine without a cache says, and by how much it was sure."""
+    watched = plain.submit(job(prompt, length, top_logprobs=2))
+    plain.finish(watched)
+    scored = [one.top for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
+    return Reference(tuple(watched.tokens), tuple(first.logprob - second.logprob for first, second in scored))
+
+
+def tokens(rng: random.Random, low: int, high: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high)))
+
+
+# ---------------------------------------------------------------------------------------------- conversations
+
+
+@dataclass(eq=False)
+class Turn:
+    """One request, and after how many steps its client loses patience."""
+
+    prompt: tuple[int, ...]
+    boundaries: tuple[int, ...]
+    length: int
+    patience: int | None
+    watched: Watched = field(init=False)
+
+
+@dataclass
+class Talkers:
+    """Clients that go on, branch off, edit, ask again and leave, with one system prompt or two."""
+
+    rng: random.Random
+    threads: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+
+    def turn(self) -> Turn:
+        prompt = (*self._base(), *tokens(self.rng, 1, 90))
+        inner = self.rng.sample(range(1, len(prompt)), min(len(prompt) - 1, self.rng.randint(0, 3)))
+        patience = self.rng.randint(1, 7) if self.rng.random() < 0.25 else None
+        return Turn(prompt, tuple(sorted(inner)), self.rng.randint(1, 9), patience)
+
+    def _base(self) -> tuple[int, ...]:
+        if len(self.threads) < 2:
+            self.threads.append(tokens(self.rng, 40, 150))
+        base = self.rng.choice(self.threads[-6:])
+        if len(base) > LONGEST:
+            return self.threads[0]
+        edited = base[: self.rng.randrange(len(base))]
+        return self.rng.choice([base, base, base, edited])
+
+    def heard(self, turn: Turn) -> None:
+        self.threads.append((*turn.prompt, *turn.watched.tokens))
+        if self.rng.random() < 0.3:
+            self.threads.append(turn.prompt)
+
+
+def talk(engine: Cached, talkers: Talkers) -> list[Turn]:
+    """One to three requests at once, not all in the same step, until every one has ended or was given up."""
+    turns = [talkers.turn() for _ in range(talkers.rng.choice([1, 1, 2, 3]))]
+    waiting, running = list(turns), []
+    for step in range(2000):
+        if waiting and (not running or talkers.rng.random() < 0.6):
+            running.append(waiting.pop(0))
+            turn = running[-1]
+            turn.watched = engine.submit(job(turn.prompt, turn.length, boundaries=turn.boundaries))
+            turn.patience = None if turn.patience is None else step + turn.patience
+        engine.step()
+        for turn in running:
+            if turn.patience is not None and step >= turn.patience:
+                turn.watched.generation.cancel()
+        running = [turn for turn in running if turn.watched.look() is not None and not is_over(turn)]
+        if not running and not waiting:
+            break
+    for turn in turns:
+        talkers.heard(turn)
+    return turns
+
+
+def is_over(turn: Turn) -> bool:
+    return turn.watched.generation.cancelled or turn.watched.ending is not None
+
+
+def memory_for(machinery: Machinery, length: int) -> int:
+    layers = Layers(machinery.network)
+    caches = layers.fresh()
+    machinery.network(mx.array([[7] * length]), cache=caches)
+    return layers.nbytes(caches)
+
+
+@pytest.mark.parametrize("room", [None, 300], ids=["plenty of memory", "memory for one prompt"])
+def test_random_conversations_are_what_they_are_without_a_cache(machinery, tally, room):
+    engine = Cached(machinery, PLENTY if room is None else memory_for(machinery, room))
+    plain = Stepper(machinery)
+    talkers = Talkers(random.Random(7))
+    turns = [turn for _ in range(ROUNDS) for turn in talk(engine, talkers)]
+    for turn in turns:
+        assert turn.watched.generation.cancelled or len(turn.watched.tokens) == turn.length
+        tally.compare(turn.watched.tokens, reference(plain, turn.prompt, turn.length))
+    assert engine.metrics.failures == 0
+    assert engine.cached.reused_tokens > engine.metrics.prefilled_tokens / (2 if room is None else 10)
+    assert (engine.cached.evictions > ROUNDS) == (room is not None)
+    assert any(turn.watched.generation.cancelled for turn in turns)
+    assert engine.cached.handed_over
+
+
+# ----------------------------------------------------------------------------------------- counts, and logits
+
+
+def counting(machinery: Machinery) -> tuple[Cached, list[int]]:
+    forwarded: list[int] = []
+    network = Wrapped(machinery.network, lambda shape: forwarded.append(shape[0] * shape[1]))
+    return Cached(machinery, network=network), forwarded
+
+
+def test_cached_tokens_are_those_that_were_not_computed(machinery):
+    """A reply of n tokens takes a step for the last token of its prompt, and one for each of its own."""
+    engine, forwarded = counting(machinery)
+    rng = random.Random(1)
+    system, prompt = tokens(rng, 60, 60), tokens(rng, 100, 100)
+    asked = [prompt, prompt, (*prompt, 5), prompt[:77], (*prompt[:50], 9, 9), (*system, 4), (*system, 5)]
+    for ids in asked:
+        forwarded.clear()
+        told = usage(engine.say(ids, 5, boundaries=(60, len(ids) - 3)))
+        assert told.prompt == len(ids)
+        assert told.prompt - 1 - told.cached == sum(forwarded) - 1 - 5
+
+
+def test_a_conversation_computes_only_what_is_new(machinery):
+    engine, rng = Cached(machinery), random.Random(2)
+    prompt = tokens(rng, 150, 150)
+    for turn in range(4):
+        watched = engine.say(prompt, 7)
+        told = usage(watched)
+        assert told.cached == (0 if turn == 0 else told.prompt - 20)
+        prompt = (*prompt, *watched.tokens, *tokens(rng, 20, 20))
+    assert engine.cached.handed_over == 3
+
+
+def test_a_prompt_that_is_asked_again_computes_what_is_behind_its_last_message(machinery):
+    engine, prompt = Cached(machinery), tokens(random.Random(3), 200, 200)
+    has_state = Layers(machinery.network).has_state
+    first = engine.say(prompt, 7, boundaries=(80, 190))
+    again = engine.say(prompt, 7, boundaries=(80, 190))
+    assert usage(again).cached == (190 if has_state else 199)
+    assert again.tokens == first.tokens
+
+
+def test_requests_that_start_together_compute_what_they_share_once(machinery, tally):
+    engine, rng = Cached(machinery), random.Random(4)
+    system = tokens(rng, 160, 160)
+    prompts = [(*system, *tokens(rng, 30, 30)) for _ in range(4)]
+    everyone = [engine.submit(job(prompt, 6, boundaries=(160, 189))) for prompt in prompts]
+    engine.finish(*everyone)
+    assert [usage(watched).cached for watched in everyone] == [0, 160, 160, 160]
+    plain = Stepper(machinery)
+    for watched, prompt in zip(everyone, prompts, strict=True):
+        tally.compare(watched.tokens, reference(plain, prompt, 6))
+
+
+def test_a_prompt_that_was_given_up_goes_on_where_it_was(machinery, tally):
+    engine, prompt = Cached(machinery), tokens(random.Random(5), 400, 400)
+    engine.say((1, 2, 3))
+    gone = engine.submit(job(prompt, 6, boundaries=(380,)))
+    engine.step_until(lambda: gone.progress)
+    computed = gone.progress[-1][0]
+    assert computed < 380
+    gone.generation.cancel()
+    engine.step()
+    assert engine.metrics.prefill is None
+    again = engine.say(prompt, 6, boundaries=(380,))
+    assert usage(again).cached == computed
+    assert engine.cached.handed_over == 1
+    tally.compare(again.tokens, reference(Stepper(machinery), prompt, 6))
+
+
+@pytest.mark.parametrize("concerns", ["a chunk", "a step"])
+def test_what_failed_is_computed_again(machinery, tally, concerns):
+    breaks = FailsOnce(lambda shape: (shape[1] == 1) == (concerns == "a step"), nth=3)
+    engine = Cached(machinery, network=Wrapped(machinery.network, breaks))
+    prompt = tokens(random.Random(6), 400, 400)
+    watched = engine.submit(job(prompt, 6, boundaries=(100,)))
+    engine.finish(watched)
+    assert isinstance(watched.ending, Failed)
+    tally.compare(engine.say(prompt, 6).tokens, reference(Stepper(machinery), prompt, 6))
+
+
+class FailingLayers(Layers):
+    """Raises in this method whenever `is_broken`."""
+
+    def __init__(self, network: Any, method: str) -> None:
+        super().__init__(network)
+        self.is_broken = False
+        working = getattr(self, method)
+
+        def sometimes(*arguments: Any) -> Any:
+            if self.is_broken:
+                raise Breakdown("broken on purpose")
+            return working(*arguments)
+
+        setattr(self, method, sometimes)
+
+
+@pytest.mark.parametrize("moment", ["it decodes", "it is computed"])
+def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(machinery, tally, moment):
+    engine, rng = Cached(machinery), random.Random(9)
+    engine.cache._layers = layers = FailingLayers(machinery.network, "settle")
+    prompts = [tokens(rng, 30, 30), tokens(rng, 40, 40)]
+    beside = [engine.submit(job(prompt, 30)) for prompt in prompts]
+    engine.step_until(lambda: all(watched.tokens for watched in beside))
+    leaving = engine.submit(job(tokens(rng, 400, 400), 30))
+    engine.step_until(lambda: leaving.tokens if moment == "it decodes" else leaving.progress)
+    leaving.generation.cancel()
+    layers.is_broken = True
+    engine.step()
+    layers.is_broken = False
+    assert (engine.metrics.failures, engine.metrics.active_rows, engine.metrics.prefill) == (1, 2, None)
+    engine.finish(*beside)
+    plain = Stepper(machinery)
+    for watched, prompt in zip(beside, prompts, strict=True):
+        tally.compare(watched.tokens, reference(plain, prompt, 30))
+
+
+@pytest.mark.parametrize("method", ["settle", "cut", "assemble"])
+def test_after_a_cache_has_failed_it_is_used_again(machinery, tally, method):
+    engine, prompt = Cached(machinery), tokens(random.Random(10), 200, 200)
+    engine.cache._layers = layers = FailingLayers(machinery.network, method)
+    engine.say(prompt, 4, boundaries=(60, 190))
+    for is_broken in (True, False):
+        layers.is_broken = is_broken
+        engine.say((*prompt[:70], 1, 1, 1), 4, boundaries=(60, 72))
+        engine.say((*prompt[:70], 2), 4, boundaries=(60,))
+    layers.is_broken = False
+    again = engine.say(prompt, 4, boundaries=(60, 190))
+    assert usage(again).cached > 0
+    tally.compare(again.tokens, reference(Stepper(machinery), prompt, 4))
+
+
+def test_restored_logits_are_the_computed_ones(machinery):
+    """All of them, not only the highest, from every kind of restore."""
+    network, rng = machinery.network, random.Random(8)
+    layers = Layers(network)
+    cache = PromptCache(layers, budget_bytes=PLENTY, page_size=PAGE, metrics=CacheMetrics())
+    known, reused = [tokens(rng, 300, 300)], 0
+    with mx.stream(generation_stream):
+        for _ in range(12):
+            base = rng.choice(known)
+            ids = (*base[: rng.choice([len(base), rng.randrange(150, 301)])], *tokens(rng, 1, 30))
+            opened = cache.open(ids, b"", (120, len(ids) - 1))
+            strand, done = opened.strand, len(opened.strand.tokens)
+            reused += done
+            for end in sorted({*opened.stops, *range(done + 64, len(ids) - 1, 64), len(ids) - 1} - {done}):
+                network(mx.array([ids[len(strand.tokens) : end]]), cache=strand.caches)
+                cache.grew(strand, ids[len(strand.tokens) : end], keep_state=end in opened.stops)
+            logits = network(mx.array([ids[-1:]]), cache=strand.caches)[0, -1]
+            computed = network(mx.array([ids]), cache=layers.fresh())[0, -1]
+            assert np.abs(np.array(logits) - np.array(computed)).max() < 1e-4
+            cache.close(strand, strand.caches, ids)
+            known.append(ids)
+    assert reused > 1000
