@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shlex
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm import __version__
+from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.core.family import Family
@@ -40,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "models" / "demo"
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 LOGS = ROOT / "logs"
+_SMALLEST_PAGE = 256
 _DRAIN_S = 1.5
 _STOP_S = 2.0
 
@@ -138,19 +141,20 @@ class App:
 
     def _prompt_cache(self, network: Any, footprint: Footprint) -> PromptCache | NoReuse:
         """Runs on the engine thread."""
-        layers = Layers(network)
+        layers = Layers(network, room=self._settings.initial_blocks * page_size(self._settings))
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._terminal.say(
                 f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache."
             )
         if layers.unknown or not self._settings.prompt_cache:
-            return NoReuse(layers)
-        self._cache_metrics.budget_bytes = cache_budget(self._settings, footprint)
+            return NoReuse(layers, self._cache_metrics)
+        limits = cache_limits(self._settings, footprint)
+        self._cache_metrics.budget_bytes = limits.budget_bytes
         return PromptCache(
             layers,
-            budget_bytes=self._cache_metrics.budget_bytes,
-            page_size=self._settings.page_size,
+            limits=limits,
+            page_size=page_size(self._settings),
             metrics=self._cache_metrics,
         )
 
@@ -235,6 +239,19 @@ def _size(count: int) -> str:
 
 def _cache_told(metrics: CacheMetrics) -> str:
     return f"up to {_size(metrics.budget_bytes)}" if metrics.budget_bytes else "off"
+
+
+def page_size(settings: Settings) -> int:
+    """Tokens of a page: as many blocks as make at least 256."""
+    return settings.block_size * math.ceil(_SMALLEST_PAGE / settings.block_size)
+
+
+def cache_limits(settings: Settings, footprint: Footprint) -> Limits:
+    return Limits(
+        budget_bytes=cache_budget(settings, footprint),
+        most_ends=settings.most_ends,
+        unused_s=settings.unused_s,
+    )
 
 
 def cache_budget(settings: Settings, footprint: Footprint) -> int:

@@ -31,6 +31,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--proxy-port": ("PROXY_PORT", "N"),
     "--batch": ("BATCH", "N"),
     "--hot-cache-max-size": ("PROMPT_CACHE_MAX_BYTES", "SIZE"),
+    "--initial-cache-blocks": ("INITIAL_CACHE_BLOCKS", "N"),
 }
 
 
@@ -52,7 +53,7 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
     """Serve until a signal comes. A second signal ends the process at once."""
     settings = settings_table.load(*sources)
     for row in settings_table.waiting_for_later(*sources):
-        terminal.say(f"{row.name} is set, but acts only from issue {row.issue} on.")
+        terminal.say(f"{row.name} is set, but acts {row.acts}.")
     _leave_on_signals()
     app = App(settings, terminal)
     app.start()

@@ -15,6 +15,8 @@ from start_llm.core.errors import SettingsError
 from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.sampling import RANGES, Range
 
+NEVER = "never"
+
 type Reader = Callable[[str], Any]
 """Text to value; raises ValueError if it cannot be one."""
 
@@ -89,7 +91,7 @@ class Row(NamedTuple):
 
     Attributes:
         default: as it would be written in `.env`; empty if there is none.
-        issue: the issue from which it acts; None: now.
+        issue: the issue from which it acts; None: now; NEVER: the choice that it gave is gone.
     """
 
     name: str
@@ -98,6 +100,13 @@ class Row(NamedTuple):
     help: str
     section: str
     issue: str | None = None
+
+    @property
+    def acts(self) -> str:
+        """When it does."""
+        if self.issue is None:
+            return "now"
+        return NEVER if self.issue == NEVER else f"from issue {self.issue} on"
 
 
 def _variable(name: str, kind: Kind, default: Any, help: str, section: str, shown: str | None = None) -> Any:  # noqa: A002
@@ -196,13 +205,30 @@ class Settings:
     )  # fmt: skip
     cache_bytes: int | float = _variable(
         "PROMPT_CACHE_MAX_BYTES", _BYTES, 0.5,
-        "Memory for everything computed that no running request holds. --hot-cache-max-size says the same.",
+        "Memory for everything computed, what running requests hold included: those are never cut short, the "
+        "rest gives way to them. --hot-cache-max-size says the same.",
         _PROMPT_CACHE, shown="50%",
     )  # fmt: skip
-    page_size: int = _variable(
-        "PROMPT_CACHE_BLOCK_SIZE", _integer(64, 4096), 256,
-        "Tokens of a page. Prompts are matched to the token whatever it is; smaller pages are slower. The "
-        "first server had 16, which cuts 18 times slower.", _PROMPT_CACHE,
+    block_size: int = _variable(
+        "PROMPT_CACHE_BLOCK_SIZE", _integer(1, 4096), 256,
+        "Tokens of a block. Blocks are stored in pages of at least 256 tokens, as smaller arrays are slower "
+        "to cut; prompts are matched to the token whatever it is.", _PROMPT_CACHE,
+    )  # fmt: skip
+    initial_blocks: int = _variable(
+        "INITIAL_CACHE_BLOCKS", _integer(1, 65536), 1,
+        "Pages that the caches of a new conversation have room for, and by which they grow. More saves "
+        "copies while a prompt is computed, and costs memory. --initial-cache-blocks says the same.",
+        _PROMPT_CACHE,
+    )  # fmt: skip
+    most_ends: int | None = _variable(
+        "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", _integer(1, 1_000_000), None,
+        "Conversations kept; of more, those go that were not used for the longest time. Unset: as many as "
+        "there is memory for, and 24 once it is short.", _PROMPT_CACHE,
+    )  # fmt: skip
+    unused_s: float | None = _variable(
+        "PROMPT_CACHE_TTL_SECONDS", _number(Range(0, 10**9)), None,
+        "Age at which an unused conversation goes, with the next request; 0 = never. Unset: 1800, but only "
+        "once memory is short, so that a lunch break does not empty the cache.", _PROMPT_CACHE,
     )  # fmt: skip
     temperature: float | None = _variable(
         "DEFAULT_TEMPERATURE", _number(RANGES["temperature"]), None,
@@ -295,24 +321,20 @@ def _later(name: str, default: str, issue: str, section: str, help: str) -> Row:
 # Variables of the user's documents that this version does not read. Each moves up into Settings with the
 # issue that makes it act.
 LATER: tuple[Row, ...] = (
-    _later("KV_GROUP_SIZE", "64", "D", _KV,
+    _later("KV_GROUP_SIZE", "64", "later than I", _KV,
            "Group size of KV quantisation (uniform scheme)."),
-    _later("KV_BITS", "OFF", "D", _KV,
+    _later("KV_BITS", "OFF", "later than I", _KV,
            "Bits of KV quantisation: 4, 8 or OFF."),
-    _later("KV_QUANT_SCHEME", "uniform", "D", _KV,
+    _later("KV_QUANT_SCHEME", "uniform", "later than I", _KV,
            "uniform or turboquant."),
-    _later("QUANTIZED_KV_START", "5000", "D", _KV,
+    _later("QUANTIZED_KV_START", "5000", "later than I", _KV,
            "Token position at which KV quantisation begins."),
-    _later("PROMPT_CACHE_MAX_ENTRIES_GLOBAL", "24", "D", _PROMPT_CACHE,
-           "Conversation ends (leaves) kept; acts under memory pressure, or always if it is set."),
     _later("PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "2", "E", _PROMPT_CACHE,
            "Leaves kept for each session."),
-    _later("PROMPT_CACHE_TTL_SECONDS", "1800", "D", _PROMPT_CACHE,
-           "Age at which an unused leaf may go, 0 = never; acts like the number of leaves."),
     _later("PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", "1800", "E", _PROMPT_CACHE,
            "Age at which a session's transcript may go, 0 = never."),
-    _later("CACHE_USE_BLOCK_INDEX", "true", "D", _PROMPT_CACHE,
-           "Look pages up by chain hash. It was read and never applied before."),
+    _later("CACHE_USE_BLOCK_INDEX", "true", NEVER, _PROMPT_CACHE,
+           "Look pages up by chain hash. It was read and never applied before; now there is no other way."),
     _later("CACHE_CANONICALIZE_TOOL_CONTEXT", "true", "E", _PROMPT_CACHE,
            "Find conversations again although metadata in them drifts."),
     _later("CACHE_VLM_IMAGE_IDENTITY", "true", "later than I", _PROMPT_CACHE,
@@ -357,7 +379,7 @@ def as_env_file() -> str:
             lines += ["", f"# --- {section} ---"]
         lines += ["", f"# {row.help}"]
         if row.issue:
-            lines.append(f"# Not read yet: it acts from issue {row.issue} on.")
+            lines.append(f"# Not read: it acts {row.acts}.")
         lines.append(f"#{row.name}={row.default}")
     return "\n".join(lines) + "\n"
 
@@ -367,7 +389,6 @@ def as_markdown() -> str:
     lines = ["| Variable | Default | What it does in this design | Acts |", "|---|---|---|---|"]
     for row in all_rows():
         default = f"`{row.default}`" if row.default else "unset"
-        acts = f"from issue {row.issue}" if row.issue else "now"
         expected = "" if row.kind is _TEXT else f" Expects {row.kind.expected}."
-        lines.append(f"| `{row.name}` | {default} | {row.help}{expected} | {acts} |")
+        lines.append(f"| `{row.name}` | {default} | {row.help}{expected} | {row.acts} |")
     return "\n".join(lines) + "\n"

@@ -34,11 +34,14 @@ def _next_stride(position: int) -> int:
     return (position // _STRIDE + 1) * _STRIDE
 
 
-def superseded(newest: Checkpoint, bytes_per_token: float) -> Checkpoint | None:
+def superseded(newest: Checkpoint, bytes_per_token: float, *, are_few: bool) -> Checkpoint | None:
     """A checkpoint on the way to the newest one that is not worth its bytes; None if there is none.
 
-    One is worth keeping if it saves more tokens than its bytes are worth in KV, where there is any. Of too
-    many, the one that saves least goes. The first and the newest stay.
+    One is worth keeping if it saves more tokens than its bytes are worth in KV, where there is any. The first
+    and the newest stay.
+
+    Args:
+        are_few: whether a conversation has six at most. Of more, the one that saves least goes.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     inner = kept[1:-1]
@@ -47,7 +50,8 @@ def superseded(newest: Checkpoint, bytes_per_token: float) -> Checkpoint | None:
     saved = {id(one): one.position - before.position for before, one in zip(kept, inner, strict=False)}
     least = min(inner, key=lambda one: saved[id(one)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.nbytes and saved[id(least)] < _STRIDE
-    return least if is_poor or len(kept) > _MOST_OF_A_CONVERSATION else None
+    are_too_many = are_few and len(kept) > _MOST_OF_A_CONVERSATION
+    return least if is_poor or are_too_many else None
 
 
 def _on_the_way(newest: Checkpoint) -> Iterator[Checkpoint]:

@@ -1,16 +1,148 @@
-"""What goes first when memory is short."""
+"""What goes when memory is short, and when."""
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from start_llm.cache.pages import Checkpoint, Page, Strand
+from start_llm.cache.store import Store, Weight
+
+type Enough = Callable[[], bool]
+
+_MOST_ARRAYS = 250_000
+"""Metal fails for good at 499,000 live buffers; running rows and weights need theirs."""
+_SLACK = 0.05
+"""Share of the budget that is let go beyond what is needed, so that not every chunk looks for something."""
+_CHECKPOINTS_SHARE = 0.3
+_MOST_ENDS_UNDER_PRESSURE = 24
+_UNUSED_UNDER_PRESSURE_S = 1800.0
 
 
-def reluctance(*, length: int, uses: int, age: int) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the cache may keep.
+
+    Attributes:
+        budget_bytes: for everything that is kept, together with what running rows hold.
+        most_ends: conversations. None: as many as there is memory for; if it is short, 24.
+        unused_s: age at which a conversation goes, 0 for never. None: 1,800, if memory is short.
+        most_arrays: of everything that is kept, and of running rows.
+    """
+
+    budget_bytes: int
+    most_ends: int | None = None
+    unused_s: float | None = None
+    most_arrays: int = _MOST_ARRAYS
+
+
+class Evictor:
+    """Keeps a store within its limits. Whatever a running row stands on stays.
+
+    Attributes:
+        evicted: conversations, pages, checkpoints and strands that had to go.
+    """
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self.limits = limits
+        self.evicted = 0
+
+    def shrink(self, now: float, beside_bytes: int = 0) -> bool:
+        """Let go of what is beyond the limits. Returns whether anything went.
+
+        Args:
+            beside_bytes: held by running rows outside of their strands: in a batch.
+        """
+        before = self.evicted
+        live = self._store.live_weight + Weight(beside_bytes)
+        self._drop_worst_checkpoints(now)
+        if self.limits.unused_s:
+            self._drop_unused(now, self.limits.unused_s)
+        if self.limits.most_ends is not None:
+            self._drop_ends_beyond(self.limits.most_ends)
+        if self._is_beyond(live, slack=0):
+            self._relieve(now, live)
+        return self.evicted > before
+
+    def _relieve(self, now: float, live: Weight) -> None:
+        """Memory is short: first what is old, then what is beyond a number, then the worst of the rest."""
+        is_relieved = partial(self._is_within, live)
+        if self.limits.unused_s is None:
+            self._drop_unused(now, _UNUSED_UNDER_PRESSURE_S, is_relieved)
+        if self.limits.most_ends is None:
+            self._drop_ends_beyond(_MOST_ENDS_UNDER_PRESSURE, is_relieved)
+        self._drop_worst(now, is_relieved)
+
+    def _drop_unused(self, now: float, unused_s: float, is_enough: Enough = lambda: False) -> None:
+        for end in sorted(self._store.ends(), key=_last_used):
+            if now - _last_used(end) <= unused_s or is_enough():
+                return
+            self._drop_end(end, lambda page: now - page.last_used <= unused_s)
+
+    def _drop_ends_beyond(self, most: int, is_enough: Enough = lambda: False) -> None:
+        ends = sorted(self._store.ends(), key=_last_used)
+        for end in ends[: max(len(ends) - most, 0)]:
+            if is_enough():
+                return
+            self._drop_end(end, lambda _: False)
+
+    def _drop_end(self, end: Strand | Page, spare: Callable[[Page], bool]) -> None:
+        self._store.drop_end(end, spare)
+        self.evicted += 1
+
+    def _drop_worst_checkpoints(self, now: float) -> None:
+        """They have a share of the budget; the best one may exceed it alone."""
+        most = _CHECKPOINTS_SHARE * self.limits.budget_bytes
+        if self._store.checkpoint_weight.nbytes <= most:
+            return
+        worst_first = sorted(self._store.checkpoints, key=lambda one: _ranked(one, now))
+        for checkpoint in worst_first[:-1]:
+            if self._store.checkpoint_weight.nbytes <= most:
+                return
+            self._store.drop_checkpoint(checkpoint)
+            self.evicted += 1
+
+    def _drop_worst(self, now: float, is_enough: Enough) -> None:
+        heap = [_ranked(one, now) for one in self._store.all_that_may_go()]
+        heapq.heapify(heap)
+        while heap and not is_enough():
+            _, _, victim = heapq.heappop(heap)
+            # It may be there twice, or be gone with another one.
+            if self._store.may_go(victim):
+                for one in self._store.drop(victim):
+                    heapq.heappush(heap, _ranked(one, now))
+                self.evicted += 1
+
+    def _is_within(self, live: Weight) -> bool:
+        return not self._is_beyond(live, slack=_SLACK)
+
+    def _is_beyond(self, live: Weight, slack: float) -> bool:
+        held = self._store.weight + live
+        too_many = held.arrays > (1 - slack) * self.limits.most_arrays
+        return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
+
+
+def _last_used(end: Strand | Page) -> float:
+    checkpoints = end.checkpoints if isinstance(end, Page) else []
+    return max(end.last_used, *(one.last_used for one in checkpoints), 0)
+
+
+def _ranked(one: Strand | Checkpoint | Page, now: float) -> tuple[float, int, Strand | Checkpoint | Page]:
+    uses = one.uses if isinstance(one, Page) else 1
+    length = one.position if isinstance(one, Checkpoint) else len(one.tokens)
+    return reluctance(length=length, uses=uses, age=now - one.last_used), id(one), one
+
+
+def reluctance(*, length: int, uses: int, age: float) -> float:
     """The smaller, the sooner it goes: old, short and rarely used things before the others.
 
     Args:
         length: tokens that would have to be computed again, with everything in front of them kept.
         uses: times it was used.
-        age: ticks since it was used last.
+        age: seconds since it was used last.
     """
-    return math.sqrt(max(length, 1)) * math.log(1 + max(uses, 1)) / max(age, 1)
+    return math.sqrt(max(length, 1)) * math.log(1 + max(uses, 1)) / (1 + max(age, 0))

@@ -120,17 +120,23 @@ class State:
 class Layers:
     """The leaves of one network's caches.
 
+    Args:
+        room: tokens that fresh caches can take before they grow, and by which they grow then.
+
     Attributes:
         unknown: classes that no row describes; a network that has one is served without reuse.
         has_state: some leaves are whole, so a prompt can only be taken up where their state was kept.
+        has_recurrence: some leaves fold all tokens into one state, which is large.
         is_sliced: some leaves keep something for every token.
     """
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, room: int = 256) -> None:
         self._network = network
+        self._room = room
         kinds = [_kind_name(leaf) for leaf in _leaves(self.fresh())]
         self.unknown = sorted({kind for kind in kinds if kind not in _SLICED and kind not in _WHOLE})
         self.has_state = any(kind in _WHOLE for kind in kinds)
+        self.has_recurrence = "ArraysCache" in kinds
         self.is_sliced = any(kind in _SLICED for kind in kinds)
 
     def fresh(self) -> list[Any]:
@@ -138,7 +144,11 @@ class Layers:
         # Not at the top: `start_llm.models` has to be the first to import mlx_lm (lesson 2).
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
-        return make_prompt_cache(self._network)
+        caches = make_prompt_cache(self._network)
+        for leaf in _leaves(caches):
+            if type(leaf).__name__ in _SLICED:
+                leaf.step = self._room
+        return caches
 
     def settle(self, caches: Sequence[Any]) -> None:
         """Compute what is still lazy, and let go of larger arrays that leaves are slices of."""
@@ -162,6 +172,11 @@ class Layers:
         )
         mx.eval([array for leaf in cut.leaves for array in leaf])
         return cut
+
+    def take_apart(self, caches: Sequence[Any], spans: Sequence[tuple[int, int]]) -> list[Cut]:
+        """Copies of these spans of tokens. Leaf by leaf, the caches are emptied: little is there twice."""
+        columns = [_emptied(leaf, kind, spans) for leaf, kind in _sliced(caches)]
+        return [Cut(tuple(column[index] for column in columns)) for index in range(len(spans))]
 
     def state(self, caches: Sequence[Any]) -> State:
         """Copies of all whole leaves as they are now."""
@@ -209,9 +224,21 @@ class Layers:
         """Bytes of all leaves, unused room included."""
         return sum(leaf.nbytes for leaf in _leaves(caches) if not leaf.empty())
 
+    def arrays(self, caches: Sequence[Any]) -> int:
+        """How many arrays the caches are."""
+        return sum(len(_table_row(leaf).arrays(leaf)) for leaf in _leaves(caches) if not leaf.empty())
+
     def sliced_nbytes(self, caches: Sequence[Any]) -> int:
         """Bytes of the sliced leaves alone."""
         return sum(leaf.nbytes for leaf, _ in _sliced(caches) if not leaf.empty())
+
+
+def _emptied(leaf: Any, kind: _Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
+    arrays = kind.arrays(leaf)
+    parts = [tuple(mx.contiguous(array[..., start:end, :]) for array in arrays) for start, end in spans]
+    mx.eval(parts)
+    leaf.keys = leaf.values = None
+    return parts
 
 
 def _let_go(value: Any) -> Any:
@@ -234,6 +261,11 @@ def _kind_name(leaf: Any) -> str:
     """The class; a window that keeps its first tokens for good has no row."""
     name = type(leaf).__name__
     return f"{name}(keep={leaf.keep})" if getattr(leaf, "keep", 0) else name
+
+
+def _table_row(leaf: Any) -> _Sliced | _Whole:
+    name = _kind_name(leaf)
+    return _SLICED[name] if name in _SLICED else _WHOLE[name]
 
 
 def _sliced(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:

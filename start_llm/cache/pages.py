@@ -39,7 +39,9 @@ class Strand:
         path: the pages of these tokens, whoever holds them.
         is_live: a row is using the caches.
         shared_to: up to here the next turn will surely go along; behind it is the reply.
-        last_used: tick of the clock.
+        last_used: seconds on the cache's clock.
+        boundaries: ends of the prompt's messages.
+        prompt_length, known: tokens of the prompt, and how many of its beginning were ever computed before.
     """
 
     caches: list[Any]
@@ -48,7 +50,10 @@ class Strand:
     path: list[Page] = field(default_factory=list["Page"])
     is_live: bool = True
     shared_to: int = 0
-    last_used: int = 0
+    last_used: float = 0
+    boundaries: tuple[int, ...] = ()
+    prompt_length: int = 0
+    known: int = 0
 
     @property
     def end_page(self) -> Page:
@@ -64,7 +69,7 @@ class Checkpoint:
     tail: tuple[int, ...]
     state: Stored
     tail_cut: Stored | None
-    last_used: int
+    last_used: float
 
     @property
     def position(self) -> int:
@@ -87,6 +92,7 @@ class Page:
         key: hash over the salt and all tokens up to the end of this page.
         end: tokens up to the end of this page.
         holder: the arrays, or the strand in whose caches they lie. None: lost (and at the root, nothing).
+        by_first_token: the children again.
         strands: those whose last full page this is.
     """
 
@@ -95,9 +101,10 @@ class Page:
     tokens: tuple[int, ...]
     end: int
     holder: Stored | Strand | None
-    last_used: int = 0
+    last_used: float = 0
     uses: int = 1
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
+    by_first_token: dict[int, list[Page]] = field(default_factory=dict[int, "list[Page]"])
     checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
     strands: list[Strand] = field(default_factory=list[Strand])
 
@@ -109,6 +116,10 @@ class Page:
     def is_leaf(self) -> bool:
         return not (self.children or self.checkpoints or self.strands)
 
+    def beginning_like(self, tokens: Sequence[int]) -> Iterator[Page]:
+        """Children whose first token is that of `tokens`."""
+        yield from self.by_first_token.get(tokens[0], ()) if tokens else ()
+
 
 class PageTree:
     """Roots by salt; each a tree of pages of `page_size` tokens."""
@@ -116,8 +127,11 @@ class PageTree:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.own_bytes = 0
-        """Bytes of pages with arrays of their own."""
+        self.own_arrays = 0
+        """Bytes and arrays of pages that lie in no strand."""
         self.count = 0
+        self.rejected_keys = 0
+        """Candidates with the right key and other tokens."""
         self._roots: dict[bytes, Page] = {}
 
     def root(self, salt: bytes) -> Page:
@@ -132,30 +146,42 @@ class PageTree:
         path: list[Page] = []
         page = root
         while len(ids) - page.end >= self.page_size:
-            tokens = tuple(ids[page.end : page.end + self.page_size])
-            child = page.children.get(page_key(page.key, tokens))
-            if child is None or child.holder is None or child.tokens != tokens:
+            _, child = self._place(page, tuple(ids[page.end : page.end + self.page_size]))
+            if child is None or child.holder is None:
                 break
             path.append(child)
             page = child
         return path
 
-    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Stored | Strand, now: int) -> Page:
+    def _place(self, parent: Page, tokens: tuple[int, ...]) -> tuple[bytes, Page | None]:
+        """The page of these tokens behind `parent`, if there is one, and its key.
+
+        A key only finds a candidate. One with other tokens is passed over, by a key made from that one.
+        """
+        key = page_key(parent.key, tokens)
+        while (page := parent.children.get(key)) is not None and page.tokens != tokens:
+            self.rejected_keys += 1
+            key = page_key(key, tokens)
+        return key, page
+
+    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Stored | Strand, now: float) -> Page:
         """The page of `tokens` behind `parent`: the one that is there, or a new one of this holder.
 
         A shorter page that says nothing more goes.
         """
-        key = page_key(parent.key, tokens)
-        known = parent.children.get(key)
-        if known is not None and known.tokens == tokens:
+        key, known = self._place(parent, tokens)
+        if known is not None:
             known.last_used = now
             if known.holder is None:
                 self.hold(known, holder)
             return known
-        for short in [one for one in parent.children.values() if one.tokens == tokens[: len(one.tokens)]]:
+        for short in [
+            one for one in parent.beginning_like(tokens) if one.tokens == tokens[: len(one.tokens)]
+        ]:
             self.remove(short)
         page = Page(key, parent, tokens, parent.end + len(tokens), None, last_used=now)
         parent.children[key] = page
+        parent.by_first_token.setdefault(tokens[0], []).append(page)
         self.count += 1
         self.hold(page, holder)
         return page
@@ -165,6 +191,7 @@ class PageTree:
         for holds, sign in ((page.holder, -1), (holder, 1)):
             if holds is not None and not isinstance(holds, Strand):
                 self.own_bytes += sign * holds.nbytes
+                self.own_arrays += sign * holds.arrays
         page.holder = holder
 
     def remove(self, page: Page) -> Page:
@@ -177,9 +204,14 @@ class PageTree:
     def prune(self, page: Page) -> Page:
         """Forget this page and those in front of it, as far as they are lost and have nothing behind them."""
         while page.parent is not None and page.holder is None and page.is_leaf:
-            del page.parent.children[page.key]
+            parent = page.parent
+            del parent.children[page.key]
+            alike = parent.by_first_token[page.tokens[0]]
+            alike.remove(page)
+            if not alike:
+                del parent.by_first_token[page.tokens[0]]
             self.count -= 1
-            page = page.parent
+            page = parent
         return page
 
     def has(self, page: Page) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand, common_length
+from start_llm.cache.pages import Checkpoint, Page, Strand, common_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,16 @@ class Plan:
     checkpoint: Checkpoint | None = None
 
 
-def plan_restore(tree: PageTree, root: Page, ids: tuple[int, ...], *, has_state: bool) -> Plan:
-    """The longest restore that leaves at least one token to compute."""
+def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_state: bool) -> Plan:
+    """The longest restore that leaves at least one token to compute.
+
+    Args:
+        matched: the full pages that `ids[:-1]` begins with.
+    """
     usable = ids[:-1]
-    path = tree.match(root, usable)
     if has_state:
-        return _deepest_state(root, path, usable)
-    return _deepest_tokens(root, path, usable)
+        return _deepest_state(root, matched, usable)
+    return _deepest_tokens(root, matched, usable)
 
 
 def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
@@ -52,18 +55,19 @@ def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
     end = path[-1] if path else root
     rest = ids[end.end :]
     best = Source(end, end.end, end.end)
-    for holder, tokens in _behind(end):
+    for holder, tokens in _behind(end, rest):
         length = common_length(tokens[: len(rest)], rest[: len(tokens)])
         if length > best.end - best.start:
             best = Source(holder, end.end, end.end + length)
     return _plan(path, best, best.end, ids)
 
 
-def _behind(page: Page) -> Iterator[tuple[Page | Strand, tuple[int, ...]]]:
-    """What follows a page: strands that end before the next one is full, and the pages behind it."""
+def _behind(page: Page, rest: tuple[int, ...]) -> Iterator[tuple[Page | Strand, tuple[int, ...]]]:
+    """What follows a page and begins like `rest`: strands that end before the next one is full, and pages."""
     for strand in page.strands:
-        yield strand, tuple(strand.tokens[page.end :])
-    for child in page.children.values():
+        if strand.tokens[page.end : page.end + 1] == list(rest[:1]):
+            yield strand, tuple(strand.tokens[page.end :])
+    for child in page.beginning_like(rest):
         if child.holder is not None:
             yield child, child.tokens
 

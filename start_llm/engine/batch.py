@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -12,6 +13,8 @@ from start_llm.engine.sampling import greedy
 
 _STEPS_BETWEEN_CLEARS = 256
 _NO_LIMIT = 2**31 - 1
+_CHEAP_PADDING = 2048
+"""Tokens. The KV of so many is small beside the weights of any model."""
 
 
 class Held(NamedTuple):
@@ -124,12 +127,26 @@ class Batch:
             if uid in dictating:
                 running._next_tokens[place] = dictating[uid].dictated.popleft()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its caches, padding included."""
+        return int(self._generator.prompt_cache_nbytes)
+
     def close(self) -> None:
         self._generator.close()
 
 
+def fits(lengths: Sequence[int]) -> bool:
+    """Whether rows of these lengths, in tokens, may share a batch, which pads all to the longest.
+
+    Padding costs memory and time like tokens do; a second batch reads all weights again at every step.
+    """
+    padding = len(lengths) * max(lengths) - sum(lengths)
+    return padding <= max(sum(lengths) // 2, _CHEAP_PADDING)
+
+
 class Decoder:
-    """All rows that are being decoded: alone while there is one, in a batch once there are several.
+    """All rows that are being decoded: alone, or in batches with others of a similar length.
 
     Args:
         batches: whether the caches of this network can be merged; if not, rows take turns.
@@ -138,14 +155,20 @@ class Decoder:
     def __init__(self, network: Any, *, most_rows: int, batches: bool) -> None:
         self._network = network
         self._most_rows = most_rows
-        self._batches = batches
+        self._can_batch = batches
         self._resting: list[Row] = []
         self._solos: list[Solo] = []
-        self._batch = Batch(network, most_rows)
+        self._batches: list[Batch] = []
 
     @property
     def rows(self) -> list[Row]:
-        return [*self._resting, *(solo.row for solo in self._solos), *self._batch.rows]
+        batched = (row for batch in self._batches for row in batch.rows)
+        return [*self._resting, *(solo.row for solo in self._solos), *batched]
+
+    @property
+    def batched_bytes(self) -> int:
+        """Bytes of the caches of all batches, padding included."""
+        return sum(batch.nbytes for batch in self._batches)
 
     def add(self, row: Row) -> None:
         """Take a row that is at rest; it decodes from the next step on."""
@@ -159,37 +182,72 @@ class Decoder:
         if any(solo.row is row for solo in self._solos):
             self._solos = [solo for solo in self._solos if solo.row is not row]
             return Held(row.cache, len(row.tokens))
-        return self._batch.remove(row) or Held([], 0)
+        for batch in self._batches:
+            if held := batch.remove(row):
+                return held
+        return Held([], 0)
 
     def step(self) -> list[Sampled]:
-        if self._resting and self._solos and self._batches:
-            return self._settle_solos()
-        self._start_resting()
-        return [*self._batch.step(), *(solo.step() for solo in self._solos)]
+        """One token for each row, but for those that are on their way into a batch."""
+        self._close_empty_batches()
+        settled = self._settle_solos() if self._resting and self._can_batch else []
+        if not settled:
+            self._start_resting()
+        batched = (sampled for batch in self._batches for sampled in batch.step())
+        return [*settled, *batched, *(solo.step() for solo in self._solos)]
 
     def abandon(self) -> list[Row]:
         """Drop every row and start afresh, after a step that failed half way."""
         rows = self.rows
-        self._batch.close()
-        self._resting, self._solos, self._batch = [], [], Batch(self._network, self._most_rows)
+        self.close()
+        self._resting, self._solos, self._batches = [], [], []
         return rows
 
     def close(self) -> None:
-        self._batch.close()
+        # Each remembers the limit on wired memory that it has found: the first one, the original.
+        for batch in reversed(self._batches):
+            batch.close()
+
+    def _close_empty_batches(self) -> None:
+        """The first one stays, for the limit that it remembers."""
+        for batch in [batch for batch in self._batches[1:] if not len(batch)]:
+            self._batches.remove(batch)
+            batch.close()
 
     def _settle_solos(self) -> list[Sampled]:
-        """Bring lone rows to rest, so that they can join a batch with the newcomers."""
-        settled = [solo.release() for solo in self._solos]
-        self._resting = [*(solo.row for solo in self._solos), *self._resting]
-        self._solos = []
-        return settled
+        """Bring lone rows to rest that can share a batch with a newcomer."""
+        joining = [solo for solo in self._solos if any(_fit([solo.row, row]) for row in self._resting)]
+        sampled = [solo.release() for solo in joining]
+        self._resting = [*(solo.row for solo in joining), *self._resting]
+        self._solos = [solo for solo in self._solos if solo not in joining]
+        return sampled
 
     def _start_resting(self) -> None:
-        together = self._batches and len(self._batch) + len(self._resting) > 1
         while self._resting:
             # Only a row that has started leaves the list: if its start fails, `abandon` still finds it.
-            if together:
-                self._batch.add(self._resting[0])
-            else:
-                self._solos.append(Solo(self._network, self._resting[0]))
+            self._start(self._resting[0], self._resting[1:])
             del self._resting[0]
+
+    def _start(self, row: Row, others: list[Row]) -> None:
+        batch = self._batch_for(row, others) if self._can_batch else None
+        if batch is None:
+            self._solos.append(Solo(self._network, row))
+        else:
+            batch.add(row)
+
+    def _batch_for(self, row: Row, others: list[Row]) -> Batch | None:
+        """The first batch that has rows which the row fits; an empty one, if another row will follow."""
+        for batch in self._batches:
+            if len(batch) and _fit([*batch.rows, row]):
+                return batch
+        if not any(_fit([row, other]) for other in others):
+            return None
+        empty = next((batch for batch in self._batches if not len(batch)), None)
+        if empty is None:
+            empty = Batch(self._network, self._most_rows)
+            self._batches.append(empty)
+        return empty
+
+
+def _fit(rows: Sequence[Row]) -> bool:
+    return fits([len(row.tokens) for row in rows])

@@ -28,6 +28,7 @@ type Inbox = queue.SimpleQueue[Generation | None]
 
 
 STOPPING = "The server is stopping."
+_STEPS_BETWEEN_LOOKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class EngineLoop:
         self._pacer = ChunkPacer()
         self._allowance = 0
         self._cache = machinery.cache or NoReuse(Layers(machinery.network))
+        self._steps = 0
         self._starting: Generation | None = None
         self._opened: Strand | None = None
         self._prefill: Prefill | None = None
@@ -165,9 +167,18 @@ class EngineLoop:
             self._decoder.add(row)
 
     def _decode_step(self) -> None:
+        self._share_memory()
         for sampled in self._decoder.step():
             self._metrics.generated_tokens += 1
             self._guarded(partial(self._accept, sampled), partial(self._abandon_row, sampled.row))
+
+    def _share_memory(self) -> None:
+        """Let the cache give way to what rows hold in batches, and to what they have grown by."""
+        self._steps += 1
+        batched = self._decoder.batched_bytes
+        if batched != self._cache.beside_bytes or self._steps % _STEPS_BETWEEN_LOOKS == 0:
+            self._cache.beside_bytes = batched
+            self._cache.shrink()
 
     def _accept(self, sampled: Sampled) -> None:
         row, token, logprobs = sampled

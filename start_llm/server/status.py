@@ -93,20 +93,37 @@ class Status:
         }
 
     def _prompt_cache(self) -> dict[str, Json]:
+        """`vlm_retreat` stays 0 as long as there are no images."""
         cache = self.cache
-        computed = self.engine.prefilled_tokens
+        computed, unavoidable = cache.computed_tokens, cache.unavoidable_tokens
+        reasons = ("new", "evicted", "no_state", "off")
+        misses: dict[str, Json] = {reason: cache.misses[reason] for reason in reasons}
         return {
             "entries": cache.pages,
             "bytes": cache.stored_bytes,
             "max_bytes": cache.budget_bytes,
-            "hits": cache.hits,
-            "misses": cache.lookups - cache.hits,
+            "bytes_by_kind": {
+                "pages": cache.page_bytes,
+                "strands": cache.strand_bytes,
+                "checkpoints": cache.checkpoint_bytes,
+                "live": cache.live_bytes,
+            },
+            "arrays": cache.arrays,
             "checkpoints": cache.checkpoints,
             "strands": cache.strands,
+            "lookups": cache.lookups,
+            "hits": cache.hits,
+            "misses": cache.lookups - cache.hits,
+            "misses_by_reason": misses,
             "computed_tokens": computed,
             "reused_tokens": cache.reused_tokens,
+            "unavoidable_tokens": unavoidable,
+            "efficiency": round(unavoidable / computed, 4) if unavoidable else None,
             "handed_over": cache.handed_over,
             "evictions": cache.evictions,
+            "vlm_retreat": 0,
+            "hybrid_trim_miss": misses["no_state"],
+            "exact_key_rejected_by_model_lcp": cache.rejected_keys,
         }
 
     def _requests(self) -> dict[str, Json]:

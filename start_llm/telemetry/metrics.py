@@ -33,23 +33,44 @@ class CacheMetrics:
 
     Attributes:
         lookups, hits: prompts, and those of which something was known.
+        misses: prompts of which something had to be computed again, or nothing was known, by reason: `new`
+            (never seen), `evicted` (no longer kept), `no_state` (kept, but for the state at its end), `off`.
+        rejected_keys: candidates with the right key and other tokens.
         reused_tokens: prompt tokens that were not computed.
+        computed_tokens: prompt tokens that were.
+        unavoidable_tokens: those of them that were never computed before.
         handed_over: prompts that went on in the caches of their last turn, without a copy.
-        evictions: pages, checkpoints and strands that had to go.
-        stored_bytes, budget_bytes: of everything that no running row holds; 0 is no cache.
+        evictions: conversations, pages, checkpoints and strands that had to go.
+        budget_bytes: for all of the following together; 0 is no cache.
+        page_bytes, strand_bytes, checkpoint_bytes, live_bytes: of what lies in pages, in caches that wait for
+            their next turn, in states, and in the caches of running rows.
+        arrays: that all of these are in.
         pages, checkpoints, strands: how many there are.
     """
 
-    stored_bytes: int = 0
     budget_bytes: int = 0
+    page_bytes: int = 0
+    strand_bytes: int = 0
+    checkpoint_bytes: int = 0
+    live_bytes: int = 0
+    arrays: int = 0
     pages: int = 0
     checkpoints: int = 0
     strands: int = 0
     lookups: int = 0
     hits: int = 0
+    misses: Counter[str] = field(default_factory=Counter[str])
+    rejected_keys: int = 0
     reused_tokens: int = 0
+    computed_tokens: int = 0
+    unavoidable_tokens: int = 0
     handed_over: int = 0
     evictions: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of everything that no running row holds."""
+        return self.page_bytes + self.strand_bytes + self.checkpoint_bytes
 
 
 @dataclass(slots=True)

@@ -92,7 +92,7 @@ class FakeLayers(Layers):
     def __init__(self, *, is_sliced: bool = True, has_state: bool = False) -> None:
         self.unknown = []
         self.is_sliced = is_sliced
-        self.has_state = has_state
+        self.has_state = self.has_recurrence = has_state
         self.fails_after: int | None = None
 
     def _copy(self) -> None:
@@ -115,6 +115,14 @@ class FakeLayers(Layers):
     def cut(self, caches: Sequence[Any], start: int, end: int) -> Any:
         self._copy()
         return self.view(caches, start, end)
+
+    def take_apart(self, caches: Sequence[Any], spans: Sequence[tuple[int, int]]) -> Any:
+        cuts = [self.cut(caches, start, end) for start, end in spans]
+        caches[0].entries, caches[0].offset = [], 0
+        return cuts
+
+    def arrays(self, caches: Sequence[Any]) -> int:
+        return len(caches)
 
     def state(self, caches: Sequence[Any]) -> Any:
         self._copy()

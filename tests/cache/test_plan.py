@@ -51,7 +51,8 @@ class Stored:
         return checkpoint
 
     def plan(self, ids: Sequence[int], *, has_state: bool = False) -> Plan:
-        return plan_restore(self.tree, self.root, tuple(ids), has_state=has_state)
+        matched = self.tree.match(self.root, ids[:-1])
+        return plan_restore(self.root, matched, tuple(ids), has_state=has_state)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generation_stream
 
+from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Failed, Finished, Text
@@ -52,7 +53,10 @@ class Cached(Stepper):
     def __init__(self, machinery: Machinery, budget: int = PLENTY, **changes: Any) -> None:
         self.cached = CacheMetrics()
         self.cache = PromptCache(
-            Layers(machinery.network), budget_bytes=budget, page_size=PAGE, metrics=self.cached
+            Layers(machinery.network),
+            limits=Limits(budget_bytes=budget),
+            page_size=PAGE,
+            metrics=self.cached,
         )
         super().__init__(replace(machinery, cache=self.cache), **changes)
 
@@ -159,7 +163,7 @@ def memory_for(machinery: Machinery, length: int) -> int:
     return layers.nbytes(caches)
 
 
-@pytest.mark.parametrize("room", [None, 300], ids=["plenty of memory", "memory for one prompt"])
+@pytest.mark.parametrize("room", [None, 600], ids=["plenty of memory", "memory for two prompts"])
 def test_random_conversations_are_what_they_are_without_a_cache(machinery, tally, room):
     engine = Cached(machinery, PLENTY if room is None else memory_for(machinery, room))
     plain = Stepper(machinery)
@@ -311,7 +315,8 @@ def test_restored_logits_are_the_computed_ones(machinery):
     """All of them, not only the highest, from every kind of restore."""
     network, rng = machinery.network, random.Random(8)
     layers = Layers(network)
-    cache = PromptCache(layers, budget_bytes=PLENTY, page_size=PAGE, metrics=CacheMetrics())
+    limits = Limits(budget_bytes=PLENTY)
+    cache = PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics())
     known, reused = [tokens(rng, 300, 300)], 0
     with mx.stream(generation_stream):
         for _ in range(12):

@@ -208,3 +208,8 @@ def wait_until(condition: Callable[[], bool], *, within_s: float) -> float:
         assert time.monotonic() - began < within_s, "it did not come true in time"
         time.sleep(0.005)
     return time.monotonic() - began
+
+
+def without_cached(usage: dict[str, Any]) -> dict[str, Any]:
+    """The counts that do not depend on what was asked before."""
+    return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}

@@ -45,7 +45,9 @@ def test_health_is_503_and_requests_are_500_once_the_engine_has_ended(endless_mo
 SECTIONS = {
     "server": {"owner", "model", "started_at"},
     "prompt_cache": {"entries", "bytes", "max_bytes", "hits", "misses", "checkpoints", "strands"}
-    | {"computed_tokens", "reused_tokens", "handed_over", "evictions"},
+    | {"computed_tokens", "reused_tokens", "unavoidable_tokens", "efficiency", "handed_over", "evictions"}
+    | {"bytes_by_kind", "arrays", "lookups", "misses_by_reason", "vlm_retreat", "hybrid_trim_miss"}
+    | {"exact_key_rejected_by_model_lcp"},
     "response_store": {"entries", "bytes", "max_bytes", "ttl_ms"},
     "kv_quant": {"mode", "layers", "attention"},
     "admission": {"max_safe_context", "memory_budget_bytes", "usable_bytes", "weights_bytes"},
@@ -93,6 +95,15 @@ def cached_tokens(usage: dict[str, Any]) -> int:
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
+def counted(section: dict[str, Any]) -> dict[str, Any]:
+    """What is neither 0 nor null, nor made of nothing but zeros."""
+    return {
+        name: value
+        for name, value in section.items()
+        if (any(value.values()) if isinstance(value, dict) else value)
+    }
+
+
 def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
     prompt = {"prompt": list(range(600)), "max_tokens": 2}
     with serving(endless_model) as server:
@@ -102,12 +113,15 @@ def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
         server.post(TEXT, prompt)
         twice = stats(server.port)["prompt_cache"]
     assert empty["max_bytes"] > 10**6
-    assert {empty[name] for name in empty.keys() - {"max_bytes"}} == {0}
+    assert (once["efficiency"], twice["efficiency"]) == (1, 1)
+    assert counted(empty) == {"max_bytes": empty["max_bytes"]}
     assert (once["entries"], once["strands"], once["misses"], once["hits"]) == (2, 1, 1, 0)
     assert 600 * 1000 < once["bytes"] < once["max_bytes"]
-    assert (once["computed_tokens"], once["reused_tokens"]) == (599, 0)
+    assert (once["computed_tokens"], once["unavoidable_tokens"], once["reused_tokens"]) == (600, 600, 0)
+    assert once["bytes_by_kind"] == {"pages": 0, "strands": once["bytes"], "checkpoints": 0, "live": 0}
+    assert once["misses_by_reason"] == {"new": 1, "evicted": 0, "no_state": 0, "off": 0}
     assert (twice["misses"], twice["hits"], twice["handed_over"]) == (1, 1, 1)
-    assert (twice["computed_tokens"], twice["reused_tokens"]) == (599, 599)
+    assert (twice["computed_tokens"], twice["unavoidable_tokens"], twice["reused_tokens"]) == (601, 601, 599)
     assert twice["bytes"] == once["bytes"]
 
 
@@ -116,8 +130,12 @@ def test_stats_without_a_cache_counts_none(endless_model: Path):
         for _ in range(2):
             server.post(TEXT, {"prompt": list(range(100)), "max_tokens": 2})
         cache = stats(server.port)["prompt_cache"]
-    assert cache.pop("computed_tokens") == 2 * 99
-    assert set(cache.values()) == {0}
+    assert counted(cache) == {
+        "computed_tokens": 200,
+        "lookups": 2,
+        "misses": 2,
+        "misses_by_reason": {"new": 0, "evicted": 0, "no_state": 0, "off": 2},
+    }
 
 
 def test_refused_requests_are_in_no_count(scripted: Server):
