@@ -86,6 +86,19 @@ class Tokenizer:
         with self._lock:
             return list(self._wrapper.encode(text, add_special_tokens=as_document))
 
+    def definition(self) -> str:
+        """All that decides which tokens a text becomes, as JSON: vocabulary, merges, normalisation.
+
+        A tokenizer without a backend of the tokenizers library tells its vocabulary alone. How texts are cut
+        to a length and padded is left out: every call of `encode` sets that anew.
+        """
+        with self._lock:
+            backend = getattr(self._wrapper, "backend_tokenizer", None)
+            if backend is None:
+                return json.dumps(self._wrapper.get_vocab(), sort_keys=True)
+            rules = json.loads(backend.to_str())
+        return json.dumps(rules | {"truncation": None, "padding": None}, sort_keys=True)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; none for ids that the tokenizer does not know."""
         known = self._bytes.get(token)

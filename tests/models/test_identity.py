@@ -1,0 +1,279 @@
+"""Stored KV is used again only for the very same model, so whatever makes another model shows."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from start_llm.models import identity as module
+from start_llm.models.identity import IDENTITY_BYTES, identity, weights_digest
+from start_llm.models.loader import LoadedModel, load
+
+PIECE = 5000
+WIDTH = 50
+ROWS = 1000
+"""50,000 elements: many pieces of the above, or three rows of words and a rest."""
+
+type Change = Callable[[Path], object]
+
+
+def digest(values: mx.array, *, name: str = "w", piece: int = PIECE) -> bytes:
+    return weights_digest([(name, values)], piece=piece)
+
+
+def noise(dtype: mx.Dtype, *shape: int) -> mx.array:
+    """Random bits of any type."""
+    if dtype == mx.bool_:
+        return mx.random.bernoulli(shape=shape, key=mx.random.key(1))
+    bits = {4: mx.uint32, 2: mx.uint16, 1: mx.uint8, 8: mx.uint32}[dtype.size]
+    *outer, last = shape
+    words = mx.random.randint(0, 2**31 - 1, [*outer, last * max(dtype.size // 4, 1)], key=mx.random.key(1))
+    return words.astype(bits).view(dtype)
+
+
+def swapped(values: mx.array, first: Any, second: Any) -> mx.array:
+    other = mx.array(values)
+    other[first], other[second] = values[second], values[first]
+    return other
+
+
+def with_bit(values: mx.array, row: int, column: int, bit: int) -> mx.array:
+    """One bit of one element turned round."""
+    kind = {4: mx.uint32, 2: mx.uint16, 1: mx.uint8}[values.dtype.size]
+    bits = mx.array(values.view(kind))
+    bits[row, column] = bits[row, column] ^ mx.array(1 << bit, dtype=kind)
+    return bits.view(values.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+
+TYPES = [mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int8, mx.bool_]
+
+
+@pytest.fixture(params=[PIECE, 1 << 20], ids=["many pieces", "one piece"])
+def piece(request) -> int:
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_equal_weights_give_an_equal_digest_and_any_change_of_one_type_another(dtype, piece):
+    values = noise(dtype, ROWS, WIDTH)
+    values[0, 0], values[0, 1], values[-1, -1] = 0, 1, 1
+    changed = mx.array(values)
+    changed[-1, -1] = 0
+    seen = [
+        values,
+        changed,
+        swapped(values, (0, 0), (0, 1)),
+        swapped(values, (0, 0), (ROWS - 1, WIDTH - 1)),
+        swapped(values, 0, 1),
+        swapped(values, 3, ROWS - 1),
+        values[::-1],
+        values.reshape(WIDTH, ROWS),
+        values[:-1],
+        values.view(mx.uint8) if dtype != mx.uint8 else values,
+    ]
+    assert len({digest(one, piece=piece) for one in seen}) == len(seen)
+    assert digest(mx.array(values), piece=piece) == digest(values, piece=piece)
+
+
+@pytest.mark.parametrize("dtype", [one for one in TYPES if one != mx.bool_], ids=str)
+def test_every_bit_counts(dtype):
+    values = noise(dtype, 20, WIDTH)
+    bits = 8 * dtype.size
+    seen = {digest(with_bit(values, 19, WIDTH - 1, bit)) for bit in range(bits)} | {digest(values)}
+    assert len(seen) == bits + 1
+
+
+def test_numbers_that_differ_in_their_sign_may_not_change_places(piece):
+    values = mx.abs(noise(mx.bfloat16, ROWS, WIDTH).astype(mx.float32))
+    values = mx.where(mx.arange(ROWS)[:, None] % 2 == 0, values[:1], -values[:1])
+    seen = [values, *(swapped(values, (0, column), (1, column)) for column in range(20))]
+    seen += [swapped(values, 0, 1), -values]
+    assert len({digest(one, piece=piece) for one in seen}) == len(seen)
+
+
+def test_equal_bits_of_two_types_are_two_weights():
+    values = noise(mx.uint32, 10, WIDTH)
+    kinds = [mx.uint32, mx.int32, mx.float32]
+    halves = [mx.float16, mx.bfloat16, mx.uint16]
+    assert len({digest(values.view(kind)) for kind in kinds}) == 3
+    assert len({digest(values.view(kind)) for kind in halves}) == 3
+
+
+def test_parameters_of_equal_shape_may_not_change_their_names():
+    first, second = noise(mx.float32, 3, 3), noise(mx.float32, 3, 3) + 1
+    straight = weights_digest([("a", first), ("b", second)])
+    assert weights_digest([("b", second), ("a", first)]) == straight, "the order that they come in is nothing"
+    assert weights_digest([("a", second), ("b", first)]) != straight
+    assert weights_digest([("a", first), ("c", second)]) != straight
+    assert weights_digest([("a", first)]) != straight
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, mx.int64, mx.complex64], ids=str)
+def test_scalars_and_empty_arrays_and_odd_sizes_have_a_digest(dtype):
+    shapes = [(), (0,), (0, 3), (3, 0), (1,), (1, 1), (3,), (7, 11, 13), (2, 1001)]
+    zeros = [mx.zeros(shape, dtype=dtype) for shape in shapes]
+    assert len({digest(one, piece=100) for one in zeros}) == len(shapes)
+    assert digest(mx.ones((), dtype=dtype)) != digest(zeros[0])
+
+
+@pytest.mark.parametrize("size", [1, 3, (1 << 14) - 1, 1 << 14, (1 << 14) + 1, 3 << 14])
+def test_the_first_and_the_last_of_any_number_of_words_count(size):
+    values = noise(mx.uint32, size)
+    ends = [values + (mx.arange(size) == place) for place in {0, size // 2, size - 1}]
+    assert len({digest(one, piece=1 << 20) for one in [values, *ends]}) == len(ends) + 1
+
+
+def test_how_an_array_lies_in_memory_is_nothing(piece):
+    values = noise(mx.float16, ROWS, WIDTH)
+    lying = mx.contiguous(values.T).T
+    assert digest(lying, piece=piece) == digest(values, piece=piece)
+    assert digest(mx.concatenate([values, values])[ROWS:], piece=piece) == digest(values, piece=piece)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int8], ids=str)
+@pytest.mark.parametrize("turned", [False, True], ids=["as stored", "transposed"])
+def test_temporary_memory_is_that_of_a_few_pieces(dtype, turned):
+    piece = 1 << 16
+    values = mx.zeros((1 << 11, 1 << 10), dtype=dtype)
+    values = values.T if turned else values
+    mx.eval(values)
+    weights_digest([("keys are made", mx.zeros(1))])
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    digest(values, piece=piece)
+    assert values.nbytes > 4 * dtype.size * piece
+    assert mx.get_peak_memory() - before < 4 * 4 * piece
+    assert mx.get_active_memory() <= before
+
+
+# ------------------------------------------------------------------------------------------------------ model
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model) -> Path:
+    return tiny_model("qwen3", hidden=64, layers=1, vocab=512)
+
+
+@pytest.fixture(scope="module")
+def model(folder) -> LoadedModel:
+    return load(folder)
+
+
+@pytest.fixture
+def changed(folder, tmp_path) -> Callable[[Change], bytes]:
+    """The identity of a copy of the model in which something was changed."""
+
+    def identity_after(change: Change) -> bytes:
+        copy = shutil.copytree(folder, tmp_path / "model")
+        change(copy)
+        return identity(load(copy))
+
+    return identity_after
+
+
+def in_json(name: str, change: Callable[[Any], object]) -> Change:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return edit
+
+
+def swap_merges(tokenizer: Any) -> None:
+    merges = tokenizer["model"]["merges"]
+    merges[-1], merges[-2] = merges[-2], merges[-1]
+
+
+def swap_words(tokenizer: Any) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[65:67]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+def one_weight(folder: Path) -> None:
+    path = str(folder / "model.safetensors")
+    weights = mx.load(path)
+    assert isinstance(weights, dict)
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights[name][3, 5] += 1
+    mx.save_safetensors(path, weights, {"format": "mlx"})
+
+
+CHANGES: dict[str, Change] = {
+    "one weight": one_weight,
+    "a number of the config": in_json("config.json", lambda config: config.update(rope_theta=12345.0)),
+    "a key of the config": in_json("config.json", lambda config: config.update(remark="")),
+    "the template": lambda folder: (folder / "chat_template.jinja").open("a").write("\n"),
+    "no template": lambda folder: (folder / "chat_template.jinja").unlink(),
+    "the order of merges": in_json("tokenizer.json", swap_merges),
+    "the ids of words": in_json("tokenizer.json", swap_words),
+    "the normaliser": in_json("tokenizer.json", lambda one: one.update(normalizer={"type": "NFC"})),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_in_the_folder_makes_another_model(case, changed, model):
+    assert changed(CHANGES[case]) != identity(model)
+
+
+def reordered(content: Any) -> None:
+    items = list(content.items())
+    content.clear()
+    content.update(reversed(items))
+
+
+def padded(tokenizer: Any) -> None:
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+
+
+SAME: dict[str, Change] = {
+    "a copy": lambda folder: None,
+    "the order of keys in the config": in_json("config.json", reordered),
+    "a length to which texts are cut": in_json("tokenizer.json", padded),
+    "another file": lambda folder: (folder / "README.md").write_text("# Model"),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_changes_nothing_that_is_computed_leaves_the_identity(case, changed, model):
+    assert changed(SAME[case]) == identity(model)
+    assert len(identity(model)) == IDENTITY_BYTES
+
+
+def test_use_of_a_model_leaves_its_identity(folder):
+    used = load(folder)
+    before = identity(used)
+    used.tokenizer.encode("Some text, and more of it", as_document=True)
+    mx.eval(used.network(mx.array([[1, 2, 3]])))
+    assert identity(used) == before
+
+
+def test_two_parameters_of_a_network_may_not_change_places(model):
+    def identity_of(parameters: dict[str, Any]) -> bytes:
+        return identity(replace(model, network=SimpleNamespace(parameters=lambda: parameters)))
+
+    parameters = model.network.parameters()
+    attention = parameters["model"]["layers"][0]["self_attn"]
+    assert identity_of(parameters) == identity(model)
+    attention["k_proj"], attention["v_proj"] = attention["v_proj"], attention["k_proj"]
+    assert identity_of(parameters) != identity(model)
+
+
+def test_a_new_page_format_makes_old_pages_strange(model, monkeypatch):
+    before = identity(model)
+    monkeypatch.setattr(module, "PAGE_FORMAT", module.PAGE_FORMAT + 1)
+    assert identity(model) != before
+
+
+def test_the_digest_is_the_same_in_every_process_and_on_every_machine():
+    values = mx.arange(100_000, dtype=mx.uint32)
+    assert digest(values, piece=1 << 20).hex() == "f90395ef834a087487b56e208efd012e"
