@@ -150,8 +150,8 @@ class Talkers:
     asked: list[Turn] = field(default_factory=list[Turn])
 
     def turn(self) -> Turn:
-        if self.asked and self.rng.random() < 0.1:
-            known = self.rng.choice(self.asked[-6:])
+        if self.asked and self.rng.random() < 0.15:
+            known = self.rng.choice(self.asked[-5:])
             prompt, boundaries = known.prompt, known.boundaries
         else:
             prompt = self.prompt()
@@ -172,8 +172,11 @@ class Talkers:
         return way(self.rng, before)
 
     def boundaries(self, prompt: Tokens) -> tuple[int, ...]:
-        inner = self.rng.sample(range(1, len(prompt)), min(len(prompt) - 1, self.rng.randint(0, 3)))
-        return tuple(sorted(inner))
+        """Anywhere, and often just in front of the end, as in a prompt that ends by asking for a reply."""
+        ends = set(self.rng.sample(range(1, len(prompt)), min(len(prompt) - 1, self.rng.randint(0, 3))))
+        if self.rng.random() < 0.5:
+            ends.add(max(1, len(prompt) - self.rng.randint(1, 4)))
+        return tuple(sorted(ends))
 
     def heard(self, turn: Turn) -> None:
         self.threads.append((*turn.prompt, *turn.watched.tokens))
