@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
 import pytest
-from mlx_lm.generate import generation_stream
 
 from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
-from start_llm.core.events import Failed, Finished, Text
+from start_llm.core.events import Failed, Finished
 from start_llm.engine.loop import Machinery
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.conversations import (
+    PAGE,
+    PLENTY,
+    Cached,
+    Talkers,
+    memory_for,
+    reference,
+    restored_difference,
+    talk,
+    tokens,
+)
 from tests.conftest import TinyModel
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, job
-from tests.ties import Reference, Tally
+from tests.ties import Tally
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 """Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""
-PAGE = 32
-PLENTY = 10**9
 ROUNDS = 24
-LONGEST = 420
-VOCABULARY = 1500
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -47,120 +50,9 @@ def tally() -> Iterator[Tally]:
     whole.assert_ties_are_rare()
 
 
-class Cached(Stepper):
-    """A loop with a prompt cache, whose order is checked after every step."""
-
-    def __init__(self, machinery: Machinery, budget: int = PLENTY, **changes: Any) -> None:
-        self.cached = CacheMetrics()
-        self.cache = PromptCache(
-            Layers(machinery.network),
-            limits=Limits(budget_bytes=budget),
-            page_size=PAGE,
-            metrics=self.cached,
-        )
-        super().__init__(replace(machinery, cache=self.cache), **changes)
-
-    def step(self, times: int = 1) -> None:
-        for _ in range(times):
-            super().step()
-            self.cache.check_integrity()
-
-    def say(self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = ()) -> Watched:
-        watched = self.submit(job(prompt, max_tokens, boundaries=boundaries))
-        self.finish(watched)
-        return watched
-
-
 def usage(watched: Watched) -> Any:
     assert isinstance(watched.ending, Finished)
     return watched.ending.usage
-
-
-def reference(plain: Stepper, prompt: tuple[int, ...], length: int) -> Reference:
-    """What an engine without a cache says, and by how much it was sure."""
-    watched = plain.submit(job(prompt, length, top_logprobs=2))
-    plain.finish(watched)
-    scored = [one.top for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
-    return Reference(tuple(watched.tokens), tuple(first.logprob - second.logprob for first, second in scored))
-
-
-def tokens(rng: random.Random, low: int, high: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high)))
-
-
-# ---------------------------------------------------------------------------------------------- conversations
-
-
-@dataclass(eq=False)
-class Turn:
-    """One request, and after how many steps its client loses patience."""
-
-    prompt: tuple[int, ...]
-    boundaries: tuple[int, ...]
-    length: int
-    patience: int | None
-    watched: Watched = field(init=False)
-
-
-@dataclass
-class Talkers:
-    """Clients that go on, branch off, edit, ask again and leave, with one system prompt or two."""
-
-    rng: random.Random
-    threads: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-
-    def turn(self) -> Turn:
-        prompt = (*self._base(), *tokens(self.rng, 1, 90))
-        inner = self.rng.sample(range(1, len(prompt)), min(len(prompt) - 1, self.rng.randint(0, 3)))
-        patience = self.rng.randint(1, 7) if self.rng.random() < 0.25 else None
-        return Turn(prompt, tuple(sorted(inner)), self.rng.randint(1, 9), patience)
-
-    def _base(self) -> tuple[int, ...]:
-        if len(self.threads) < 2:
-            self.threads.append(tokens(self.rng, 40, 150))
-        base = self.rng.choice(self.threads[-6:])
-        if len(base) > LONGEST:
-            return self.threads[0]
-        edited = base[: self.rng.randrange(len(base))]
-        return self.rng.choice([base, base, base, edited])
-
-    def heard(self, turn: Turn) -> None:
-        self.threads.append((*turn.prompt, *turn.watched.tokens))
-        if self.rng.random() < 0.3:
-            self.threads.append(turn.prompt)
-
-
-def talk(engine: Cached, talkers: Talkers) -> list[Turn]:
-    """One to three requests at once, not all in the same step, until every one has ended or was given up."""
-    turns = [talkers.turn() for _ in range(talkers.rng.choice([1, 1, 2, 3]))]
-    waiting, running = list(turns), []
-    for step in range(2000):
-        if waiting and (not running or talkers.rng.random() < 0.6):
-            running.append(waiting.pop(0))
-            turn = running[-1]
-            turn.watched = engine.submit(job(turn.prompt, turn.length, boundaries=turn.boundaries))
-            turn.patience = None if turn.patience is None else step + turn.patience
-        engine.step()
-        for turn in running:
-            if turn.patience is not None and step >= turn.patience:
-                turn.watched.generation.cancel()
-        running = [turn for turn in running if turn.watched.look() is not None and not is_over(turn)]
-        if not running and not waiting:
-            break
-    for turn in turns:
-        talkers.heard(turn)
-    return turns
-
-
-def is_over(turn: Turn) -> bool:
-    return turn.watched.generation.cancelled or turn.watched.ending is not None
-
-
-def memory_for(machinery: Machinery, length: int) -> int:
-    layers = Layers(machinery.network)
-    caches = layers.fresh()
-    machinery.network(mx.array([[7] * length]), cache=caches)
-    return layers.nbytes(caches)
 
 
 @pytest.mark.parametrize("room", [None, 600], ids=["plenty of memory", "memory for two prompts"])
@@ -313,24 +205,13 @@ def test_after_a_cache_has_failed_it_is_used_again(machinery, tally, method):
 
 def test_restored_logits_are_the_computed_ones(machinery):
     """All of them, not only the highest, from every kind of restore."""
-    network, rng = machinery.network, random.Random(8)
-    layers = Layers(network)
+    rng, metrics = random.Random(8), CacheMetrics()
     limits = Limits(budget_bytes=PLENTY)
-    cache = PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics())
-    known, reused = [tokens(rng, 300, 300)], 0
-    with mx.stream(generation_stream):
-        for _ in range(12):
-            base = rng.choice(known)
-            ids = (*base[: rng.choice([len(base), rng.randrange(150, 301)])], *tokens(rng, 1, 30))
-            opened = cache.open(ids, b"", (120, len(ids) - 1))
-            strand, done = opened.strand, len(opened.strand.tokens)
-            reused += done
-            for end in sorted({*opened.stops, *range(done + 64, len(ids) - 1, 64), len(ids) - 1} - {done}):
-                network(mx.array([ids[len(strand.tokens) : end]]), cache=strand.caches)
-                cache.grew(strand, ids[len(strand.tokens) : end], keep_state=end in opened.stops)
-            logits = network(mx.array([ids[-1:]]), cache=strand.caches)[0, -1]
-            computed = network(mx.array([ids]), cache=layers.fresh())[0, -1]
-            assert np.abs(np.array(logits) - np.array(computed)).max() < 1e-4
-            cache.close(strand, strand.caches, ids)
-            known.append(ids)
-    assert reused > 1000
+    cache = PromptCache(Layers(machinery.network), limits=limits, page_size=PAGE, metrics=metrics)
+    known = [tokens(rng, 300, 300)]
+    for _ in range(12):
+        base = rng.choice(known)
+        ids = (*base[: rng.choice([len(base), rng.randrange(150, 301)])], *tokens(rng, 1, 30))
+        assert restored_difference(machinery.network, cache, ids, (120, len(ids) - 1)) < 1e-4
+        known.append(ids)
+    assert metrics.reused_tokens > 1000

@@ -75,8 +75,13 @@ class Stepper:
     def __init__(self, machinery: Machinery, **changes: Any) -> None:
         self.metrics = EngineMetrics()
         self.inbox: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._machinery = replace(machinery, **changes)
+        self.start_loop()
+
+    def start_loop(self) -> None:
+        """One that does not know the machine's speed. The one before it must have nothing left to do."""
         with mx.stream(generation_stream):
-            self.loop = EngineLoop(replace(machinery, **changes), self.inbox, self.metrics)
+            self.loop = EngineLoop(self._machinery, self.inbox, self.metrics)
 
     def submit(self, asked: Job) -> Watched:
         watched = Watched(Generation(asked))

@@ -1,0 +1,237 @@
+"""Whether an engine with a prompt cache says what one without says, in many random conversations.
+
+    python benchmarks/truth.py [--conversations N] [--first N] [--rounds N] [--family NAME ...] [--seed N]
+
+Builds a tiny random float32 model of each family and plays conversations with an engine that has a prompt
+cache: new chats, turns that go on, branches, edits in the middle, the same prompt again, clients that leave
+while their prompt is computed or their reply is written; one to four requests at once. Every second
+conversation has memory for about one prompt, so that something goes all the time. The cache is checked
+against itself after every step.
+
+Each reply is compared with what an engine without a cache says to the same prompt. They have to be equal
+token by token, but for near-ties: where the two highest logits of the reference are less than 0.001 apart,
+either may win, and the rest of that reply is not compared. At most one tie for each 5,000 tokens is allowed.
+After each round one more prompt is restored, and its logits may differ from a fresh computation's by less
+than 0.0001.
+
+What is wrong is printed with the number of its conversation; `--first` with that number plays it again.
+Chunks follow the measured speed, so a second run is not the same in every detail. Ends with status 1 if
+anything is wrong. On Linux start it with the BLAS that install_and_run.py preloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import servers  # noqa: E402 - found through the line above
+from scripts import tiny_models  # noqa: E402
+from start_llm.core.events import Finished  # noqa: E402
+from start_llm.engine.loop import Machinery  # noqa: E402
+from start_llm.models.footprint import measure  # noqa: E402
+from start_llm.models.loader import load  # noqa: E402
+from tests.cache.conversations import (  # noqa: E402
+    PLENTY,
+    Cached,
+    Talkers,
+    Turn,
+    memory_for,
+    reference,
+    restored_difference,
+    talk,
+)
+from tests.engine.harness import Stepper  # noqa: E402
+from tests.ties import Tally  # noqa: E402
+
+FAMILIES = (
+    *("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"),
+    *("gemma3_text", "gpt_oss", "glm4_moe_lite"),
+)
+"""Plain twice, experts, recurrent layers twice, windows twice, latent."""
+ROWS = 4
+TIGHT_TOKENS = 300
+FRESH_LOOP = 0.5
+MOST_DIFFERENCE = 1e-4
+COLUMNS = (
+    "family | conversations | requests | left in prompt + in reply | replies compared | tokens compared "
+    "| ties | wrong | restored tokens | evictions | hand-overs | largest logit difference | seconds"
+)
+
+
+@dataclass
+class Account:
+    """What the conversations of one family came to.
+
+    Attributes:
+        prompt_tokens, restored_tokens: of requests that were answered to their end.
+        wrong: a sentence for each thing that must not be.
+    """
+
+    family: str
+    conversations: int = 0
+    requests: int = 0
+    left_in_prompt: int = 0
+    left_in_reply: int = 0
+    replies: int = 0
+    tally: Tally = field(default_factory=Tally)
+    prompt_tokens: int = 0
+    restored_tokens: int = 0
+    evictions: int = 0
+    handed_over: int = 0
+    difference: float = 0.0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list[str])
+
+    def add(self, turn: Turn) -> None:
+        self.requests += 1
+        match turn.watched.ending:
+            case Finished(usage=usage):
+                self.prompt_tokens += usage.prompt
+                self.restored_tokens += usage.cached
+            case _ if turn.watched.tokens:
+                self.left_in_reply += 1
+            case _:
+                self.left_in_prompt += 1
+
+    def row(self) -> str:
+        cells = (
+            self.family,
+            *(self.conversations, self.requests, f"{self.left_in_prompt} + {self.left_in_reply}"),
+            *(self.replies, f"{self.tally.tokens:,}", self.tally.ties, len(self.wrong)),
+            f"{self.restored_tokens / max(self.prompt_tokens, 1):.0%}",
+            *(
+                f"{self.evictions:,}",
+                f"{self.handed_over:,}",
+                f"{self.difference:.1e}",
+                f"{self.seconds:.0f}",
+            ),
+        )
+        return f"| {' | '.join(map(str, cells))} |"
+
+
+class Conversation:
+    """One cache, its clients, and an engine without a cache beside it."""
+
+    def __init__(self, machinery: Machinery, rng: random.Random, budget: int, account: Account) -> None:
+        self._machinery = machinery
+        self._rng = rng
+        self._account = account
+        self._talkers = Talkers(rng)
+        self._engine = Cached(machinery, budget)
+        self._plain = Stepper(machinery)
+
+    def play(self, rounds: int) -> None:
+        """Raises whatever breaks."""
+        for _ in range(rounds):
+            if self._rng.random() < FRESH_LOOP:
+                self._engine.start_loop()
+            for turn in talk(self._engine, self._talkers):
+                self._account.add(turn)
+                self._check(turn)
+            self._check_logits()
+        self._engine.cache.check_integrity()
+        if self._engine.metrics.failures:
+            raise RuntimeError(f"the engine failed {self._engine.metrics.failures} times")
+
+    def count(self) -> None:
+        self._account.conversations += 1
+        self._account.evictions += self._engine.cached.evictions
+        self._account.handed_over += self._engine.cached.handed_over
+
+    def _check(self, turn: Turn) -> None:
+        said = turn.watched.tokens
+        if not turn.watched.generation.cancelled and len(said) != turn.length:
+            raise RuntimeError(f"{len(said)} tokens instead of {turn.length}; {turn.watched.ending}")
+        if not said:
+            return
+        self._account.replies += 1
+        theirs = reference(self._plain, turn.prompt, turn.length)
+        if difference := self._account.tally.difference(said, theirs):
+            raise RuntimeError(f"a prompt of {len(turn.prompt)} tokens: {difference}")
+
+    def _check_logits(self) -> None:
+        ids = self._talkers.prompt()
+        difference = restored_difference(
+            self._machinery.network, self._engine.cache, ids, self._talkers.boundaries(ids)
+        )
+        self._account.difference = max(self._account.difference, difference)
+        if not difference < MOST_DIFFERENCE:
+            raise RuntimeError(f"logits of a prompt of {len(ids)} tokens differ by {difference:.1e}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which conversations are played."""
+
+    numbers: range
+    rounds: int
+    seed: int
+
+
+def build(family: str, folder: Path) -> Machinery:
+    """No token ends a reply: it is as long as it is asked to be."""
+    model = load(tiny_models.build(family, folder, hidden=128, layers=2))
+    batches = measure(model).batches
+    return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), ROWS, batches)
+
+
+def play(family: str, machinery: Machinery, plan: Plan) -> Account:
+    """Every conversation of one family. What goes wrong ends its conversation, not the others."""
+    tight = memory_for(machinery, TIGHT_TOKENS)
+    account, began = Account(family), time.perf_counter()
+    for number in plan.numbers:
+        rng = random.Random(f"{plan.seed} {family} {number}")
+        conversation = Conversation(machinery, rng, tight if number % 2 else PLENTY, account)
+        try:
+            conversation.play(plan.rounds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played
+            traceback.print_exc()
+            account.wrong.append(f"{family}, conversation {number}: {type(error).__name__}: {error}")
+        conversation.count()
+    if not account.tally.has_rare_ties:
+        account.wrong.append(f"{family}: {account.tally.ties} near-ties in {account.tally.tokens} tokens")
+    account.seconds = time.perf_counter() - began
+    return account
+
+
+def report(families: Sequence[str], plan: Plan) -> bool:
+    """Print a row for each family, and what is wrong below it. True if nothing is."""
+    print(f"{servers.machine('mlx', 'mlx-lm')}, float32\n")
+    print(f"    python {shlex.join(sys.argv)}\n")
+    print(f"| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")
+    wrong: list[str] = []
+    for family in families:
+        with tempfile.TemporaryDirectory() as folder:
+            account = play(family, build(family, Path(folder)), plan)
+        print(account.row(), flush=True)
+        wrong += account.wrong
+    print("\n" + ("\n".join(wrong) or "Nothing is wrong."))
+    return not wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--conversations", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="number of the first conversation")
+    parser.add_argument("--rounds", type=int, default=12, help="of each conversation")
+    parser.add_argument("--family", nargs="+", choices=tiny_models.FAMILIES, default=FAMILIES)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    numbers = range(options.first, options.first + options.conversations)
+    if not report(options.family, Plan(numbers, options.rounds, options.seed)):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

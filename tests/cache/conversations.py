@@ -1,0 +1,217 @@
+"""Random conversations with an engine that has a prompt cache, and what they are measured against.
+
+Shared by `tests/cache/test_truth.py` and `benchmarks/truth.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from start_llm.cache.eviction import Limits
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.events import Text
+from start_llm.engine.loop import Machinery
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.engine.harness import Stepper, Watched, job
+from tests.ties import Reference
+
+PAGE = 32
+PLENTY = 10**9
+LONGEST = 420
+VOCABULARY = 1500
+MOST_STEPS = 2000
+
+type Tokens = tuple[int, ...]
+
+
+def tokens(rng: random.Random, low: int, high: int) -> Tokens:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high)))
+
+
+# ------------------------------------------------------------------------------------------------ the engines
+
+
+class Cached(Stepper):
+    """A loop with a prompt cache, whose order is checked after every step."""
+
+    def __init__(self, machinery: Machinery, budget: int = PLENTY, **changes: Any) -> None:
+        self.cached = CacheMetrics()
+        self.cache = PromptCache(
+            Layers(machinery.network),
+            limits=Limits(budget_bytes=budget),
+            page_size=PAGE,
+            metrics=self.cached,
+        )
+        super().__init__(replace(machinery, cache=self.cache), **changes)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody was left after the last step; if not, the next one would wait for a request."""
+        return bool(self.metrics.waiting or self.metrics.active_rows or self.metrics.prefill)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            super().step()
+            self.cache.check_integrity()
+
+    def say(self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = ()) -> Watched:
+        watched = self.submit(job(prompt, max_tokens, boundaries=boundaries))
+        self.finish(watched)
+        return watched
+
+
+def reference(plain: Stepper, prompt: Tokens, length: int) -> Reference:
+    """What an engine without a cache says, and by how much it was sure."""
+    watched = plain.submit(job(prompt, length, top_logprobs=2))
+    plain.finish(watched)
+    scored = [one.top for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
+    return Reference(tuple(watched.tokens), tuple(first.logprob - second.logprob for first, second in scored))
+
+
+def memory_for(machinery: Machinery, length: int) -> int:
+    """Bytes of the caches of a prompt."""
+    layers = Layers(machinery.network)
+    caches = layers.fresh()
+    machinery.network(mx.array([[7] * length]), cache=caches)
+    return layers.nbytes(caches)
+
+
+def restored_difference(network: Any, cache: PromptCache, ids: Tokens, boundaries: tuple[int, ...]) -> float:
+    """The largest one between all logits behind a restored prompt, and those behind a computed one.
+
+    `ids` are in the cache afterwards.
+    """
+    with mx.stream(generation_stream):
+        opened = cache.open(ids, b"", boundaries)
+        strand, done = opened.strand, len(opened.strand.tokens)
+        for end in sorted({*opened.stops, *range(done + 64, len(ids) - 1, 64), len(ids) - 1} - {done}):
+            new = ids[len(strand.tokens) : end]
+            network(mx.array([new]), cache=strand.caches)
+            cache.grew(strand, new, keep_state=end in opened.stops)
+        restored = network(mx.array([ids[-1:]]), cache=strand.caches)[0, -1]
+        difference = mx.abs(restored - _computed(network, ids)).max()
+        cache.close(strand, strand.caches, ids)
+        return cast("float", difference.item())
+
+
+def _computed(network: Any, ids: Tokens) -> mx.array:
+    """The last logits. The last token is fed alone, as in a decode step: some networks have a path for it."""
+    caches = Layers(network).fresh()
+    if len(ids) > 1:
+        network(mx.array([ids[:-1]]), cache=caches)
+    return network(mx.array([ids[-1:]]), cache=caches)[0, -1]
+
+
+# ------------------------------------------------------------------------------------------------ the clients
+
+
+@dataclass(eq=False)
+class Turn:
+    """One request, and after how many steps its client loses patience."""
+
+    prompt: Tokens
+    boundaries: tuple[int, ...]
+    length: int
+    patience: int | None
+    watched: Watched = field(init=False)
+
+    @property
+    def is_over(self) -> bool:
+        return self.watched.generation.cancelled or self.watched.ending is not None
+
+
+def _continued(rng: random.Random, before: Tokens) -> Tokens:
+    return (*before, *tokens(rng, 1, 90))
+
+
+def _branch(rng: random.Random, before: Tokens) -> Tokens:
+    return _continued(rng, before[: rng.randrange(len(before))])
+
+
+def _edit(rng: random.Random, before: Tokens) -> Tokens:
+    """Something in the middle is replaced, by more or less or nothing; what is behind it stays."""
+    start = rng.randrange(len(before))
+    return (*before[:start], *tokens(rng, 0, 9), *_continued(rng, before[start + rng.randint(1, 9) :]))
+
+
+WAYS: Mapping[Callable[[random.Random, Tokens], Tokens], int] = {_continued: 6, _branch: 2, _edit: 1}
+"""How a prompt is made from what was said before, and how often."""
+
+
+@dataclass
+class Talkers:
+    """Clients that begin, go on, branch off, edit, ask again and leave, most with the same beginnings."""
+
+    rng: random.Random
+    threads: list[Tokens] = field(default_factory=list[Tokens])
+    asked: list[Turn] = field(default_factory=list[Turn])
+
+    def turn(self) -> Turn:
+        if self.asked and self.rng.random() < 0.15:
+            known = self.rng.choice(self.asked[-5:])
+            prompt, boundaries = known.prompt, known.boundaries
+        else:
+            prompt = self.prompt()
+            boundaries = self.boundaries(prompt)
+        patience = self.rng.choice([0, 0, 1, 2, 3, 5, 7]) if self.rng.random() < 0.25 else None
+        turn = Turn(prompt, boundaries, self.rng.randint(1, 9), patience)
+        self.asked.append(turn)
+        return turn
+
+    def prompt(self) -> Tokens:
+        """One that nobody has asked yet."""
+        if len(self.threads) < 2 or self.rng.random() < 0.05:
+            self.threads.append(tokens(self.rng, 40, 150))
+        before = self.rng.choice(self.threads[-6:])
+        if len(before) > LONGEST:
+            before = self.threads[0]
+        (way,) = self.rng.choices(list(WAYS), list(WAYS.values()))
+        return way(self.rng, before)
+
+    def boundaries(self, prompt: Tokens) -> tuple[int, ...]:
+        """Anywhere, and often just in front of the end, as in a prompt that ends by asking for a reply."""
+        ends = set(self.rng.sample(range(1, len(prompt)), min(len(prompt) - 1, self.rng.randint(0, 3))))
+        if self.rng.random() < 0.5:
+            ends.add(max(1, len(prompt) - self.rng.randint(1, 4)))
+        return tuple(sorted(ends))
+
+    def heard(self, turn: Turn) -> None:
+        self.threads.append((*turn.prompt, *turn.watched.tokens))
+        if self.rng.random() < 0.3:
+            self.threads.append(turn.prompt)
+
+
+def talk(engine: Cached, talkers: Talkers) -> list[Turn]:
+    """One to four requests at once, not all in the same step, until all have ended or were given up."""
+    turns = [talkers.turn() for _ in range(talkers.rng.choice([1, 1, 2, 3, 4]))]
+    waiting = list(turns)
+    running: list[Turn] = []
+    for step in range(MOST_STEPS):
+        if waiting and (not running or talkers.rng.random() < 0.6):
+            running.append(waiting.pop(0))
+            _ask(engine, running[-1], step)
+        engine.step()
+        for turn in running:
+            turn.watched.look()
+            if turn.patience is not None and step >= turn.patience and not turn.is_over:
+                turn.watched.generation.cancel()
+        running = [turn for turn in running if not turn.is_over]
+        if not running and not waiting and not engine.is_busy:
+            break
+    else:
+        raise AssertionError(f"not finished after {MOST_STEPS} steps")
+    for turn in turns:
+        talkers.heard(turn)
+    return turns
+
+
+def _ask(engine: Cached, turn: Turn, step: int) -> None:
+    turn.watched = engine.submit(job(turn.prompt, turn.length, boundaries=turn.boundaries))
+    turn.patience = None if turn.patience is None else step + turn.patience
