@@ -183,7 +183,14 @@ class Account:
             for name in ("prompt", "unavoidable", "computed")
         )
         about = "≈ " if any(sample.is_estimate for sample in self.samples) else ""
-        counts = [f"{len(self.samples)}", f"{prompt:,}", f"{unavoidable:,}", f"{about}{computed:,}"]
+        again = max(computed - unavoidable, 0)
+        counts = [
+            f"{len(self.samples)}",
+            f"{prompt:,}",
+            f"{unavoidable:,}",
+            f"{about}{computed:,}",
+            f"{again:,}",
+        ]
         engine = "–" if self.prefilled is None else f"{self.prefilled:,}"
         first = [sample.first_s for sample in self.samples if sample.first_s is not None]
         times = [f"{seconds:.2f} s" for seconds in (statistics.mean(first), max(first), self.wall_s)]

@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from start_llm import __version__
 from start_llm.cache.eviction import Limits
@@ -23,6 +22,7 @@ from start_llm.engine.loop import Machinery
 from start_llm.models import families
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure, usable_memory
+from start_llm.models.identity import identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
@@ -127,7 +127,7 @@ class App:
             footprint = measure(model)
             loaded.append(Ready(model, footprint))
             return Machinery(
-                cache=self._prompt_cache(model.network, footprint),
+                cache=self._prompt_cache(model, footprint),
                 network=model.network,
                 token_bytes=model.tokenizer.token_bytes,
                 end_tokens=model.tokenizer.end_tokens,
@@ -139,9 +139,9 @@ class App:
         engine.start()
         return engine, loaded[0]
 
-    def _prompt_cache(self, network: Any, footprint: Footprint) -> PromptCache | NoReuse:
+    def _prompt_cache(self, model: LoadedModel, footprint: Footprint) -> PromptCache | NoReuse:
         """Runs on the engine thread."""
-        layers = Layers(network, room=self._settings.initial_blocks * page_size(self._settings))
+        layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._terminal.say(
@@ -156,6 +156,7 @@ class App:
             limits=limits,
             page_size=page_size(self._settings),
             metrics=self._cache_metrics,
+            identity=identity(model),
         )
 
     def _open(self, name: str, engine: Engine, ready: Ready) -> None:

@@ -34,13 +34,16 @@ def _next_stride(position: int) -> int:
     return (position // _STRIDE + 1) * _STRIDE
 
 
-def superseded(newest: Checkpoint, bytes_per_token: float, *, are_few: bool) -> Checkpoint | None:
-    """A checkpoint on the way to the newest one that is not worth its bytes; None if there is none.
+def superseded(
+    newest: Checkpoint, bytes_per_token: float, *, is_short: bool, are_few: bool
+) -> Checkpoint | None:
+    """A checkpoint on the way to the newest one that should go; None if there is none.
 
-    One is worth keeping if it saves more tokens than its bytes are worth in KV, where there is any. The first
-    and the newest stay.
+    The first and the newest stay.
 
     Args:
+        is_short: whether memory for checkpoints is. Then one has to save more tokens than its bytes are worth
+            in KV, where there is any.
         are_few: whether a conversation has six at most. Of more, the one that saves least goes.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
@@ -51,7 +54,7 @@ def superseded(newest: Checkpoint, bytes_per_token: float, *, are_few: bool) -> 
     least = min(inner, key=lambda one: saved[id(one)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.nbytes and saved[id(least)] < _STRIDE
     are_too_many = are_few and len(kept) > _MOST_OF_A_CONVERSATION
-    return least if is_poor or are_too_many else None
+    return least if (is_short and is_poor) or are_too_many else None
 
 
 def _on_the_way(newest: Checkpoint) -> Iterator[Checkpoint]:

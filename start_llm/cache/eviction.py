@@ -31,12 +31,17 @@ class Limits:
         most_ends: conversations. None: as many as there is memory for; if it is short, 24.
         unused_s: age at which a conversation goes, 0 for never. None: 1,800, if memory is short.
         most_arrays: of everything that is kept, and of running rows.
+        checkpoint_bytes: share of the budget that states may have.
     """
 
     budget_bytes: int
     most_ends: int | None = None
     unused_s: float | None = None
     most_arrays: int = _MOST_ARRAYS
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        return _CHECKPOINTS_SHARE * self.budget_bytes
 
 
 class Evictor:
@@ -96,7 +101,7 @@ class Evictor:
 
     def _drop_worst_checkpoints(self, now: float) -> None:
         """They have a share of the budget; the best one may exceed it alone."""
-        most = _CHECKPOINTS_SHARE * self.limits.budget_bytes
+        most = self.limits.checkpoint_bytes
         if self._store.checkpoint_weight.nbytes <= most:
             return
         worst_first = sorted(self._store.checkpoints, key=lambda one: _ranked(one, now))

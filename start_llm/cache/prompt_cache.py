@@ -176,8 +176,12 @@ class PromptCache:
             self._store.drop_checkpoint(poor)
 
     def _superseded(self, checkpoint: Checkpoint, strand: Strand) -> Checkpoint | None:
-        bytes_per_token = self._store.bytes_per_token(strand)
-        return superseded(checkpoint, bytes_per_token, are_few=self._layers.has_recurrence)
+        return superseded(
+            checkpoint,
+            self._store.bytes_per_token(strand),
+            is_short=self._store.checkpoint_weight.nbytes > self._evictor.limits.checkpoint_bytes / 2,
+            are_few=self._layers.has_recurrence,
+        )
 
     # ------------------------------------------------------------------------------------------------ the end
 
