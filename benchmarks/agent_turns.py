@@ -8,8 +8,8 @@ counted here: a fresh rendering's tokens for the messages that no earlier reques
 and one token. Computed tokens are the prompt's without those that the server's usage calls cached; `engine`
 is a server's own count of prefilled tokens, where its `/stats` has one (start_llm leaves the last token of a
 prompt to the first decode step). `again` is what was computed and not unavoidable: after a branch of a hybrid
-model, the distance to the nearest checkpoint. A server that compares tokens also saves the opening of a new message that
-equals an old one, and may reach 1.01.
+model, the distance to the nearest checkpoint. A server that compares tokens also saves the opening of a new
+message that equals an old one, and may reach 1.01.
 
 Without --base-url this starts, one after the other on the same random model: start_llm, mlx_lm.server, and
 mlx_lm in this process, which keeps nothing (the floor). Counts depend on no machine, times do, and so does
@@ -42,8 +42,8 @@ from scripts import tiny_models  # noqa: E402
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
 COLUMNS = (
-    "family | shape | server | requests | prompt tokens | unavoidable | computed | again | engine | efficiency "
-    "| TTFT mean | TTFT max | wall"
+    "family | shape | server | requests | prompt tokens | unavoidable | computed | again | engine "
+    "| efficiency | TTFT mean | TTFT max | wall"
 )
 
 
