@@ -126,7 +126,7 @@ class Talkers:
             self.threads.append(turn.prompt)
 
 
-def talk(engine: Cached, talkers: Talkers) -> list[Turn]:
+def talk(engine: Stepper, talkers: Talkers) -> list[Turn]:
     """One to three requests at once, not all in the same step, until every one has ended or was given up."""
     turns = [talkers.turn() for _ in range(talkers.rng.choice([1, 1, 2, 3]))]
     waiting, running = list(turns), []
