@@ -31,6 +31,8 @@ from tests.engine.harness import Wrapped
 NEW_TOKENS = 200
 FORKS = 11
 LOOKUP_CHUNK = 512
+STATES = {"attention": (False, 0), "with state": (True, 1000), "one early state": (True, 1)}
+"""Whether the caches have state, and at how many stops of a prefill it was kept and is still there."""
 
 
 # ------------------------------------------------------------------------------------------------------- ttft
@@ -179,17 +181,17 @@ def lookup(length: int) -> Iterator[Row]:
         "another end": (*ids[:-NEW_TOKENS], *other[:NEW_TOKENS]),
         "another half": (*ids[:half], *other[half:]),
     }
-    for name, has_state in (("attention", False), ("with state", True)):
+    for name, (has_state, states) in STATES.items():
         kept = _new_cache(FakeLayers(has_state=has_state))
-        yield _growing_row(name, _insert(kept, ids), length)
+        yield _growing_row(name, _insert(kept, ids, states), length)
         for what, asked in prompts.items():
             milliseconds = 1000 * statistics.median(_plan_seconds(kept, asked, has_state) for _ in range(9))
             told = f"{length:,} tokens, {what}"
             yield Row("lookup", name, told, f"{milliseconds:.2f} ms", "< 20 ms")
 
 
-def _insert(kept: PromptCache, ids: tuple[int, ...]) -> list[float]:
-    """Take a prompt in as a prefill does. Returns the seconds of each chunk."""
+def _insert(kept: PromptCache, ids: tuple[int, ...], states: int) -> list[float]:
+    """Take a prompt in as a prefill does, with state at the first few stops. The seconds of each chunk."""
     opened = kept.open(ids, b"", ())
     strand, seconds = opened.strand, list[float]()
     ends = sorted({*opened.stops, *range(LOOKUP_CHUNK, len(ids), LOOKUP_CHUNK), len(ids)})
@@ -197,7 +199,7 @@ def _insert(kept: PromptCache, ids: tuple[int, ...]) -> list[float]:
         new = ids[len(strand.tokens) : end]
         strand.caches[0].feed(new)
         began = time.perf_counter()
-        kept.grew(strand, new, keep_state=end in opened.stops)
+        kept.grew(strand, new, keep_state=end in opened.stops[:states])
         seconds.append(time.perf_counter() - began)
     kept.close(strand, strand.caches, ids)
     return seconds
