@@ -52,7 +52,7 @@ def superseded(
         return None
     saved = {id(one): one.position - before.position for before, one in zip(kept, inner, strict=False)}
     least = min(inner, key=lambda one: saved[id(one)])
-    is_poor = 0 < saved[id(least)] * bytes_per_token < least.nbytes and saved[id(least)] < _STRIDE
+    is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
     are_too_many = are_few and len(kept) > _MOST_OF_A_CONVERSATION
     return least if (is_short and is_poor) or are_too_many else None
 

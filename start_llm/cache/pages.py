@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,8 +34,9 @@ class Strand:
     """Contiguous caches of one sequence.
 
     Attributes:
-        caches: one for each entry of the network.
+        caches: one for each entry of the network; none while they are lent.
         tokens: what they were computed from, in full.
+        lent: gives copies of them, while a batch has them.
         path: the pages of these tokens, whoever holds them.
         is_live: a row is using the caches.
         shared_to: up to here the next turn will surely go along; behind it is the reply.
@@ -54,6 +55,18 @@ class Strand:
     boundaries: tuple[int, ...] = ()
     prompt_length: int = 0
     known: int = 0
+    lent: Callable[[], list[Any]] | None = None
+
+    def lend(self, fetch: Callable[[], list[Any]]) -> None:
+        """The caches were copied into a batch. `fetch` copies them out of it; here they are let go."""
+        self.caches, self.lent = [], fetch
+
+    def take_back(self, caches: list[Any]) -> None:
+        self.caches, self.lent = caches, None
+
+    def readable(self) -> list[Any]:
+        """Caches that hold the tokens, wherever they are; not to be written to."""
+        return self.lent() if self.lent else self.caches
 
     @property
     def end_page(self) -> Page:
@@ -63,7 +76,11 @@ class Strand:
 
 @dataclass(eq=False, slots=True)
 class Checkpoint:
-    """State of whole leaves `len(tail)` tokens behind `page`, and the sliced leaves of that tail."""
+    """State of whole leaves `len(tail)` tokens behind `page`, and the sliced leaves of that tail.
+
+    Attributes:
+        tail_cut: begins with the tail; others on this page may share it.
+    """
 
     page: Page
     tail: tuple[int, ...]
@@ -74,14 +91,6 @@ class Checkpoint:
     @property
     def position(self) -> int:
         return self.page.end + len(self.tail)
-
-    @property
-    def nbytes(self) -> int:
-        return self.state.nbytes + (self.tail_cut.nbytes if self.tail_cut else 0)
-
-    @property
-    def arrays(self) -> int:
-        return self.state.arrays + (self.tail_cut.arrays if self.tail_cut else 0)
 
 
 @dataclass(eq=False, slots=True)

@@ -113,6 +113,8 @@ def _deepest_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
     """With state, only places where it was kept: ends of resting strands, and checkpoints."""
     for depth in range(len(path), -1, -1):
         page = path[depth - 1] if depth else root
+        if not (page.strands or page.checkpoints):
+            continue
         rest = ids[page.end :]
         strand = max(_ending(page, rest), key=lambda one: len(one.tokens), default=None)
         checkpoint = max(_kept(page, rest), key=lambda one: one.position, default=None)

@@ -131,11 +131,11 @@ class PromptCache:
     def _cut_of(self, source: Source) -> Cut:
         holder = source.holder
         if isinstance(holder, Checkpoint):
-            return cast("Cut", holder.tail_cut)
+            return cast("Cut", holder.tail_cut).part(0, source.end - source.start)
         if isinstance(holder, Strand):
-            return self._layers.view(holder.caches, source.start, source.end)
+            return self._layers.view(holder.readable(), source.start, source.end)
         if isinstance(holder.holder, Strand):
-            return self._layers.view(holder.holder.caches, source.start, source.end)
+            return self._layers.view(holder.holder.readable(), source.start, source.end)
         whole = cast("Cut", holder.holder)
         return whole.part(source.start - holder.start, source.end - holder.start)
 
@@ -190,7 +190,7 @@ class PromptCache:
         with self._store.nothing_by_halves(strand):
             start = len(strand.tokens)
             strand.last_used = self._clock()
-            strand.caches = caches
+            strand.take_back(caches)
             self._layers.settle(caches)
             strand.tokens = list(tokens)
             self._extend(strand, start)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from start_llm.cache.integrity import BrokenInvariant, check_tree
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
+from start_llm.cache.pages import Checkpoint, Page, PageTree, Stored, Strand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,7 @@ class Store:
             if tail:
                 self.tree.insert(strand.end_page, tail, cuts[-1], strand.last_used)
         self.forget(strand)
-        strand.caches = []
+        strand.take_back([])
 
     def _held(self, strand: Strand) -> list[Page]:
         """Pages that lie in this strand. Those in front of them may lie elsewhere."""
@@ -182,7 +182,7 @@ class Store:
         for page in reversed(self._held(strand)):
             self.tree.hold(page, self._other_holder(page))
             self.tree.prune(page)
-        strand.caches = []
+        strand.take_back([])
 
     def _other_holder(self, page: Page) -> Strand | None:
         """Another strand in whose caches the page's tokens lie too."""
@@ -197,18 +197,40 @@ class Store:
         tail = tuple(strand.tokens[page.end :])
         if any(one.tail == tail for one in page.checkpoints):
             return None
-        tail_cut = self.layers.cut(strand.caches, page.end, len(strand.tokens)) if tail else None
+        tail_cut = self._longer_tail(page, tail)
+        if tail and tail_cut is None:
+            tail_cut = self.layers.cut(strand.caches, page.end, len(strand.tokens))
         checkpoint = Checkpoint(page, tail, self.layers.state(strand.caches), tail_cut, strand.last_used)
-        page.checkpoints.append(checkpoint)
+        with self._weighing_checkpoints(page):
+            self._share_tail(checkpoint)
+            page.checkpoints.append(checkpoint)
         self._checkpoints[id(checkpoint)] = checkpoint
-        self._checkpoint_weight += Weight(checkpoint.nbytes, checkpoint.arrays)
         return checkpoint
+
+    def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> Stored | None:
+        """What another checkpoint of this page has of these tokens."""
+        if not tail:
+            return None
+        return next((one.tail_cut for one in page.checkpoints if one.tail[: len(tail)] == tail), None)
+
+    def _share_tail(self, newest: Checkpoint) -> None:
+        """Checkpoints on the way to the newest one need no arrays of their own for what is in its tail."""
+        for one in newest.page.checkpoints:
+            if one.tail and newest.tail[: len(one.tail)] == one.tail:
+                one.tail_cut = newest.tail_cut
+
+    @contextmanager
+    def _weighing_checkpoints(self, page: Page) -> Generator[None]:
+        """Count what the block changes among the checkpoints of a page."""
+        before = _checkpoint_weight(page)
+        yield
+        self._checkpoint_weight += _checkpoint_weight(page) - before
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
         """Let one go. Returns its page, or the nearest one in front of it that stays."""
         del self._checkpoints[id(checkpoint)]
-        self._checkpoint_weight -= Weight(checkpoint.nbytes, checkpoint.arrays)
-        checkpoint.page.checkpoints.remove(checkpoint)
+        with self._weighing_checkpoints(checkpoint.page):
+            checkpoint.page.checkpoints.remove(checkpoint)
         return self.tree.prune(checkpoint.page)
 
     def bytes_per_token(self, strand: Strand) -> float:
@@ -273,7 +295,7 @@ class Store:
             cuts = self.layers.take_apart(strand.caches, [(page.start, page.end) for page in held])
             for page, cut in zip(held, cuts, strict=True):
                 self.tree.hold(page, cut)
-        strand.caches = []
+        strand.take_back([])
 
     # --------------------------------------------------------------------------------------------- integrity
 
@@ -281,9 +303,10 @@ class Store:
         """Raises `BrokenInvariant` if anything contradicts anything."""
         check_tree(self.tree, self.strands, self.checkpoints)
         resting = [one for one in self.strands if not one.is_live]
+        pages = {id(one.page): one.page for one in self.checkpoints}
         for weight, parts in (
             (self._resting_weight, [self._weight(one.caches) for one in resting]),
-            (self._checkpoint_weight, [Weight(one.nbytes, one.arrays) for one in self.checkpoints]),
+            (self._checkpoint_weight, [_checkpoint_weight(page) for page in pages.values()]),
         ):
             if weight != sum(parts, Weight()):
                 raise BrokenInvariant(f"{weight} is counted where {sum(parts, Weight())} is")
@@ -291,3 +314,10 @@ class Store:
             length = self.layers.length(strand.caches)
             if length not in (None, len(strand.tokens)):
                 raise BrokenInvariant(f"a strand of {len(strand.tokens)} tokens holds {length}")
+
+
+def _checkpoint_weight(page: Page) -> Weight:
+    """Of all that stand on a page. Tails that several of them share count once."""
+    tails = {id(one.tail_cut): one.tail_cut for one in page.checkpoints if one.tail_cut is not None}
+    parts = [*(one.state for one in page.checkpoints), *tails.values()]
+    return sum((Weight(part.nbytes, part.arrays) for part in parts), Weight())

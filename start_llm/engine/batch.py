@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -94,7 +95,12 @@ class Batch:
             logits_processors=[row.processors],
         )
         row.cache = []
+        row.strand.lend(partial(self._copy_of, uid))
         self._rows[uid] = row
+
+    def _copy_of(self, uid: int) -> list[Any]:
+        """Caches with all that was fed of a row, not computed yet."""
+        return cast("list[Any]", self._generator.extract_cache([uid])[uid][0])
 
     def remove(self, row: Row) -> Held | None:
         """Take a row out; None if it is not here."""
@@ -103,7 +109,14 @@ class Batch:
             return None
         del self._rows[uid]
         caches, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
+        # Else the batch as it was stays in memory until the next step.
+        mx.eval([cache.state for cache in (*caches, *self._running.prompt_cache)])
         return Held(cast("list[Any]", caches), len(tokens))
+
+    @property
+    def _running(self) -> Any:
+        """What mlx_lm has no public way to reach; held by `tests/engine/test_batch.py`."""
+        return self._generator._generation_batch  # pyright: ignore[reportPrivateUsage]
 
     def step(self) -> list[Sampled]:
         """One token for each row; rows that were just added give theirs from the next step on."""
@@ -116,13 +129,12 @@ class Batch:
     def _dictate(self) -> None:
         """Put what rows dictate in the place of what was sampled for them: neither has been fed yet.
 
-        mlx_lm has no public way to do this that leaves the caches of the batch alone. What it does with
-        `_next_tokens` is held by `tests/engine/test_batch.py`.
+        mlx_lm has no public way to do this that leaves the caches of the batch alone.
         """
         dictating = {uid: row for uid, row in self._rows.items() if row.dictated}
         if not dictating:
             return
-        running: Any = self._generator._generation_batch  # pyright: ignore[reportPrivateUsage]
+        running = self._running
         for place, uid in enumerate(running.uids):
             if uid in dictating:
                 running._next_tokens[place] = dictating[uid].dictated.popleft()

@@ -92,6 +92,7 @@ class EngineLoop:
         self._guarded(self._drop_cancelled, self._abandon_decoding)
         self._prefill_some()
         self._guarded(self._decode_step, self._abandon_decoding)
+        self._guarded(self._share_memory, list)
         self._report()
 
     def _receive(self) -> None:
@@ -167,7 +168,6 @@ class EngineLoop:
             self._decoder.add(row)
 
     def _decode_step(self) -> None:
-        self._share_memory()
         for sampled in self._decoder.step():
             self._metrics.generated_tokens += 1
             self._guarded(partial(self._accept, sampled), partial(self._abandon_row, sampled.row))

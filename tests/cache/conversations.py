@@ -51,11 +51,6 @@ class Cached(Stepper):
         )
         super().__init__(replace(machinery, cache=self.cache), **changes)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether anybody was left after the last step; if not, the next one would wait for a request."""
-        return bool(self.metrics.waiting or self.metrics.active_rows or self.metrics.prefill)
-
     def step(self, times: int = 1) -> None:
         for _ in range(times):
             super().step()
@@ -188,7 +183,7 @@ class Talkers:
             self.threads.append(turn.prompt)
 
 
-def talk(engine: Cached, talkers: Talkers) -> list[Turn]:
+def talk(engine: Stepper, talkers: Talkers) -> list[Turn]:
     """One to four requests at once, not all in the same step, until all have ended or were given up."""
     turns = [talkers.turn() for _ in range(talkers.rng.choice([1, 1, 2, 3, 4]))]
     waiting = list(turns)
@@ -212,6 +207,6 @@ def talk(engine: Cached, talkers: Talkers) -> list[Turn]:
     return turns
 
 
-def _ask(engine: Cached, turn: Turn, step: int) -> None:
+def _ask(engine: Stepper, turn: Turn, step: int) -> None:
     turn.watched = engine.submit(job(turn.prompt, turn.length, boundaries=turn.boundaries))
     turn.patience = None if turn.patience is None else step + turn.patience

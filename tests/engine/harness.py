@@ -83,6 +83,11 @@ class Stepper:
         with mx.stream(generation_stream):
             self.loop = EngineLoop(self._machinery, self.inbox, self.metrics)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody was left after the last step; if not, the next one would wait for a request."""
+        return bool(self.metrics.waiting or self.metrics.active_rows or self.metrics.prefill)
+
     def submit(self, asked: Job) -> Watched:
         watched = Watched(Generation(asked))
         self.inbox.put(watched.generation)

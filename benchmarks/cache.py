@@ -1,0 +1,131 @@
+"""The speed and the memory of the prompt cache, beside its marks.
+
+    python benchmarks/cache.py [--only SECTION ...] [--family NAME ...] [--lengths N ...] [--rounds N]
+                               [--conversations N]
+
+- `ttft`: a conversation grows turn by turn. Time to its first token through the engine loop, beside what
+  mlx_lm needs for as many new tokens on a cache that is ready, in chunks as long as the engine's longest one.
+  Both take turns; the median of their ratios.
+- `restore`: another conversation copies n tokens out of pages; beside computing them, and for each token. And
+  the next turn of the same one, which is handed its caches.
+- `lookup`: planning a restore of a long prompt, without copying; what taking it in costs for each token.
+- `stored`: bytes after many sessions on one system prompt, beside KV of distinct tokens and kept states.
+- `peak`: highest MLX memory of a growing conversation, weights left out, over the KV that it ends with. The
+  same chunks in mlx_lm's own caches say what attention alone takes.
+- `budget`: after every step of a random run with little room, MLX memory beside the weights over the budget
+  and the caches of live rows, each row counted once: with rows that take turns, and with rows in a batch.
+- `growth`: resident memory of the process along a random run.
+
+Everything runs in this process, on random models. --lengths replaces the prompt lengths of every section but
+the random runs, for a quick look. On Linux start it with the BLAS that install_and_run.py preloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from mlx_lm.generate import generation_stream  # noqa: E402
+
+from benchmarks import cache_memory, cache_speed, servers  # noqa: E402 - found through the line above
+from benchmarks.cache_engine import PAGE, Model, Row, Size, build  # noqa: E402
+
+FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
+USUAL = Size(256, 4)
+FOUR_LAYERS = Size(64, 4)
+SMALL = Size(64, 2)
+LONGEST_OF_USUAL = 8192
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was asked for, and the models that it takes."""
+
+    folder: Path
+    lengths: Sequence[int]
+    rounds: int
+    conversations: int
+
+    def model(self, family: str, size: Size) -> Model:
+        return build(self.folder / f"{family} {size}", family, size)
+
+    def lengths_or(self, *usual: int) -> Sequence[int]:
+        return self.lengths or usual
+
+    def ttft(self, family: str) -> Iterator[Row]:
+        for length in self.lengths_or(8192, 32_768):
+            size = USUAL if length <= LONGEST_OF_USUAL else SMALL
+            yield from cache_speed.ttft(self.model(family, size), length, self.rounds)
+
+    def restore(self, family: str) -> Iterator[Row]:
+        yield from cache_speed.restore(self.model(family, SMALL), self.lengths_or(4096, 8192, 16_384, 32_768))
+
+    def lookup(self, _: str) -> Iterator[Row]:
+        for length in self.lengths_or(100_000):
+            yield from cache_speed.lookup(length)
+
+    def stored(self, family: str) -> Iterator[Row]:
+        for length in self.lengths_or(8192):
+            yield from cache_memory.stored(self.model(family, FOUR_LAYERS), length)
+
+    def peak(self, family: str) -> Iterator[Row]:
+        for length in self.lengths_or(32_768):
+            yield from cache_memory.peak(self.model(family, cache_memory.ONE_HEAD), length)
+
+    def budget(self, family: str) -> Iterator[Row]:
+        yield from cache_memory.budget(self.model(family, SMALL), self.conversations)
+
+    def growth(self, family: str) -> Iterator[Row]:
+        yield from cache_memory.growth(self.model(family, SMALL), self.conversations)
+
+
+SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
+    "ttft": Bench.ttft,
+    "restore": Bench.restore,
+    "lookup": Bench.lookup,
+    "stored": Bench.stored,
+    "peak": Bench.peak,
+    "budget": Bench.budget,
+    "growth": Bench.growth,
+}
+FOR_ANY_FAMILY = ["lookup"]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[], help="tokens; a multiple of 256")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of ttft")
+    parser.add_argument(
+        "--conversations", type=int, default=2000, help="requests of budget and growth, 40 or more"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
+    machine = servers.machine("mlx", "mlx-lm")
+    print(f"{machine}, {mx.default_device()}; float32, pages of {PAGE}\n")
+    print(f"    {shlex.join(['python', 'benchmarks/cache.py', *sys.argv[1:]])}\n")
+    print("| mark | family | size | measured | limit |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name, mx.stream(generation_stream):
+        bench = Bench(Path(name), options.lengths, options.rounds, options.conversations)
+        for section in options.only:
+            for family in [""] if section in FOR_ANY_FAMILY else options.family:
+                for row in SECTIONS[section](bench, FAMILIES.get(family, "")):
+                    print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What both halves of the cache benchmark share: tiny models, an engine with a cache, rows of the table."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from scripts import tiny_models
+from start_llm.cache.eviction import Limits
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.events import Finished
+from start_llm.engine.loop import Machinery
+from start_llm.models.loader import load
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.engine.harness import Stepper, Watched, job
+
+PAGE = 256
+"""Tokens of a page: the default of the setting."""
+PLENTY = 10**12
+CHUNK = 512
+REPLY_TOKENS = 8
+TAIL_TOKENS = 4
+"""Tokens behind the last message: they open the reply."""
+VOCABULARY = 1500
+MOST_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a tiny model is made of, beside its family."""
+
+    hidden: int
+    layers: int
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __str__(self) -> str:
+        told = "".join(f", {key} {value}" for key, value in self.config.items())
+        return f"hidden {self.hidden}, {self.layers} layers{told}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    mark: str
+    family: str
+    size: str
+    measured: str
+    limit: str = ""
+
+    def __str__(self) -> str:
+        return f"| {self.mark} | {self.family} | {self.size} | {self.measured} | {self.limit} |"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A tiny model in this process. Its replies are as long as they are asked to be."""
+
+    family: str
+    size: Size
+    machinery: Machinery
+    layers: Layers
+
+    @property
+    def network(self) -> Any:
+        return self.machinery.network
+
+    def compute(self, ids: Sequence[int], caches: list[Any], chunk: int = CHUNK) -> None:
+        """Prefill without an engine."""
+        for start in range(0, len(ids), chunk):
+            self.network(mx.array([ids[start : start + chunk]]), cache=caches)
+            mx.eval([cache.state for cache in caches])
+            mx.clear_cache()
+
+    def bytes_of(self) -> Bytes:
+        caches = self.layers.fresh()
+        self.compute(prompt(PAGE), caches)
+        return Bytes(
+            self.layers.view(caches, 0, PAGE).nbytes // PAGE if self.layers.is_sliced else 0,
+            self.layers.state(caches).nbytes,
+        )
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What the state of a model takes: for each token, and once (windows that are full, recurrent layers)."""
+
+    token: int
+    state: int
+
+    def of(self, tokens: int) -> int:
+        return self.token * tokens + self.state
+
+
+def build(folder: Path, family: str, size: Size) -> Model:
+    tiny_models.build(family, folder, hidden=size.hidden, layers=size.layers, **size.config)
+    loaded = load(folder)
+    machinery = Machinery(
+        loaded.network, loaded.tokenizer.token_bytes, frozenset(), most_rows=4, batches=True
+    )
+    return Model(family, size, machinery, Layers(loaded.network))
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Token ids that are the same in every run."""
+    chosen = random.Random(seed)
+    return tuple(chosen.randrange(VOCABULARY) for _ in range(length))
+
+
+class CachedEngine(Stepper):
+    """An engine loop with a prompt cache, on this thread. `after_step` is called after every step."""
+
+    def __init__(
+        self,
+        model: Model,
+        budget: int = PLENTY,
+        *,
+        page_size: int = PAGE,
+        network: Any = None,
+        batches: bool = True,
+    ) -> None:
+        self.layers = model.layers
+        self.cached = CacheMetrics()
+        self.cache = PromptCache(
+            model.layers, limits=Limits(budget_bytes=budget), page_size=page_size, metrics=self.cached
+        )
+        self.after_step: Callable[[], None] = lambda: None
+        machinery = replace(model.machinery, cache=self.cache, batches=batches)
+        super().__init__(machinery, network=network or model.network)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            super().step()
+            self.after_step()
+
+    def live_bytes(self) -> int:
+        """Caches of running rows, and of batches with their padding."""
+        live = self.cache._store.live_weight  # pyright: ignore[reportPrivateUsage]
+        return live.nbytes + self.cache.beside_bytes
+
+
+class Conversation:
+    """A growing prompt with its messages."""
+
+    def __init__(self, engine: CachedEngine, system: Sequence[int] = ()) -> None:
+        self.engine = engine
+        self.ids = tuple(system)
+        self._ends = [len(system)] if system else []
+
+    def submit(self, new: Sequence[int]) -> Watched:
+        """Ask with these tokens more; the last of them open the reply."""
+        self.ids += tuple(new)
+        self._ends.append(len(self.ids) - TAIL_TOKENS)
+        return self.engine.submit(job(self.ids, REPLY_TOKENS, boundaries=tuple(self._ends)))
+
+    def finish(self, watched: Watched) -> int:
+        """Take the reply in. Returns how many tokens of the prompt were computed."""
+        self.engine.finish(watched, most_steps=MOST_STEPS)
+        if not isinstance(watched.ending, Finished):
+            raise SystemExit(f"The engine failed: {watched.ending}")
+        self.ids += tuple(watched.tokens)
+        return watched.ending.usage.prompt - watched.ending.usage.cached
+
+    def ask(self, new: Sequence[int]) -> int:
+        return self.finish(self.submit(new))
+
+
+def active_bytes() -> int:
+    """Bytes that MLX's arrays hold, once nothing waits to be collected."""
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()

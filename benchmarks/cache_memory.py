@@ -1,0 +1,146 @@
+"""The memory marks of the prompt cache; `benchmarks/cache.py` runs them and says what they are."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+
+from benchmarks.cache_engine import (
+    REPLY_TOKENS,
+    CachedEngine,
+    Conversation,
+    Model,
+    Row,
+    Size,
+    active_bytes,
+    prompt,
+)
+from tests.cache.conversations import Talkers, talk
+from tests.engine.harness import Wrapped
+
+ONE_HEAD = Size(64, 4, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 128})
+"""Without a fused kernel, attention takes memory for each head, and would hide the cache's."""
+SESSIONS = 20
+SESSION_TOKENS = 500
+TURNS = 10
+SMALL_BUDGET_TOKENS = 1_000
+SMALL_PAGE = 32
+REMEMBERED = 6
+"""The conversations that `Talkers` may go on with, beside the first."""
+
+
+def stored(model: Model, system_tokens: int) -> Iterator[Row]:
+    """Bytes stored after many sessions with one system prompt, beside those of the distinct tokens."""
+    engine, system = CachedEngine(model), prompt(system_tokens)
+    for seed in range(1, SESSIONS + 1):
+        Conversation(engine, system).ask(prompt(SESSION_TOKENS, seed))
+    tokens = system_tokens + SESSIONS * (SESSION_TOKENS + REPLY_TOKENS)
+    states = engine.cached.checkpoints + engine.cached.strands if model.layers.has_state else 0
+    one = model.bytes_of()
+    held, ideal = engine.cached.stored_bytes, one.token * tokens + one.state * states
+    told = (
+        f"{SESSIONS} sessions of {SESSION_TOKENS} on {system_tokens:,} tokens, {states} states; {model.size}"
+    )
+    measured = f"{held / ideal:.3f} ({held / 1e6:.1f} of {ideal / 1e6:.1f} MB)"
+    yield Row("stored / ideal", model.family, told, measured, "<= 1.05")
+
+
+# ------------------------------------------------------------------------------------------------------- peak
+
+
+def peak(model: Model, length: int) -> Iterator[Row]:
+    """Highest memory of a conversation, in units of the KV that it has in the end."""
+    needed = model.bytes_of().of(length)
+    chunks: list[int] = []
+    ours, between = _highest(lambda after_step: _grow(model, length, chunks, after_step))
+    bare, _ = _highest(lambda _: _compute_bare(model, chunks))
+    told = f"{length:,} tokens in {TURNS} turns, chunks up to {max(chunks)}; {model.size}"
+    for mark, held, limit in (
+        ("peak / final KV", ours, "<= 1.3"),
+        ("peak / final KV, bare mlx_lm, same chunks", bare, ""),
+        ("highest between two steps / final KV", between, ""),
+    ):
+        yield Row(mark, model.family, told, f"{held / needed:.2f} ({held / 1e6:.0f} MB)", limit)
+
+
+def _highest(run: Callable[[Callable[[], None]], None]) -> tuple[int, int]:
+    """The most bytes that a run takes at any moment, and the most at the moments that it names."""
+    before, named = active_bytes(), [0]
+    mx.reset_peak_memory()
+    run(lambda: named.append(mx.get_active_memory() - before))
+    return mx.get_peak_memory() - before, max(named)
+
+
+def _grow(model: Model, length: int, chunks: list[int], after_step: Callable[[], None]) -> None:
+    """A conversation through the engine; `chunks` gets the lengths of what it computes."""
+    engine = CachedEngine(model, network=Wrapped(model.network, lambda shape: chunks.append(shape[-1])))
+    engine.after_step = after_step
+    conversation = Conversation(engine)
+    for seed in range(TURNS):
+        conversation.ask(prompt(length // TURNS - REPLY_TOKENS, seed))
+
+
+def _compute_bare(model: Model, chunks: list[int]) -> None:
+    caches = model.layers.fresh()
+    for length in chunks:
+        model.compute(prompt(length), caches, chunk=length)
+
+
+# ----------------------------------------------------------------------------------- random runs, little room
+
+
+def budget(model: Model, rounds: int) -> Iterator[Row]:
+    """What MLX holds beside the weights after each step, as a share of what it may hold."""
+    room = model.bytes_of().of(SMALL_BUDGET_TOKENS)
+    for batches, what in ((False, "rows take turns"), (True, "rows share a batch")):
+        shares = _shares(model, room, rounds, batches)
+        told = f"budget {room / 1e6:.1f} MB, {what}, {rounds} requests; {model.size}"
+        over = sum(share > 1 for share in shares)
+        measured = f"{max(shares):.3f}, {over} of {len(shares):,} samples over 1"
+        yield Row("held / (budget + live rows)", model.family, told, measured, "<= 1.0")
+
+
+def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
+    engine = CachedEngine(model, room, page_size=SMALL_PAGE, batches=batches)
+    before, shares = active_bytes(), list[float]()
+
+    def sample() -> None:
+        held = mx.get_active_memory() - before
+        shares.append(held / (room + engine.live_bytes()))
+
+    engine.after_step = sample
+    for _ in _random_run(engine, rounds):
+        pass
+    return shares
+
+
+def growth(model: Model, conversations: int) -> Iterator[Row]:
+    """Resident memory after a quarter of the conversations, and after all of them."""
+    engine = CachedEngine(model, model.bytes_of().of(SMALL_BUDGET_TOKENS), page_size=SMALL_PAGE)
+    resident = [0]
+    for done in _random_run(engine, conversations):
+        if len(resident) * conversations <= 4 * done:
+            resident.append(_resident_bytes())
+    first, *_, last = resident[1:]
+    told = f"conversation {conversations // 4:,} to {conversations:,}; {model.size}"
+    quarters = ", ".join(f"{held / 1e6:.1f}" for held in resident[1:])
+    measured = f"{last / first - 1:+.1%} ({quarters} MB)"
+    yield Row("growth of resident memory", model.family, told, measured, "< 5 %")
+
+
+def _random_run(engine: CachedEngine, conversations: int) -> Iterator[int]:
+    """Random conversations; after each group of them, how many there were."""
+    talkers, done = Talkers(random.Random(7)), 0
+    while done < conversations:
+        done += len(talk(engine, talkers))
+        del talkers.threads[1:-REMEMBERED]
+        yield done
+
+
+def _resident_bytes() -> int:
+    command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
+    return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,0 +1,225 @@
+"""The speed marks of the prompt cache; `benchmarks/cache.py` runs them and says what they are."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+
+from benchmarks.cache_engine import (
+    PAGE,
+    PLENTY,
+    REPLY_TOKENS,
+    CachedEngine,
+    Conversation,
+    Model,
+    Row,
+    prompt,
+)
+from start_llm.cache.eviction import Limits
+from start_llm.cache.layers import Layers
+from start_llm.cache.plan import plan_restore
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.fakes import FakeLayers
+from tests.engine.harness import Wrapped
+
+NEW_TOKENS = 200
+FORKS = 11
+LOOKUP_CHUNK = 512
+STATES = {"attention": (False, 0), "with state": (True, 1000), "one early state": (True, 1)}
+"""Whether the caches have state, and at how many stops of a prefill it was kept and is still there."""
+
+
+# ------------------------------------------------------------------------------------------------------- ttft
+
+
+def ttft(model: Model, length: int, rounds: int) -> Iterator[Row]:
+    """A warm turn through the engine beside the same number of tokens on a ready cache."""
+    chunks: list[int] = []
+    engine = CachedEngine(model, network=Wrapped(model.network, lambda shape: chunks.append(shape[-1])))
+    conversation, caches = Conversation(engine), model.layers.fresh()
+    conversation.ask(prompt(length))
+    model.compute(prompt(length + REPLY_TOKENS), caches)
+    pairs: list[tuple[float, float]] = []
+    for seed in range(rounds + 1):
+        chunks.clear()
+        new = prompt(NEW_TOKENS, seed)
+        ours = _served(conversation, new)
+        pairs.append((ours, _bare(model, caches, new, max(chunks))))
+    yield _ttft_row(model, length, pairs[1:])
+
+
+def _ttft_row(model: Model, length: int, pairs: list[tuple[float, float]]) -> Row:
+    ratio = statistics.median(ours / bare for ours, bare in pairs)
+    ours, bare = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
+    told = f"{length:,} + {NEW_TOKENS} a turn, median of {len(pairs)}; {model.size}"
+    measured = f"{ratio:.3f} ({ours:.1f} ms beside {bare:.1f} ms)"
+    return Row("warm TTFT / bare mlx_lm", model.family, told, measured, "<= 1.15")
+
+
+def _served(conversation: Conversation, new: Sequence[int]) -> float:
+    """Seconds to the first token; then the rest of the reply."""
+    began = time.perf_counter()
+    watched = conversation.submit(new)
+    conversation.engine.step_until(lambda: watched.tokens)
+    seconds = time.perf_counter() - began
+    if (computed := conversation.finish(watched)) != len(new):
+        raise SystemExit(f"The engine computed {computed} tokens of a turn with {len(new)} new ones.")
+    return seconds
+
+
+def _bare(model: Model, caches: list[Any], new: Sequence[int], chunk: int) -> float:
+    """The same through mlx_lm's own loop, in chunks of the same length."""
+    began = time.perf_counter()
+    steps = generate_step(
+        mx.array(list(new)),
+        model.network,
+        max_tokens=REPLY_TOKENS,
+        prompt_cache=caches,
+        prefill_step_size=chunk,
+    )
+    next(steps)
+    seconds = time.perf_counter() - began
+    list(steps)
+    return seconds
+
+
+# ---------------------------------------------------------------------------------------------------- restore
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Seconds that `tokens` tokens take: to compute, to copy out of pages, to be handed over."""
+
+    tokens: int
+    computed: float
+    copied: float
+    handed_over: float
+
+
+def restore(model: Model, lengths: Sequence[int]) -> Iterator[Row]:
+    """What a restore costs beside computing, and whether it costs the same for each token."""
+    measured = [_restored(model, length) for length in lengths]
+    for one in measured:
+        per_token = 1e6 * one.copied / one.tokens
+        told = f"{one.tokens:,} tokens, median of {FORKS}; {model.size}"
+        limit = "<= 2 %" if one.tokens >= 32_768 else ""
+        copied = f"{one.copied / one.computed:.2%} ({1000 * one.copied:.2f} ms of {one.computed:.2f} s)"
+        yield Row("copied / computed", model.family, told, copied, limit)
+        yield Row("copied, for each token", model.family, told, f"{per_token:.3f} µs", "flat")
+        yield Row("handed over", model.family, told, f"{1000 * one.handed_over:.2f} ms")
+
+
+def _new_cache(layers: Layers) -> PromptCache:
+    limits = Limits(budget_bytes=PLENTY)
+    return PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics())
+
+
+def _restored(model: Model, length: int) -> Restored:
+    """A conversation that begins like an earlier one ends in pages; others go on from them."""
+    kept, shared = _new_cache(model.layers), prompt(length)
+    _compute(model, kept, (*shared[:PAGE], *prompt(PAGE, 1)), (PAGE, 2 * PAGE - 1))
+    began = time.perf_counter()
+    _compute(model, kept, (*shared, 1, 2, 3), (PAGE, length))
+    computed = time.perf_counter() - began
+    copies = [_copied(kept, (*shared, 4, seed, 5), length) for seed in range(FORKS + 1)]
+    copied = statistics.median(seconds for seconds, _ in copies[1:])
+    return Restored(length, computed, copied, _handed_over(model.layers, copies[0][1], shared))
+
+
+def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: tuple[int, ...]) -> None:
+    """A row's life without an engine: it stops where state is kept, and leaves its caches to the cache."""
+    opened = kept.open(ids, b"", boundaries)
+    strand = opened.strand
+    for stop in (*opened.stops, len(ids)):
+        new = ids[len(strand.tokens) : stop]
+        model.compute(new, strand.caches)
+        kept.grew(strand, new, keep_state=stop in opened.stops)
+    kept.close(strand, strand.caches, ids)
+
+
+def _copied(kept: PromptCache, ids: tuple[int, ...], length: int) -> tuple[float, list[Any]]:
+    """Seconds until another conversation has caches of `length` tokens, and these caches."""
+    began = time.perf_counter()
+    strand = kept.open(ids, b"", ()).strand
+    seconds = time.perf_counter() - began
+    if len(strand.tokens) != length:
+        raise SystemExit(f"{len(strand.tokens)} tokens were restored, and not {length}.")
+    caches = strand.caches
+    kept.discard(strand)
+    return seconds, caches
+
+
+def _handed_over(layers: Layers, caches: list[Any], ids: tuple[int, ...]) -> float:
+    """Seconds until the next turn has the caches of a conversation that was left with `ids`."""
+    kept = _new_cache(layers)
+    kept.close(kept.open((*ids, 1), b"", ()).strand, caches, ids)
+    seconds: list[float] = []
+    for _ in range(FORKS):
+        began = time.perf_counter()
+        strand = kept.open((*ids, 1, 2), b"", ()).strand
+        seconds.append(time.perf_counter() - began)
+        if len(strand.tokens) != len(ids):
+            raise SystemExit(f"{len(strand.tokens)} tokens were handed over, and not {len(ids)}.")
+        kept.close(strand, strand.caches, ids)
+    return statistics.median(seconds)
+
+
+# ----------------------------------------------------------------------------------------------------- lookup
+
+
+def lookup(length: int) -> Iterator[Row]:
+    """Plans for prompts of which much is stored, over caches that compute nothing."""
+    ids, other = prompt(length), prompt(length, 1)
+    half = length // 2
+    prompts = {
+        "the next turn": (*ids, *other[:NEW_TOKENS]),
+        "another end": (*ids[:-NEW_TOKENS], *other[:NEW_TOKENS]),
+        "another half": (*ids[:half], *other[half:]),
+    }
+    for name, (has_state, states) in STATES.items():
+        kept = _new_cache(FakeLayers(has_state=has_state))
+        yield _growing_row(name, _insert(kept, ids, states), length)
+        for what, asked in prompts.items():
+            milliseconds = 1000 * statistics.median(_plan_seconds(kept, asked, has_state) for _ in range(9))
+            told = f"{length:,} tokens, {what}"
+            yield Row("lookup", name, told, f"{milliseconds:.2f} ms", "< 20 ms")
+
+
+def _insert(kept: PromptCache, ids: tuple[int, ...], states: int) -> list[float]:
+    """Take a prompt in as a prefill does, with state at the first few stops. The seconds of each chunk."""
+    opened = kept.open(ids, b"", ())
+    strand, seconds = opened.strand, list[float]()
+    ends = sorted({*opened.stops, *range(LOOKUP_CHUNK, len(ids), LOOKUP_CHUNK), len(ids)})
+    for end in ends:
+        new = ids[len(strand.tokens) : end]
+        strand.caches[0].feed(new)
+        began = time.perf_counter()
+        kept.grew(strand, new, keep_state=end in opened.stops[:states])
+        seconds.append(time.perf_counter() - began)
+    kept.close(strand, strand.caches, ids)
+    return seconds
+
+
+def _growing_row(name: str, seconds: list[float], length: int) -> Row:
+    quarter = len(seconds) // 4
+    growth = statistics.median(seconds[-quarter:]) / statistics.median(seconds[:quarter])
+    measured = f"{1e6 * sum(seconds) / length:.2f} µs for each; last quarter of chunks / first {growth:.2f}"
+    return Row("taking in", name, f"{length:,} tokens, chunks of {LOOKUP_CHUNK}", measured, "linear")
+
+
+def _plan_seconds(kept: PromptCache, ids: tuple[int, ...], has_state: bool) -> float:
+    # There is no public way to plan without doing it.
+    tree, root = kept._store.tree, kept._root(b"")  # pyright: ignore[reportPrivateUsage]
+    began = time.perf_counter()
+    plan = plan_restore(root, tree.match(root, ids[:-1]), ids, has_state=has_state)
+    seconds = time.perf_counter() - began
+    if not plan.length:
+        raise SystemExit("Nothing was found of a prompt that is stored.")
+    return seconds
