@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 type Arrays = tuple[mx.array, ...]
 """Arrays of one leaf."""
@@ -226,7 +226,8 @@ class Layers:
 
     def arrays(self, caches: Sequence[Any]) -> int:
         """How many arrays the caches are."""
-        return sum(len(_table_row(leaf).arrays(leaf)) for leaf in _leaves(caches) if not leaf.empty())
+        states = [leaf.state for leaf in _leaves(caches) if not leaf.empty()]
+        return sum(isinstance(value, mx.array) for _, value in tree_flatten(states))
 
     def sliced_nbytes(self, caches: Sequence[Any]) -> int:
         """Bytes of the sliced leaves alone."""
@@ -261,11 +262,6 @@ def _kind_name(leaf: Any) -> str:
     """The class; a window that keeps its first tokens for good has no row."""
     name = type(leaf).__name__
     return f"{name}(keep={leaf.keep})" if getattr(leaf, "keep", 0) else name
-
-
-def _table_row(leaf: Any) -> _Sliced | _Whole:
-    name = _kind_name(leaf)
-    return _SLICED[name] if name in _SLICED else _WHOLE[name]
 
 
 def _sliced(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:
