@@ -15,7 +15,9 @@ type Enough = Callable[[], bool]
 
 _MOST_ARRAYS = 250_000
 """Metal fails for good at 499,000 live buffers; running rows and weights need theirs."""
-_SLACK = 0.05
+_RESERVE = 0.02
+"""Share of the budget for what counting bytes does not see: allocators round up, a step has its own arrays."""
+_SLACK = 0.07
 """Share of the budget that is let go beyond what is needed, so that not every chunk looks for something."""
 _CHECKPOINTS_SHARE = 0.3
 _MOST_ENDS_UNDER_PRESSURE = 24
@@ -69,7 +71,7 @@ class Evictor:
             self._drop_unused(now, self.limits.unused_s)
         if self.limits.most_ends is not None:
             self._drop_ends_beyond(self.limits.most_ends)
-        if self._is_beyond(live, slack=0):
+        if self._is_beyond(live, slack=_RESERVE):
             self._relieve(now, live)
         return self.evicted > before
 
