@@ -16,7 +16,7 @@ type Enough = Callable[[], bool]
 _MOST_ARRAYS = 250_000
 """Metal fails for good at 499,000 live buffers; running rows and weights need theirs."""
 _RESERVE = 0.02
-"""Share of the budget for what counting bytes does not see: allocators round up, a step has its own arrays."""
+"""Share of the budget for what counting does not see: allocators round up, steps have arrays of theirs."""
 _SLACK = 0.07
 """Share of the budget that is let go beyond what is needed, so that not every chunk looks for something."""
 _CHECKPOINTS_SHARE = 0.3
