@@ -130,10 +130,12 @@ def test_usage_comes_back_with_cached_tokens(proxied: Proxied, stream: bool):
     body: dict[str, Any] = {"model": "m", "messages": MESSAGES, "max_tokens": 2, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    answer = proxied.ask(CHAT, body)
+    for _ in range(2):
+        answer = proxied.ask(CHAT, body)
     last = json.loads(answer.text.strip().split("data: ")[-2]) if stream else answer.json
-    assert last["usage"]["completion_tokens"] == 2
-    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    usage = last["usage"]
+    assert usage["completion_tokens"] == 2
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 > 0
 
 
 @pytest.mark.parametrize(
