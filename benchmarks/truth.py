@@ -11,8 +11,8 @@ against itself after every step.
 Each reply is compared with what an engine without a cache says to the same prompt. They have to be equal
 token by token, but for near-ties: where the two highest logits of the reference are less than 0.001 apart,
 either may win, and the rest of that reply is not compared. At most one tie for each 5,000 tokens is allowed.
-After each round one more prompt is restored, and its logits may differ from a fresh computation's by less
-than 0.0001.
+After each round one more prompt is restored, and its logits may differ from those of a fresh computation by
+less than 0.0001: of the nearest of several, since computing a prompt in other pieces changes them too.
 
 What is wrong is printed with the number of its conversation; `--first` with that number plays it again.
 Chunks follow the measured speed, so a second run is not the same in every detail. Ends with status 1 if
