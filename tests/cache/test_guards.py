@@ -237,6 +237,34 @@ def test_the_caches_of_a_running_row_are_nobody_elses():
     assert running.strand.caches[0].holds(PROMPT[:-1])
 
 
+def test_a_short_request_does_not_cut_up_the_caches_of_a_running_row():
+    counter = Counter()
+    running = counter.begin(PROMPT)
+    counter.serve((*PROMPT[:12], 99))
+    assert running.strand.caches[0].holds(PROMPT[:-1])
+    counter.end(running, [*PROMPT, *REPLY])
+    assert counter.known((*PROMPT, *REPLY, 9)) == len(PROMPT) + len(REPLY)
+
+
+def test_caches_are_handed_over_for_their_own_tokens_alone():
+    """The pages of the prompt lie in them first, and elsewhere then."""
+    counter = Counter()
+    long = counter.begin((*PROMPT[:8], *OTHER), boundaries=(3,))
+    fork = counter.begin((*PROMPT[:8], *REPLY * 3))
+    counter.end(long, (*PROMPT[:8], *OTHER))
+    counter.end(fork, (*PROMPT[:8], *REPLY * 3))
+    assert counter.known((*PROMPT[:8], *REPLY * 3, 9)) == 17
+
+
+def test_what_two_rows_computed_side_by_side_is_kept_once():
+    counter = Counter()
+    rows = [counter.begin(PROMPT[:3]) for _ in range(2)]
+    for row in rows:
+        counter.end(row, PROMPT[:3])
+    assert counter.metrics.strands == 1
+    assert counter.metrics.stored_bytes == 3 * BYTES_OF_A_TOKEN
+
+
 def test_a_page_lies_where_its_own_tokens_are():
     """A row that failed shares its first page with one, and all of its pages with nobody."""
     counter = Counter()

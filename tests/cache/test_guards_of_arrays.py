@@ -108,6 +108,18 @@ def active_bytes() -> int:
     return mx.get_active_memory()
 
 
+def test_caches_that_came_out_of_a_batch_keep_nothing_of_it():
+    before = active_bytes()
+    batch = mx.zeros((4, 1000, 64)) + 1
+    caches = Network().make_cache()
+    caches[2][0] = batch[:1]
+    mx.eval(batch, caches[2].state)
+    layers = Layers(Network())
+    layers.settle(caches)
+    del batch
+    assert active_bytes() - before < layers.nbytes(caches) + SLACK
+
+
 @pytest.mark.parametrize("keeps", ["the caches", "one page"])
 def test_caches_that_were_taken_apart_are_nothing_but_their_pages(keeps):
     before = active_bytes()
