@@ -1,0 +1,412 @@
+"""Each test here holds one guard of the cache, which `tests/mutants` takes away to see whether it turns red.
+
+Nothing here reads the insides of a decision: what is asked is what a prompt gets back, and what is held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from start_llm.cache import integrity, pages
+from start_llm.cache.eviction import Limits
+from start_llm.cache.ledger import Ledger
+from start_llm.cache.pages import PageTree
+from start_llm.cache.prompt_cache import Opened, PromptCache
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeLayers, OutOfMemory
+
+PAGE = 4
+PROMPT = tuple(range(10, 29))
+"""Four full pages, and three tokens."""
+OTHER = tuple(range(50, 69))
+REPLY = (1, 2, 3)
+PLENTY = 10**9
+
+
+class Clock:
+    """Seconds, set by the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class Counter:
+    """A cache whose prompts are computed from their beginning to their end, and checked at every step."""
+
+    def __init__(self, *, has_state: bool = False, identity: bytes = b"", **limits: Any) -> None:
+        self.layers = FakeLayers(has_state=has_state)
+        self.metrics = CacheMetrics()
+        self.clock = Clock()
+        self.cache = PromptCache(
+            self.layers,
+            limits=Limits(**{"budget_bytes": PLENTY, "unused_s": 0, "most_ends": 10**6} | limits),
+            page_size=PAGE,
+            metrics=self.metrics,
+            identity=identity,
+            clock=self.clock,
+        )
+
+    def open(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+        """What is given back was computed from these very tokens."""
+        opened = self.cache.open(tuple(ids), salt, boundaries)
+        known = opened.strand.tokens
+        assert known == list(ids[: len(known)])
+        assert len(known) < len(ids)
+        assert opened.strand.caches[0].holds(known)
+        return opened
+
+    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+        """Everything but the last token is computed."""
+        opened = self.open(ids, boundaries, salt)
+        self.compute(opened, ids, len(ids) - 1)
+        return opened
+
+    def compute(self, opened: Opened, ids: Sequence[int], end: int) -> None:
+        for stop in [*(stop for stop in opened.stops if stop < end), end]:
+            chunk = ids[len(opened.strand.tokens) : stop]
+            opened.strand.caches[0].feed(chunk)
+            self.cache.grew(opened.strand, chunk, keep_state=stop in opened.stops)
+        self.cache.check_integrity()
+
+    def end(self, opened: Opened, tokens: Sequence[int]) -> None:
+        """`tokens` is the prompt and the reply."""
+        opened.strand.caches[0].feed(tokens[len(opened.strand.tokens) :])
+        self.cache.close(opened.strand, opened.strand.caches, tokens)
+        self.cache.check_integrity()
+
+    def serve(
+        self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = (), salt: bytes = b""
+    ) -> int:
+        """How many tokens were known."""
+        before = self.metrics.reused_tokens
+        self.end(self.begin(ids, boundaries, salt), [*ids, *reply])
+        return self.metrics.reused_tokens - before
+
+    def known(self, ids: Sequence[int], salt: bytes = b"") -> int:
+        """How many tokens of a prompt would not have to be computed; the prompt is given up at once."""
+        opened = self.open(ids, salt=salt)
+        length = len(opened.strand.tokens)
+        self.end(opened, opened.strand.tokens)
+        return length
+
+    def cut_up(self) -> None:
+        """Whatever rests is cut into pages."""
+        for strand in self.cache._store.strands:
+            if not strand.is_live:
+                self.cache._store.dissolve(strand)
+        self.cache.check_integrity()
+
+
+# --------------------------------------------------------------------------------------------- whose KV it is
+
+
+def test_nothing_computed_by_other_weights_is_given_back():
+    counter = Counter(identity=b"one")
+    counter.serve(PROMPT)
+    counter.cache.identity = b"two"
+    assert counter.known((*PROMPT, 1)) == 0
+    counter.cache.identity = b"one"
+    assert counter.known((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_nothing_of_one_tenant_is_given_to_another():
+    counter = Counter()
+    counter.serve(PROMPT, salt=b"one")
+    assert counter.known((*PROMPT, 1), b"two") == 0
+    assert counter.known((*PROMPT, 1), b"one") == len(PROMPT)
+
+
+def test_a_tenant_cannot_name_itself_into_another_model():
+    counter = Counter(identity=b"model")
+    counter.serve(PROMPT, salt=b"+one")
+    counter.cache.identity = b"model+"
+    assert counter.known((*PROMPT, 1), b"one") == 0
+
+
+def test_tokens_with_the_same_key_as_others_do_not_get_their_kv(monkeypatch):
+    """As if the hash were one of the position alone."""
+    for module in (pages, integrity):
+        monkeypatch.setattr(
+            module, "page_key", lambda parent, tokens: hashlib.blake2b(parent, digest_size=16).digest()
+        )
+    counter = Counter()
+    counter.serve(PROMPT)
+    assert counter.serve(OTHER) == 0
+    assert counter.known((*PROMPT, 1)) == len(PROMPT)
+    assert counter.known((*OTHER, 1)) == len(OTHER)
+
+
+# --------------------------------------------------------------------------------------------- how much of it
+
+
+def test_a_prompt_that_is_nearly_known_computes_only_the_rest():
+    counter = Counter()
+    counter.serve(PROMPT)
+    assert counter.known((*PROMPT[:-1], 99, 98)) == len(PROMPT) - 1
+    counter.cut_up()
+    assert counter.known((*PROMPT[:10], 99)) == 10
+    assert counter.known((*PROMPT[:-1], 99, 98)) == len(PROMPT) - 1
+
+
+def test_what_is_behind_the_last_full_page_stays_when_caches_are_cut_up():
+    counter = Counter()
+    counter.serve(PROMPT, REPLY)
+    counter.cut_up()
+    assert counter.known((*PROMPT, *REPLY, 9)) == len(PROMPT) + len(REPLY)
+
+
+def test_a_prompt_that_was_given_up_is_not_copied_when_it_is_asked_again():
+    counter = Counter()
+    gone = counter.open(PROMPT, boundaries=(18,))
+    counter.compute(gone, PROMPT, 11)
+    caches = gone.strand.caches
+    counter.end(gone, PROMPT[:11])
+    assert counter.open(PROMPT, boundaries=(18,)).strand.caches is caches
+
+
+def test_an_edited_end_of_a_message_goes_on_from_the_state_in_front_of_it():
+    counter = Counter(has_state=True)
+    counter.serve(PROMPT, REPLY, boundaries=(9, 14))
+    assert counter.serve((*PROMPT[:12], 9, 9), boundaries=(9, 13)) == 9
+    assert counter.known((*PROMPT[:16], 9, 9)) == 14
+
+
+def test_state_is_given_back_for_the_tokens_that_it_was_computed_from():
+    counter = Counter(has_state=True)
+    counter.serve(PROMPT, boundaries=(6, 13, 18))
+    for end in (6, 18):
+        counter.open((*PROMPT[:end], 99, 98, 97))
+
+
+def test_the_state_at_the_end_stays_when_caches_are_cut_up():
+    counter = Counter(has_state=True)
+    counter.serve(PROMPT, REPLY)
+    counter.cut_up()
+    assert counter.known((*PROMPT, *REPLY, 9)) == len(PROMPT) + len(REPLY)
+
+
+# -------------------------------------------------------------------------------------- whose caches go where
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_another_answer_to_the_same_prompt_starts_in_front_of_the_first_one(has_state):
+    """The caches of the first are handed over, and put back to the end of what both share."""
+    counter = Counter(has_state=has_state)
+    first = counter.begin(PROMPT, boundaries=(9, 17))
+    caches = first.strand.caches
+    counter.end(first, [*PROMPT, *range(200, 212)])
+    again = counter.begin((*PROMPT[:18], 7, 7), boundaries=(9, 17))
+    assert again.strand.caches is caches
+    counter.end(again, [*PROMPT[:18], 7, 7, 8])
+    assert counter.known((*PROMPT, *range(200, 212), 9)) <= 18, "the first reply was written over"
+
+
+def test_a_side_request_gets_a_copy_and_the_conversation_keeps_its_caches():
+    counter = Counter()
+    main = counter.begin(PROMPT, boundaries=(17,))
+    caches = main.strand.caches
+    counter.end(main, [*PROMPT, *REPLY])
+    side = counter.begin((*PROMPT[:9], 99, 98))
+    assert side.strand.caches is not caches
+    counter.end(side, (*PROMPT[:9], 99, 98))
+    assert counter.open((*PROMPT, *REPLY, 9)).strand.caches is caches
+
+
+def test_a_short_request_does_not_dissolve_the_caches_of_a_longer_conversation():
+    counter = Counter()
+    main = counter.begin(PROMPT)
+    caches = main.strand.caches
+    counter.end(main, [*PROMPT, *REPLY])
+    counter.serve((*PROMPT[:16], 99, 98))
+    assert counter.open((*PROMPT, *REPLY, 9)).strand.caches is caches
+
+
+def test_the_caches_of_a_running_row_are_nobody_elses():
+    counter = Counter()
+    running = counter.begin(PROMPT, boundaries=(3,))
+    beside = counter.open((*PROMPT[:12], 99))
+    assert beside.strand.caches[0] is not running.strand.caches[0]
+    assert running.strand.caches[0].holds(PROMPT[:-1])
+
+
+def test_a_short_request_does_not_cut_up_the_caches_of_a_running_row():
+    counter = Counter()
+    running = counter.begin(PROMPT)
+    counter.serve((*PROMPT[:12], 99))
+    assert running.strand.caches[0].holds(PROMPT[:-1])
+    counter.end(running, [*PROMPT, *REPLY])
+    assert counter.known((*PROMPT, *REPLY, 9)) == len(PROMPT) + len(REPLY)
+
+
+def test_caches_are_handed_over_for_their_own_tokens_alone():
+    """The pages of the prompt lie in them first, and elsewhere then."""
+    counter = Counter()
+    long = counter.begin((*PROMPT[:8], *OTHER), boundaries=(3,))
+    fork = counter.begin((*PROMPT[:8], *REPLY * 3))
+    counter.end(long, (*PROMPT[:8], *OTHER))
+    counter.end(fork, (*PROMPT[:8], *REPLY * 3))
+    assert counter.known((*PROMPT[:8], *REPLY * 3, 9)) == 17
+
+
+def test_what_two_rows_computed_side_by_side_is_kept_once():
+    counter = Counter()
+    rows = [counter.begin(PROMPT[:3]) for _ in range(2)]
+    for row in rows:
+        counter.end(row, PROMPT[:3])
+    assert counter.metrics.strands == 1
+    assert counter.metrics.stored_bytes == 3 * BYTES_OF_A_TOKEN
+
+
+def test_a_page_lies_where_its_own_tokens_are():
+    """A row that failed shares its first page with one, and all of its pages with nobody."""
+    counter = Counter()
+    beside = counter.begin((*PROMPT[:4], *OTHER))
+    failed = counter.begin(PROMPT)
+    counter.cache.discard(failed.strand)
+    counter.cache.check_integrity()
+    assert counter.known((*PROMPT, 1)) == 4
+    counter.end(beside, (*PROMPT[:4], *OTHER))
+    assert counter.known((*PROMPT, 1)) == 4
+
+
+# ------------------------------------------------------------------------------------------------ what failed
+
+
+def test_what_a_failed_row_computed_is_never_used():
+    counter = Counter()
+    failed = counter.begin(PROMPT)
+    failed.strand.caches[0].entries = [-1] * len(PROMPT)
+    counter.cache.discard(failed.strand)
+    assert counter.known((*PROMPT, 1)) == 0
+
+
+def test_a_cut_that_fails_half_way_leaves_nothing_that_could_be_read():
+    counter = Counter()
+    counter.serve(PROMPT)
+    counter.layers.fails_after = 2
+    with pytest.raises(OutOfMemory):
+        counter.cut_up()
+    counter.layers.fails_after = None
+    counter.cache.check_integrity()
+    assert counter.metrics.strands == 1
+    counter.cache.shrink()
+    assert (counter.metrics.strands, counter.metrics.strand_bytes) == (0, 0)
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_strand_that_was_cut_up_holds_nothing_whoever_still_knows_it():
+    counter = Counter()
+    opened = counter.begin(PROMPT)
+    counter.end(opened, PROMPT)
+    counter.cut_up()
+    counter.cache.shrink()
+    assert opened.strand.caches == []
+    assert counter.metrics.strand_bytes == 0
+    assert counter.metrics.page_bytes == BYTES_OF_A_TOKEN * len(PROMPT)
+
+
+def test_a_failed_strand_holds_nothing_whoever_still_knows_it():
+    counter = Counter()
+    opened = counter.begin(PROMPT)
+    counter.cache.discard(opened.strand)
+    counter.cache.shrink()
+    assert opened.strand.caches == []
+    assert counter.metrics.live_bytes == 0
+
+
+def test_memory_that_was_let_go_is_given_back_to_the_system(monkeypatch):
+    counter = Counter(budget_bytes=200)
+    released: list[int] = []
+    monkeypatch.setattr(counter.layers, "release", lambda: released.append(counter.metrics.evictions))
+    counter.serve(PROMPT)
+    assert not released
+    counter.serve(OTHER)
+    assert released
+
+
+def test_no_more_arrays_than_allowed_are_kept():
+    counter = Counter(most_arrays=12)
+    for start in range(0, 4000, 100):
+        counter.serve(range(start, start + 16))
+        counter.cut_up()
+        counter.cache.shrink()
+        assert counter.metrics.arrays <= 12
+    assert counter.metrics.evictions
+
+
+def test_what_runs_counts_in_the_budget():
+    counter = Counter(budget_bytes=300)
+    counter.serve(PROMPT)
+    counter.begin(OTHER)
+    assert counter.metrics.stored_bytes + counter.metrics.live_bytes <= 300
+    assert counter.metrics.live_bytes == BYTES_OF_A_TOKEN * (len(OTHER) - 1)
+
+
+def test_what_lies_beside_the_strands_counts_in_the_budget():
+    counter = Counter(budget_bytes=300)
+    counter.serve(PROMPT)
+    counter.cache.beside_bytes = 200
+    counter.cache.shrink()
+    assert counter.metrics.stored_bytes <= 100
+
+
+def test_state_has_its_share_of_the_budget_and_no_more():
+    counter = Counter(has_state=True, budget_bytes=2000)
+    for start in range(0, 4000, 100):
+        counter.serve(range(start, start + 10), boundaries=(3, 7))
+        assert counter.metrics.checkpoint_bytes <= 0.3 * 2000
+
+
+def test_the_number_of_conversations_is_kept_and_the_latest_stay():
+    counter = Counter(most_ends=2)
+    for first in (100, 200, 300):
+        counter.serve(range(first, first + 9))
+    assert counter.metrics.strands == 2
+    assert counter.known((*range(300, 309), 1)) == 9
+    assert counter.known((*range(100, 109), 1)) == 0
+
+
+def test_what_nobody_has_used_for_long_goes():
+    counter = Counter(unused_s=60)
+    counter.serve(PROMPT)
+    counter.clock.now += 100
+    counter.serve(OTHER)
+    assert counter.known((*PROMPT, 1)) == 0
+
+
+def test_the_pages_under_a_running_row_stay_when_the_conversation_that_made_them_goes():
+    counter = Counter(most_ends=1)
+    counter.serve(PROMPT)
+    running = counter.begin((*PROMPT[:16], 99))
+    counter.serve(OTHER)
+    assert counter.known((*PROMPT[:16], 98)) == 16
+    assert running.strand.caches[0].holds(PROMPT[:16])
+    counter.cache.check_integrity()
+
+
+def test_a_running_row_is_not_let_go_although_memory_is_short():
+    counter = Counter(budget_bytes=0)
+    running = counter.begin(PROMPT)
+    assert running.strand.caches[0].holds(PROMPT[:-1])
+    counter.end(running, PROMPT)
+    assert counter.metrics.stored_bytes == 0
+
+
+def test_no_more_is_remembered_of_what_was_computed_than_allowed():
+    tree, ledger = PageTree(PAGE), Ledger(PAGE, most_keys=3)
+    page = tree.root(b"")
+    for start in range(0, 40, PAGE):
+        tokens = tuple(range(start, start + PAGE))
+        page = tree.insert(page, tokens, FakeCut(tokens), 1)
+        ledger.note_pages([page])
+    assert len(ledger) == 3

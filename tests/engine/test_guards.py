@@ -1,0 +1,228 @@
+"""What an engine leaves in its prompt cache, read token by token: `tests/mutants` takes these guards away.
+
+The network here keeps each token itself as its KV, and the sum of all of them as its state, so that whatever
+is kept can be compared with the tokens that it is kept for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from start_llm.core.events import Failed, Finished
+from start_llm.engine.loop import Machinery
+from tests.cache.conversations import Cached
+from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, job
+
+VOCABULARY = 400
+PROMPTS = [tuple(range(75)), tuple(range(100, 140)), tuple(range(200, 290))]
+
+
+class Counting:
+    """Says the number that follows the last token."""
+
+    def __init__(self, *, has_state: bool) -> None:
+        self.has_state = has_state
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache(), ArraysCache(1)] if self.has_state else [KVCache()]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        kept = mx.broadcast_to(tokens[:, None, :, None].astype(mx.float32), (*tokens[:, None].shape, 32))
+        cache[0].update_and_fetch(kept, kept)
+        if self.has_state:
+            before = 0 if cache[1][0] is None else cache[1][0]
+            cache[1][0] = before + tokens.sum(axis=1)[:, None, None].astype(mx.int32)
+        return 100 * mx.eye(VOCABULARY)[(tokens + 1) % VOCABULARY]
+
+
+def counting(*, has_state: bool = False, network: Any = None, most_rows: int = 4) -> Cached:
+    return Cached(
+        Machinery(
+            network or Counting(has_state=has_state),
+            lambda token: b"a",
+            frozenset(),
+            most_rows=most_rows,
+            batches=not has_state,
+        )
+    )
+
+
+def plain(keys: mx.array) -> list[int]:
+    return np.array(keys)[0, 0, :, 0].astype(int).tolist()
+
+
+def check(engine: Cached) -> None:
+    """Everything that is kept is what these tokens give."""
+    store = engine.cache._store
+    for strand in store.strands:
+        held = plain(strand.caches[0].keys[..., : strand.caches[0].offset, :]) if strand.tokens else []
+        assert held[: len(strand.tokens)] == strand.tokens
+        assert strand.is_live or len(held) == len(strand.tokens)
+    for page in store.tree.pages():
+        if hasattr(page.holder, "leaves"):
+            assert plain(page.holder.leaves[0][0]) == list(page.tokens)
+    for checkpoint in store.checkpoints:
+        tokens, page = list(checkpoint.tail), checkpoint.page
+        while page.parent is not None:
+            tokens, page = [*page.tokens, *tokens], page.parent
+        assert checkpoint.state.leaves[0][0][0].item() == sum(tokens)
+
+
+def cached(watched: Watched) -> int:
+    assert isinstance(watched.ending, Finished)
+    return watched.ending.usage.cached
+
+
+def started(engine: Cached, prompt: Sequence[int]) -> Watched:
+    """In the step in which its prompt was complete."""
+    watched = engine.submit(job(prompt, 30))
+    engine.step()
+    engine.step_until(lambda: not engine.metrics.prefill)
+    return watched
+
+
+def known(engine: Cached, tokens: Sequence[int]) -> int:
+    """How many of these are known, if something else follows them."""
+    return cached(engine.say((*tokens, 399, 399), 1))
+
+
+# ------------------------------------------------------------------------------------------- the end of a row
+
+
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_whenever_a_row_leaves_its_own_tokens_are_kept_for_it(leaving, steps):
+    """Alone, at rest on the way into a batch, and in one."""
+    engine = counting()
+    rows = [started(engine, prompt) for prompt in PROMPTS]
+    engine.step(steps)
+    rows[leaving].generation.cancel()
+    engine.step()
+    check(engine)
+    engine.finish(*(row for row in rows if row is not rows[leaving]))
+    check(engine)
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        assert row.tokens == list(range(prompt[-1] + 1, prompt[-1] + 1 + len(row.tokens)))
+        assert known(engine, (*prompt, *row.tokens)) >= len(prompt) - 1 + len(row.tokens)
+
+
+def test_a_lone_row_that_makes_room_for_a_batch_and_leaves_is_kept_for_its_own_tokens():
+    """Its last token was said, and not yet fed."""
+    engine = counting()
+    first = started(engine, PROMPTS[0])
+    engine.step(3)
+    second = started(engine, PROMPTS[1])
+    assert first.tokens
+    assert not second.tokens
+    first.generation.cancel()
+    engine.step()
+    check(engine)
+    engine.finish(second)
+    assert known(engine, (*PROMPTS[0], *first.tokens)) == len(PROMPTS[0]) + len(first.tokens) - 1
+
+
+def test_a_lone_row_is_kept_with_all_that_it_has_said():
+    engine = counting()
+    said = engine.say(PROMPTS[0], 5)
+    check(engine)
+    assert known(engine, (*PROMPTS[0], *said.tokens)) == len(PROMPTS[0]) + 5
+
+
+def test_rows_of_one_batch_are_not_mixed_up():
+    engine = counting()
+    rows = [engine.submit(job(prompt, length)) for prompt, length in zip(PROMPTS, (9, 6, 12), strict=True)]
+    engine.finish(*rows)
+    check(engine)
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        assert known(engine, (*prompt, *row.tokens)) == len(prompt) + len(row.tokens)
+
+
+def test_a_prompt_that_was_given_up_is_kept_as_far_as_it_was_computed():
+    engine, prompt = counting(), tuple(range(300))
+    gone = engine.submit(job(prompt, 5))
+    engine.step_until(lambda: gone.progress)
+    computed = gone.progress[-1][0]
+    assert computed < len(prompt) - 1
+    gone.generation.cancel()
+    engine.step()
+    check(engine)
+    assert cached(engine.say(prompt, 5)) == computed
+    check(engine)
+
+
+@pytest.mark.parametrize("others", [0, 2], ids=["alone", "in a batch"])
+def test_of_a_step_that_failed_nothing_is_kept_but_what_was_computed_before(others):
+    breaks = FailsOnce(lambda shape: shape == (1 + others, 1), nth=4)
+    engine = counting(network=Wrapped(Counting(has_state=False), breaks))
+    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS[: 1 + others]]
+    engine.finish(*rows)
+    assert all(isinstance(row.ending, Failed) for row in rows)
+    check(engine)
+    assert [known(engine, prompt) for prompt in PROMPTS[: 1 + others]] == [0] * len(rows)
+
+
+def test_of_a_chunk_that_failed_nothing_is_kept():
+    engine = counting(network=Wrapped(Counting(has_state=False), FailsOnce(lambda shape: True, nth=2)))
+    failing = engine.submit(job(range(300), 5))
+    engine.finish(failing)
+    assert isinstance(failing.ending, Failed)
+    check(engine)
+    assert engine.cache._store.strands == []
+    assert known(engine, range(300)) == 0
+
+
+def test_a_reply_that_cannot_be_told_leaves_no_row_in_the_cache():
+    def breaks(token: int) -> bytes:
+        raise Breakdown("broken on purpose")
+
+    engine = counting()
+    engine._machinery = Machinery(
+        Counting(has_state=False), breaks, frozenset(), most_rows=4, batches=True, cache=engine.cache
+    )
+    engine.start_loop()
+    failing = engine.submit(job(PROMPTS[0], 5))
+    engine.finish(failing)
+    assert isinstance(failing.ending, Failed)
+    assert [strand for strand in engine.cache._store.strands if strand.is_live] == []
+
+
+# ------------------------------------------------------------------------------------------------------ state
+
+
+def test_state_is_kept_at_the_ends_of_messages_and_is_that_of_its_tokens():
+    engine = counting(has_state=True)
+    engine.say(PROMPTS[0], 5, boundaries=(11, 50, 70))
+    check(engine)
+    assert known(engine, PROMPTS[0][:72]) == 70
+    check(engine)
+    assert known(engine, PROMPTS[0][:40]) == 11
+    check(engine)
+
+
+def test_state_is_not_that_of_a_prompt_that_went_on():
+    """Two restores from one state, of which the first one goes on."""
+    engine = counting(has_state=True)
+    engine.say(PROMPTS[0], 5, boundaries=(11, 70))
+    for last in (300, 310, 320):
+        assert cached(engine.say((*PROMPTS[0][:70], last, last), 5, boundaries=(11, 70))) == 70
+        check(engine)
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+
+def test_the_cache_knows_what_a_batch_holds():
+    engine = counting()
+    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
+    engine.step_until(lambda: all(len(row.tokens) > 3 for row in rows))
+    in_strands = engine.cache._store.live_weight.nbytes
+    assert engine.cached.live_bytes - in_strands >= sum(2 * 32 * 4 * len(prompt) for prompt in PROMPTS)
+    engine.finish(*rows)
+    engine.say((1, 2, 3))
+    assert engine.cached.live_bytes == 0

@@ -1,0 +1,47 @@
+"""Runs pytest again and again, each time in a fork of this process, which has imported what takes long.
+
+A line of standard input is a JSON list: the folder to run in, the file for the output, and the arguments of
+pytest. For each line the exit status is told.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = ["hypothesis", "pytest_timeout"]
+if sys.platform != "darwin":  # Metal does not survive a fork.
+    SLOW.append("mlx_lm.models.cache")
+
+
+def main() -> None:
+    for name in SLOW:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        folder, output, *arguments = json.loads(line)
+        child = os.fork()
+        if not child:
+            os._exit(_run(Path(folder), Path(output), arguments))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _run(folder: Path, output: Path, arguments: list[str]) -> int:
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    with output.open("w") as said, Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    status = int(pytest.main(arguments))
+    sys.stdout.flush()
+    return status
+
+
+if __name__ == "__main__":
+    main()
