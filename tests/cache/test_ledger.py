@@ -73,6 +73,8 @@ def test_the_end_of_a_message_is_known_only_where_the_prompt_has_one_too():
     assert book.known(range(20), 10) == 10
     assert book.known(range(20), 9, 11) == 8
     assert book.known(range(20)) == 8
+    book.note(range(11))
+    assert book.known(range(20), 10, 11) == 11
 
 
 def test_the_same_tokens_behind_other_ones_are_not_known():
