@@ -171,6 +171,9 @@ class PageTree:
         while (page := parent.children.get(key)) is not None and page.tokens != tokens:
             self.rejected_keys += 1
             key = page_key(key, tokens)
+        if page is None and self.rejected_keys:
+            # The one that was passed over may be gone, and what was put behind it is still there.
+            page = next((one for one in parent.beginning_like(tokens) if one.tokens == tokens), None)
         return key, page
 
     def insert(self, parent: Page, tokens: tuple[int, ...], holder: Stored | Strand, now: float) -> Page:

@@ -51,7 +51,18 @@ def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_s
 
 
 def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
-    """Without state any position will do: full pages, and what a page or strand behind them has in common."""
+    """Without state any position will do."""
+    tail = _deepest_source(root, path, ids)
+    return _plan(path, tail, tail.end, ids)
+
+
+def kept_length(root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
+    """How many tokens of `ids[:-1]` are kept, whether or not there is state at their end."""
+    return _deepest_source(root, matched, ids[:-1]).end
+
+
+def _deepest_source(root: Page, path: list[Page], ids: tuple[int, ...]) -> Source:
+    """What is behind the full pages: what a page or a strand there has in common with `ids`."""
     end = path[-1] if path else root
     rest = ids[end.end :]
     best = Source(end, end.end, end.end)
@@ -59,7 +70,7 @@ def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
         length = common_length(tokens[: len(rest)], rest[: len(tokens)])
         if length > best.end - best.start:
             best = Source(holder, end.end, end.end + length)
-    return _plan(path, best, best.end, ids)
+    return best
 
 
 def _behind(page: Page, rest: tuple[int, ...]) -> Iterator[tuple[Page | Strand, tuple[int, ...]]]:

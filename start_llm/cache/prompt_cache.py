@@ -21,7 +21,7 @@ from start_llm.cache.eviction import Evictor, Limits
 from start_llm.cache.layers import Cut, Layers, State
 from start_llm.cache.ledger import Ledger
 from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
-from start_llm.cache.plan import Plan, Source, plan_restore
+from start_llm.cache.plan import Plan, Source, kept_length, plan_restore
 from start_llm.cache.store import Store
 from start_llm.telemetry.metrics import CacheMetrics
 
@@ -83,6 +83,7 @@ class PromptCache:
         root = self._root(salt)
         matched = self._store.tree.match(root, ids[:-1])
         plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
+        kept = kept_length(root, matched, ids)
         strand = self._taken(plan, root) if plan.hand_over else self._copied(plan, root, ids)
         self._use(strand, plan, now)
         strand.boundaries = tuple(min(end, len(ids) - 1) for end in boundaries)
@@ -90,7 +91,7 @@ class PromptCache:
         strand.prompt_length = len(ids)
         last = matched[-1] if matched else root
         strand.known = max(self._ledger.known(last, ids[:-1], strand.boundaries), plan.length)
-        self._note_lookup(plan, strand, len(matched) * self._store.tree.page_size)
+        self._note_lookup(plan, strand, kept)
         self._store.admit(strand)
         return Opened(strand, self._stops(strand, matched))
 
@@ -222,7 +223,7 @@ class PromptCache:
 
     # ------------------------------------------------------------------------------------------------- counts
 
-    def _note_lookup(self, plan: Plan, strand: Strand, matched: int) -> None:
+    def _note_lookup(self, plan: Plan, strand: Strand, kept: int) -> None:
         metrics = self._metrics
         metrics.lookups += 1
         metrics.hits += 1 if plan.length else 0
@@ -230,7 +231,7 @@ class PromptCache:
         metrics.handed_over += 1 if plan.hand_over else 0
         metrics.rejected_keys = self._store.tree.rejected_keys
         if strand.known > plan.length:
-            metrics.misses["no_state" if matched >= strand.known else "evicted"] += 1
+            metrics.misses["no_state" if kept >= strand.known else "evicted"] += 1
         elif not plan.length:
             metrics.misses["new"] += 1
 

@@ -117,9 +117,10 @@ class FakeLayers(Layers):
         return self.view(caches, start, end)
 
     def take_apart(self, caches: Sequence[Any], spans: Sequence[tuple[int, int]]) -> Any:
-        cuts = [self.cut(caches, start, end) for start, end in spans]
-        caches[0].entries, caches[0].offset = [], 0
-        return cuts
+        try:
+            return [self.cut(caches, start, end) for start, end in spans]
+        finally:
+            caches[0].entries, caches[0].offset = [], 0
 
     def arrays(self, caches: Sequence[Any]) -> int:
         return len(caches)

@@ -1,11 +1,15 @@
-"""Old, short and rarely used things go first."""
+"""Old, short and rarely used things go first, and no more than has to."""
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache.eviction import reluctance
+from start_llm.cache.plan import plan_restore
+from tests.cache.desk import NETWORKS, Clock, Desk
+from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
 
 LENGTHS = st.integers(0, 10**6)
 COUNTS = st.integers(0, 10**4)
@@ -34,3 +38,188 @@ def test_each_of_them_matters():
 
 def test_a_leaf_that_was_just_used_outlives_a_long_one_that_was_not_for_an_hour():
     assert reluctance(length=256, uses=1, age=1) > reluctance(length=20_000, uses=5, age=1000)
+
+
+# ------------------------------------------------------------------------ limits on conversations, and on age
+
+SIZE = 12
+"""Tokens of a conversation, if nothing else is said."""
+BYTES = SIZE * BYTES_OF_A_TOKEN
+
+
+def talk(desk: Desk, conversation: int, length: int = SIZE) -> tuple[int, ...]:
+    """One that shares nothing with the others."""
+    ids = tuple(range(1000 * conversation, 1000 * conversation + length))
+    desk.serve(ids)
+    return ids
+
+
+def left(desk: Desk, ids: tuple[int, ...]) -> int:
+    """How many tokens of a conversation are kept, without using them."""
+    root = desk.cache._root(b"")
+    matched = desk.store.tree.match(root, ids)
+    return plan_restore(root, matched, (*ids, 0), has_state=False).length
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_no_more_conversations_are_kept_than_allowed_whatever_memory_there_is(kind):
+    desk = Desk(kind, most_ends=2)
+    said = [talk(desk, n) for n in range(5)]
+    assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, SIZE]
+    desk.serve((*said[3], 1))
+    talk(desk, 7)
+    assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, 0], (
+        "the one that goes was not used for longest"
+    )
+
+
+def test_conversations_count_wherever_they_lie():
+    desk = Desk(most_ends=None)
+    said = [talk(desk, n) for n in range(6)]
+    for strand in desk.store.strands[::2]:
+        desk.store.dissolve(strand)
+    desk.limit(most_ends=3)
+    assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, SIZE, SIZE]
+
+
+def test_a_conversation_that_runs_counts_for_nothing_and_stays():
+    desk = Desk(most_ends=1)
+    rows = [desk.begin(range(1000 * n, 1000 * n + SIZE)) for n in range(1, 4)]
+    talk(desk, 5)
+    talk(desk, 6)
+    assert sum(strand.is_live for strand in desk.store.strands) == 3
+    assert all(row.strand.caches[0].holds(row.strand.tokens) for row in rows)
+
+
+@pytest.mark.parametrize(("others", "stays"), [(24, False), (23, True)])
+def test_if_memory_is_short_24_conversations_are_enough(others, stays):
+    """What is beyond goes, the oldest first, although it is worth more than a younger one."""
+    clock = Clock()
+    desk = Desk(most_ends=None, clock=clock)
+    long = talk(desk, 99, length=100)
+    clock.now += 1
+    for n in range(others):
+        talk(desk, n)
+    assert left(desk, long) == 100, "nothing goes while there is memory"
+    desk.limit(budget_bytes=desk.metrics.stored_bytes - 1)
+    assert left(desk, long) == (100 if stays else 0)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_nobody_used_for_too_long_goes_whatever_memory_there_is(kind):
+    clock = Clock()
+    desk = Desk(kind, unused_s=10, clock=clock)
+    old, used = talk(desk, 1), talk(desk, 2)
+    clock.now += 9
+    desk.serve((*used, 1))
+    clock.now += 1
+    desk.cache.shrink()
+    assert left(desk, old) == SIZE
+    clock.now += 1
+    desk.cache.shrink()
+    assert (left(desk, old), left(desk, used)) == (0, SIZE)
+    clock.now += 100
+    desk.cache.shrink()
+    assert desk.metrics.stored_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("unused_s", "age", "goes_whole"), [(None, 1801, True), (None, 1799, False), (0, 10**6, False)]
+)
+def test_if_memory_is_short_what_nobody_used_for_half_an_hour_goes_as_a_whole(unused_s, age, goes_whole):
+    """Younger things give back from their ends what is needed, and no more. 0 is never."""
+    clock = Clock()
+    desk = Desk(unused_s=unused_s, clock=clock)
+    old = talk(desk, 1, length=200)
+    clock.now += age
+    talk(desk, 2)
+    assert left(desk, old) == 200, "nothing goes while there is memory"
+    desk.limit(budget_bytes=desk.metrics.stored_bytes - 1)
+    assert left(desk, old) == 0 if goes_whole else 150 < left(desk, old) < 200
+
+
+# ------------------------------------------------------------------------------------------------- the budget
+
+
+def test_as_much_as_there_is_memory_for_is_kept_and_a_little_more_than_needed_goes():
+    desk = Desk(most_ends=None, unused_s=None)
+    for n in range(20):
+        talk(desk, n)
+    assert desk.metrics.stored_bytes == 20 * BYTES
+    desk.limit(budget_bytes=20 * BYTES)
+    assert (desk.metrics.stored_bytes, desk.metrics.evictions) == (20 * BYTES, 0)
+    desk.limit(budget_bytes=20 * BYTES - 1)
+    assert 0.85 * 20 * BYTES < desk.metrics.stored_bytes <= 0.95 * 20 * BYTES
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_rows_that_run_count_and_are_never_dropped(kind):
+    desk = Desk(kind, budget=600)
+    kept = talk(desk, 1)
+    row = desk.begin(range(5000, 5010))
+    assert left(desk, kept) == SIZE
+    desk.cache.beside_bytes = 600
+    desk.cache.shrink()
+    assert (left(desk, kept), desk.metrics.stored_bytes) == (0, 0)
+    assert desk.metrics.live_bytes == 600 + desk.layers.nbytes(row.strand.caches)
+    assert row.strand.caches[0].holds(range(5000, 5009))
+    desk.cache.beside_bytes = 0
+    desk.end(row, range(5000, 5010))
+    assert left(desk, tuple(range(5000, 5010))) == 10
+
+
+def test_a_row_that_grows_pushes_out_what_rests():
+    desk = Desk(budget=2 * BYTES)
+    kept = talk(desk, 1)
+    row = desk.cache.open(tuple(range(5000, 5030)), b"", ())
+    for end in range(1, 24):
+        desk.compute(row, range(5000, 5000 + end))
+        held = desk.metrics.stored_bytes + desk.metrics.live_bytes
+        assert held <= 2 * BYTES
+    assert left(desk, kept) == 0
+
+
+@pytest.mark.parametrize("most", [19, 5, 1])
+def test_no_more_arrays_are_kept_than_allowed(most):
+    desk = Desk()
+    for n in range(10):
+        talk(desk, n)
+        desk.serve((*range(1000 * n, 1000 * n + 8), 1, 1, 1, 1, 1))
+    assert desk.metrics.arrays == 20
+    desk.limit(most_arrays=most)
+    assert most / 2 < desk.metrics.arrays + 1 <= most + 1
+    assert desk.metrics.arrays == (desk.store.weight + desk.store.live_weight).arrays
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_states_take_three_tenths_of_the_budget(kind):
+    desk = Desk(kind, budget=10_000)
+    for n in range(45):
+        desk.serve(range(1000 * n, 1000 * n + 8), boundaries=(4,))
+        assert desk.metrics.checkpoint_bytes <= 3000
+    assert desk.metrics.checkpoints == 3000 // BYTES_OF_A_STATE
+    assert left(desk, tuple(range(8))) == 8, "only states had to go"
+
+
+def test_the_best_state_may_be_larger_than_three_tenths_of_the_budget():
+    desk = Desk("recurrent", budget=3 * BYTES_OF_A_STATE)
+    ids = range(1000, 1016)
+    desk.serve(ids, boundaries=(4, 12))
+    (checkpoint,) = desk.store.checkpoints
+    assert checkpoint.position == 12
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_without_a_budget_all_goes_but_what_a_row_stands_on(kind):
+    desk = Desk(kind)
+    for last in range(4):
+        desk.serve((*range(20), last, *[7] * last), boundaries=(5, 13))
+        talk(desk, 1 + last)
+    row = desk.begin((*range(13), 9, 9))
+    desk.limit(budget_bytes=0)
+    assert desk.metrics.evictions > 0
+    assert list(desk.store.ends()) == []
+    assert desk.store.checkpoints == []
+    assert {id(page) for page in desk.store.tree.pages()} == {id(page) for page in row.strand.path}
+    desk.end(row, (*range(13), 9, 9))
+    assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.arrays) == (0, 0, 0)

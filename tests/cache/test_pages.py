@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache import pages
 from start_llm.cache.integrity import BrokenInvariant, check_tree
 from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand, common_length, page_key
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState
@@ -82,6 +83,20 @@ def test_a_hash_only_finds_a_page_and_equal_tokens_accept_it(tree):
     (page,) = grown(tree, [1, 2, 3, 4])
     page.tokens = (1, 2, 3, 5)  # as if both had the same hash
     assert tree.match(tree.root(b""), [1, 2, 3, 4]) == []
+
+
+def test_pages_with_the_same_key_are_all_found_whichever_of_them_goes(tree, monkeypatch):
+    """Only a collision: the second one gets a key that is made from the first one's."""
+    monkeypatch.setattr(pages, "page_key", lambda parent, tokens: (int.from_bytes(parent) + 1).to_bytes(17))
+    blocks = [(1, 2, 3, n) for n in range(3)]
+    first, second, third = (page for block in blocks for page in grown(tree, block))
+    root = tree.root(b"")
+    assert [tree.match(root, block) for block in blocks] == [[first], [second], [third]]
+    assert tree.rejected_keys
+    tree.remove(second)
+    assert [tree.match(root, block) for block in blocks] == [[first], [], [third]]
+    assert grown(tree, blocks[2]) == [third]
+    assert tree.count == 2
 
 
 def test_a_match_ends_in_front_of_a_page_that_is_lost(tree):

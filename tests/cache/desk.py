@@ -1,0 +1,97 @@
+"""A prompt cache over fakes, and requests that are served from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from start_llm.cache.eviction import Limits
+from start_llm.cache.prompt_cache import Opened, PromptCache
+from start_llm.cache.store import Store
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.fakes import FakeLayers
+
+PAGE = 4
+PLENTY = 10**9
+NETWORKS = {"attention": (True, False), "hybrid": (True, True), "recurrent": (False, True)}
+"""Name to whether it keeps something for every token, and whether it has state."""
+PROMPT = tuple(range(10, 29))
+REPLY = (1, 2, 3)
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def prompt_cache(
+    kind: str, limits: Limits, clock: Callable[[], float] | None = None
+) -> tuple[PromptCache, FakeLayers]:
+    """Without a clock, a second passes between any two looks at it."""
+    is_sliced, has_state = NETWORKS[kind]
+    layers = FakeLayers(is_sliced=is_sliced, has_state=has_state)
+    ticking = itertools.count(1).__next__
+    cache = PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics(), clock=clock or ticking)
+    return cache, layers
+
+
+@dataclass
+class Desk:
+    """A cache, and requests that are computed from their beginning to their end."""
+
+    kind: str = "attention"
+    budget: int = PLENTY
+    most_ends: int | None = 10**6
+    unused_s: float | None = 0
+    clock: Callable[[], float] | None = None
+
+    def __post_init__(self) -> None:
+        limits = Limits(budget_bytes=self.budget, most_ends=self.most_ends, unused_s=self.unused_s)
+        self.cache, self.layers = prompt_cache(self.kind, limits, self.clock)
+
+    @property
+    def store(self) -> Store:
+        return self.cache._store
+
+    def limit(self, **limits: float | None) -> None:
+        """Other limits from now on."""
+        evictor = self.cache._evictor
+        evictor.limits = replace(evictor.limits, **limits)
+        self.cache.shrink()
+        self.cache.check_integrity()
+
+    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+        """Everything but the last token is computed."""
+        opened = self.cache.open(tuple(ids), salt, boundaries)
+        ends = [end for end in opened.stops if end < len(ids) - 1]
+        for end in [*ends, len(ids) - 1]:
+            self.compute(opened, ids[:end])
+        return opened
+
+    def compute(self, opened: Opened, ids: Sequence[int]) -> None:
+        chunk = ids[len(opened.strand.tokens) :]
+        opened.strand.caches[0].feed(chunk)
+        self.cache.grew(opened.strand, chunk, keep_state=len(ids) in opened.stops)
+        self.cache.check_integrity()
+
+    def end(self, opened: Opened, tokens: Sequence[int]) -> None:
+        """`tokens` is the prompt and the reply."""
+        opened.strand.caches[0].feed(tokens[len(opened.strand.tokens) :])
+        self.cache.close(opened.strand, opened.strand.caches, tokens)
+        self.cache.check_integrity()
+
+    def serve(self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = ()) -> int:
+        """Returns how many tokens were known."""
+        lookups = self.metrics.reused_tokens
+        self.end(self.begin(ids, boundaries), [*ids, *reply])
+        return self.metrics.reused_tokens - lookups
+
+    @property
+    def metrics(self) -> CacheMetrics:
+        return self.cache._metrics

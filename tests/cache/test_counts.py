@@ -1,0 +1,142 @@
+"""What is counted of prompts: what they cost, what they had to cost, and why it was more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.cache.prompt_cache import NoReuse
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk
+from tests.cache.fakes import FakeLayers
+
+WITH_STATE = ["hybrid", "recurrent"]
+SLICED = ["attention", "hybrid"]
+ALL = len(PROMPT)
+
+
+def counted(desk: Desk) -> tuple[int, int, dict[str, int]]:
+    """Tokens computed, those of them that were unavoidable, and misses by reason; since the last look."""
+    metrics = desk.metrics
+    seen = metrics.computed_tokens, metrics.unavoidable_tokens, dict(metrics.misses)
+    metrics.computed_tokens = metrics.unavoidable_tokens = 0
+    metrics.misses.clear()
+    return seen
+
+
+def lose_everything(desk: Desk) -> None:
+    desk.limit(budget_bytes=0)
+    desk.limit(budget_bytes=PLENTY)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_new_prompt_and_the_same_one_under_another_salt_are_unavoidable(kind):
+    desk = Desk(kind)
+    desk.serve(PROMPT)
+    assert counted(desk) == (ALL, ALL, {"new": 1})
+    desk.end(desk.begin(PROMPT, salt=b"other"), PROMPT)
+    assert counted(desk) == (ALL, ALL, {"new": 1})
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_next_turn_costs_what_is_new_in_it(kind):
+    desk = Desk(kind)
+    desk.serve(PROMPT, REPLY)
+    counted(desk)
+    desk.serve((*PROMPT, *REPLY, 5, 6))
+    assert counted(desk) == (2, 2, {})
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_prompt_that_is_asked_again_costs_its_last_token(kind):
+    """With state it is the one behind the last message."""
+    desk = Desk(kind)
+    desk.serve(PROMPT, REPLY, boundaries=(18,))
+    counted(desk)
+    desk.serve(PROMPT, REPLY, boundaries=(18,))
+    assert counted(desk) == (1, 1, {})
+
+
+@pytest.mark.parametrize(("boundaries", "new"), [((), 3), ((18,), 1), ((9,), 3)])
+@pytest.mark.parametrize("kind", SLICED)
+def test_what_was_let_go_is_computed_again_but_not_unavoidable(kind, boundaries, new):
+    """It is known up to the end of its last page, or of its last message."""
+    desk = Desk(kind)
+    desk.serve(PROMPT, boundaries=boundaries)
+    lose_everything(desk)
+    counted(desk)
+    desk.serve(PROMPT, boundaries=boundaries)
+    assert counted(desk) == (ALL, new, {"evicted": 1})
+
+
+@pytest.mark.parametrize(("shared", "known"), [(16, 16), (17, 16), (15, 13)])
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_where_no_state_was_kept_tokens_are_computed_again_although_nothing_went(kind, shared, known):
+    desk = Desk(kind)
+    desk.serve(PROMPT, boundaries=(9, 13, 18))
+    counted(desk)
+    fork = (*PROMPT[:shared], 5, 5)
+    desk.serve(fork, boundaries=(9, 13))
+    assert counted(desk) == (len(fork) - 9, len(fork) - known, {"no_state": 1})
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_prompt_that_was_given_up_and_goes_on_is_counted_once(kind):
+    desk = Desk(kind)
+    gone = desk.cache.open(PROMPT, b"", (18,))
+    desk.compute(gone, PROMPT[:11])
+    desk.end(gone, PROMPT[:11])
+    assert counted(desk) == (11, 11, {"new": 1})
+    desk.serve(PROMPT, boundaries=(18,))
+    assert counted(desk) == (ALL - 11, ALL - 11, {})
+
+
+@pytest.mark.parametrize("kind", SLICED)
+def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_page(kind):
+    desk = Desk(kind)
+    gone = desk.cache.open(PROMPT, b"", (18,))
+    desk.compute(gone, PROMPT[:11])
+    desk.end(gone, PROMPT[:11])
+    lose_everything(desk)
+    counted(desk)
+    desk.serve(PROMPT, boundaries=(18,))
+    assert counted(desk) == (ALL, ALL - 8, {"evicted": 1})
+
+
+def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
+    desk = Desk()
+    desk.serve(PROMPT, (1, 2, 3, 4, 5, 6))
+    lose_everything(desk)
+    counted(desk)
+    desk.serve((*PROMPT, 1, 2, 3, 4, 5, 6, 7))
+    assert counted(desk) == (26, 26 - 24, {"evicted": 1})
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
+    ends=st.sets(st.integers(1, 14), max_size=2),
+    budget=st.sampled_from([0, 200, PLENTY]),
+)
+def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, budget):
+    desk = Desk(kind, budget=budget)
+    for ids in prompts:
+        desk.serve(ids, boundaries=sorted(end for end in ends if end <= len(ids)))
+    metrics = desk.metrics
+    assert metrics.computed_tokens + metrics.reused_tokens == sum(map(len, prompts))
+    assert len({tuple(ids) for ids in prompts}) <= metrics.unavoidable_tokens <= metrics.computed_tokens
+    assert metrics.lookups == len(prompts)
+    assert set(metrics.misses) <= {"new", "evicted", *(["no_state"] if desk.layers.has_state else [])}
+
+
+def test_without_a_cache_everything_is_computed():
+    metrics = CacheMetrics()
+    none = NoReuse(FakeLayers(), metrics)
+    for _ in range(2):
+        strand = none.open(PROMPT, b"", (5,)).strand
+        none.grew(strand, PROMPT[:10], keep_state=True)
+        none.grew(strand, PROMPT[10:-1], keep_state=False)
+        none.close(strand, strand.caches, PROMPT)
+    assert (metrics.computed_tokens, metrics.lookups, metrics.misses) == (2 * ALL, 2, {"off": 2})
+    assert (metrics.reused_tokens, metrics.unavoidable_tokens) == (0, 0)

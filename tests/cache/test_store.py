@@ -1,0 +1,229 @@
+"""What is kept lies in one place only, and goes as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.cache.pages import Strand
+from start_llm.cache.store import Weight
+from tests.cache.desk import NETWORKS, PAGE, PROMPT, Desk
+from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
+
+FORK = (*PROMPT[:17], 1, 1, 1, 1, 1, 1)
+"""Longer than the prompt; they have four pages and a token in common."""
+SIDE = (*PROMPT[:17], 2)
+"""Shorter than the prompt."""
+SHARED = PROMPT[:16]
+
+
+def stored_tokens(desk: Desk) -> float:
+    """How many the bytes are enough for, if nothing has state."""
+    return desk.metrics.stored_bytes / BYTES_OF_A_TOKEN
+
+
+def closed(desk: Desk, ids: Sequence[int]) -> Strand:
+    """A request that was served. Its strand may rest, or be cut into pages."""
+    opened = desk.begin(ids)
+    desk.end(opened, ids)
+    return opened.strand
+
+
+def known(desk: Desk, ids: Sequence[int]) -> int:
+    """Tokens of `ids` that need no computing; asked without leaving a trace."""
+    opened = desk.cache.open((*ids, 99), b"", ())
+    assert opened.strand.caches[0].holds(opened.strand.tokens)
+    length = len(opened.strand.tokens)
+    desk.end(opened, opened.strand.tokens)
+    return length
+
+
+# ------------------------------------------------------------------------------------------------ taking over
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_longer_one_of_two_conversations_keeps_its_caches_and_the_other_is_cut_into_pages(kind):
+    desk = Desk(kind)
+    short, long = closed(desk, PROMPT), closed(desk, FORK)
+    assert desk.store.strands == [long]
+    assert all(page.holder is long for page in long.path)
+    assert short.caches == []
+    assert [known(desk, ids) for ids in (PROMPT, FORK)] == [len(PROMPT), len(FORK)]
+
+
+def test_a_shorter_request_beside_a_conversation_leaves_it_its_caches():
+    desk = Desk()
+    long, _ = closed(desk, PROMPT), closed(desk, SIDE)
+    assert desk.store.strands == [long]
+    assert desk.cache.open((*PROMPT, 5), b"", ()).strand is long
+    assert desk.metrics.handed_over == 1
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_conversation_that_runs_keeps_its_pages_whoever_ends_beside_it(kind):
+    desk = Desk(kind)
+    live = desk.begin(PROMPT)
+    closed(desk, FORK)
+    assert desk.store.strands == [live.strand]
+    assert all(page.holder is live.strand for page in live.strand.path)
+    assert live.strand.caches[0].holds(PROMPT[:-1])
+    desk.end(live, PROMPT)
+    assert [known(desk, ids) for ids in (PROMPT, FORK)] == [len(PROMPT), len(FORK)]
+
+
+def test_a_conversation_that_shares_nothing_leaves_the_others_alone():
+    desk = Desk()
+    strands = [closed(desk, range(first, first + 15)) for first in (100, 200, 300)]
+    assert desk.store.strands == strands
+
+
+@pytest.mark.parametrize(
+    "ending", [PROMPT, PROMPT[:18], PROMPT[:14]], ids=["all", "most", "less than a page"]
+)
+def test_what_another_conversation_has_too_is_not_stored_again(ending):
+    desk = Desk()
+    strand, beside = desk.begin(PROMPT), desk.begin(ending)
+    desk.end(strand, PROMPT)
+    desk.end(beside, ending)
+    assert desk.store.strands == [strand.strand]
+    assert stored_tokens(desk) == len(PROMPT)
+
+
+def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens they are if they share what they have in common at their beginnings."""
+    return len({ids[:length] for ids in sequences for length in range(1, len(ids) + 1)})
+
+
+@given(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=12), min_size=1, max_size=8))
+@hypothesis.settings(max_examples=50)
+def test_no_token_is_stored_twice_however_conversations_part(ends):
+    """But for less than a page of each, where two begin the same one. A last token may be a lost reply."""
+    desk = Desk()
+    prompts = [(*SHARED, *end) for end in ends]
+    for ids in prompts:
+        closed(desk, ids)
+    least, most = distinct([ids[:-1] for ids in prompts]), distinct(prompts)
+    assert least <= stored_tokens(desk) <= most + (PAGE - 1) * len(prompts)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_is_kept_weighs_as_much_as_before_once_all_caches_are_cut_into_pages(kind):
+    desk = Desk(kind)
+    for ids in (PROMPT, FORK, SIDE, range(100, 130)):
+        closed(desk, ids)
+    states = desk.metrics.checkpoint_bytes
+    before = desk.metrics.stored_bytes - states
+    for strand in desk.store.strands:
+        desk.store.dissolve(strand)
+    desk.cache.shrink()
+    desk.cache.check_integrity()
+    assert (desk.metrics.strand_bytes, desk.store.resting_weight) == (0, Weight())
+    if not desk.layers.has_state:
+        assert desk.metrics.stored_bytes == before
+    assert known(desk, FORK) == len(FORK)
+
+
+# ------------------------------------------------------------------------------------- letting a whole one go
+
+
+def drop(desk: Desk, strand: Strand) -> None:
+    desk.store.drop_end(strand, lambda _: False)
+    desk.cache.shrink()
+    desk.cache.check_integrity()
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_conversation_alone_goes_with_everything(kind):
+    desk = Desk(kind)
+    desk.serve(PROMPT, boundaries=(9, 13, 18))
+    drop(desk, *desk.store.strands)
+    assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)
+    assert desk.serve(PROMPT) == 0
+
+
+def test_a_conversation_goes_back_to_where_another_one_stands_on_it():
+    desk = Desk()
+    long = closed(desk, FORK)
+    closed(desk, SIDE)
+    drop(desk, long)
+    assert stored_tokens(desk) == len(SIDE)
+    assert known(desk, FORK) == 17, "what the side request begins with"
+    assert known(desk, SIDE) == len(SIDE)
+
+
+def test_a_conversation_goes_no_further_back_than_is_spared():
+    desk = Desk()
+    strand = closed(desk, PROMPT)
+    desk.store.drop_end(strand, lambda page: page.end <= 8)
+    desk.cache.check_integrity()
+    assert known(desk, PROMPT) == 8
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_the_states_of_a_conversation_go_with_it_and_those_of_others_stay(kind):
+    desk = Desk(kind)
+    desk.serve(SHARED, boundaries=(8, 15))
+    (gone,) = desk.store.strands
+    mine = closed(desk, (*PROMPT[:8], 1, 1, 1, 1, 1))
+    drop(desk, gone)
+    assert known(desk, SHARED) == 8
+    assert known(desk, mine.tokens) == len(mine.tokens)
+
+
+def test_a_conversation_that_a_live_row_was_copied_from_may_go():
+    desk = Desk()
+    long = closed(desk, FORK)
+    live = desk.begin(SIDE)
+    drop(desk, long)
+    assert known(desk, FORK) == 17
+    assert live.strand.caches[0].holds(SIDE[:-1])
+    desk.end(live, SIDE)
+    assert known(desk, SIDE) == len(SIDE)
+
+
+# --------------------------------------------------------------------------------------------- without memory
+
+
+@pytest.mark.parametrize("copies", range(6))
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_copy_that_fails_while_caches_are_taken_over_costs_no_more_than_both(kind, copies):
+    desk = Desk(kind)
+    closed(desk, range(100, 115))
+    closed(desk, PROMPT)
+    long = desk.begin(FORK)
+    desk.layers.fails_after = copies
+    failed = False
+    try:
+        desk.end(long, FORK)
+    except OutOfMemory:
+        failed = True
+    desk.layers.fails_after = None
+    desk.cache.check_integrity()
+    assert not failed or long.strand not in desk.store.strands
+    assert known(desk, range(100, 115)) == 15
+    for ids in (PROMPT, FORK):
+        desk.serve(ids)
+        assert known(desk, ids) == len(ids)
+
+
+@pytest.mark.parametrize("copies", range(4))
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_copy_that_fails_while_a_conversation_goes_costs_nobody_else_their_caches(kind, copies):
+    desk = Desk(kind)
+    long = closed(desk, FORK)
+    live = desk.begin(SIDE)
+    desk.layers.fails_after = copies
+    try:
+        drop(desk, long)
+    except OutOfMemory:
+        assert copies < len(SHARED) // PAGE
+    desk.layers.fails_after = None
+    desk.cache.check_integrity()
+    assert long not in desk.store.strands
+    assert live.strand.caches[0].holds(SIDE[:-1])
+    desk.end(live, SIDE)
+    assert known(desk, SIDE) == len(SIDE)
