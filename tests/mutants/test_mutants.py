@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ class Bench:
 
 
 @contextmanager
-def planted(tree: Path, patch: Path) -> Iterator[None]:
+def planted(tree: Path, patch: Path) -> Generator[None]:
     apply(tree, patch)
     try:
         yield
@@ -154,7 +154,7 @@ def outcome_unpatched(benches: Benches) -> Outcome:
 
 
 @contextmanager
-def lent(benches: Benches) -> Iterator[Bench]:
+def lent(benches: Benches) -> Generator[Bench]:
     """One that nobody else works at."""
     bench = benches.get()
     try:
