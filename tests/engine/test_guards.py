@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
+from start_llm.cache.layers import Cut, State
 from start_llm.core.events import Failed, Finished
 from start_llm.engine.loop import Machinery
 from tests.cache.conversations import Cached
@@ -65,12 +66,13 @@ def check(engine: Cached) -> None:
         assert held[: len(strand.tokens)] == strand.tokens
         assert strand.is_live or len(held) == len(strand.tokens)
     for page in store.tree.pages():
-        if hasattr(page.holder, "leaves"):
+        if isinstance(page.holder, Cut):
             assert plain(page.holder.leaves[0][0]) == list(page.tokens)
     for checkpoint in store.checkpoints:
         tokens, page = list(checkpoint.tail), checkpoint.page
         while page.parent is not None:
             tokens, page = [*page.tokens, *tokens], page.parent
+        assert isinstance(checkpoint.state, State)
         assert checkpoint.state.leaves[0][0][0].item() == sum(tokens)
 
 

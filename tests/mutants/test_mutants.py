@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("start_llm", "tests", "scripts", "pyproject.toml")
 PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
 WORKER = Path(__file__).with_name("worker.py")
-OPTIONS = "-x --noconftest --tb=short -o timeout=60 -p no:cacheprovider -p pytest_timeout".split()
+OPTIONS = (
+    "-x --noconftest --tb=short --assert=plain -o timeout=60 -p no:cacheprovider -p pytest_timeout".split()
+)
 HEADER = re.compile(r"bug: (?P<bug>.+)\ntest: (?P<test>tests/\S+\.py::.+)\n\n--- a/start_llm/")
 AT_ONCE = 2
 BUGS = {
@@ -120,7 +122,7 @@ class Bench:
 
 
 @contextmanager
-def planted(tree: Path, patch: Path) -> Iterator[None]:
+def planted(tree: Path, patch: Path) -> Generator[None]:
     apply(tree, patch)
     try:
         yield
@@ -154,7 +156,7 @@ def outcome_unpatched(benches: Benches) -> Outcome:
 
 
 @contextmanager
-def lent(benches: Benches) -> Iterator[Bench]:
+def lent(benches: Benches) -> Generator[Bench]:
     """One that nobody else works at."""
     bench = benches.get()
     try:
