@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("start_llm", "tests", "scripts", "pyproject.toml")
 PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
 WORKER = Path(__file__).with_name("worker.py")
-OPTIONS = "-x --noconftest --tb=short -o timeout=60 -p no:cacheprovider -p pytest_timeout".split()
+OPTIONS = (
+    "-x --noconftest --tb=short --assert=plain -o timeout=60 -p no:cacheprovider -p pytest_timeout".split()
+)
 HEADER = re.compile(r"bug: (?P<bug>.+)\ntest: (?P<test>tests/\S+\.py::.+)\n\n--- a/start_llm/")
 AT_ONCE = 2
 BUGS = {

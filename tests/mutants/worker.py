@@ -6,6 +6,7 @@ pytest. For each line the exit status is told.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,8 @@ if sys.platform != "darwin":  # Metal does not survive a fork.
 def main() -> None:
     for name in SLOW:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or every fork copies and searches all that is imported here
     for line in sys.stdin:
         folder, output, *arguments = json.loads(line)
         child = os.fork()
