@@ -188,6 +188,7 @@ class EngineLoop:
     def _retire(self, row: Row) -> None:
         """Take a row out of the decoder, and give what it computed to the cache."""
         caches, tokens = self._decoder.remove(row)
+        self._cache.beside_bytes = self._decoder.batched_bytes
         self._cache.close(row.strand, caches, row.tokens[:tokens])
 
     def _abandon_row(self, row: Row) -> list[Generation]:

@@ -41,6 +41,15 @@ def prompt_cache(
     return cache, layers
 
 
+def is_pinned(cache: PromptCache) -> bool:
+    """Whether all that is left lies in front of a row that runs."""
+    store = cache._store
+    if store.checkpoints or any(not strand.is_live for strand in store.strands):
+        return False
+    under_way = {id(page) for strand in store.strands for page in strand.path}
+    return all(id(page) in under_way for page in store.tree.pages())
+
+
 @dataclass
 class Desk:
     """A cache, and requests that are computed from their beginning to their end."""

@@ -224,3 +224,16 @@ def test_without_a_budget_all_goes_but_what_a_row_stands_on(kind):
     assert {id(page) for page in desk.store.tree.pages()} == {id(page) for page in row.strand.path}
     desk.end(row, (*range(13), 9, 9))
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.arrays) == (0, 0, 0)
+
+
+def test_what_is_listed_twice_is_let_go_once():
+    """A state that was used after the caches behind it: it goes by itself, and is told of when they go."""
+    clock = Clock()
+    desk = Desk("hybrid", budget=10_000, clock=clock)
+    desk.serve(range(19), boundaries=(17, 18))
+    clock.now += 100
+    assert desk.serve((*range(17), 5)) == 17
+    desk.cache.beside_bytes = 10_000
+    desk.cache.shrink()
+    desk.cache.check_integrity()
+    assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)

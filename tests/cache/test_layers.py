@@ -434,3 +434,55 @@ def test_a_network_goes_on_from_a_restored_position_as_if_it_had_computed_it(nam
         mx.eval([one.state for one in caches])
         logits = np.array(network(ids[:, length:], cache=copy)[0, -1])
         assert np.abs(logits - computed).max() < 1e-4 * np.abs(computed).max()
+
+
+# -------------------------------------------------------------------------------------- taken apart, and room
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in (SLICED | MIXED).items()])
+def test_what_is_taken_apart_is_what_would_be_cut_and_the_caches_are_empty(kind):
+    caches, layers = fed(kind, 70), Layers(Caches(kind.make))
+    spans = [(0, 20), (20, 40), (52, 70)]
+    expected = [layers.cut(caches, start, end) for start, end in spans]
+    cuts = layers.take_apart(caches, spans)
+    for cut, other in zip(cuts, expected, strict=True):
+        assert_equal(arrays_of(cut.leaves), arrays_of(other.leaves))
+    assert layers.sliced_nbytes(caches) == 0
+
+
+def test_caches_that_are_taken_apart_are_hardly_ever_there_twice():
+    kind = Kind(lambda: [KVCache() for _ in range(16)], Feeder(4, key=128, value=128))
+    before = active_bytes()
+    caches, layers = fed(kind, 390), Layers(Caches(kind.make))
+    held = active_bytes() - before
+    mx.reset_peak_memory()
+    cuts = layers.take_apart(caches, [(start, start + 32) for start in range(0, 384, 32)])
+    assert mx.get_peak_memory() - before < 1.2 * held
+    assert active_bytes() - before < 1.05 * sum(cut.nbytes for cut in cuts) + SLACK
+    del caches
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("plain", 4), ("quantised", 12), ("a list", 4), ("recurrent and plain", 4), ("a window and plain", 4)],
+)
+def test_arrays_are_counted_wherever_they_lie(name, count):
+    kind = (SLICED | MIXED)[name]
+    caches, layers = fed(kind, 30), Layers(Caches(kind.make))
+    assert layers.arrays(layers.fresh()) == 0
+    assert layers.arrays(caches) == count
+    assert layers.cut(caches, 0, 10).arrays + layers.state(caches).arrays == count
+
+
+@pytest.mark.parametrize("room", [16, 64, 256])
+@pytest.mark.parametrize("kind", [SLICED["plain"], SLICED["latent"], MIXED["a window and plain"]])
+def test_caches_grow_by_their_room(kind, room):
+    layers = Layers(Caches(kind.make), room)
+    caches = layers.fresh()
+    sizes: list[int] = []
+    for done in range(room + 1):
+        feed(kind, caches, done, 1)
+        sizes.append(layers.sliced_nbytes(caches))
+    token = layers.cut(caches, 0, 1).nbytes
+    assert sizes[:room] == [room * token] * room
+    assert sizes[room] == 2 * room * token

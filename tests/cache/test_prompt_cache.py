@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 from start_llm.cache import integrity, ledger, pages
 from start_llm.cache.eviction import Limits
 from start_llm.cache.pages import Strand, common_length
-from start_llm.cache.prompt_cache import NoReuse, Opened, PromptCache
+from start_llm.cache.prompt_cache import NoReuse, Opened
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk, prompt_cache
+from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
 
 
@@ -50,15 +50,6 @@ class LiveRow:
     def held(self) -> list[int]:
         """The tokens that its caches hold."""
         return [*self.ids[: self.done], *self.said]
-
-
-def is_pinned(cache: PromptCache) -> bool:
-    """Whether all that is left lies in front of a row that runs."""
-    store = cache._store
-    if store.checkpoints or any(not strand.is_live for strand in store.strands):
-        return False
-    under_way = {id(page) for strand in store.strands for page in strand.path}
-    return all(id(page) in under_way for page in store.tree.pages())
 
 
 class Machine(RuleBasedStateMachine):

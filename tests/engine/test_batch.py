@@ -6,10 +6,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlx_lm.generate import BatchGenerator, generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.engine.batch import Batch, Decoder, Solo
+from start_llm.engine.batch import Batch, Decoder, Solo, fits
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
@@ -206,6 +208,165 @@ def test_after_a_failure_the_next_rows_decode(machinery, references):
     decode(decoder, 10)
     for reply, reference in zip(replies(rows), references, strict=True):
         Tally().compare(reply, reference)
+
+
+# -------------------------------------------------------------------------------------- rows of like lengths
+
+LENGTHS = st.lists(st.integers(1, 200_000), min_size=1, max_size=8)
+TINY = [(5, 6, 7), (9, 8, 7, 6)]
+UNLIKE = [PROMPTS[1], tuple(range(3, 28)), *TINY]
+"""Two long ones and two short ones."""
+
+
+def test_examples_of_lengths_that_fit():
+    assert fits([20_000, 30_000])
+    assert fits([10_000, 30_000, 30_000, 30_000])
+    assert not fits([9_000, 30_000])
+    assert not fits([100, 100, 100, 20_000])
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_whether_lengths_fit_does_not_depend_on_their_order(lengths, rng):
+    mixed = list(lengths)
+    rng.shuffle(mixed)
+    assert fits(mixed) == fits(lengths)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 16))
+def test_one_row_fits_and_so_do_rows_of_one_length(length, rows):
+    assert fits([length] * rows)
+
+
+@given(st.integers(1, 10**6), st.lists(st.integers(0, 256), min_size=1, max_size=8))
+def test_a_little_padding_always_fits(length, more):
+    assert fits([length, *(length + one for one in more[:7])])
+
+
+@given(LENGTHS)
+def test_a_batch_that_fits_is_padded_by_half_at_most_or_by_little(lengths):
+    padded = len(lengths) * max(lengths)
+    assert not fits(lengths) or padded <= max(1.5 * sum(lengths), sum(lengths) + 2048)
+
+
+@pytest.fixture
+def padding_is_dear(monkeypatch):
+    """So that short prompts can be too unlike to share a batch."""
+    monkeypatch.setattr("start_llm.engine.batch._CHEAP_PADDING", 4)
+
+
+@pytest.fixture(scope="module")
+def unlike_references(machinery):
+    return [greedy_reference(machinery.network, prompt, LENGTH) for prompt in UNLIKE]
+
+
+def watched_decoder(machinery) -> tuple[Decoder, list[int]]:
+    """A decoder, and how many rows each of its forward passes had."""
+    passes: list[int] = []
+    network = Wrapped(machinery.network, lambda shape: passes.append(shape[0]))
+    return Decoder(network, most_rows=4, batches=True), passes
+
+
+def started(machinery, decoder: Decoder, prompts: list[tuple[int, ...]]) -> list[Row]:
+    rows = [resting_row(machinery, prompt) for prompt in prompts]
+    for row in rows:
+        decoder.add(row)
+    return rows
+
+
+def check_replies(rows: list[Row], references, least: int) -> None:
+    for reply, reference in zip(replies(rows), references, strict=True):
+        assert len(reply) >= least
+        Tally().compare(reply, reference)
+
+
+@pytest.mark.usefixtures("padding_is_dear")
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (0, 2, 3, 1)])
+def test_rows_of_unlike_lengths_decode_in_batches_of_their_own(machinery, unlike_references, order):
+    decoder, passes = watched_decoder(machinery)
+    rows = started(machinery, decoder, [UNLIKE[place] for place in order])
+    decode(decoder, 20)
+    check_replies(rows, [unlike_references[place] for place in order], least=18)
+    assert set(passes) == {2}
+    decoder.close()
+
+
+@pytest.mark.usefixtures("padding_is_dear")
+def test_a_row_that_is_like_no_other_decodes_alone(machinery, unlike_references):
+    decoder, passes = watched_decoder(machinery)
+    rows = started(machinery, decoder, UNLIKE[:3])
+    decode(decoder, 20)
+    check_replies(rows, unlike_references[:3], least=18)
+    assert set(passes) == {1, 2}
+    assert passes.count(1) > 15
+    decoder.close()
+
+
+@pytest.mark.usefixtures("padding_is_dear")
+def test_a_newcomer_joins_those_that_it_is_like(machinery, unlike_references):
+    decoder, passes = watched_decoder(machinery)
+    rows = started(machinery, decoder, [UNLIKE[0], UNLIKE[2]])
+    decode(decoder, 3)
+    assert (set(passes), decoder.batched_bytes) == ({1}, 0)
+    rows += started(machinery, decoder, [UNLIKE[1]])
+    decode(decoder, 5)
+    passes.clear()
+    decode(decoder, 5)
+    assert sorted(set(passes)) == [1, 2], "the long ones share a batch, and the short one is alone"
+    rows += started(machinery, decoder, [UNLIKE[3]])
+    decode(decoder, 15)
+    check_replies(rows, [unlike_references[place] for place in (0, 2, 1, 3)], least=13)
+    decoder.close()
+
+
+@pytest.mark.usefixtures("padding_is_dear")
+def test_a_second_batch_that_ran_empty_is_closed_and_rows_go_on(machinery, unlike_references, monkeypatch):
+    closed: list[Batch] = []
+    close = Batch.close
+    monkeypatch.setattr(Batch, "close", lambda self: (closed.append(self), close(self)))
+    decoder, _ = watched_decoder(machinery)
+    rows = started(machinery, decoder, UNLIKE)
+    decode(decoder, 5)
+    for row in rows[2:]:
+        decoder.remove(row)
+    decode(decoder, 5)
+    assert [len(one) for one in closed] == [0]
+    rows[2:] = started(machinery, decoder, UNLIKE[2:])
+    decode(decoder, 10)
+    check_replies(rows, unlike_references, least=8)
+    decoder.close()
+    assert len(closed) == len(set(map(id, closed))) == 3
+
+
+@pytest.mark.usefixtures("padding_is_dear")
+def test_rows_of_all_batches_are_found_when_a_step_fails(machinery, unlike_references):
+    breaks = FailsOnce(lambda shape: shape[0] == 2, nth=6)
+    decoder = Decoder(Wrapped(machinery.network, breaks), most_rows=4, batches=True)
+    rows = started(machinery, decoder, UNLIKE)
+    with pytest.raises(Breakdown):
+        decode(decoder, 10)
+    assert {id(row) for row in decoder.abandon()} == {id(row) for row in rows}
+    assert (decoder.rows, decoder.batched_bytes) == ([], 0)
+    rows = started(machinery, decoder, UNLIKE)
+    decode(decoder, 10)
+    check_replies(rows, unlike_references, least=8)
+    decoder.close()
+
+
+def test_bytes_of_batches_count_padding_and_nothing_else(machinery):
+    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+    long, short = started(machinery, decoder, [PROMPTS[1], TINY[0]])
+    token = sum(layer.keys[..., :1, :].nbytes + layer.values[..., :1, :].nbytes for layer in long.cache)
+    assert decoder.batched_bytes == 0
+    decode(decoder, 4)
+    assert decoder.batched_bytes >= 2 * len(PROMPTS[1]) * token
+    decoder.remove(short)
+    decoder.remove(long)
+    assert decoder.batched_bytes == 0
+    (alone,) = started(machinery, decoder, [PROMPTS[1]])
+    decode(decoder, 4)
+    assert decoder.batched_bytes == 0
+    assert decoder.rows == [alone]
+    decoder.close()
 
 
 # ------------------------------------------------------------ facts about mlx_lm on which the engine is built

@@ -1,0 +1,90 @@
+"""What is counted is what is there: no more memory is in use than the budget and the running rows explain."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generation_stream
+
+from start_llm.engine.loop import Machinery
+from start_llm.models.loader import load
+from tests.cache.conversations import Cached, Talkers, memory_for, talk, tokens
+from tests.cache.desk import is_pinned
+from tests.conftest import TinyModel
+from tests.engine.harness import job
+
+SLACK = 200_000
+"""Bytes: logits on their way, and what mlx allocates too much of each array, 16 KiB at most."""
+ROOM = 600_000
+"""Bytes by which a row's caches grow at once; the cache hears of it later."""
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gemma3_text", "qwen3_5"])
+def machinery(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Machinery:
+    model = load(tiny_model(request.param, hidden=128, layers=2))
+    return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), most_rows=4, batches=True)
+
+
+def active_bytes() -> int:
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+class Weighed(Cached):
+    """Memory is looked at after every step, against what there was before the first one."""
+
+    def __init__(self, machinery: Machinery, budget: int, **changes: Any) -> None:
+        mx.eval(machinery.network.parameters())
+        self.before = active_bytes()
+        self.budget = budget
+        self.seen: list[int] = []
+        super().__init__(machinery, budget, **changes)
+
+    @property
+    def live_bytes(self) -> int:
+        return self.cache._store.live_weight.nbytes + self.loop._decoder.batched_bytes
+
+    def step(self, times: int = 1) -> None:
+        """A batch that was just put together is given way to, and one that a row has just left is let go of,
+        at the next step.
+        """
+        for _ in range(times):
+            before = self.live_bytes
+            super().step()
+            mx.synchronize(generation_stream)
+            mx.clear_cache()
+            live, stored = self.live_bytes, self.cache._store.weight.nbytes
+            self.seen.append(mx.get_active_memory() - self.before)
+            assert self.seen[-1] <= stored + max(before, live) + SLACK, "what is not counted is held"
+            assert stored <= max(self.budget - min(before, live), 0) + ROOM or is_pinned(self.cache)
+
+    def let_go(self) -> None:
+        self.cache._evictor.limits = type(self.cache._evictor.limits)(budget_bytes=0)
+        self.cache.shrink()
+        self.cache.check_integrity()
+
+
+def test_at_every_step_memory_is_what_the_budget_and_the_running_rows_explain(machinery):
+    engine = Weighed(machinery, memory_for(machinery, 2000))
+    talkers = Talkers(random.Random(3))
+    for _ in range(ROUNDS):
+        talk(engine, talkers)
+    assert engine.cached.evictions
+    assert max(engine.seen) > 5 * SLACK, "or the slack hides what is looked for"
+    engine.let_go()
+    assert active_bytes() - engine.before < SLACK / 10
+
+
+def test_once_all_rows_of_a_batch_have_ended_no_memory_is_counted_for_them(machinery):
+    engine, rng = Cached(machinery), random.Random(1)
+    together = [engine.submit(job(tokens(rng, 30, 30), 6)) for _ in range(3)]
+    engine.step_until(lambda: all(watched.tokens for watched in together))
+    assert engine.cached.live_bytes > engine.cache.beside_bytes > 0
+    engine.finish(*together)
+    assert (engine.cached.live_bytes, engine.cache.beside_bytes) == (0, 0)
