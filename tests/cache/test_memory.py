@@ -88,3 +88,16 @@ def test_once_all_rows_of_a_batch_have_ended_no_memory_is_counted_for_them(machi
     assert engine.cached.live_bytes == engine.cache.beside_bytes > 0, "they lie in the batch alone"
     engine.finish(*together)
     assert (engine.cached.live_bytes, engine.cache.beside_bytes) == (0, 0)
+
+
+def test_what_rests_gives_way_to_a_reply_that_grows(machinery):
+    """Within 64 steps: the growth of one row alone shows nowhere else."""
+    engine, rng = Cached(machinery, memory_for(machinery, 200) * 5 // 2), random.Random(2)
+    engine.say(tokens(rng, 200, 200))
+    growing = engine.submit(job(tokens(rng, 240, 240), 120))
+    engine.step_until(lambda: growing.tokens)
+    assert engine.cached.stored_bytes
+    engine.step(95)
+    assert growing.ending is None
+    live = engine.cache._store.live_weight.nbytes
+    assert engine.cache._store.weight.nbytes + live <= memory_for(machinery, 200) * 5 // 2
