@@ -87,7 +87,8 @@ class PromptCache:
         strand = self._taken(plan, root) if plan.hand_over else self._copied(plan, root, ids)
         self._use(strand, plan, now)
         strand.boundaries = tuple(min(end, len(ids) - 1) for end in boundaries)
-        strand.shared_to = strand.boundaries[-1] if strand.boundaries else len(ids) - 1
+        prompt_end = strand.boundaries[-1] if strand.boundaries else len(ids) - 1
+        strand.shared_to = max(strand.shared_to, prompt_end)
         strand.prompt_length = len(ids)
         last = matched[-1] if matched else root
         strand.known = max(self._ledger.known(last, ids[:-1], strand.boundaries), plan.length)

@@ -351,6 +351,16 @@ def test_a_second_row_gets_what_the_first_one_has_computed_so_far():
     assert desk.serve((*PROMPT, 1)) == len(PROMPT)
 
 
+def test_who_gets_the_caches_of_a_longer_prompt_does_not_make_it_a_reply():
+    """Asked again with an earlier end of its last message, it is still what somebody goes on from."""
+    desk = Desk()
+    desk.serve(PROMPT)
+    desk.serve(PROMPT, boundaries=(9,))
+    assert desk.metrics.handed_over == 1
+    desk.serve((*PROMPT[:12], 5))
+    assert desk.serve(PROMPT) == len(PROMPT) - 1
+
+
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_what_was_given_up_is_handed_over_to_who_asks_again(kind):
     desk = Desk(kind)
