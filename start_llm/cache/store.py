@@ -231,7 +231,11 @@ class Store:
         del self._checkpoints[id(checkpoint)]
         with self._weighing_checkpoints(checkpoint.page):
             checkpoint.page.checkpoints.remove(checkpoint)
-        return self.tree.prune(checkpoint.page)
+        page = self.tree.prune(checkpoint.page)
+        # Without sliced leaves a page is worth nothing but the states behind it, and no budget would see it.
+        while not self.layers.is_sliced and page.parent is not None and page.is_leaf:
+            page = self.tree.remove(page)
+        return page
 
     def bytes_per_token(self, strand: Strand) -> float:
         """Of what is kept for every token."""

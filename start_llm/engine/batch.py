@@ -153,8 +153,12 @@ def fits(lengths: Sequence[int]) -> bool:
 
     Padding costs memory and time like tokens do; a second batch reads all weights again at every step.
     """
-    padding = len(lengths) * max(lengths) - sum(lengths)
-    return padding <= max(sum(lengths) // 2, _CHEAP_PADDING)
+    return padding(lengths) <= max(sum(lengths) // 2, _CHEAP_PADDING)
+
+
+def padding(lengths: Sequence[int]) -> int:
+    """Tokens that are added to rows of these lengths to make them equal."""
+    return len(lengths) * max(lengths) - sum(lengths)
 
 
 class Decoder:
@@ -248,10 +252,10 @@ class Decoder:
             batch.add(row)
 
     def _batch_for(self, row: Row, others: list[Row]) -> Batch | None:
-        """The first batch that has rows which the row fits; an empty one, if another row will follow."""
-        for batch in self._batches:
-            if len(batch) and _fit([*batch.rows, row]):
-                return batch
+        """The batch with rows that the row fits best; an empty one, if another row will follow."""
+        fitting = [batch for batch in self._batches if len(batch) and _fit([*batch.rows, row])]
+        if fitting:
+            return min(fitting, key=lambda batch: padding([len(one.tokens) for one in (*batch.rows, row)]))
         if not any(_fit([row, other]) for other in others):
             return None
         empty = next((batch for batch in self._batches if not len(batch)), None)

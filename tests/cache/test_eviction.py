@@ -210,7 +210,7 @@ def test_the_best_state_may_be_larger_than_three_tenths_of_the_budget():
     assert checkpoint.position == 12
 
 
-@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_without_a_budget_all_goes_but_what_a_row_stands_on(kind):
     desk = Desk(kind)
     for last in range(4):
