@@ -1,0 +1,156 @@
+"""What of a message counts when conversations are compared: the canonical pipeline.
+
+Clients change what they send again: ids, white space, the spelling of arguments, a header of theirs. Each row
+of `RULES` is one such change, with the client that makes it. What comes out names a conversation and is never
+shown to a model; only what `for_the_model` takes out is taken out of a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage
+from start_llm.core.chat import Json, Message, Role, ToolCall
+
+type Drift = Literal["transport", "own"]
+"""`transport` is no content at all; `own` belongs to its message, which keeps what it said at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that a client changes when it sends a message again.
+
+    Attributes:
+        client: the one that was seen to do it.
+        role: of the messages that it stands in.
+        is_first: it stands in the first message of its role alone.
+        drift: its class.
+        is_for_the_model: it is taken out of the prompt too.
+        without: the text without it.
+    """
+
+    name: str
+    client: str
+    role: Role
+    is_first: bool
+    drift: Drift
+    is_for_the_model: bool
+    without: Callable[[str], str]
+
+
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+_MESSAGE_ID = re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "billing header",
+        "Claude Code",
+        "system",
+        is_first=True,
+        drift="transport",
+        is_for_the_model=True,
+        without=lambda text: _BILLING.sub("", text),
+    ),
+    Rule(
+        "message id in a metadata block",
+        "OpenClaw",
+        "user",
+        is_first=False,
+        drift="own",
+        is_for_the_model=False,
+        without=lambda text: _MESSAGE_ID.sub("", text),
+    ),
+)
+
+
+def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages without what is no content: all that the canonical pipeline takes out of a prompt."""
+    rules = [rule for rule in RULES if rule.is_for_the_model]
+    return tuple(
+        _changed(message, rules, _is_first(messages, index)) for index, message in enumerate(messages)
+    )
+
+
+def canonical(messages: Sequence[Message], *, with_rules: bool = True) -> list[CanonicalMessage]:
+    """What is compared of each message.
+
+    Thoughts are not in it: clients leave them out, and the store keeps one path for each. Nor are ids: a
+    result belongs to the place of its call.
+
+    Args:
+        with_rules: apply `RULES`; what no client changes on purpose is left out in any case.
+    """
+    rules = RULES if with_rules else ()
+    places: dict[str, str] = {}
+    found: list[CanonicalMessage] = []
+    for index, message in enumerate(messages):
+        changed = _changed(message, rules, _is_first(messages, index))
+        found.append(CanonicalMessage(_encoded(_parts(changed, places))))
+        places.update({call.id: f"{index}.{number}" for number, call in enumerate(message.tool_calls)})
+    return found
+
+
+def root_key(
+    salt: bytes,
+    identity: bytes,
+    options: Mapping[str, Json],
+    tools: Sequence[Mapping[str, Json]],
+) -> CanonicalKey:
+    """Where a chain begins: whoever differs in any of these shares nothing. Tools may come in any order."""
+    return CanonicalKey.of(
+        salt, identity, _encoded(dict(options)), *sorted(_encoded(dict(tool)) for tool in tools)
+    )
+
+
+def _is_first(messages: Sequence[Message], index: int) -> bool:
+    role = messages[index].role
+    return not any(message.role == role for message in messages[:index])
+
+
+def _changed(message: Message, rules: Sequence[Rule], is_first: bool) -> Message:
+    """A message of which nothing would be left is content as a whole."""
+    text = message.content
+    for rule in rules:
+        if rule.role == message.role and (is_first or not rule.is_first):
+            text = rule.without(text)
+    return replace(message, content=text) if text.strip() or not message.content.strip() else message
+
+
+def _parts(message: Message, places: Mapping[str, str]) -> dict[str, Json]:
+    parts: dict[str, Json] = {"role": message.role, "content": message.content.strip()}
+    if message.tool_calls:
+        parts["calls"] = [_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        parts["result_of"] = places.get(message.tool_call_id, message.tool_call_id)
+    if message.name is not None:
+        parts["name"] = message.name
+    if message.tool_references:
+        parts["references"] = list(message.tool_references)
+    return parts
+
+
+def _call(call: ToolCall) -> Json:
+    return {"name": call.name, "arguments": _number(dict(call.arguments))}
+
+
+def _number(value: Json) -> Json:
+    """1000.0 and 1000 are one number, as they are for the languages that clients are written in."""
+    match value:
+        case bool():
+            return value
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_number(item) for item in value]
+        case dict():
+            return {key: _number(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _encoded(value: Json) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,1 @@
+"""What was computed for which conversation. See docs/ARCHITECTURE.md."""

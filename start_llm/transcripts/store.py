@@ -1,0 +1,215 @@
+"""The session turn store: for each beginning of a conversation, the exact tokens that were computed for it.
+
+A *node* stands for a canonical prefix, a *variant* for one sequence of tokens that a model read or wrote for
+it. The same visible conversation may have been computed with different thoughts: then a node has several.
+
+Keys are content: a fork, a retry or a sub-agent gets its own branch, and nothing that is written changes what
+another conversation finds (the strict-append guard of earlier servers, by construction).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from start_llm.core.canonical import CanonicalKey
+
+_MOST_VARIANTS = 4
+_SHRUNK_TO = 0.9
+_LOOKS_IN_AN_AGE = 10
+_TOKEN_BYTES = 4
+_VARIANT_BYTES = 400
+"""About what a variant takes beside its tokens."""
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """Tokens up to the end of one message, as what follows the parent's.
+
+    Attributes:
+        key: of the node.
+        depth: index of the message.
+        length: tokens in all.
+        thought: digest of the thought in this message, if it is a reply with one.
+        session: where it was computed; None if nobody said.
+        children: variants that build on this one.
+    """
+
+    key: CanonicalKey
+    depth: int
+    parent: Variant | None
+    delta: array[int]
+    length: int
+    thought: bytes | None
+    session: str | None
+    last_used: float
+    children: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES
+
+    def path(self) -> list[Variant]:
+        """This one and all that it builds on, the first message first."""
+        found: list[Variant] = [self]
+        while (parent := found[-1].parent) is not None:
+            found.append(parent)
+        return found[::-1]
+
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for variant in self.path() for token in variant.delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the store may keep.
+
+    Attributes:
+        most_bytes: of all variants.
+        unused_s: age at which an unused variant goes; 0: never.
+    """
+
+    most_bytes: int
+    unused_s: float = 0
+
+
+@dataclass(slots=True)
+class TranscriptMetrics:
+    """Written under the store's lock.
+
+    Attributes:
+        nodes, variants, nbytes: what is kept.
+        forgotten: variants that had to go.
+    """
+
+    nodes: int = 0
+    variants: int = 0
+    nbytes: int = 0
+    forgotten: int = 0
+
+
+@dataclass(slots=True)
+class TranscriptStore:
+    """Nodes by key. Safe to use from any thread."""
+
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+    metrics: TranscriptMetrics = field(default_factory=TranscriptMetrics)
+    _nodes: dict[CanonicalKey, list[Variant]] = field(default_factory=dict[CanonicalKey, "list[Variant]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _next_look: float = 0
+
+    def find(
+        self, keys: Sequence[CanonicalKey], thoughts: Sequence[bytes | None], session: str | None
+    ) -> Iterator[Variant]:
+        """The best variant of each known prefix, the longest first.
+
+        Args:
+            keys: of the conversation's prefixes.
+            thoughts: for each message the digest of the thought that the client echoed; None if it did not.
+                A variant with another thought anywhere on its path is none of this conversation.
+            session: whose variants come before others'.
+        """
+        for depth in range(len(keys) - 1, -1, -1):
+            with self._lock:
+                now = self.clock()
+                fitting = [one for one in self._nodes.get(keys[depth], ()) if _fits(one, thoughts)]
+                best = max(
+                    fitting, key=lambda one: (one.session == session, one.last_used, one.length), default=None
+                )
+                if best is not None:
+                    for one in best.path():
+                        one.last_used = now
+            if best is not None:
+                yield best
+
+    def add(
+        self,
+        key: CanonicalKey,
+        depth: int,
+        tokens: Sequence[int],
+        *,
+        parent: Variant | None = None,
+        thought: bytes | None = None,
+        session: str | None = None,
+    ) -> Variant:
+        """Tokens were computed for a prefix. The same ones again are the variant that is there.
+
+        Args:
+            parent: of a shorter prefix; ignored if its tokens are not a beginning of these.
+        """
+        with self._lock:
+            parent = parent if parent and self._builds_on(parent, tokens, depth) else None
+            known = self._same(key, tokens, thought)
+            if known is not None:
+                known.last_used, known.session = self.clock(), session or known.session
+                return known
+            start = parent.length if parent else 0
+            delta = array("I", tokens[start:])
+            variant = Variant(key, depth, parent, delta, len(tokens), thought, session, self.clock())
+            self._put(variant)
+            self._forget_some()
+            return variant
+
+    def _builds_on(self, parent: Variant, tokens: Sequence[int], depth: int) -> bool:
+        is_kept = any(one is parent for one in self._nodes.get(parent.key, ()))
+        return is_kept and parent.depth < depth and tuple(tokens[: parent.length]) == parent.tokens()
+
+    def _same(self, key: CanonicalKey, tokens: Sequence[int], thought: bytes | None) -> Variant | None:
+        for one in self._nodes.get(key, ()):
+            if (one.length, one.thought) == (len(tokens), thought) and one.tokens() == tuple(tokens):
+                return one
+        return None
+
+    def _put(self, variant: Variant) -> None:
+        variants = self._nodes.setdefault(variant.key, [])
+        variants.append(variant)
+        if variant.parent:
+            variant.parent.children += 1
+        self.metrics.nbytes += variant.nbytes
+        self.metrics.variants += 1
+        self.metrics.nodes = len(self._nodes)
+        free = [one for one in variants[:-1] if not one.children]
+        if len(variants) > _MOST_VARIANTS and free:
+            self._forget(min(free, key=lambda one: one.last_used))
+
+    def _forget(self, variant: Variant) -> None:
+        variants = self._nodes[variant.key]
+        variants.remove(variant)
+        if not variants:
+            del self._nodes[variant.key]
+        if variant.parent:
+            variant.parent.children -= 1
+        self.metrics.nbytes -= variant.nbytes
+        self.metrics.variants -= 1
+        self.metrics.nodes = len(self._nodes)
+        self.metrics.forgotten += 1
+
+    def _forget_some(self) -> None:
+        """What is too old, and beyond the bytes what was used least recently; never what others build on."""
+        limits, now = self.limits, self.clock()
+        is_over = self.metrics.nbytes > limits.most_bytes
+        if not is_over and not (limits.unused_s and now >= self._next_look):
+            return
+        self._next_look = now + limits.unused_s / _LOOKS_IN_AN_AGE
+        oldest = now - limits.unused_s if limits.unused_s else -math.inf
+        enough = _SHRUNK_TO * limits.most_bytes if is_over else limits.most_bytes
+        heap = [(one.last_used, id(one), one) for one in self._leaves()]
+        heapq.heapify(heap)
+        while heap and (heap[0][0] < oldest or self.metrics.nbytes > enough):
+            leaf = heapq.heappop(heap)[2]
+            self._forget(leaf)
+            if leaf.parent and not leaf.parent.children:
+                heapq.heappush(heap, (leaf.parent.last_used, id(leaf.parent), leaf.parent))
+
+    def _leaves(self) -> Iterator[Variant]:
+        return (one for variants in self._nodes.values() for one in variants if not one.children)
+
+
+def _fits(variant: Variant, thoughts: Sequence[bytes | None]) -> bool:
+    return all(thoughts[one.depth] in (None, one.thought) for one in variant.path())

@@ -1,0 +1,102 @@
+"""Recorded tokens take the place of fresh ones, exactly up to where a message ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, chain
+from start_llm.core.prompt import Boundary
+from start_llm.transcripts.bind import Bound, Conversation, bind, record_prompt
+from start_llm.transcripts.store import Limits, TranscriptStore
+
+CLOSER, TAIL = 0, 99
+
+
+def store() -> TranscriptStore:
+    return TranscriptStore(Limits(most_bytes=10**9), clock=itertools.count(1).__next__)
+
+
+def rendered(messages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[Boundary, ...]]:
+    """Each message's own tokens, its closer, and a tail that makes the model answer."""
+    ids: list[int] = []
+    ends: list[Boundary] = []
+    for index, message in enumerate(messages):
+        ids += message
+        ends.append(Boundary(index, len(ids)))
+        ids.append(CLOSER)
+    return (*ids, TAIL), tuple(ends)
+
+
+def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None) -> Conversation:
+    said = visible or [bytes(message) for message in messages]
+    keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
+    return Conversation(keys=keys, thoughts=[None] * len(keys))
+
+
+def served(
+    kept: TranscriptStore, messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None
+) -> Bound:
+    asked = conversation(messages, visible)
+    bound = bind(kept, asked, *rendered(messages))
+    record_prompt(kept, asked, bound)
+    return bound
+
+
+MESSAGES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+@given(MESSAGES, st.data())
+def test_without_drift_what_is_bound_is_the_fresh_rendering(messages, data):
+    kept = store()
+    served(kept, messages[: data.draw(st.integers(1, len(messages)))])
+    again = served(kept, messages)
+    assert (again.ids, again.boundaries) == rendered(messages)
+    assert again.prefix is not None
+
+
+def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
+    kept, question, thought, answer = store(), [1, 2], [7, 7], [3]
+    first = served(kept, [question])
+    reply = conversation([question, answer])
+    said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
+    kept.add(reply.keys[1], 1, said, parent=bind(kept, reply, *rendered([question, answer])).prefix)
+    second = served(kept, [question, answer, [5]])
+    assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
+    assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))
+
+
+def test_what_drifted_is_read_as_it_was_first_and_the_rest_as_it_is_now():
+    kept = store()
+    served(kept, [[1, 1], [2]], [b"system", b"question"])
+    bound = served(kept, [[8, 8, 8], [2], [4]], [b"system", b"question", b"more"])
+    assert bound.ids == (1, 1, CLOSER, 2, CLOSER, 4, CLOSER, TAIL)
+    assert bound.boundaries == (Boundary(0, 2), Boundary(1, 4), Boundary(2, 6))
+
+
+def test_what_is_new_is_never_bound():
+    kept = store()
+    served(kept, [[1], [2]])
+    bound = served(kept, [[1], [3]])
+    assert bound.ids == rendered([[1], [3]])[0]
+    assert bound.prefix is not None and bound.prefix.depth == 0
+
+
+def test_a_message_whose_end_is_not_known_ends_no_prefix():
+    kept, messages = store(), [[1, 1], [2], [3]]
+    served(kept, messages)
+    ids, boundaries = rendered(messages)
+    bound = bind(kept, conversation(messages), ids, boundaries[:1])
+    assert bound.prefix is not None and bound.prefix.depth == 0
+    assert bound.ids == ids
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=6))
+def test_whatever_was_served_before_a_prompt_holds_what_the_request_says(requests):
+    """Without drift no history changes what a model reads."""
+    kept = store()
+    for messages in requests:
+        assert served(kept, messages).ids == rendered(messages)[0]
