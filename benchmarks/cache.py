@@ -80,7 +80,9 @@ class Bench:
 
     def peak(self, family: str) -> Iterator[Row]:
         for length in self.lengths_or(32_768):
-            yield from cache_memory.peak(self.model(family, cache_memory.ONE_HEAD), length)
+            yield from cache_memory.peak(
+                self.model(family, cache_memory.DEEP.get(family, cache_memory.DEEPER)), length
+            )
 
     def budget(self, family: str) -> Iterator[Row]:
         yield from cache_memory.budget(self.model(family, SMALL), self.conversations)

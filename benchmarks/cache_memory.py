@@ -22,8 +22,13 @@ from benchmarks.cache_engine import (
 from tests.cache.conversations import Talkers, talk
 from tests.engine.harness import Wrapped
 
-ONE_HEAD = Size(64, 4, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 128})
-"""Without a fused kernel, attention takes memory for each head, and would hide the cache's."""
+_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+DEEP = {"qwen3": Size(128, 8, _HEADS)}
+DEEPER = Size(128, 24, _HEADS)
+"""Models whose KV outweighs what a step takes, as in real ones: attention without a fused kernel takes memory
+for each head, and one layer at a time is copied when caches grow. Where not all layers have full attention,
+one in four has.
+"""
 SESSIONS = 20
 SESSION_TOKENS = 500
 TURNS = 10
