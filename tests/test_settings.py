@@ -37,6 +37,7 @@ from start_llm.settings import (
     waiting_for_later,
 )
 from start_llm.telemetry.terminal import Terminal
+from tests.server.client import wait_until
 from tests.serving import Server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -520,6 +521,16 @@ def known_of(server: Server, prompt: list[int]) -> int:
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
+def cache_at_rest(server: Server) -> dict[str, Any]:
+    """What `/stats` says of the cache once the last row has given back what it computed."""
+
+    def cache() -> dict[str, Any]:
+        return server.get("/stats")["prompt_cache"]
+
+    wait_until(lambda: cache()["bytes_by_kind"]["strands"] > 0, within_s=5)
+    return cache()
+
+
 def checks_cache(models: Models) -> None:
     for value, known in (("true", 49), ("false", 0)):
         with running(models.plain, PROMPT_CACHE=value) as server:
@@ -537,7 +548,7 @@ def checks_cache_bytes(models: Models) -> None:
     with running(models.plain, PROMPT_CACHE_MAX_BYTES="3MB") as server:
         for start in range(5):
             assert known_of(server, list(range(start, start + 300))) == 0
-        cache = server.get("/stats")["prompt_cache"]
+        cache = cache_at_rest(server)
         assert (cache["max_bytes"], cache["evictions"] > 0) == (3_000_000, True)
         assert 0 < cache["bytes"] <= 3_000_000
 
@@ -555,7 +566,7 @@ def checks_initial_blocks(models: Models) -> None:
     for blocks in ("1", "4"):
         with running(models.plain, INITIAL_CACHE_BLOCKS=blocks) as server:
             assert [known_of(server, [7] * 50) for _ in range(2)] == [0, 49]
-            stored.append(server.get("/stats")["prompt_cache"]["bytes_by_kind"]["strands"])
+            stored.append(cache_at_rest(server)["bytes_by_kind"]["strands"])
     assert stored[1] == 4 * stored[0] > 0
 
 
