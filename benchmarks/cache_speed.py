@@ -122,15 +122,23 @@ def _new_cache(layers: Layers) -> PromptCache:
 
 
 def _restored(model: Model, length: int) -> Restored:
-    """A conversation that begins like an earlier one ends in pages; others go on from them."""
+    """A conversation is cut into pages; others go on from them."""
     kept, shared = _new_cache(model.layers), prompt(length)
     _compute(model, kept, (*shared[:PAGE], *prompt(PAGE, 1)), (PAGE, 2 * PAGE - 1))
     began = time.perf_counter()
     _compute(model, kept, (*shared, 1, 2, 3), (PAGE, length))
     computed = time.perf_counter() - began
+    _cut_into_pages(kept)
     copies = [_copied(kept, (*shared, 4, seed, 5), length) for seed in range(FORKS + 1)]
     copied = statistics.median(seconds for seconds, _ in copies[1:])
     return Restored(length, computed, copied, _handed_over(model.layers, copies[0][1], shared))
+
+
+def _cut_into_pages(kept: PromptCache) -> None:
+    # What happens to a conversation that rests when a longer one shares its beginning, or memory is short.
+    store = kept._store  # pyright: ignore[reportPrivateUsage]
+    for strand in store.strands:
+        store.dissolve(strand)
 
 
 def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: tuple[int, ...]) -> None:
