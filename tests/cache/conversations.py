@@ -109,7 +109,23 @@ def _differences(network: Any, ids: Tokens, logits: mx.array) -> Iterator[float]
         yield difference
         if difference < _NEAR:
             return
-        cuts = sorted(rng.sample(range(1, len(ids)), min(rng.randint(1, 6), len(ids) - 1)))
+        cuts = _pieces(rng, ids)
+
+
+def says_too(network: Any, ids: Tokens, token: int) -> bool:
+    """Whether `token` comes after `ids` in any of several ways to compute them without a cache.
+
+    Where two experts are almost equally good, the way decides which one is taken, and logits are quite others
+    (lesson 16).
+    """
+    rng = random.Random(len(ids))
+    with mx.stream(generation_stream):
+        ways = (_computed(network, ids, _pieces(rng, ids)) for _ in range(_WAYS))
+        return any(mx.argmax(logits).item() == token for logits in ways)
+
+
+def _pieces(rng: random.Random, ids: Tokens) -> list[int]:
+    return sorted(rng.sample(range(1, len(ids)), min(rng.randint(1, 6), len(ids) - 1)))
 
 
 def _computed(network: Any, ids: Tokens, cuts: Sequence[int]) -> mx.array:
