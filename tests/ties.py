@@ -1,8 +1,8 @@
 """What it means that a greedy reply equals mlx_lm's: the same tokens, but for near-ties of a random model.
 
 Batches and chunks round differently. Where the two highest logits are almost the same, either may win, and
-from there on two texts have nothing to do with each other. The same holds for the experts that a network chooses:
-where two are almost equally good, the logits of one choice have nothing to do with those of the other.
+from there on two texts have nothing to do with each other. The same holds for the experts that a network
+chooses: where two are almost equally good, the logits of one choice say nothing about those of the other.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Tally:
         """Where `ids` are not how the reference begins; None if they are, up to a near-tie.
 
         Args:
-            says_too: whether the reference, computed in other pieces, goes on with `ids` at this place. Then
-                it was a tie inside of the network, of two experts for instance, and the logits do not show it.
+            says_too: whether the reference, computed in other pieces, goes on with `ids` at this place. Then it
+                was a tie inside of the network, of two experts for instance, and the logits do not show it.
         """
         if len(ids) > len(reference.ids):
             return "the reference is too short to compare with"

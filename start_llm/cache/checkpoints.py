@@ -34,17 +34,14 @@ def _next_stride(position: int) -> int:
     return (position // _STRIDE + 1) * _STRIDE
 
 
-def superseded(
-    newest: Checkpoint, bytes_per_token: float, *, is_short: bool, are_few: bool
-) -> Checkpoint | None:
+def superseded(newest: Checkpoint, bytes_per_token: float, *, is_short: bool) -> Checkpoint | None:
     """A checkpoint on the way to the newest one that should go; None if there is none.
 
-    The first and the newest stay.
+    The first and the newest stay. A conversation has six at most; of more, the one that saves least goes.
 
     Args:
         is_short: whether memory for checkpoints is. Then one has to save more tokens than its bytes are worth
             in KV, where there is any.
-        are_few: whether a conversation has six at most. Of more, the one that saves least goes.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     inner = kept[1:-1]
@@ -53,7 +50,7 @@ def superseded(
     saved = {id(one): one.position - before.position for before, one in zip(kept, inner, strict=False)}
     least = min(inner, key=lambda one: saved[id(one)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
-    are_too_many = are_few and len(kept) > _MOST_OF_A_CONVERSATION
+    are_too_many = len(kept) > _MOST_OF_A_CONVERSATION
     return least if (is_short and is_poor) or are_too_many else None
 
 

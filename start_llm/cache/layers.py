@@ -130,7 +130,6 @@ class Layers:
     Attributes:
         unknown: classes that no row describes; a network that has one is served without reuse.
         has_state: some leaves are whole, so a prompt can only be taken up where their state was kept.
-        has_recurrence: some leaves fold all tokens into one state, which is large.
         is_sliced: some leaves keep something for every token.
     """
 
@@ -140,7 +139,6 @@ class Layers:
         kinds = [_kind_name(leaf) for leaf in _leaves(self.fresh())]
         self.unknown = sorted({kind for kind in kinds if kind not in _SLICED and kind not in _WHOLE})
         self.has_state = any(kind in _WHOLE for kind in kinds)
-        self.has_recurrence = "ArraysCache" in kinds
         self.is_sliced = any(kind in _SLICED for kind in kinds)
 
     def fresh(self) -> list[Any]:

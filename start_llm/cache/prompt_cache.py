@@ -182,7 +182,6 @@ class PromptCache:
             checkpoint,
             self._store.bytes_per_token(strand),
             is_short=self._store.checkpoint_weight.nbytes > self._evictor.limits.checkpoint_bytes / 2,
-            are_few=self._layers.has_recurrence,
         )
 
     # ------------------------------------------------------------------------------------------------ the end

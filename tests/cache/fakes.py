@@ -92,7 +92,7 @@ class FakeLayers(Layers):
     def __init__(self, *, is_sliced: bool = True, has_state: bool = False) -> None:
         self.unknown = []
         self.is_sliced = is_sliced
-        self.has_state = self.has_recurrence = has_state
+        self.has_state = has_state
         self.fails_after: int | None = None
 
     def _copy(self) -> None:

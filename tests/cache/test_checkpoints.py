@@ -80,43 +80,50 @@ CHEAP, DEAR = STATE_BYTES / 1000, STATE_BYTES / 4.0
 def test_few_checkpoints_that_save_enough_are_all_kept():
     kept = Conversations()
     for length in (5, 20, 40, 60, 80, 100):
-        assert superseded(kept.keep(range(length)), DEAR, is_short=True, are_few=True) is None
+        assert superseded(kept.keep(range(length)), DEAR, is_short=True) is None
 
 
 def test_of_too_many_the_one_goes_that_saves_least():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 60, 70, 100, 140, 180)}
-    assert superseded(made[180], DEAR, is_short=True, are_few=True) is made[70]
+    assert superseded(made[180], DEAR, is_short=True) is made[70]
 
 
 def test_one_that_saves_less_than_its_bytes_are_worth_goes():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 100)}
-    assert superseded(made[100], DEAR, is_short=True, are_few=True) is made[43]
+    assert superseded(made[100], DEAR, is_short=True) is made[43]
     made[43].page.checkpoints.remove(made[43])
-    assert superseded(made[100], DEAR, is_short=True, are_few=True) is None
-    assert superseded(made[100], CHEAP, is_short=True, are_few=True) is made[40]
-    assert superseded(made[100], 0, is_short=True, are_few=True) is None, "there is no KV to compare it with"
+    assert superseded(made[100], DEAR, is_short=True) is None
+    assert superseded(made[100], CHEAP, is_short=True) is made[40]
+    assert superseded(made[100], 0, is_short=True) is None, "there is no KV to compare it with"
 
 
 def test_while_there_is_memory_none_has_to_be_worth_its_bytes():
     kept = Conversations()
-    made = {length: kept.keep(range(length)) for length in (5, 40, 43, 60, 70, 100, 140, 180)}
-    assert superseded(made[180], DEAR, is_short=False, are_few=False) is None
-    assert superseded(made[180], DEAR, is_short=False, are_few=True) is made[43]
+    made = {length: kept.keep(range(length)) for length in (5, 40, 43, 100)}
+    assert superseded(made[100], DEAR, is_short=False) is None
+    assert superseded(made[100], DEAR, is_short=True) is made[43]
+
+
+def test_even_while_there_is_memory_a_conversation_has_six():
+    kept = Conversations()
+    made = {length: kept.keep(range(length)) for length in (5, 40, 43, 60, 80, 100, 140)}
+    assert superseded(made[100], CHEAP, is_short=False) is None
+    assert superseded(made[140], CHEAP, is_short=False) is made[43]
 
 
 def test_the_first_and_the_newest_stay_whatever_they_save():
     kept = Conversations()
     kept.keep(range(1))
-    assert superseded(kept.keep(range(2)), CHEAP, is_short=True, are_few=True) is None
+    assert superseded(kept.keep(range(2)), CHEAP, is_short=True) is None
 
 
 def test_one_that_saves_a_stride_is_worth_any_bytes():
     kept = Conversations(size=512)
     for length in (1, 2049, 2049 + 2048):
         newest = kept.keep(range(length))
-    assert superseded(newest, CHEAP, is_short=True, are_few=True) is None
+    assert superseded(newest, CHEAP, is_short=True) is None
 
 
 def test_other_conversations_behind_the_same_beginning_lose_nothing():
@@ -126,13 +133,11 @@ def test_other_conversations_behind_the_same_beginning_lose_nothing():
     kept.keep(system)
     for agent in range(20):
         for length in (20, 60):
-            assert (
-                superseded(kept.keep([*system, *[1000 + agent] * length]), DEAR, is_short=True, are_few=True)
-                is None
-            )
+            own = kept.keep([*system, *[1000 + agent] * length])
+            assert superseded(own, DEAR, is_short=True) is None
 
 
 def test_short_conversations_that_end_on_the_page_where_they_begin_lose_nothing():
     kept = Conversations(size=64)
     for agent in range(20):
-        assert superseded(kept.keep([0, 1000 + agent]), DEAR, is_short=True, are_few=True) is None
+        assert superseded(kept.keep([0, 1000 + agent]), DEAR, is_short=True) is None

@@ -23,12 +23,13 @@ from tests.cache.conversations import (
     memory_for,
     reference,
     restored_difference,
+    says_too,
     talk,
     tokens,
 )
 from tests.conftest import TinyModel
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, job
-from tests.ties import Tally
+from tests.ties import Reference, Tally
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 """Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""
@@ -201,6 +202,21 @@ def test_after_a_cache_has_failed_it_is_used_again(machinery, tally, method):
     again = engine.say(prompt, 4, boundaries=(60, 190))
     assert usage(again).cached > 0
     tally.compare(again.tokens, reference(Stepper(machinery), prompt, 4))
+
+
+def test_a_token_that_no_way_to_compute_gives_is_wrong(machinery):
+    """What a comparison lets pass as a tie inside of the network has to be said without a cache."""
+    ids = tokens(random.Random(9), 90, 90)
+    said = reference(Stepper(machinery), ids, 1).ids[0]
+    assert says_too(machinery.network, ids, said)
+    assert not says_too(machinery.network, ids, said + 1)
+    sure = Reference((said,), (1.0,))
+    assert Tally().difference([said + 1], sure, lambda _: False) == (
+        f"token 0 is {said + 1}, not {said}; its logit leads by 1.0000"
+    )
+    tied = Tally()
+    assert tied.difference([said + 1], sure, lambda place: place == 0) is None
+    assert tied.ties == 1
 
 
 def test_restored_logits_are_the_computed_ones(machinery):
