@@ -52,8 +52,8 @@ class Tally:
         """Where `ids` are not how the reference begins; None if they are, up to a near-tie.
 
         Args:
-            says_too: whether the reference, computed in other pieces, goes on with `ids` at this place. Then it
-                was a tie inside of the network, of two experts for instance, and the logits do not show it.
+            says_too: whether the reference, computed in other pieces, goes on with `ids` at this place. Then
+                it was a tie inside of the network, of two experts say, and the logits do not show it.
         """
         if len(ids) > len(reference.ids):
             return "the reference is too short to compare with"
