@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
+import secrets
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,23 +28,31 @@ from start_llm.models.identity import identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
-from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.canonical import canonical_reply
+from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import ModelTraits, Service
+from start_llm.service import ModelTraits, Reports, Service
 from start_llm.settings import Settings
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
+from start_llm.transcripts.store import Limits as TranscriptLimits
+from start_llm.transcripts.store import TranscriptStore
+from start_llm.transcripts.thoughts import ThoughtStore
+from start_llm.transcripts.turn import Transcripts
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "models" / "demo"
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 LOGS = ROOT / "logs"
 _SMALLEST_PAGE = 256
+_MOST_TRANSCRIPT_BYTES = 128 * 2**20
+_MOST_THOUGHT_BYTES = 32 * 2**20
 _DRAIN_S = 1.5
 _STOP_S = 2.0
 
@@ -74,6 +84,7 @@ class App:
         self._cache_metrics = CacheMetrics()
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
+        self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
         if settings.proxy:
             claim_port(settings.proxy_port, LOGS, terminal.say)
         self._listener = Listener(settings.mlx_host, settings.mlx_port, Handler, _server_limits(settings))
@@ -161,15 +172,17 @@ class App:
 
     def _open(self, name: str, engine: Engine, ready: Ready) -> None:
         family = model_family(self._settings, ready.model)
-        preparer = Preparer(ready.model.tokenizer, family, default_thinking=self._settings.thinking)
+        tokenizer = ready.model.tokenizer
+        transcripts = self._transcripts(tokenizer.token_bytes)
+        preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=transcripts.heal)
         traits = model_traits(self._settings, ready, family)
         service = Service(
             engine=engine,
-            tokenizer=ready.model.tokenizer,
+            tokenizer=tokenizer,
             preparer=preparer,
+            transcripts=transcripts,
             traits=traits,
-            metrics=self._requests,
-            terminal=self._terminal,
+            reports=Reports(self._requests, self._terminal),
         )
         card = ModelCard(
             id=name,
@@ -183,16 +196,33 @@ class App:
             requests=self._requests,
             engine=self._engine_metrics,
             cache=self._cache_metrics,
+            transcripts=transcripts.metrics,
             engine_is_alive=engine.is_alive,
         )
-        facts = ModelFacts(name, traits.vocabulary, ready.model.tokenizer.token_bytes)
-        self._listener.open(Site(service=service, status=status, model=facts))
+        facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
+        tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
+        self._listener.open(Site(service=service, status=status, model=facts, tenants=tenants))
         self._introduce(card, ready.footprint, family, preparer)
+
+    def _transcripts(self, token_bytes: Callable[[int], bytes]) -> Transcripts:
+        metrics = TranscriptMetrics()
+        limits = TranscriptLimits(
+            most_bytes=_MOST_TRANSCRIPT_BYTES, unused_s=self._settings.transcript_idle_s
+        )
+        return Transcripts(
+            store=TranscriptStore(limits, metrics=metrics),
+            thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
+            metrics=metrics,
+            canonical_reply=canonical_reply,
+            token_bytes=token_bytes,
+            kept_thoughts=self._settings.kept_thoughts,
+            checks_words=self._settings.checks_words,
+        )
 
     def _start_proxy(self, model: str) -> None:
         if self._settings.proxy:
             self._proxy = Proxy(
-                proxy_config(self._settings, self.url, model),
+                proxy_config(self._settings, self.url, model, self._proxy_key),
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,
                 logs=LOGS,
@@ -224,12 +254,22 @@ class App:
         self._terminal.say("\n  Ctrl-C ends the server.\n")
 
 
-def proxy_config(settings: Settings, backend: str, model: str) -> ProxyConfig:
+def prompt_policy(settings: Settings) -> PromptPolicy:
+    return PromptPolicy(
+        thinking=settings.thinking,
+        kept_thoughts=settings.kept_thoughts,
+        with_rules=settings.canonicalizes,
+        shortens_writes=settings.shortens_writes,
+    )
+
+
+def proxy_config(settings: Settings, backend: str, model: str, backend_key: str) -> ProxyConfig:
     return ProxyConfig(
         port=settings.proxy_port,
         backend=backend,
         model=settings.proxy_model_id or f"openai/{model}",
         api_key=settings.proxy_key,
+        backend_key=backend_key,
         python=settings.proxy_python or sys.executable,
     )
 

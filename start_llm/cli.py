@@ -18,6 +18,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from start_llm import settings as settings_table
+from start_llm import settings_text
 from start_llm.app import DEMO_MODEL, ROOT, App
 from start_llm.core.errors import StartupError
 from start_llm.settings import Settings, Source
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit status: 2 if it cannot start."""
     options = _parser().parse_args(arguments)
     if options.command == "settings":
-        text = settings_table.as_env_file() if options.format == "env" else settings_table.as_markdown()
+        text = settings_text.as_env_file() if options.format == "env" else settings_text.as_markdown()
         sys.stdout.write(text)
         return 0
     try:

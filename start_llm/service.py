@@ -22,6 +22,7 @@ from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
+from start_llm.transcripts.turn import Transcripts, Turn
 
 _PATIENCE_S = 0.05
 
@@ -68,6 +69,14 @@ class ModelTraits:
     sampling_defaults: tuple[SamplingChoice, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Where it is told what became of requests."""
+
+    metrics: RequestMetrics
+    terminal: Terminal
+
+
 class Service:
     """Answers requests, whatever protocol they came in. Safe to use from any thread."""
 
@@ -77,16 +86,16 @@ class Service:
         engine: EnginePort,
         tokenizer: ServiceTokenizer,
         preparer: Preparer,
+        transcripts: Transcripts,
         traits: ModelTraits,
-        metrics: RequestMetrics,
-        terminal: Terminal,
+        reports: Reports,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._preparer = preparer
+        self._transcripts = transcripts
         self._traits = traits
-        self._metrics = metrics
-        self._terminal = terminal
+        self._reports = reports
 
     def respond(self, request: GenerationRequest) -> Answer:
         """Do everything that can refuse the request, then hand it to the engine.
@@ -96,18 +105,21 @@ class Service:
         """
         began = time.perf_counter()
         prompt = self._preparer.prepare(request)
-        job = self._plan(request, prompt)
+        turn = self._transcripts.begin(prompt, self._traits.context_window)
+        job = self._plan(request, prompt, turn)
         output = OutputStream(self._splitter(request, prompt))
         generation = self._engine.submit(job)
-        line = RequestLine(session=request.session_id, prompt_tokens=len(prompt.tokens), began=began)
-        return Answer(generation, output, line, self._metrics, self._terminal)
+        turn.asked()
+        line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
+        return Answer(generation, output, turn, line, self._reports)
 
-    def _plan(self, request: GenerationRequest, prompt: Prompt) -> Job:
+    def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
         return Job(
-            prompt=prompt.tokens,
-            max_tokens=self._reply_limit(request, len(prompt.tokens)),
+            prompt=turn.tokens,
+            max_tokens=self._reply_limit(request, len(turn.tokens)),
             thought=self._thought_limit(request, prompt),
-            boundaries=tuple(boundary.tokens for boundary in prompt.boundaries),
+            boundaries=tuple(boundary.tokens for boundary in turn.boundaries),
+            salt=request.tenant,
             sampling=self._sampling(request.options),
             stop=request.options.stop,
             top_logprobs=request.options.top_logprobs,
@@ -167,15 +179,15 @@ class Answer:
         self,
         generation: Generation,
         output: OutputStream,
+        turn: Turn,
         line: RequestLine,
-        metrics: RequestMetrics,
-        terminal: Terminal,
+        reports: Reports,
     ) -> None:
         self._generation = generation
         self._output = output
+        self._turn = turn
         self._line = line
-        self._metrics = metrics
-        self._terminal = terminal
+        self._metrics, self._terminal = reports.metrics, reports.terminal
         self._ending = "cancelled"
         self._usage: Usage | None = None
 
@@ -209,10 +221,13 @@ class Answer:
             match event:
                 case Text():
                     self._line.note_text()
-                    outputs += self._output.feed(event)
+                    self._turn.wrote(event.tokens)
+                    outputs += self._heard(self._output.feed(event))
                 case Finished():
                     rest, end = self._output.close(event)
-                    yield from joined([*outputs, *rest])
+                    outputs += self._heard(rest)
+                    self._turn.ended(event, is_whole=self._output.is_whole)
+                    yield from joined(outputs)
                     yield end
                     return
                 case Prefilling() if any(isinstance(later, Prefilling) for later in events[index + 1 :]):
@@ -222,6 +237,11 @@ class Answer:
                     outputs = []
                     yield event
         yield from joined(outputs)
+
+    def _heard(self, outputs: list[Output]) -> list[Output]:
+        for output in outputs:
+            self._turn.said(output)
+        return outputs
 
     def _note(self, event: Event) -> None:
         match event:

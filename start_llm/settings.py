@@ -1,7 +1,7 @@
 """Every setting: one row a variable, read once, never changed.
 
 A value comes from a command-line flag, else the environment, else `.env`; empty means unset. The rows are
-the source of `.env.example` and of `docs/settings.md` (`python -m start_llm settings`).
+the source of `.env.example` and of `docs/settings.md` (see `settings_text`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from start_llm.core.errors import SettingsError
 from start_llm.core.family import FAMILY_NAMES
@@ -81,7 +81,7 @@ def _choice(words: Sequence[str]) -> Kind:
 
 
 _BOOLEAN = Kind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
-_TEXT = Kind(str, "text")
+TEXT = Kind(str, "text")
 _PORT = _integer(0, 65535)
 _SECONDS = _number(Range(0.01, 86400))
 
@@ -128,7 +128,7 @@ class Settings:
     """The settings that act in this version. None: not set; see each row's help for what then happens."""
 
     model_path: str | None = _variable(
-        "MODEL_PATH", _TEXT, None,
+        "MODEL_PATH", TEXT, None,
         "Model folder, or Hugging Face repository (owner/name) to download. Unset: "
         "lmstudio-community/GLM-4.7-Flash-MLX-4bit on Apple silicon, the demo model elsewhere.", _MODEL,
     )  # fmt: skip
@@ -137,7 +137,7 @@ class Settings:
         "Form of the model's thoughts and tool calls. Unset: found from its template and vocabulary.", _MODEL,
     )  # fmt: skip
     mlx_host: str = _variable(
-        "MLX_HOST", _TEXT, "127.0.0.1",
+        "MLX_HOST", TEXT, "127.0.0.1",
         "Address to listen on. Anything but loopback lets others on the network use the model.", _SERVER,
     )  # fmt: skip
     mlx_port: int = _variable("MLX_PORT", _PORT, 8080, "Port to listen on; 0 takes a free one.", _SERVER)
@@ -179,7 +179,7 @@ class Settings:
     )
     proxy_port: int = _variable("PROXY_PORT", _integer(1, 65535), 4000, "Port of the proxy.", _PROXY)
     proxy_model_id: str | None = _variable(
-        "PROXY_MODEL_ID", _TEXT, None,
+        "PROXY_MODEL_ID", TEXT, None,
         "Model name that the proxy lists; any other name reaches the same model. Unset: openai/ and the name "
         "of the model.", _PROXY,
     )  # fmt: skip
@@ -189,10 +189,10 @@ class Settings:
         "LiteLLM needs 5 to 30 s.", _PROXY,
     )  # fmt: skip
     proxy_python: str | None = _variable(
-        "PROXY_PYTHON", _TEXT, None, "Interpreter that has LiteLLM. Unset: the server's own.", _PROXY
+        "PROXY_PYTHON", TEXT, None, "Interpreter that has LiteLLM. Unset: the server's own.", _PROXY
     )
     proxy_key: str | None = _variable(
-        "PROXY_API_KEY", _TEXT, None, "Key that clients of the proxy must send. Unset: none.", _PROXY
+        "PROXY_API_KEY", TEXT, None, "Key that clients of the proxy must send. Unset: none.", _PROXY
     )
     max_kv_size: int = _variable(
         "MAX_KV_SIZE", _integer(1, 2**31 - 1), 196_608,
@@ -230,6 +230,30 @@ class Settings:
         "Age at which an unused conversation goes, with the next request; 0 = never. Unset: 1800, but only "
         "once memory is short, so that a lunch break does not empty the cache.", _PROMPT_CACHE,
     )  # fmt: skip
+    transcript_idle_s: float = _variable(
+        "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", _number(Range(0, 10**9)), 0,
+        "Age in seconds at which what is known of an unused conversation goes (the session turn store); 0 = "
+        "never, only when its memory is full, least recently used first.", _PROMPT_CACHE,
+    )  # fmt: skip
+    canonicalizes: bool = _variable(
+        "CACHE_CANONICALIZE_TOOL_CONTEXT", _BOOLEAN, True,
+        "Find conversations again although clients change metadata in them: the table of rules in "
+        "prompt/canonical.", _PROMPT_CACHE, shown="true",
+    )  # fmt: skip
+    partitions: bool = _variable(
+        "CACHE_SESSION_PARTITIONING", _BOOLEAN, True,
+        "Share nothing between requests that came with different API keys.", _PROMPT_CACHE, shown="true",
+    )  # fmt: skip
+    checks_words: bool = _variable(
+        "CACHE_NORM_SAFETY_CHECK", _BOOLEAN, False,
+        "Take up a conversation only if every word of its fresh rendering is in what was computed, in order; "
+        "else it is computed anew, and counted.", _PROMPT_CACHE, shown="false",
+    )  # fmt: skip
+    shortens_writes: bool = _variable(
+        "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", _BOOLEAN, False,
+        "Show the content of past `write` calls as a digest. Dangerous: the model no longer sees what it "
+        "wrote, and may write it again from memory.", _PROMPT_CACHE, shown="false",
+    )  # fmt: skip
     temperature: float | None = _variable(
         "DEFAULT_TEMPERATURE", _number(RANGES["temperature"]), None,
         "Sampling temperature, 0 = greedy. Unset: the model's generation_config.json, else 0.1.", _GENERATION,
@@ -259,6 +283,11 @@ class Settings:
     thinking: bool = _variable(
         "DEFAULT_THINKING", _BOOLEAN, True,
         "Whether models think unless the request says otherwise.", _GENERATION, shown="true",
+    )  # fmt: skip
+    kept_thoughts: Literal["true", "template", "false"] = _variable(
+        "PRESERVE_THINKING", _choice(("true", "template", "false")), "true",
+        "Which earlier thoughts stay in the prompt: true, all that were computed; template, those that the "
+        "template shows; false, none.", _GENERATION,
     )  # fmt: skip
     max_tokens: int | None = _variable(
         "DEFAULT_MAX_TOKENS", _integer(1, 2**31 - 1), None,
@@ -315,7 +344,7 @@ def _find(name: str, sources: tuple[Source, ...]) -> tuple[str, str] | None:
 
 
 def _later(name: str, default: str, issue: str, section: str, help: str) -> Row:  # noqa: A002
-    return Row(name, _TEXT, default, help, section, issue)
+    return Row(name, TEXT, default, help, section, issue)
 
 
 # Variables of the user's documents that this version does not read. Each moves up into Settings with the
@@ -329,24 +358,13 @@ LATER: tuple[Row, ...] = (
            "uniform or turboquant."),
     _later("QUANTIZED_KV_START", "5000", "later than I", _KV,
            "Token position at which KV quantisation begins."),
-    _later("PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "2", "E", _PROMPT_CACHE,
-           "Leaves kept for each session."),
-    _later("PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", "1800", "E", _PROMPT_CACHE,
-           "Age at which a session's transcript may go, 0 = never."),
+    _later("PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "2", NEVER, _PROMPT_CACHE,
+           "Leaves kept for each session. Titles, sub-agents and branches share a session's id; memory and "
+           "PROMPT_CACHE_MAX_ENTRIES_GLOBAL decide for all together."),
     _later("CACHE_USE_BLOCK_INDEX", "true", NEVER, _PROMPT_CACHE,
            "Look pages up by chain hash. It was read and never applied before; now there is no other way."),
-    _later("CACHE_CANONICALIZE_TOOL_CONTEXT", "true", "E", _PROMPT_CACHE,
-           "Find conversations again although metadata in them drifts."),
     _later("CACHE_VLM_IMAGE_IDENTITY", "true", "later than I", _PROMPT_CACHE,
            "Key pages by the images that they overlap."),
-    _later("CACHE_SESSION_PARTITIONING", "true", "E", _PROMPT_CACHE,
-           "Keep the caches of different API keys apart. It was read and never applied before."),
-    _later("CACHE_NORM_SAFETY_CHECK", "false", "E", _PROMPT_CACHE,
-           "Compare what is reused with a fresh rendering, and fall back to that."),
-    _later("NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", "false", "E", _PROMPT_CACHE,
-           "Replace the content argument of write calls by a digest. It blinds the model."),
-    _later("PRESERVE_THINKING", "true", "E", _GENERATION,
-           "Whether earlier thoughts stay in the prompt."),
     _later("GENERATION_WATCHDOG_SECONDS", "600", "H", _GENERATION,
            "Deadline for each request, 0 = none."),
     _later("ENABLE_REQUEST_LOGGING", "true", "F", _LOGS,
@@ -363,32 +381,3 @@ def all_rows() -> list[Row]:
     rows = [*(row for _, row in Settings.rows()), *LATER]
     sections = list(dict.fromkeys(row.section for row in rows))
     return sorted(rows, key=lambda row: sections.index(row.section))
-
-
-def as_env_file() -> str:
-    """The text of `.env.example`."""
-    lines = [
-        "# Settings of start_llm. Copy to .env and uncomment what you want to change.",
-        "# Flags of `python -m start_llm serve` win over the environment, which wins over .env.",
-        "# Written by `python -m start_llm settings --format env`.",
-    ]
-    section = None
-    for row in all_rows():
-        if row.section != section:
-            section = row.section
-            lines += ["", f"# --- {section} ---"]
-        lines += ["", f"# {row.help}"]
-        if row.issue:
-            lines.append(f"# Not read: it acts {row.acts}.")
-        lines.append(f"#{row.name}={row.default}")
-    return "\n".join(lines) + "\n"
-
-
-def as_markdown() -> str:
-    """The table of `docs/settings.md`."""
-    lines = ["| Variable | Default | What it does in this design | Acts |", "|---|---|---|---|"]
-    for row in all_rows():
-        default = f"`{row.default}`" if row.default else "unset"
-        expected = "" if row.kind is _TEXT else f" Expects {row.kind.expected}."
-        lines.append(f"| `{row.name}` | {default} | {row.help}{expected} | {row.acts} |")
-    return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ EVERYTHING = frozenset({"*"})
 LAYERS: Mapping[str, frozenset[str]] = {
     "core": frozenset(),
     "settings": frozenset({"core"}),
+    "settings_text": frozenset({"settings"}),
     "telemetry": frozenset({"core"}),
     "protocols": frozenset({"core"}),
     "prompt": frozenset({"core", "telemetry"}),

@@ -31,13 +31,15 @@ from start_llm.core.events import (
 )
 from start_llm.core.family import Family, ThoughtMarks
 from start_llm.core.job import Job, ThoughtLimit
+from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.output.splitter import PlainSplitter
 from start_llm.output.stream import OutputStream
 from start_llm.prompt.prepare import Preparer
-from start_llm.service import Answer, ModelTraits, Service
+from start_llm.service import Answer, ModelTraits, Reports, Service
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
+from tests.transcripts.fakes import transcripts
 
 WINDOW = 20
 USAGE = Usage(prompt=5, cached=2, completion=3)
@@ -135,6 +137,7 @@ class Desk:
             engine=self.engine,
             tokenizer=tokenizer,
             preparer=Preparer(tokenizer, family),
+            transcripts=transcripts(lambda token: chr(token).encode()),
             traits=ModelTraits(
                 vocabulary=2**16,
                 family=family,
@@ -142,8 +145,7 @@ class Desk:
                 default_max_tokens=default_max_tokens,
                 sampling_defaults=sampling_defaults,
             ),
-            metrics=self.metrics,
-            terminal=Terminal(self.screen),
+            reports=Reports(self.metrics, Terminal(self.screen)),
         )
 
     def answer(self, request: ChatRequest | TextRequest | None = None) -> Answer:
@@ -445,7 +447,8 @@ def test_a_long_prefill_shows_its_progress_on_the_terminal():
     desk = Desk([Prefilling(1_000, 5_000)], [DONE])
     line = RequestLine(session="s1", prompt_tokens=5_000, began=time.perf_counter() - 10)
     output = OutputStream(PlainSplitter())
-    with Answer(desk.script, output, line, desk.metrics, Terminal(desk.screen)) as answer:
+    turn = transcripts(lambda _: b"").begin(Prompt(tokens=ModelTokens((1,))), WINDOW)
+    with Answer(desk.script, output, turn, line, Reports(desk.metrics, Terminal(desk.screen))) as answer:
         list(answer.events())
     assert re.fullmatch(r"s1\s+prefill 1,000/5,000 \(20%\)  \d+ tok/s", desk.lines()[0])
 

@@ -31,11 +31,10 @@ from start_llm.settings import (
     Settings,
     Source,
     all_rows,
-    as_env_file,
-    as_markdown,
     load,
     waiting_for_later,
 )
+from start_llm.settings_text import as_env_file, as_markdown
 from start_llm.telemetry.terminal import Terminal
 from tests.server.client import wait_until
 from tests.serving import Server
@@ -645,8 +644,8 @@ def checks_proxy(models: Models) -> None:
 
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        config = proxy_config(load(environment(**variables)), "http://127.0.0.1:1", "tiny")
-        default = proxy_config(load(), "http://127.0.0.1:1", "tiny")
+        config = proxy_config(load(environment(**variables)), "http://127.0.0.1:1", "tiny", "backend")
+        default = proxy_config(load(), "http://127.0.0.1:1", "tiny", "backend")
         assert config != default
         assert str(*variables.values()) in (config.model, config.python, config.api_key)
         assert (default.model, default.python, default.api_key) == ("openai/tiny", sys.executable, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _SIZE = 16
@@ -31,11 +31,38 @@ class CanonicalKey:
             digest.update(part)
         return cls(digest.digest())
 
+    def with_message(self, message: CanonicalMessage) -> CanonicalKey:
+        """The key of this beginning with one message more."""
+        return CanonicalKey.of(self.digest, message.data)
+
 
 def chain(root: CanonicalKey, messages: Iterable[CanonicalMessage]) -> tuple[CanonicalKey, ...]:
     """A key for each prefix: the first message, the first two, and so on."""
     keys: list[CanonicalKey] = []
     for message in messages:
-        root = CanonicalKey.of(root.digest, message.data)
+        root = root.with_message(message)
         keys.append(root)
     return tuple(keys)
+
+
+def thought_digest(thought: str | None) -> bytes | None:
+    """Names a thought, however much white space is around it; None for none."""
+    body = (thought or "").strip()
+    return hashlib.blake2b(body.encode(), digest_size=_SIZE).digest() if body else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A request, as it is compared.
+
+    Attributes:
+        keys: of its prefixes: one for each message.
+        echoed: for each message the digest of the thought that the client sent; None: it sent none.
+        shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
+        session: whose it is, as the client says, or as its first messages say.
+    """
+
+    keys: Sequence[CanonicalKey]
+    echoed: Sequence[bytes | None]
+    shown: Sequence[bytes | None]
+    session: str

@@ -9,6 +9,8 @@ from typing import Literal
 from start_llm.core.sampling import SamplingChoice
 
 type Role = Literal["system", "user", "assistant", "tool"]
+type KeptThoughts = Literal["true", "template", "false"]
+"""Which thoughts stay in a conversation: all, those that the template shows, none."""
 type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
 
 
@@ -81,6 +83,7 @@ class ChatRequest:
         tools: function schemas as the client sent them, for the chat template.
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
         template_options: extra variables for the chat template (`chat_template_kwargs`).
+        tenant: whose request it is; tenants share nothing that was computed.
     """
 
     messages: tuple[Message, ...]
@@ -90,6 +93,7 @@ class ChatRequest:
     template_options: Mapping[str, Json] = field(default_factory=dict[str, Json])
     options: GenerationOptions = field(default_factory=GenerationOptions)
     session_id: str | None = None
+    tenant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,7 @@ class TextRequest:
     prompt: str | tuple[int, ...]
     options: GenerationOptions = field(default_factory=GenerationOptions)
     session_id: str | None = None
+    tenant: bytes = b""
 
 
 type GenerationRequest = ChatRequest | TextRequest

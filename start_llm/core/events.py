@@ -133,6 +133,11 @@ class Finished:
     usage: Usage
     stop: str | None = None
 
+    @property
+    def ended_itself(self) -> bool:
+        """The model ended the reply: its last token is the one that says so."""
+        return self.reason != "length" and self.stop is None
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

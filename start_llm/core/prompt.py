@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from start_llm.core.canonical import Conversation
+
 
 @dataclass(frozen=True, slots=True)
 class ModelTokens:
@@ -42,11 +44,13 @@ class Prompt:
 
     Attributes:
         boundaries: in ascending order; a message whose end cannot be told exactly has none.
+        conversation: how it is compared with others; None for texts.
         thought_is_open: the prompt ends inside a thought.
         thinking: the model is asked to think, or nobody said that it should not.
     """
 
     tokens: ModelTokens
     boundaries: tuple[Boundary, ...] = ()
+    conversation: Conversation | None = None
     thought_is_open: bool = False
     thinking: bool = True

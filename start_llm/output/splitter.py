@@ -137,6 +137,7 @@ class TagSplitter:
             self._reason(self._newlines.release(), events)
             if complete and self._assumed:
                 events += self._finder.feed("".join(self._assumed))
+                self._state = "answer"
         else:
             events += self._finder.feed(self._space.release() + held)
         return [*events, *self._finder.close(complete)]

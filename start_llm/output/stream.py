@@ -38,14 +38,19 @@ class OutputStream:
 
     def close(self, end: Finished) -> tuple[list[Output], Finished]:
         """What was held back, and the end as clients are told it."""
-        complete = end.reason == "stop" and end.stop is None
-        outputs = self._splitter.close(complete)
+        outputs = self._splitter.close(end.ended_itself)
         if self._tokens and not outputs:
             outputs.append(Content(""))
         calls = self._splitter.calls and not self._splitter.was_cut_in_call
         reason = "tool_calls" if calls else end.reason
         usage = replace(end.usage, reasoning=min(self._reasoning_tokens, end.usage.completion))
         return self._accounted(outputs), replace(end, reason=reason, usage=usage)
+
+    @property
+    def is_whole(self) -> bool:
+        """What has come so far ends outside of thoughts and calls."""
+        splitter = self._splitter
+        return not (splitter.in_thought or splitter.call_is_open or splitter.was_cut_in_call)
 
     def _count(self, tokens: int, in_thought: bool, has_said: bool) -> None:
         """Tokens that say nothing may be the mark that opens a thought, which is part of it."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import CallIds, Family
 from start_llm.prompt.boundaries import Closers
-from start_llm.prompt.facts import Switch, TemplateFacts
+from start_llm.prompt.facts import Moving, Switch, TemplateFacts
 from start_llm.prompt.template import Rendering, Seen, TemplateTokenizer
 
 _SWITCHES = (Switch(option="enable_thinking"), Switch(option="thinking"))
@@ -87,6 +87,8 @@ def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
     thoughts = _thought_facts(probe, alone)
     return replace(
         thoughts,
+        tail_options=frozenset(_tail_options(probe, thoughts)),
+        moving=frozenset(_moving(probe)),
         dates=tuple(dict.fromkeys(probe.dates)),
         lead=_lead(probe),
         closers=_closers(probe),
@@ -221,7 +223,42 @@ def _differs(probe: _Probe, one: Mapping[str, Json], other: Mapping[str, Json]) 
     return bool(first and second) and first != second
 
 
+def _tail_options(probe: _Probe, facts: TemplateFacts) -> Iterator[str]:
+    """Options that change no conversation, as long as nothing is asked for behind it."""
+    key, call_id = facts.thought_key or "reasoning_content", _SAMPLE_IDS[facts.call_ids]
+    calling = _calling(_call(call_id, _arguments(facts.arguments_as_text)))
+    talks = (
+        (_SYSTEM, _USER, _thinking(_REPLY, key), _NEXT),
+        (_USER, _thinking(calling, key), _result(call_id)),
+    )
+    values: dict[str, tuple[Json, Json]] = {"reasoning_effort": ("low", "high")} if facts.takes_effort else {}
+    if facts.switch:
+        values[facts.switch.option] = (facts.switch.on, facts.switch.off)
+    for option, settings in values.items():
+        one, other = (
+            [probe.text(*talk, tools=(_TOOL,), options={option: setting}) for talk in talks]
+            for setting in settings
+        )
+        if one == other:
+            yield option
+
+
 # ------------------------------------------------------------------------------------------------- boundaries
+
+
+def _moving(probe: _Probe) -> Iterator[Moving]:
+    """What does not stay in front of the first question when the conversation goes on."""
+
+    def front(*messages: Seen, tools: Sequence[Mapping[str, Json]]) -> str:
+        return probe.text(*messages, tools=tools).partition("probefirst")[0]
+
+    parts: tuple[tuple[Moving, tuple[Seen, ...], Sequence[Mapping[str, Json]]], ...] = (
+        ("tools", (), (_TOOL,)),
+        ("system", (_SYSTEM,), ()),
+    )
+    for name, lead, tools in parts:
+        if front(*lead, _USER, tools=tools) != front(*lead, _USER, _REPLY, _NEXT, tools=tools):
+            yield name
 
 
 def _lead(probe: _Probe) -> str:

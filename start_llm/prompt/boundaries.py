@@ -50,8 +50,8 @@ def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """A rendered conversation.
+class Rendered:
+    """A conversation as text.
 
     Attributes:
         messages: as the template got them.
@@ -79,25 +79,25 @@ class _Span:
     end: int | None = None
 
 
-def locate(conversation: Conversation, render: Render, closers: Closers) -> list[Place]:
+def locate(rendered: Rendered, render: Render, closers: Closers) -> list[Place]:
     """The ends of messages in the text, in ascending order.
 
     Args:
-        render: gives `conversation.text` for `conversation.messages`.
+        render: gives `rendered.text` for `rendered.messages`.
 
     A message has no place if the template hides its text, moves it, or puts no added token behind it.
     """
-    spans = _spans(conversation, render)
-    limits = _limits(conversation, spans)
+    spans = _spans(rendered, render)
+    limits = _limits(rendered, spans)
     places: list[Place] = []
-    for index in _whole_prefixes(conversation.lasts):
+    for index in _whole_prefixes(rendered.lasts):
         end = spans[index].end if index in spans else None
         if end is None:
             continue
-        is_reply = conversation.messages[index]["role"] == "assistant"
-        closer = (closers.of_assistant if is_reply else closers.added).search(conversation.text, end)
+        is_reply = rendered.messages[index]["role"] == "assistant"
+        closer = (closers.of_assistant if is_reply else closers.added).search(rendered.text, end)
         if closer and closer.start() <= limits[index]:
-            places.append(Place(conversation.lasts[index], closer.start()))
+            places.append(Place(rendered.lasts[index], closer.start()))
     return places
 
 
@@ -113,15 +113,15 @@ def _whole_prefixes(lasts: Sequence[int]) -> Iterator[int]:
             yield index
 
 
-def _limits(conversation: Conversation, spans: Mapping[int, _Span]) -> list[int]:
+def _limits(rendered: Rendered, spans: Mapping[int, _Span]) -> list[int]:
     """For each message the last position at which its closer may begin: in front of the texts behind it."""
     limits: list[int] = []
-    limit = conversation.tail
-    for index in range(len(conversation.messages) - 1, -1, -1):
+    limit = rendered.tail
+    for index in range(len(rendered.messages) - 1, -1, -1):
         span = spans.get(index)
-        is_before_unseen = index + 1 < len(conversation.messages) and index + 1 not in spans
+        is_before_unseen = index + 1 < len(rendered.messages) and index + 1 not in spans
         if is_before_unseen and span and span.end is not None:
-            limits.append(min(limit, _behind_space(conversation.text, span.end)))
+            limits.append(min(limit, _behind_space(rendered.text, span.end)))
         else:
             limits.append(limit)
         limit = min(limit, span.start - 1) if span else limit
@@ -134,9 +134,9 @@ def _behind_space(text: str, place: int) -> int:
     return place
 
 
-def _spans(conversation: Conversation, render: Render) -> dict[int, _Span]:
+def _spans(rendered: Rendered, render: Render) -> dict[int, _Span]:
     """The messages that can be marked."""
-    free = (char for char in map(chr, _PRIVATE_USE) if char not in conversation.text)
+    free = (char for char in map(chr, _PRIVATE_USE) if char not in rendered.text)
     opening, closing = next(free, ""), next(free, "")
     if not closing:
         return {}
@@ -144,18 +144,18 @@ def _spans(conversation: Conversation, render: Render) -> dict[int, _Span]:
     for marked in (_mark_everything, _mark_contents):
         try:
             rendering = render(
-                [marked(seen, f"{opening}{i}", closing) for i, seen in enumerate(conversation.messages)]
+                [marked(seen, f"{opening}{i}", closing) for i, seen in enumerate(rendered.messages)]
             )
         except (InvalidRequest, RecursionError):
             # The template looks at what a text says, or arguments are nested too deeply to be marked; the
             # next, weaker marking may pass.
             continue
-        if mark.sub("", rendering) == conversation.text:
-            return _measured(conversation, list(mark.finditer(rendering)))
+        if mark.sub("", rendering) == rendered.text:
+            return _measured(rendered, list(mark.finditer(rendering)))
     return {}
 
 
-def _measured(conversation: Conversation, found: Sequence[re.Match[str]]) -> dict[int, _Span]:
+def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _Span]:
     """A name may be repeated further on, where a result refers to its call: there its first mark counts."""
     spans: dict[int, _Span] = {}
     named: set[int] = set()
@@ -165,7 +165,7 @@ def _measured(conversation: Conversation, found: Sequence[re.Match[str]]) -> dic
         place = match.start() - removed
         removed += len(match[0])
         if index not in spans:
-            spans[index] = _Span(place - _length(conversation, index, place))
+            spans[index] = _Span(place - _length(rendered, index, place))
         if kind != _BESIDE_CALLS and index not in named:
             spans[index] = replace(spans[index], end=place)
         if kind == _NAME:
@@ -173,10 +173,10 @@ def _measured(conversation: Conversation, found: Sequence[re.Match[str]]) -> dic
     return spans
 
 
-def _length(conversation: Conversation, index: int, place: int) -> int:
+def _length(rendered: Rendered, index: int, place: int) -> int:
     """Characters in front of the first mark that are surely of the message: its content, if it ends here."""
-    body = str(conversation.messages[index]["content"]).strip()
-    return len(body) if body and conversation.text.endswith(body, 0, place) else 1
+    body = str(rendered.messages[index]["content"]).strip()
+    return len(body) if body and rendered.text.endswith(body, 0, place) else 1
 
 
 def _mark_contents(seen: Seen, mark: str, closing: str) -> Seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.family import CallIds
@@ -21,6 +22,23 @@ def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message
         answered = calls.answered(message.tool_call_id or "") if message.role == "tool" else None
         renamed.append(replace(message, tool_calls=made, tool_call_id=answered))
     return renamed
+
+
+def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """Results that follow each other stand as their calls do: a template may show no other sign.
+
+    Args:
+        messages: with native ids. A run of results stays as it is, if the call of one of them is not known.
+    """
+    calls = [call.id for message in messages for call in message.tool_calls]
+    places = {call_id: place for place, call_id in enumerate(calls)}
+    ordered: list[Message] = []
+    for is_result, run in groupby(messages, key=lambda message: message.role == "tool"):
+        neighbours = list(run)
+        if is_result and all(message.tool_call_id in places for message in neighbours):
+            neighbours.sort(key=lambda message: places[message.tool_call_id or ""])
+        ordered += neighbours
+    return ordered
 
 
 class _Calls:

@@ -15,6 +15,8 @@ from typing import Literal
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage
 from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
+from start_llm.prompt.changes import tool_name
 
 type Drift = Literal["transport", "own"]
 """`transport` is no content at all; `own` belongs to its message, which keeps what it said at first."""
@@ -75,35 +77,43 @@ def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def canonical(messages: Sequence[Message], *, with_rules: bool = True) -> list[CanonicalMessage]:
-    """What is compared of each message.
+def canonical(
+    messages: Sequence[Message], late_tools: Sequence[Mapping[str, Json]] = (), *, with_rules: bool = True
+) -> list[CanonicalMessage]:
+    """What is compared of each message; results stand in the order of their calls.
 
     Thoughts are not in it: clients leave them out, and the store keeps one path for each. Nor are ids: a
     result belongs to the place of its call.
 
     Args:
+        late_tools: a message that refers to one shows its schema.
         with_rules: apply `RULES`; what no client changes on purpose is left out in any case.
     """
     rules = RULES if with_rules else ()
-    places: dict[str, str] = {}
-    found: list[CanonicalMessage] = []
-    for index, message in enumerate(messages):
-        changed = _changed(message, rules, _is_first(messages, index))
-        found.append(CanonicalMessage(_encoded(_parts(changed, places))))
-        places.update({call.id: f"{index}.{number}" for number, call in enumerate(message.tool_calls)})
-    return found
+    schemas = {tool_name(tool): tool for tool in late_tools}
+    ordered = in_order_of_calls(with_native_ids(messages, "ordinal"))
+    return [
+        CanonicalMessage(_encoded(_parts(_changed(message, rules, _is_first(ordered, index)), schemas)))
+        for index, message in enumerate(ordered)
+    ]
+
+
+def canonical_reply(reply: Message) -> CanonicalMessage:
+    """What is compared of a reply that a client sends back."""
+    return canonical([reply])[0]
 
 
 def root_key(
-    salt: bytes,
-    identity: bytes,
-    options: Mapping[str, Json],
-    tools: Sequence[Mapping[str, Json]],
+    tenant: bytes, options: Mapping[str, Json], tools: Sequence[Mapping[str, Json]], dates: Sequence[str]
 ) -> CanonicalKey:
-    """Where a chain begins: whoever differs in any of these shares nothing. Tools may come in any order."""
-    return CanonicalKey.of(
-        salt, identity, _encoded(dict(options)), *sorted(_encoded(dict(tool)) for tool in tools)
-    )
+    """Where a chain begins: whoever differs in any of these shares nothing. Tools may come in any order.
+
+    Args:
+        options: of the template, without those that change nothing but what opens the reply.
+        dates: that the template writes.
+    """
+    told = _encoded([dict(options), list(dates)])
+    return CanonicalKey.of(tenant, told, *sorted(_encoded(dict(tool)) for tool in tools))
 
 
 def _is_first(messages: Sequence[Message], index: int) -> bool:
@@ -120,16 +130,16 @@ def _changed(message: Message, rules: Sequence[Rule], is_first: bool) -> Message
     return replace(message, content=text) if text.strip() or not message.content.strip() else message
 
 
-def _parts(message: Message, places: Mapping[str, str]) -> dict[str, Json]:
+def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
     parts: dict[str, Json] = {"role": message.role, "content": message.content.strip()}
     if message.tool_calls:
         parts["calls"] = [_call(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        parts["result_of"] = places.get(message.tool_call_id, message.tool_call_id)
+    if message.role == "tool":
+        parts["result_of"] = message.tool_call_id
     if message.name is not None:
         parts["name"] = message.name
     if message.tool_references:
-        parts["references"] = list(message.tool_references)
+        parts["references"] = [[name, dict(schemas.get(name, {}))] for name in message.tool_references]
     return parts
 
 

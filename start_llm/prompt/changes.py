@@ -28,7 +28,7 @@ class Turn:
 
 def show_late_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
     """The schema of a late tool stands where it is referred to, so that the prefix stays as it was."""
-    schemas = {_name(tool): json.dumps(tool, ensure_ascii=False) for tool in request.late_tools}
+    schemas = {tool_name(tool): json.dumps(tool, ensure_ascii=False) for tool in request.late_tools}
 
     def shown(message: Message) -> Message:
         lines = [schemas.get(name, name) for name in message.tool_references]
@@ -37,7 +37,8 @@ def show_late_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
     return [Turn(shown(turn.message), turn.last) if turn.message.tool_references else turn for turn in turns]
 
 
-def _name(tool: Mapping[str, Json]) -> str:
+def tool_name(tool: Mapping[str, Json]) -> str:
+    """Of its schema; nothing if it has none."""
     function = tool.get("function")
     return str(function.get("name")) if isinstance(function, dict) else ""
 

@@ -10,6 +10,7 @@ from start_llm.core.chat import Json
 from start_llm.core.family import CallIds
 
 type OldThoughts = Literal["kept", "dropped"]
+type Moving = Literal["tools", "system"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class TemplateFacts:
         lead: white space in front of an answer, which the model writes itself: it is none of the answer.
         switch: how thinking is turned on and off; None if it cannot be.
         takes_effort: `reasoning_effort` changes the prompt.
+        tail_options: options that change what opens the reply, and nothing in front of it.
+        moving: what is shown with the last question, and so in another place in each turn.
         dates: formats of the dates that the template writes itself.
         closers: texts of added tokens that end an assistant message.
         can_be_cut: pieces cut in front of added tokens tokenise to the same ids as the whole.
@@ -65,6 +68,8 @@ class TemplateFacts:
     lead: str = ""
     switch: Switch | None = None
     takes_effort: bool = False
+    tail_options: frozenset[str] = frozenset()
+    moving: frozenset[Moving] = frozenset()
     dates: tuple[str, ...] = ()
     closers: frozenset[str] = frozenset()
     can_be_cut: bool = True

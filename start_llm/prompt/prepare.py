@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from start_llm.core.chat import ChatRequest, GenerationRequest, Json, TextRequest, Thinking
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain, thought_digest
+from start_llm.core.chat import (
+    ChatRequest,
+    GenerationRequest,
+    Json,
+    KeptThoughts,
+    Message,
+    TextRequest,
+    Thinking,
+)
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import Adapted, adapt
 from start_llm.prompt.audit import audit
-from start_llm.prompt.boundaries import Closers, Conversation, Place, locate
+from start_llm.prompt.boundaries import Closers, Place, Rendered, locate
+from start_llm.prompt.canonical import canonical, for_the_model, root_key
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
+from start_llm.prompt.shorten import with_short_content
 from start_llm.prompt.template import Rendering, TemplateTokenizer
 
 
@@ -33,11 +45,31 @@ class _Text:
     places: list[Place]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPolicy:
+    """What the user chose.
+
+    Attributes:
+        thinking: whether to think if the request does not say.
+        kept_thoughts: which thoughts of earlier turns the model is shown.
+        with_rules: look through what clients change in a conversation (`prompt.canonical.RULES`).
+        shortens_writes: show the content of a `write` call as a digest, once it has been made.
+    """
+
+    thinking: bool = True
+    kept_thoughts: KeptThoughts = "template"
+    with_rules: bool = True
+    shortens_writes: bool = False
+
+
+_AS_THE_TEMPLATE_DOES = PromptPolicy()
+
+
 class Preparer:
     """Makes prompts for one model. Safe to use from any thread.
 
     Args:
-        default_thinking: whether to think if the request does not say.
+        heal: the thought that a reply came with, by the conversation up to it.
         now: the clock of templates that write dates.
     """
 
@@ -46,12 +78,14 @@ class Preparer:
         tokenizer: TemplateTokenizer,
         family: Family,
         *,
-        default_thinking: bool = True,
+        policy: PromptPolicy = _AS_THE_TEMPLATE_DOES,
+        heal: Callable[[CanonicalKey], str | None] = lambda _: None,
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
         self._tokenizer = tokenizer
         self._family = family
-        self._default_thinking = default_thinking
+        self._policy = policy
+        self._heal = heal
         self._now = now
         self.facts = audit(tokenizer, family) if tokenizer.has_chat_template else TemplateFacts()
         self._pieces = PieceEncoder(tokenizer)
@@ -70,42 +104,99 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        adapted = self._adapted(request)
-        options = {**request.template_options, **self._thinking_options(request.thinking)}
-        text = self._render(adapted, options)
+        now = self._now()
+        options = self._options(request)
+        with _shallow("tools"):
+            root = self._root(request, options, now)
+        with _shallow("messages"):
+            keys = chain(root, self._canonical(request))
+            shown = replace(request, messages=self._for_the_model(request.messages, keys))
+            adapted = adapt(shown, self.facts)
+        text = self._render(adapted, options, now)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
         boundaries = zip(text.places, encoded.cuts, strict=True)
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
+            conversation=self._conversation(request, shown.messages, keys, text),
             thought_is_open=self._opens_thought(text.tail),
             thinking=self._thinks(request.thinking),
         )
 
-    def _adapted(self, request: ChatRequest) -> Adapted:
-        try:
-            return adapt(request, self.facts)
-        except RecursionError as error:
-            raise InvalidRequest("'messages' are nested too deeply.", param="messages") from error
+    def _options(self, request: ChatRequest) -> dict[str, Json]:
+        """For the template. What the client asks for there counts more."""
+        kept = self.facts.preserve if self._policy.kept_thoughts == "true" else {}
+        return {**kept, **request.template_options, **self._thinking_options(request.thinking)}
 
-    def _render(self, adapted: Adapted, options: Mapping[str, Json]) -> _Text:
-        """The prompt, the prompt without its tail, and a rendering that shows where messages end."""
-        # One moment for all renderings of a request.
-        rendering = Rendering(self._tokenizer, adapted.tools, options, self._now().strftime)
+    # ------------------------------------------------------------------------------------- what is compared
+
+    def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> CanonicalKey:
+        in_front = {name: value for name, value in options.items() if name not in self.facts.tail_options}
+        dates = [now.strftime(form) for form in self.facts.dates]
+        return root_key(request.tenant, in_front, request.tools, dates)
+
+    def _canonical(self, request: ChatRequest) -> list[CanonicalMessage]:
+        return canonical(request.messages, request.late_tools, with_rules=self._policy.with_rules)
+
+    def _conversation(
+        self, request: ChatRequest, messages: Sequence[Message], keys: tuple[CanonicalKey, ...], text: _Text
+    ) -> Conversation | None:
+        """None if no beginning of this prompt would be one of the next turn's."""
+        has_moving = {"tools": request.tools, "system": any(one.role == "system" for one in messages)}
+        if any(has_moving[name] for name in self.facts.moving):
+            return None
+        return Conversation(
+            keys=keys,
+            echoed=[thought_digest(message.reasoning) for message in request.messages],
+            shown=list(_shown_thoughts(messages, text)),
+            session=request.session_id or keys[_first_question(messages)].digest.hex(),
+        )
+
+    # ------------------------------------------------------------------------------------- what is rendered
+
+    def _for_the_model(
+        self, messages: Sequence[Message], keys: Sequence[CanonicalKey]
+    ) -> tuple[Message, ...]:
+        """Without what is no content, and with the thoughts that clients left out."""
+        cleaned = for_the_model(messages) if self._policy.with_rules else messages
+        return tuple(
+            self._with_thought(self._shortened(message), key)
+            for message, key in zip(cleaned, keys, strict=True)
+        )
+
+    def _with_thought(self, message: Message, key: CanonicalKey) -> Message:
+        if message.role != "assistant":
+            return message
+        if self._policy.kept_thoughts == "false":
+            return replace(message, reasoning=None)
+        return message if message.reasoning else replace(message, reasoning=self._heal(key))
+
+    def _shortened(self, message: Message) -> Message:
+        if not self._policy.shortens_writes:
+            return message
+        return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
+
+    def _render(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> _Text:
+        """The prompt, the prompt without its tail, and a rendering that shows where messages end.
+
+        Args:
+            now: one moment for all renderings of a request.
+        """
+        rendering = Rendering(self._tokenizer, adapted.tools, options, now.strftime)
         whole = rendering.text(adapted.messages, with_tail=True)
         bare = rendering.text(adapted.messages, with_tail=False)
         tail = _difference(whole, bare)
         if not self.facts.can_be_cut:
             return _Text(whole, tail, [])
         places = locate(
-            Conversation(adapted.messages, adapted.lasts, whole, len(whole) - len(tail)),
+            Rendered(adapted.messages, adapted.lasts, whole, len(whole) - len(tail)),
             lambda marked: rendering.text(marked, with_tail=True),
             self._closers,
         )
         return _Text(whole, tail, places)
 
     def _thinks(self, thinking: Thinking) -> bool:
-        return self._default_thinking if thinking.on is None else thinking.on
+        return self._policy.thinking if thinking.on is None else thinking.on
 
     def _thinking_options(self, thinking: Thinking) -> dict[str, Json]:
         """What this template wants to be told about thinking."""
@@ -126,6 +217,31 @@ class Preparer:
         if isinstance(request.prompt, str):
             return tuple(self._tokenizer.encode(request.prompt, as_document=True))
         return request.prompt
+
+
+@contextmanager
+def _shallow(param: str) -> Generator[None]:
+    """Raises InvalidRequest for what is nested deeper than Python goes."""
+    try:
+        yield
+    except RecursionError as error:
+        raise InvalidRequest(f"'{param}' are nested too deeply.", param=param) from error
+
+
+def _shown_thoughts(messages: Sequence[Message], text: _Text) -> Iterator[bytes | None]:
+    """For each message the digest of its thought, if that stands in its place in the text."""
+    offsets = {place.message: place.offset for place in text.places}
+    start = 0
+    for index, message in enumerate(messages):
+        thought = (message.reasoning or "").strip()
+        end = next((offsets[later] for later in range(index, len(messages)) if later in offsets), None)
+        yield thought_digest(thought) if thought and text.whole.find(thought, start, end) >= 0 else None
+        start = offsets.get(index, start)
+
+
+def _first_question(messages: Sequence[Message]) -> int:
+    """A conversation without a name is called after this one; the whole of it, if nobody asks anything."""
+    return next((i for i, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
 
 
 def _difference(text: str, other: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from start_llm.core.chat import Json
 
 _GUARD = "start_llm.proxy.guard.user_api_key_auth"
+_BACKEND_KEY = "START_LLM_BACKEND_KEY"
 _REQUEST_TIMEOUT_S = 3600
 _PING_S = 10
 
@@ -45,6 +46,7 @@ class ProxyConfig:
         backend: the server's own address, such as `http://127.0.0.1:8080`.
         model: the name that the proxy lists; any other name reaches the same model.
         api_key: what clients must send, or None.
+        backend_key: what the proxy sends to the server.
         python: the interpreter that has LiteLLM.
     """
 
@@ -52,6 +54,7 @@ class ProxyConfig:
     backend: str
     model: str
     api_key: str | None
+    backend_key: str
     python: str
 
 
@@ -92,7 +95,7 @@ def _entry(config: ProxyConfig, name: str, target: str, **more: Json) -> Json:
         "litellm_params": {
             "model": target,
             "api_base": f"{config.backend}/v1",
-            "api_key": "local",
+            "api_key": f"os.environ/{_BACKEND_KEY}",
             # Without a price LiteLLM logs a traceback for each request.
             "input_cost_per_token": 0,
             "output_cost_per_token": 0,
@@ -122,6 +125,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_PORT": str(config.port),
         "START_LLM_PROXY_KEY": config.api_key or "",
         "START_LLM_PROXY_MODEL": config.model,
+        _BACKEND_KEY: config.backend_key,
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import litellm
 from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAuth
 
+from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+
 _PORT = os.environ["START_LLM_PROXY_PORT"]
 _KEY = os.environ["START_LLM_PROXY_KEY"]
 _MODEL = os.environ["START_LLM_PROXY_MODEL"]
@@ -43,7 +45,16 @@ async def user_api_key_auth(request: Any, api_key: str) -> UserAPIKeyAuth:
         raise _refusal("Requests from web pages are not served.", 403)
     if _KEY and not hmac.compare_digest(api_key.removeprefix("Bearer ").encode(), _KEY.encode()):
         raise _refusal("Wrong API key.", 401)
+    _tell_tenant(request, api_key.removeprefix("Bearer "))
     return UserAPIKeyAuth(api_key="local", user_id="local", user_role=LitellmUserRoles.INTERNAL_USER)
+
+
+def _tell_tenant(request: Any, key: str) -> None:
+    """Whose request it is, in a header that LiteLLM passes on; what the client says of that is dropped."""
+    name = TENANT_HEADER.encode()
+    headers: list[tuple[bytes, bytes]] = request.scope["headers"]
+    # In place: LiteLLM has read the list already, and reads it again.
+    headers[:] = [*(one for one in headers if one[0].lower() != name), (name, tenant_of_key(key).encode())]
 
 
 def _refusal(message: str, status: int) -> ProxyException:

@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
@@ -103,7 +104,8 @@ class Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         site = self.server.site
         call = wire.parse(parse_body(self._read_body()), headers, site.model)
-        with site.service.respond(call.request) as answer:
+        request = replace(call.request, tenant=site.tenants.of(headers))
+        with site.service.respond(request) as answer:
             if call.stream:
                 self._stream(call.reply, answer)
             else:

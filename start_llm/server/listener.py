@@ -10,12 +10,13 @@ import time
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from start_llm.core.errors import PortError
 from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.tenants import Tenants
 from start_llm.server.status import Status
 from start_llm.service import Service
 
@@ -60,6 +61,7 @@ class Site:
     service: Service
     status: Status
     model: ModelFacts
+    tenants: Tenants = field(default_factory=Tenants)
 
 
 class Connections:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Status:
     requests: RequestMetrics
     engine: EngineMetrics
     cache: CacheMetrics
+    transcripts: TranscriptMetrics
     engine_is_alive: Callable[[], bool]
     started_at: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,6 +76,7 @@ class Status:
         return 200, {
             "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
             "prompt_cache": self._prompt_cache(),
+            "transcripts": self._transcripts(),
             "response_store": dict.fromkeys(("entries", "bytes", "max_bytes", "ttl_ms")),
             "kv_quant": dict.fromkeys(("mode", "layers", "attention")),
             "admission": {
@@ -124,6 +126,22 @@ class Status:
             "vlm_retreat": 0,
             "hybrid_trim_miss": misses["no_state"],
             "exact_key_rejected_by_model_lcp": cache.rejected_keys,
+        }
+
+    def _transcripts(self) -> dict[str, Json]:
+        """The session turn store."""
+        told = self.transcripts
+        return {
+            "nodes": told.nodes,
+            "variants": told.variants,
+            "bytes": told.nbytes,
+            "forgotten": told.forgotten,
+            "bound": told.bound,
+            "bound_tokens": told.bound_tokens,
+            "fresh": told.fresh,
+            "kept_tokens": told.kept_tokens,
+            "refused": {reason: told.refused[reason] for reason in ("too_long", "unsafe")},
+            "healed_thoughts": told.healed,
         }
 
     def _requests(self) -> dict[str, Json]:

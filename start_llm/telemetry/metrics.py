@@ -74,6 +74,49 @@ class CacheMetrics:
 
 
 @dataclass(slots=True)
+class TranscriptMetrics:
+    """Sizes are written under the store's lock, counts under this one's.
+
+    Attributes:
+        nodes, variants, nbytes: what is kept.
+        forgotten: variants that had to go.
+        bound: requests that begin with recorded tokens; `bound_tokens` so many.
+        fresh: requests that do not.
+        kept_tokens: recorded tokens beyond what the fresh rendering has in their place: thoughts, mostly.
+        refused: bindings that were given up, by reason: `too_long` for the window, `unsafe`.
+        healed: thoughts that were given back to a message that came without.
+    """
+
+    nodes: int = 0
+    variants: int = 0
+    nbytes: int = 0
+    forgotten: int = 0
+    bound: int = 0
+    bound_tokens: int = 0
+    fresh: int = 0
+    kept_tokens: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+    healed: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_binding(self, recorded: int, replaced: int, refusal: str | None) -> None:
+        """`recorded` tokens take the place of `replaced` fresh ones, unless there is a refusal."""
+        with self._lock:
+            if refusal is not None:
+                self.refused[refusal] += 1
+            if refusal is not None or not recorded:
+                self.fresh += 1
+                return
+            self.bound += 1
+            self.bound_tokens += recorded
+            self.kept_tokens += recorded - replaced
+
+    def note_healed(self) -> None:
+        with self._lock:
+            self.healed += 1
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Written by HTTP threads, under a lock."""
 

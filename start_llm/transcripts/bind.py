@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from start_llm.core.canonical import CanonicalKey
+from start_llm.core.canonical import Conversation
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.store import TranscriptStore, Variant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """A request, as it is compared.
-
-    Attributes:
-        keys: one for each message.
-        thoughts: digest of each message's echoed thought; None: it has none, or the client did not send it.
-        session: None if nobody said.
-    """
-
-    keys: Sequence[CanonicalKey]
-    thoughts: Sequence[bytes | None]
-    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +17,53 @@ class Bound:
     Attributes:
         ids: recorded tokens of the bound prefix, and those of the fresh rendering behind it.
         boundaries: in `ids`.
+        thoughts: for each message the digest of the thought that `ids` hold.
         prefix: what was bound; None if nothing was, and all is fresh.
+        replaced: tokens of the fresh rendering that the prefix stands for.
     """
 
     ids: tuple[int, ...]
     boundaries: tuple[Boundary, ...]
+    thoughts: tuple[bytes | None, ...]
     prefix: Variant | None = None
+    replaced: int = 0
 
 
 def bind(
-    store: TranscriptStore, conversation: Conversation, ids: tuple[int, ...], boundaries: tuple[Boundary, ...]
+    store: TranscriptStore,
+    conversation: Conversation,
+    ids: tuple[int, ...],
+    boundaries: Sequence[Boundary],
+    *,
+    keeps_thoughts: bool = True,
 ) -> Bound:
     """Replace the longest known prefix of a fresh rendering by the tokens recorded for it.
 
     Only a message whose end is known in the rendering can end the prefix: behind it the fresh tokens go on,
     beginning with the message's closer.
+
+    Args:
+        keeps_thoughts: the prefix may hold thoughts that the fresh rendering no longer shows.
     """
     places = {boundary.message: boundary.tokens for boundary in boundaries}
-    for variant in store.find(conversation.keys, conversation.thoughts, conversation.session):
-        if variant.depth not in places:
-            continue
-        end = places[variant.depth]
-        recorded = [Boundary(one.depth, one.length) for one in variant.path()]
-        moved = variant.length - end
-        rest = [Boundary(one.message, one.tokens + moved) for one in boundaries if one.tokens > end]
-        return Bound((*variant.tokens(), *ids[end:]), (*recorded, *rest), variant)
-    return Bound(ids, boundaries)
+
+    def worth(variant: Variant) -> tuple[int, ...] | None:
+        return rank(variant, conversation, keeps_thoughts=keeps_thoughts) if variant.depth in places else None
+
+    prefix = next(store.find(conversation.keys, worth), None)
+    if prefix is None:
+        return Bound(ids, tuple(boundaries), tuple(conversation.shown))
+    end = places[prefix.depth]
+    recorded = [Boundary(one.depth, one.length) for one in prefix.path()]
+    moved = prefix.length - end
+    rest = [Boundary(one.message, one.tokens + moved) for one in boundaries if one.tokens > end]
+    return Bound(
+        ids=(*prefix.tokens(), *ids[end:]),
+        boundaries=(*recorded, *rest),
+        thoughts=(*prefix.all_thoughts(), *conversation.shown[prefix.depth + 1 :]),
+        prefix=prefix,
+        replaced=end,
+    )
 
 
 def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bound) -> Variant | None:
@@ -70,8 +76,26 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
             conversation.keys[boundary.message],
             boundary.message,
             bound.ids[: boundary.tokens],
+            thoughts=bound.thoughts,
             parent=last,
-            thought=conversation.thoughts[boundary.message],
             session=conversation.session,
         )
     return last
+
+
+def rank(variant: Variant, conversation: Conversation, *, keeps_thoughts: bool) -> tuple[int, ...] | None:
+    """Thoughts that the client sent count most, then whose conversation it is.
+
+    None if a thought in the tokens is not the one that was sent, or if one that would be shown is not there.
+    """
+    echoes = 0
+    for held, echoed, shown in zip(
+        variant.all_thoughts(), conversation.echoed, conversation.shown, strict=False
+    ):
+        is_hidden = held is None and shown is not None
+        is_another = held is not None and echoed not in (None, held)
+        is_too_much = held is not None and shown is None and not keeps_thoughts
+        if is_hidden or is_another or is_too_much:
+            return None
+        echoes += held is not None and held == echoed
+    return echoes, int(variant.session == conversation.session)

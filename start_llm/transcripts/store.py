@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from start_llm.core.canonical import CanonicalKey
+from start_llm.telemetry.metrics import TranscriptMetrics
 
 _MOST_VARIANTS = 4
 _SHRUNK_TO = 0.9
@@ -35,8 +36,8 @@ class Variant:
         key: of the node.
         depth: index of the message.
         length: tokens in all.
-        thought: digest of the thought in this message, if it is a reply with one.
-        session: where it was computed; None if nobody said.
+        thoughts: for each message behind the parent's, the digest of the thought that its tokens hold.
+        session: where it was computed.
         children: variants that build on this one.
     """
 
@@ -45,8 +46,8 @@ class Variant:
     parent: Variant | None
     delta: array[int]
     length: int
-    thought: bytes | None
-    session: str | None
+    thoughts: tuple[bytes | None, ...]
+    session: str
     last_used: float
     children: int = 0
 
@@ -61,8 +62,19 @@ class Variant:
             found.append(parent)
         return found[::-1]
 
+    def all_thoughts(self) -> tuple[bytes | None, ...]:
+        """For each message up to this one."""
+        return tuple(thought for variant in self.path() for thought in variant.thoughts)
+
     def tokens(self) -> tuple[int, ...]:
-        return tuple(token for variant in self.path() for token in variant.delta)
+        whole = array("I")
+        for variant in self.path():
+            whole.extend(variant.delta)
+        return tuple(whole)
+
+
+type Rank = Callable[[Variant], tuple[int, ...] | None]
+"""How well a variant suits a conversation, the larger the better; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +91,6 @@ class Limits:
 
 
 @dataclass(slots=True)
-class TranscriptMetrics:
-    """Written under the store's lock.
-
-    Attributes:
-        nodes, variants, nbytes: what is kept.
-        forgotten: variants that had to go.
-    """
-
-    nodes: int = 0
-    variants: int = 0
-    nbytes: int = 0
-    forgotten: int = 0
-
-
-@dataclass(slots=True)
 class TranscriptStore:
     """Nodes by key. Safe to use from any thread."""
 
@@ -104,24 +101,19 @@ class TranscriptStore:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next_look: float = 0
 
-    def find(
-        self, keys: Sequence[CanonicalKey], thoughts: Sequence[bytes | None], session: str | None
-    ) -> Iterator[Variant]:
+    def find(self, keys: Sequence[CanonicalKey], rank: Rank) -> Iterator[Variant]:
         """The best variant of each known prefix, the longest first.
 
         Args:
             keys: of the conversation's prefixes.
-            thoughts: for each message the digest of the thought that the client echoed; None if it did not.
-                A variant with another thought anywhere on its path is none of this conversation.
-            session: whose variants come before others'.
+            rank: what makes one variant better than another, before its last use does.
         """
         for depth in range(len(keys) - 1, -1, -1):
             with self._lock:
                 now = self.clock()
-                fitting = [one for one in self._nodes.get(keys[depth], ()) if _fits(one, thoughts)]
-                best = max(
-                    fitting, key=lambda one: (one.session == session, one.last_used, one.length), default=None
-                )
+                ranked = [(rank(one), one.last_used, one) for one in self._nodes.get(keys[depth], ())]
+                fitting = [(worth, used, one) for worth, used, one in ranked if worth is not None]
+                best = max(fitting, key=lambda found: found[:2])[2] if fitting else None
                 if best is not None:
                     for one in best.path():
                         one.last_used = now
@@ -134,24 +126,26 @@ class TranscriptStore:
         depth: int,
         tokens: Sequence[int],
         *,
+        thoughts: Sequence[bytes | None],
         parent: Variant | None = None,
-        thought: bytes | None = None,
-        session: str | None = None,
+        session: str = "",
     ) -> Variant:
         """Tokens were computed for a prefix. The same ones again are the variant that is there.
 
         Args:
+            thoughts: of each message up to this one, the digest of the thought that the tokens hold.
             parent: of a shorter prefix; ignored if its tokens are not a beginning of these.
         """
         with self._lock:
             parent = parent if parent and self._builds_on(parent, tokens, depth) else None
-            known = self._same(key, tokens, thought)
+            thoughts = tuple(thoughts[: depth + 1])
+            known = self._same(key, tokens, thoughts)
             if known is not None:
-                known.last_used, known.session = self.clock(), session or known.session
+                known.last_used, known.session = self.clock(), session
                 return known
-            start = parent.length if parent else 0
-            delta = array("I", tokens[start:])
-            variant = Variant(key, depth, parent, delta, len(tokens), thought, session, self.clock())
+            start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
+            delta, own = array("I", tokens[start:]), thoughts[first:]
+            variant = Variant(key, depth, parent, delta, len(tokens), own, session, self.clock())
             self._put(variant)
             self._forget_some()
             return variant
@@ -160,9 +154,11 @@ class TranscriptStore:
         is_kept = any(one is parent for one in self._nodes.get(parent.key, ()))
         return is_kept and parent.depth < depth and tuple(tokens[: parent.length]) == parent.tokens()
 
-    def _same(self, key: CanonicalKey, tokens: Sequence[int], thought: bytes | None) -> Variant | None:
+    def _same(
+        self, key: CanonicalKey, tokens: Sequence[int], thoughts: tuple[bytes | None, ...]
+    ) -> Variant | None:
         for one in self._nodes.get(key, ()):
-            if (one.length, one.thought) == (len(tokens), thought) and one.tokens() == tuple(tokens):
+            if one.length == len(tokens) and one.all_thoughts() == thoughts and one.tokens() == tuple(tokens):
                 return one
         return None
 
@@ -209,7 +205,3 @@ class TranscriptStore:
 
     def _leaves(self) -> Iterator[Variant]:
         return (one for variants in self._nodes.values() for one in variants if not one.children)
-
-
-def _fits(variant: Variant, thoughts: Sequence[bytes | None]) -> bool:
-    return all(thoughts[one.depth] in (None, one.thought) for one in variant.path())

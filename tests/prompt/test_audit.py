@@ -12,7 +12,11 @@ from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, preparer_of
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 CHATML_ENDS = frozenset({"<|im_end|>", "<|endoftext|>"})
-THINKS = TemplateFacts(thought_key="reasoning_content", switch=Switch(option="enable_thinking"))
+THINKS = TemplateFacts(
+    thought_key="reasoning_content",
+    switch=Switch(option="enable_thinking"),
+    tail_options=frozenset({"enable_thinking"}),
+)
 REFUSED = "{{ raise_exception('no') }}"
 
 FACTS = {
@@ -29,6 +33,7 @@ FACTS = {
         keeps_text_beside_calls=False,
         splits_text_from_calls=False,
         takes_user_after_result=False,
+        moving=frozenset({"tools", "system"}),
         call_ids="nine",
         closers=frozenset({"</s>"}),
     ),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from start_llm.core.chat import ChatRequest, Json, Message, Thinking
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
+from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import (
     NOON,
@@ -142,14 +143,22 @@ VALUES = st.recursive(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[Message, ...]:
-    """What a client may send: systems, questions, answers, calls with some of their results, in any order.
+    """What a client may send: systems, questions, answers, calls with some of their results.
 
-    Every text but the empty ones ends with a word of its own.
+    Results stand in the order of their calls, as every prompt has them. Every text but the empty ones ends
+    with a word of its own.
     """
     talk: list[Message] = [system(draw(NOISE)) for _ in range(draw(st.integers(0, 2)))] + [user(draw(NOISE))]
     for kind in draw(st.lists(st.sampled_from(("user", "system", "assistant", "tool", "calls")), max_size=5)):
         talk += _calls(draw) if kind == "calls" else [_message(draw, kind)]
-    return tuple(_with_word(message, index) for index, message in enumerate(talk))
+    return tuple(_with_word(message, index) for index, message in enumerate(_in_order(talk)))
+
+
+def _in_order(talk: Sequence[Message]) -> list[Message]:
+    named = [
+        replace(message, name=str(index)) for index, message in enumerate(with_native_ids(talk, "ordinal"))
+    ]
+    return [talk[int(message.name or "")] for message in in_order_of_calls(named)]
 
 
 def _message(draw: st.DrawFn, role: Any) -> Message:

@@ -97,11 +97,14 @@ def test_the_spelling_of_arguments_is_no_difference_and_their_value_is(left, rig
     assert (keys(ours) == keys(theirs)) == same
 
 
-def test_results_in_another_order_are_another_conversation():
+def test_results_of_parallel_calls_may_come_in_any_order_but_not_with_each_others_texts():
     calls = (ToolCall("1", "read", {"path": "x"}), ToolCall("2", "read", {"path": "y"}))
     asked = Message(role="assistant", tool_calls=calls)
-    first, second = (Message(role="tool", content="same", tool_call_id=one.id) for one in calls)
-    assert keys(asked, first, second)[-1] != keys(asked, second, first)[-1]
+    first, second = (Message(role="tool", content=one.name + one.id, tool_call_id=one.id) for one in calls)
+    assert keys(asked, first, second) == keys(asked, second, first)
+    swapped = (replace(first, content=second.content), replace(second, content=first.content))
+    assert keys(asked, first, second)[-1] != keys(asked, *swapped)[-1]
+    assert keys(asked, first)[-1] != keys(asked, second)[-1]
 
 
 # ------------------------------------------------------------------------------------------------------ rules
@@ -155,13 +158,13 @@ def test_rules_leave_other_texts_alone(text):
 
 def test_who_shares_a_root():
     tools = [{"name": "read"}, {"name": "write"}]
-    root = root_key(b"", b"model", {"enable_thinking": True}, tools)
-    assert root == root_key(b"", b"model", {"enable_thinking": True}, tools[::-1])
+    root = root_key(b"", {"effort": "low"}, tools, ["21 Nov"])
+    assert root == root_key(b"", {"effort": "low"}, tools[::-1], ["21 Nov"])
     others = [
-        root_key(b"key", b"model", {"enable_thinking": True}, tools),
-        root_key(b"", b"other", {"enable_thinking": True}, tools),
-        root_key(b"", b"model", {"enable_thinking": False}, tools),
-        root_key(b"", b"model", {"enable_thinking": True}, tools[:1]),
-        root_key(b"", b"model", {"enable_thinking": True}, [*tools, tools[0]]),
+        root_key(b"key", {"effort": "low"}, tools, ["21 Nov"]),
+        root_key(b"", {"effort": "high"}, tools, ["21 Nov"]),
+        root_key(b"", {"effort": "low"}, tools[:1], ["21 Nov"]),
+        root_key(b"", {"effort": "low"}, [*tools, tools[0]], ["21 Nov"]),
+        root_key(b"", {"effort": "low"}, tools, ["22 Nov"]),
     ]
     assert len({root, *others}) == 6

@@ -175,7 +175,7 @@ def test_tools_nested_deeper_than_python_goes_are_a_400(tokenizer):
     deep: dict[str, Any] = {}
     for _ in range(5000):
         deep = {"a": deep}
-    with pytest.raises(InvalidRequest, match="recursion"):
+    with pytest.raises(InvalidRequest, match="'tools' are nested too deeply"):
         prepare(ChatRequest(messages=TALK, tools=(deep,)), tokenizer)
 
 

@@ -95,7 +95,14 @@ def proxied(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> 
     logs, said, partners, port = tmp_path_factory.mktemp("logs"), [], set[str](), free_port()
     with serving(tiny_model("qwen3")) as server:
         tunnel = Tunnel(server.port)
-        config = ProxyConfig(port=port, backend=tunnel.url, model=MODEL, api_key=KEY, python=sys.executable)
+        config = ProxyConfig(
+            port=port,
+            backend=tunnel.url,
+            model=MODEL,
+            api_key=KEY,
+            backend_key="backend",
+            python=sys.executable,
+        )
         proxy = Proxy(config, say=said.append, patience_s=60, logs=logs)
         proxy.start()
         watching = threading.Event()

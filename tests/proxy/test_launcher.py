@@ -24,7 +24,14 @@ from tests.proxy.conftest import Proxied, free_port, until
 from tests.serving import wait_for_health
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = ProxyConfig(port=4999, backend="http://127.0.0.1:1", model="m", api_key=None, python=sys.executable)
+CONFIG = ProxyConfig(
+    port=4999,
+    backend="http://127.0.0.1:1",
+    model="m",
+    api_key=None,
+    backend_key="backend",
+    python=sys.executable,
+)
 
 
 def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied):
@@ -102,7 +109,12 @@ def test_a_signal_gives_a_stream_a_moment_and_then_ends_everything(tiny_model: T
 def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
     said: list[str] = []
     broken = ProxyConfig(
-        port=free_port(), backend="http://127.0.0.1:1", model="m", api_key=None, python="/bin/false"
+        port=free_port(),
+        backend="http://127.0.0.1:1",
+        model="m",
+        api_key=None,
+        backend_key="backend",
+        python="/bin/false",
     )
     proxy = Proxy(broken, say=said.append, patience_s=1, logs=tmp_path)
     proxy.start()
@@ -115,7 +127,12 @@ def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
 def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
     said: list[str] = []
     missing = ProxyConfig(
-        port=free_port(), backend="http://127.0.0.1:1", model="m", api_key=None, python="/no/such/python"
+        port=free_port(),
+        backend="http://127.0.0.1:1",
+        model="m",
+        api_key=None,
+        backend_key="backend",
+        python="/no/such/python",
     )
     proxy = Proxy(missing, say=said.append, patience_s=1, logs=tmp_path)
     proxy.start()

@@ -19,10 +19,11 @@ from start_llm.protocols.base import ModelFacts
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import Service
+from start_llm.service import Reports, Service
 from start_llm.settings import Settings
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
+from tests.transcripts.fakes import transcripts
 
 
 class BreakableNetwork:
@@ -79,6 +80,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
     family = model_family(settings, ready.model)
     traits = model_traits(settings, ready, family)
     requests = RequestMetrics()
+    known = transcripts(tokenizer.token_bytes)
     card = ModelCard(
         id="breakable",
         context_window=traits.context_window,
@@ -89,10 +91,10 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
         service=Service(
             engine=engine,
             tokenizer=tokenizer,
-            preparer=Preparer(tokenizer, family),
+            preparer=Preparer(tokenizer, family, heal=known.heal),
+            transcripts=known,
             traits=traits,
-            metrics=requests,
-            terminal=Terminal(io.StringIO()),
+            reports=Reports(requests, Terminal(io.StringIO())),
         ),
         status=Status(
             card=card,
@@ -100,6 +102,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
             requests=requests,
             engine=metrics,
             cache=CacheMetrics(),
+            transcripts=known.metrics,
             engine_is_alive=engine.is_alive,
         ),
         model=ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes),

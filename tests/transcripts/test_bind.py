@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, chain
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts.bind import Bound, Conversation, bind, record_prompt
+from start_llm.transcripts.bind import Bound, bind, record_prompt
 from start_llm.transcripts.store import Limits, TranscriptStore
 
 CLOSER, TAIL = 0, 99
@@ -34,7 +34,8 @@ def rendered(messages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[
 def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None) -> Conversation:
     said = visible or [bytes(message) for message in messages]
     keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
-    return Conversation(keys=keys, thoughts=[None] * len(keys))
+    nothing = [None] * len(keys)
+    return Conversation(keys=keys, echoed=nothing, shown=nothing, session="")
 
 
 def served(
@@ -63,7 +64,8 @@ def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
     first = served(kept, [question])
     reply = conversation([question, answer])
     said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
-    kept.add(reply.keys[1], 1, said, parent=bind(kept, reply, *rendered([question, answer])).prefix)
+    prompt = bind(kept, reply, *rendered([question, answer])).prefix
+    kept.add(reply.keys[1], 1, said, thoughts=[None, b"a thought"], parent=prompt)
     second = served(kept, [question, answer, [5]])
     assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
     assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))

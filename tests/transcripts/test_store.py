@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, chain
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
+from start_llm.transcripts.bind import rank
 from start_llm.transcripts.store import Limits, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")
@@ -24,15 +26,32 @@ def store_of(limits: Limits = PLENTY) -> TranscriptStore:
     return TranscriptStore(limits, clock=itertools.count(1).__next__)
 
 
+def add(
+    store: TranscriptStore,
+    key: CanonicalKey,
+    depth: int,
+    tokens: Sequence[int],
+    *,
+    thought: bytes | None = None,
+    before: Sequence[bytes | None] = (),
+    **more: Any,
+) -> Variant:
+    """`thought` is that of the last message, `before` those of the messages in front of it."""
+    thoughts = (*before, *[None] * (depth - len(before)), thought)
+    return store.add(key, depth, tokens, thoughts=thoughts, **more)
+
+
 def found(
     store: TranscriptStore,
     keys: Sequence[CanonicalKey],
-    thoughts: Sequence[bytes | None] | None = None,
-    session: str | None = None,
+    echoed: Sequence[bytes | None] | None = None,
+    session: str = "",
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Depth and tokens of each known prefix, the longest first."""
-    echoed = thoughts or [None] * len(keys)
-    return [(one.depth, one.tokens()) for one in store.find(keys, echoed, session)]
+    nothing = [None] * len(keys)
+    asked = Conversation(keys=keys, echoed=echoed or nothing, shown=nothing, session=session)
+    variants = store.find(keys, lambda one: rank(one, asked, keeps_thoughts=True))
+    return [(one.depth, one.tokens()) for one in variants]
 
 
 # -------------------------------------------------------------------------------------------------- the chain
@@ -55,8 +74,8 @@ def test_where_one_part_ends_and_the_next_begins_counts():
 
 def test_the_longest_known_prefix_comes_first():
     store, keys = store_of(), keys_of("a", "b", "c")
-    first = store.add(keys[0], 0, [1, 2])
-    store.add(keys[1], 1, [1, 2, 3], parent=first)
+    first = add(store, keys[0], 0, [1, 2])
+    add(store, keys[1], 1, [1, 2, 3], parent=first)
     assert found(store, keys) == [(1, (1, 2, 3)), (0, (1, 2))]
     assert found(store, keys_of("a", "x")) == [(0, (1, 2))]
     assert found(store, keys_of("x", "b")) == []
@@ -64,23 +83,23 @@ def test_the_longest_known_prefix_comes_first():
 
 def test_only_what_is_new_is_stored():
     store, keys = store_of(), keys_of("a", "b")
-    first = store.add(keys[0], 0, range(1000))
+    first = add(store, keys[0], 0, range(1000))
     before = store.metrics.nbytes
-    second = store.add(keys[1], 1, range(1010), parent=first)
+    second = add(store, keys[1], 1, range(1010), parent=first)
     assert (len(second.delta), second.tokens()) == (10, tuple(range(1010)))
     assert store.metrics.nbytes - before < 1000
 
 
 def test_a_parent_that_is_no_beginning_is_not_built_on():
     store, keys = store_of(), keys_of("a", "b")
-    first = store.add(keys[0], 0, [1, 2])
-    other = store.add(keys[1], 1, [1, 3, 4], parent=first)
+    first = add(store, keys[0], 0, [1, 2])
+    other = add(store, keys[1], 1, [1, 3, 4], parent=first)
     assert (other.parent, other.tokens()) == (None, (1, 3, 4))
 
 
 def test_the_same_tokens_again_are_the_same_variant():
     store, keys = store_of(), keys_of("a")
-    assert store.add(keys[0], 0, [1, 2]) is store.add(keys[0], 0, [1, 2])
+    assert add(store, keys[0], 0, [1, 2]) is add(store, keys[0], 0, [1, 2])
     assert store.metrics.variants == 1
 
 
@@ -90,9 +109,9 @@ def test_the_same_tokens_again_are_the_same_variant():
 def two_thoughts() -> tuple[TranscriptStore, tuple[CanonicalKey, ...]]:
     """One visible reply, thought of in two ways, by two sessions."""
     store, keys = store_of(), keys_of("question", "answer", "next")
-    question = store.add(keys[0], 0, [1])
-    store.add(keys[1], 1, [1, 10, 5], parent=question, thought=b"first", session="one")
-    store.add(keys[1], 1, [1, 20, 5], parent=question, thought=b"second", session="two")
+    question = add(store, keys[0], 0, [1])
+    add(store, keys[1], 1, [1, 10, 5], parent=question, thought=b"first", session="one")
+    add(store, keys[1], 1, [1, 20, 5], parent=question, thought=b"second", session="two")
     return store, keys
 
 
@@ -102,7 +121,7 @@ def test_an_echoed_thought_gets_its_own_tokens(thought, token):
     assert found(store, keys, [None, thought, None])[0] == (1, (1, token, 5))
 
 
-@pytest.mark.parametrize(("session", "token"), [("one", 10), ("two", 20), ("three", 20), (None, 20)])
+@pytest.mark.parametrize(("session", "token"), [("one", 10), ("two", 20), ("three", 20)])
 def test_without_an_echo_the_same_session_comes_first_and_then_the_newest(session, token):
     store, keys = two_thoughts()
     assert found(store, keys, session=session)[0] == (1, (1, token, 5))
@@ -116,7 +135,7 @@ def test_a_thought_that_nobody_had_is_content():
 def test_what_builds_on_another_thought_is_not_found_either():
     store, keys = two_thoughts()
     (first, second) = store._nodes[keys[1]]
-    store.add(keys[2], 2, [1, 10, 5, 7], parent=first)
+    add(store, keys[2], 2, [1, 10, 5, 7], before=[None, b"first"], parent=first)
     assert found(store, keys, [None, b"second", None])[0] == (1, (1, 20, 5))
     assert found(store, keys, [None, b"first", None])[0] == (2, (1, 10, 5, 7))
     assert second.children == 0
@@ -124,10 +143,10 @@ def test_what_builds_on_another_thought_is_not_found_either():
 
 def test_a_node_keeps_the_newest_four_that_nothing_builds_on():
     store, keys = store_of(), keys_of("a", "b")
-    oldest = store.add(keys[0], 0, [0], thought=b"0")
-    store.add(keys[1], 1, [0, 1], parent=oldest)
+    oldest = add(store, keys[0], 0, [0], thought=b"0")
+    add(store, keys[1], 1, [0, 1], parent=oldest)
     for number in range(1, 7):
-        store.add(keys[0], 0, [number], thought=bytes([number]))
+        add(store, keys[0], 0, [number], thought=bytes([number]))
     assert [one.tokens() for one in store._nodes[keys[0]]] == [(0,), (4,), (5,), (6,)]
 
 
@@ -139,11 +158,11 @@ def test_a_branch_and_a_side_request_leave_the_main_conversation_alone():
     store, main = store_of(), keys_of("system", "question", "answer")
     last: Variant | None = None
     for depth in range(3):
-        last = store.add(main[depth], depth, range(depth + 1), parent=last, session="s")
+        last = add(store, main[depth], depth, range(depth + 1), parent=last, session="s")
     before = found(store, main, session="s")
     for texts in (("system", "another question"), ("title prompt",), ("system", "question", "other answer")):
         keys = keys_of(*texts)
-        store.add(keys[-1], len(texts) - 1, [0, 9, 9], session="s")
+        add(store, keys[-1], len(texts) - 1, [0, 9, 9], session="s")
     assert found(store, main, session="s") == before
 
 
@@ -153,12 +172,12 @@ def test_a_branch_and_a_side_request_leave_the_main_conversation_alone():
 def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on():
     room = Limits(most_bytes=4 * 450)
     store, kept, other = store_of(room), keys_of("a", "b"), keys_of("x")
-    first = store.add(kept[0], 0, range(10))
-    store.add(kept[1], 1, range(20), parent=first)
-    store.add(other[0], 0, range(10))
+    first = add(store, kept[0], 0, range(10))
+    add(store, kept[1], 1, range(20), parent=first)
+    add(store, other[0], 0, range(10))
     assert found(store, kept)[0][0] == 1
     for number in range(20):
-        store.add(keys_of(f"new {number}")[0], 0, range(10))
+        add(store, keys_of(f"new {number}")[0], 0, range(10))
         assert found(store, kept)[0][0] == 1, "it is used all the time"
         assert store.metrics.nbytes <= room.most_bytes
     assert found(store, other) == []
@@ -168,18 +187,18 @@ def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on(
 def test_what_is_not_used_for_too_long_goes():
     store = store_of(Limits(most_bytes=10**9, unused_s=10))
     old = keys_of("old")
-    store.add(old[0], 0, [1])
+    add(store, old[0], 0, [1])
     for number in range(10):
-        store.add(keys_of(f"{number}")[0], 0, [1])
+        add(store, keys_of(f"{number}")[0], 0, [1])
     assert found(store, old) == []
 
 
 def test_without_an_age_nothing_gets_too_old():
     store = store_of()
     old = keys_of("old")
-    store.add(old[0], 0, [1])
+    add(store, old[0], 0, [1])
     for number in range(50):
-        store.add(keys_of(f"{number}")[0], 0, [1])
+        add(store, keys_of(f"{number}")[0], 0, [1])
     assert found(store, old) == [(0, (1,))]
 
 
@@ -196,7 +215,7 @@ def test_everything_that_is_found_was_added_and_is_counted(added):
         tokens: list[int] = []
         for depth, text in enumerate(texts):
             tokens += [ord(text), seed]
-            last = store.add(keys[depth], depth, tokens, parent=last)
+            last = add(store, keys[depth], depth, tokens, parent=last)
             known.setdefault(keys[depth], set()).add(tuple(tokens))
         for depth, there in found(store, keys):
             assert there in known[keys[depth]]

@@ -1,0 +1,23 @@
+"""The content of a file that was written, as a digest: NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT.
+
+The model no longer sees what it wrote, and may write it again from memory. Off unless the user asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from start_llm.core.chat import ToolCall
+
+_WRITER, _ARGUMENT = "write", "content"
+
+
+def with_short_content(call: ToolCall) -> ToolCall:
+    """The call; of one that writes a file, how long its content is and what it hashes to."""
+    content = call.arguments.get(_ARGUMENT)
+    if call.name != _WRITER or not isinstance(content, str):
+        return call
+    digest = hashlib.sha1(content.encode(errors="surrogatepass"), usedforsecurity=False).hexdigest()
+    short = f"[content: {len(content)} characters, sha1 {digest}]"
+    return replace(call, arguments={**call.arguments, _ARGUMENT: short})

@@ -1,0 +1,188 @@
+"""One turn of a conversation: bound before it is computed, recorded when it has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, thought_digest
+from start_llm.core.chat import Json, KeptThoughts, Message, ToolCall
+from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning
+from start_llm.core.prompt import ModelTokens, Prompt
+from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.bind import Bound, bind, record_prompt
+from start_llm.transcripts.safety import says_the_same
+from start_llm.transcripts.store import TranscriptStore, Variant
+from start_llm.transcripts.thoughts import ThoughtStore
+
+_UNDECODABLE = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcripts:
+    """What was computed, said and thought in all conversations. Safe to use from any thread.
+
+    Attributes:
+        canonical_reply: what is compared of a reply when it is sent back.
+        token_bytes: the bytes that a token id stands for.
+        kept_thoughts: whether a bound prefix keeps what the model thought.
+        checks_words: bind only what says the words of the fresh rendering.
+    """
+
+    store: TranscriptStore
+    thoughts: ThoughtStore
+    metrics: TranscriptMetrics
+    canonical_reply: Callable[[Message], CanonicalMessage]
+    token_bytes: Callable[[int], bytes]
+    kept_thoughts: KeptThoughts = "true"
+    checks_words: bool = False
+
+    def heal(self, key: CanonicalKey) -> str | None:
+        """The thought of the reply that ends this conversation, for a client that left it out."""
+        thought = self.thoughts.get(key)
+        if thought is not None:
+            self.metrics.note_healed()
+        return thought
+
+    def begin(self, prompt: Prompt, window: int) -> Turn:
+        """The tokens to compute for a prompt.
+
+        Args:
+            window: tokens that fit; where a bound prompt is too long, the fresh one is taken.
+        """
+        conversation = prompt.conversation
+        if conversation is None:
+            return Turn(self, None, Bound(prompt.tokens.ids, prompt.boundaries, ()))
+        fresh = Bound(prompt.tokens.ids, prompt.boundaries, tuple(conversation.shown))
+        bound = bind(
+            self.store,
+            conversation,
+            fresh.ids,
+            fresh.boundaries,
+            keeps_thoughts=self.kept_thoughts == "true",
+        )
+        refusal = self._refusal(bound, fresh, window)
+        self.metrics.note_binding(bound.prefix.length if bound.prefix else 0, bound.replaced, refusal)
+        return Turn(self, conversation, fresh if refusal else bound)
+
+    def _refusal(self, bound: Bound, fresh: Bound, window: int) -> str | None:
+        """Why the fresh rendering has to be taken, if it has."""
+        if bound.prefix is None:
+            return None
+        if len(bound.ids) >= window > len(fresh.ids):
+            return "too_long"
+        if self.checks_words and not says_the_same(
+            self._text(bound.prefix.tokens()), self._text(fresh.ids[: bound.replaced])
+        ):
+            return "unsafe"
+        return None
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+@dataclass(slots=True)
+class _Said:
+    """A reply, as a client will have it."""
+
+    content: list[str] = field(default_factory=list[str])
+    thought: list[str] = field(default_factory=list[str])
+    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
+
+    def add(self, output: Output) -> None:
+        match output:
+            case Content(text=text):
+                self.content.append(text)
+            case Reasoning(text=text):
+                self.thought.append(text)
+            case CallStarted(index=index, name=name):
+                self.calls[index] = (name, [])
+            case CallArguments(index=index, text=text):
+                self.calls[index][1].append(text)
+            case _:
+                pass
+
+    def message(self) -> Message | None:
+        """None if it says nothing, or if a client would not get it as it was."""
+        content = "".join(self.content)
+        calls = [_call(name, "".join(parts)) for name, parts in self.calls.values()]
+        if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
+            return None
+        return Message(
+            role="assistant",
+            content=content,
+            reasoning="".join(self.thought) or None,
+            tool_calls=tuple(call for call in calls if call is not None),
+        )
+
+
+def _call(name: str, arguments: str) -> ToolCall | None:
+    """None if the arguments are no object."""
+    try:
+        parsed = cast("Json", json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall("", name, parsed) if isinstance(parsed, dict) else None
+
+
+class Turn:
+    """One request and its reply.
+
+    Attributes:
+        tokens, boundaries: what is computed, and where messages end in it.
+    """
+
+    def __init__(self, transcripts: Transcripts, conversation: Conversation | None, bound: Bound) -> None:
+        self._transcripts = transcripts
+        self._conversation = conversation
+        self._bound = bound
+        self._prompt: Variant | None = None
+        self._written: list[int] = []
+        self._said = _Said()
+        self.tokens = ModelTokens(bound.ids)
+        self.boundaries = bound.boundaries
+
+    def asked(self) -> None:
+        """The prompt is being computed: others may go on from it."""
+        if self._conversation is not None:
+            self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
+
+    def wrote(self, tokens: Sequence[int]) -> None:
+        """The model has written these tokens."""
+        self._written += tokens
+
+    def said(self, output: Output) -> None:
+        """The client was told this."""
+        self._said.add(output)
+
+    def ended(self, end: Finished, *, is_whole: bool) -> None:
+        """Record the reply, if what a client can send back is all that was written.
+
+        Args:
+            is_whole: it ends outside of thoughts and calls.
+        """
+        if self._conversation is None or not is_whole or end.stop is not None:
+            return
+        message = self._said.message()
+        if message is not None:
+            # The token that ends a reply is the next rendering's to write: some write another one there.
+            written = self._written[:-1] if end.ended_itself else self._written
+            self._record(self._conversation, message, written)
+
+    def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
+        transcripts, thought = self._transcripts, thought_digest(message.reasoning)
+        key = conversation.keys[-1].with_message(transcripts.canonical_reply(message))
+        if message.reasoning and thought:
+            if transcripts.kept_thoughts == "false":
+                return
+            transcripts.thoughts.keep(key, message.reasoning)
+        transcripts.store.add(
+            key,
+            len(conversation.keys),
+            (*self._bound.ids, *written),
+            thoughts=(*self._bound.thoughts, thought),
+            parent=self._prompt,
+            session=conversation.session,
+        )

@@ -1,0 +1,24 @@
+"""Transcripts with nothing in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from start_llm.prompt.canonical import canonical_reply
+from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.store import Limits, TranscriptStore
+from start_llm.transcripts.thoughts import ThoughtStore
+from start_llm.transcripts.turn import Transcripts
+
+
+def transcripts(token_bytes: Callable[[int], bytes], most_bytes: int = 10**8, **policy: Any) -> Transcripts:
+    metrics = TranscriptMetrics()
+    return Transcripts(
+        store=TranscriptStore(Limits(most_bytes=most_bytes), metrics=metrics),
+        thoughts=ThoughtStore(most_bytes),
+        metrics=metrics,
+        canonical_reply=canonical_reply,
+        token_bytes=token_bytes,
+        **policy,
+    )
