@@ -146,7 +146,7 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
     (checkout / ".env").write_text(
         f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=5000\nKV_BITS=4\n# MLX_HOST=x\nTRACE={folder}\n"
     )
-    environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "PRESERVE_THINKING": "true", "DEFAULT_TOP_K": ""}
+    environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "LOG_ROOT": "elsewhere", "DEFAULT_TOP_K": ""}
     flags = ["--batch", "3", "--hot-cache-max-size", "64MiB"]
     with serving(checkout, folder, *flags, **environment) as process:
         yield process
@@ -184,7 +184,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(server):
 
 
 def test_variables_that_wait_for_a_later_issue_are_announced(server):
-    assert "PRESERVE_THINKING is set, but acts from issue E on.\n" in server.lines
+    assert "LOG_ROOT is set, but acts from issue F on.\n" in server.lines
     assert "KV_BITS is set, but acts from issue later than I on.\n" in server.lines
     assert server.output.count("acts from issue") == 2
 

@@ -104,6 +104,18 @@ VALUES: dict[str, Values] = {
     "INITIAL_CACHE_BLOCKS": Values([("1", 1), ("65536", 65536), ("256", 256)], [*WHOLE, "0", "65537"]),
     "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": Values([("1", 1), ("24", 24), ("1000000", 10**6)], [*WHOLE, "0"]),
     "PROMPT_CACHE_TTL_SECONDS": Values([("0", 0), ("1800", 1800), ("0.5", 0.5)], [*NUMBER, "1e10"]),
+    "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": Values(
+        [("0", 0), ("1800", 1800), ("0.5", 0.5)], [*NUMBER, "1e10"]
+    ),
+    "CACHE_CANONICALIZE_TOOL_CONTEXT": Values([("false", False), ("off", False), ("0", False)], ["maybe"]),
+    "CACHE_SESSION_PARTITIONING": Values([("false", False), ("off", False), ("0", False)], ["maybe"]),
+    "CACHE_NORM_SAFETY_CHECK": Values([("true", True), ("on", True), ("1", True)], ["maybe"]),
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": Values(
+        [("true", True), ("on", True), ("1", True)], ["maybe", "2"]
+    ),
+    "PRESERVE_THINKING": Values(
+        [("template", "template"), ("FALSE", "false"), ("False", "false")], ["maybe", "1"]
+    ),
     "DEFAULT_TEMPERATURE": Values([("0", 0), ("5", 5), ("0.6", 0.6)], [*NUMBER, "5.1"]),
     "DEFAULT_TOP_P": Values([("0", 0), ("1", 1), ("0.9", 0.9)], [*NUMBER, "1.1"]),
     "DEFAULT_TOP_K": Values([("0", 0), ("2147483647", 2**31 - 1), ("20", 20)], [*WHOLE, "-1", "2147483648"]),
@@ -591,6 +603,86 @@ def checks_unused_s(models: Models) -> None:
             assert known_of(server, [7] * 50) == known
 
 
+def usage_of(server: Server, *messages: object, **more: Any) -> tuple[int, int]:
+    """Tokens of a prompt, and how many of them were not computed."""
+    usage = server.post("/v1/chat/completions", {"messages": messages, **more})["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def checks_kept_thoughts(models: Models) -> None:
+    """A thought that the client leaves out, and one that is shown as long as nobody asks anything new."""
+    asked, said = user("Is it?"), {"role": "assistant", "content": "Yes"}
+    lengths: dict[str, tuple[int, int]] = {}
+    for kept in ("true", "template", "false"):
+        with running(models.thinker, PRESERVE_THINKING=kept) as server:
+            usage_of(server, asked)
+            later, _ = usage_of(server, asked, said, user("Sure?"))
+            shown, _ = usage_of(server, user("And?"), {**said, "reasoning_content": "Hm."})
+            lengths[kept] = later, shown
+    assert lengths["true"][0] > lengths["template"][0] == lengths["false"][0]
+    assert lengths["true"][1] == lengths["template"][1] > lengths["false"][1]
+
+
+def checks_canonicalizes(models: Models) -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.329.d79;"
+    for value, is_shown in (("true", False), ("false", True)):
+        with running(models.thinker, CACHE_CANONICALIZE_TOOL_CONTEXT=value) as server:
+            plain, _ = usage_of(server, {"role": "system", "content": "Be brief."}, user("Is it?"))
+            headed, _ = usage_of(
+                server, {"role": "system", "content": f"{header}\nBe brief."}, user("Is it?")
+            )
+            assert (headed > plain) == is_shown
+
+
+def checks_partitions(models: Models) -> None:
+    def cached(server: Server, key: str) -> int:
+        body = json.dumps({"prompt": [7] * 50, "max_tokens": 1}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        with urllib.request.urlopen(
+            urllib.request.Request(server.url + "/v1/completions", body, headers), timeout=30
+        ) as answer:
+            return json.load(answer)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    for value, known in (("true", 0), ("false", 49)):
+        with running(models.plain, CACHE_SESSION_PARTITIONING=value) as server:
+            assert (cached(server, "one"), cached(server, "one")) == (0, 49)
+            assert cached(server, "two") == known
+
+
+def checks_words(models: Models) -> None:
+    """An id that changed is another word."""
+    for value, refused in (("true", 1), ("false", 0)):
+        with running(models.thinker, CACHE_NORM_SAFETY_CHECK=value) as server:
+            for name in ("m1", "m2"):
+                usage_of(server, user(f'{{\n  "message_id": "{name}",\n  "a": 1\n}}\nIs it?'))
+            told = server.get("/stats")["transcripts"]
+            assert (told["refused"]["unsafe"], told["bound"]) == (refused, 1 - refused)
+
+
+def checks_shortens_writes(models: Models) -> None:
+    call = {"name": "write", "arguments": json.dumps({"path": "x", "content": "word " * 200})}
+    calling = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": call}]}
+    talk = (user("Write it."), calling, {"role": "tool", "tool_call_id": "1", "content": "done"})
+    lengths: list[int] = []
+    for value in ("true", "false"):
+        with running(models.thinker, NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT=value) as server:
+            lengths.append(usage_of(server, *talk)[0])
+    assert lengths[1] > lengths[0] + 200
+
+
+def checks_transcript_idle(models: Models) -> None:
+    for seconds, forgets in (("0.05", True), ("0", False)):
+        with running(models.thinker, PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS=seconds) as server:
+            usage_of(server, user("Is it?"))
+            time.sleep(0.1)
+            usage_of(server, user("Was it?"))
+            assert (server.get("/stats")["transcripts"]["forgotten"] > 0) == forgets
+
+
 def checks_greedy(**variables: str) -> Callable[[Models], None]:
     """A hot model becomes a greedy one by this variable alone."""
 
@@ -692,6 +784,12 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "INITIAL_CACHE_BLOCKS": checks_initial_blocks,
     "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": checks_most_ends,
     "PROMPT_CACHE_TTL_SECONDS": checks_unused_s,
+    "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": checks_transcript_idle,
+    "CACHE_CANONICALIZE_TOOL_CONTEXT": checks_canonicalizes,
+    "CACHE_SESSION_PARTITIONING": checks_partitions,
+    "CACHE_NORM_SAFETY_CHECK": checks_words,
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": checks_shortens_writes,
+    "PRESERVE_THINKING": checks_kept_thoughts,
     "DEFAULT_TEMPERATURE": checks_greedy(DEFAULT_TEMPERATURE="0"),
     "DEFAULT_TOP_P": checks_greedy(DEFAULT_TOP_P="0.000001"),
     "DEFAULT_TOP_K": checks_greedy(DEFAULT_TOP_K="1"),
