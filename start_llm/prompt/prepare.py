@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -246,7 +247,7 @@ def _first_question(messages: Sequence[Message]) -> int:
 
 def _difference(text: str, other: str) -> str:
     """What follows in `text` once it is no longer the same as `other`."""
-    same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(other))
+    same = bisect_left(range(1, len(other) + 1), True, key=lambda end: text[:end] != other[:end])
     return text[same:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,14 +69,14 @@ def bind(
 
 def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bound) -> Variant | None:
     """These tokens are being computed: say so for each message that ends in them. Returns the last one."""
-    last = bound.prefix
+    last, ids = bound.prefix, array("I", bound.ids)
     for boundary in bound.boundaries:
         if last is not None and boundary.message <= last.depth:
             continue
         last = store.add(
             conversation.keys[boundary.message],
             boundary.message,
-            bound.ids[: boundary.tokens],
+            ids[: boundary.tokens],
             thoughts=bound.thoughts,
             parent=last,
             session=conversation.session,

@@ -23,7 +23,7 @@ from start_llm.telemetry.metrics import TranscriptMetrics
 _MOST_VARIANTS = 4
 _SHRUNK_TO = 0.9
 _LOOKS_IN_AN_AGE = 10
-_TOKEN_BYTES = 4
+_TOKEN, _TOKEN_BYTES = "I", 4
 _VARIANT_BYTES = 400
 """About what a variant takes beside its tokens."""
 
@@ -66,11 +66,12 @@ class Variant:
         """For each message up to this one."""
         return tuple(thought for variant in self.path() for thought in variant.thoughts)
 
-    def tokens(self) -> tuple[int, ...]:
-        whole = array("I")
+    def tokens(self) -> array[int]:
+        """All of them, from the first message on."""
+        whole = array(_TOKEN)
         for variant in self.path():
             whole.extend(variant.delta)
-        return tuple(whole)
+        return whole
 
 
 type Rank = Callable[[Variant], tuple[int, ...] | None]
@@ -136,29 +137,29 @@ class TranscriptStore:
             thoughts: of each message up to this one, the digest of the thought that the tokens hold.
             parent: of a shorter prefix; ignored if its tokens are not a beginning of these.
         """
+        whole, thoughts = array(_TOKEN, tokens), tuple(thoughts[: depth + 1])
         with self._lock:
-            parent = parent if parent and self._builds_on(parent, tokens, depth) else None
-            thoughts = tuple(thoughts[: depth + 1])
-            known = self._same(key, tokens, thoughts)
+            parent = parent if parent and self._builds_on(parent, whole, depth) else None
+            known = self._same(key, whole, thoughts)
             if known is not None:
                 known.last_used, known.session = self.clock(), session
                 return known
             start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
-            delta, own = array("I", tokens[start:]), thoughts[first:]
-            variant = Variant(key, depth, parent, delta, len(tokens), own, session, self.clock())
+            delta, own = whole[start:], thoughts[first:]
+            variant = Variant(key, depth, parent, delta, len(whole), own, session, self.clock())
             self._put(variant)
             self._forget_some()
             return variant
 
-    def _builds_on(self, parent: Variant, tokens: Sequence[int], depth: int) -> bool:
+    def _builds_on(self, parent: Variant, tokens: array[int], depth: int) -> bool:
         is_kept = any(one is parent for one in self._nodes.get(parent.key, ()))
-        return is_kept and parent.depth < depth and tuple(tokens[: parent.length]) == parent.tokens()
+        return is_kept and parent.depth < depth and tokens[: parent.length] == parent.tokens()
 
     def _same(
-        self, key: CanonicalKey, tokens: Sequence[int], thoughts: tuple[bytes | None, ...]
+        self, key: CanonicalKey, tokens: array[int], thoughts: tuple[bytes | None, ...]
     ) -> Variant | None:
         for one in self._nodes.get(key, ()):
-            if one.length == len(tokens) and one.all_thoughts() == thoughts and one.tokens() == tuple(tokens):
+            if one.length == len(tokens) and one.all_thoughts() == thoughts and one.tokens() == tokens:
                 return one
         return None
 

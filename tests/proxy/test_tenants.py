@@ -45,7 +45,9 @@ def test_two_tenants_with_one_history_share_nothing_on_either_port(
             assert cached(port, first) == 0
             assert cached(port, first) > 0
             assert cached(port, second) == 0
-            assert cached(port, second, **{TENANT_HEADER: tenant_of_key(first)}) > 0, "its own, it claims what"
+            assert cached(port, second, **{TENANT_HEADER: tenant_of_key(first)}) > 0, (
+                "its own, it claims what"
+            )
             assert cached(port, f"three on {port}", **{TENANT_HEADER: tenant_of_key(first)}) == 0
         assert cached(app.port, f"one on {proxy_port}") > 0, "one key is one tenant on both ports"
     finally:

@@ -51,7 +51,7 @@ def found(
     nothing = [None] * len(keys)
     asked = Conversation(keys=keys, echoed=echoed or nothing, shown=nothing, session=session)
     variants = store.find(keys, lambda one: rank(one, asked, keeps_thoughts=True))
-    return [(one.depth, one.tokens()) for one in variants]
+    return [(one.depth, tuple(one.tokens())) for one in variants]
 
 
 # -------------------------------------------------------------------------------------------------- the chain
@@ -86,7 +86,7 @@ def test_only_what_is_new_is_stored():
     first = add(store, keys[0], 0, range(1000))
     before = store.metrics.nbytes
     second = add(store, keys[1], 1, range(1010), parent=first)
-    assert (len(second.delta), second.tokens()) == (10, tuple(range(1010)))
+    assert (len(second.delta), tuple(second.tokens())) == (10, tuple(range(1010)))
     assert store.metrics.nbytes - before < 1000
 
 
@@ -94,7 +94,7 @@ def test_a_parent_that_is_no_beginning_is_not_built_on():
     store, keys = store_of(), keys_of("a", "b")
     first = add(store, keys[0], 0, [1, 2])
     other = add(store, keys[1], 1, [1, 3, 4], parent=first)
-    assert (other.parent, other.tokens()) == (None, (1, 3, 4))
+    assert (other.parent, tuple(other.tokens())) == (None, (1, 3, 4))
 
 
 def test_the_same_tokens_again_are_the_same_variant():
@@ -147,7 +147,7 @@ def test_a_node_keeps_the_newest_four_that_nothing_builds_on():
     add(store, keys[1], 1, [0, 1], parent=oldest)
     for number in range(1, 7):
         add(store, keys[0], 0, [number], thought=bytes([number]))
-    assert [one.tokens() for one in store._nodes[keys[0]]] == [(0,), (4,), (5,), (6,)]
+    assert [tuple(one.tokens()) for one in store._nodes[keys[0]]] == [(0,), (4,), (5,), (6,)]
 
 
 # ----------------------------------------------------------------------------------- nobody harms another one

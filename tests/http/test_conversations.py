@@ -1,0 +1,206 @@
+"""Conversations that clients send back changed: what was computed for them is found."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from start_llm.core.job import Job
+from tests.conftest import TinyModel
+from tests.serving import Server, serving
+from tests.ties import Reference, Tally
+
+FAMILIES = ["qwen3", "gemma3_text", "qwen3_5"]
+"""Plain; windows; recurrent layers."""
+REPLY_TOKENS = 12
+CLOSERS = 20
+"""Tokens that a template writes behind a reply, around a question and in front of a reply, at most."""
+STATE = 64
+"""Tokens behind the last place where state was kept, of a network that needs it to branch, at most."""
+
+type Message = dict[str, Any]
+
+
+@dataclass
+class Talk:
+    """A client on a server of its own, and the prompts that the engine was given."""
+
+    server: Server
+    prompts: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+
+    def __post_init__(self) -> None:
+        engine: Any = self.server.app._engine
+        submit = engine.submit
+
+        def noting(job: Job) -> Any:
+            self.prompts.append(job.prompt.ids)
+            return submit(job)
+
+        engine.submit = noting
+
+    def ask(self, messages: Sequence[Message], **more: Any) -> Any:
+        body = {"messages": messages, "max_tokens": REPLY_TOKENS, "temperature": 0, **more}
+        return self.server.post("/v1/chat/completions", body)
+
+    def length(self, text: str) -> int:
+        site = self.server.app._listener.site
+        return len(site.service._tokenizer.encode(text, as_document=False))
+
+    def said(self, messages: Sequence[Message], **more: Any) -> tuple[Message, int]:
+        """What a client keeps of the reply, and how many tokens of the prompt were computed."""
+        answer = self.ask(messages, **more)
+        usage = answer["usage"]
+        message = answer["choices"][0]["message"]
+        computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        return {"role": "assistant", "content": message["content"]}, computed
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Any:
+    return tiny_model(request.param, hidden=128, layers=2)
+
+
+@contextmanager
+def talking(folder: Any, **settings: Any) -> Generator[Talk]:
+    with serving(folder, thinking=False, **settings) as server:
+        yield Talk(server)
+
+
+@pytest.fixture(scope="module")
+def talk(folder: Any) -> Iterator[Talk]:
+    with talking(folder) as one:
+        yield one
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice("fish sea deep net boat tide wind salt".split()) for _ in range(count))
+
+
+def system(name: str) -> Message:
+    return {"role": "system", "content": f"{name}. " + "Be brief and say what you see. " * 8}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def changed(rng: random.Random, messages: Sequence[Message]) -> list[Message]:
+    """The same conversation, spelled otherwise."""
+    spelled: list[Message] = []
+    for message in messages:
+        text = message["content"]
+        forms = [text, f"{text}\n", [{"type": "text", "text": text}]]
+        spelled.append({**message, "content": rng.choice(forms)})
+    return spelled
+
+
+def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
+    rng, messages = random.Random(1), [system("Spelling")]
+    for turn in range(4):
+        question = user(words(rng, 20))
+        reply, computed = talk.said([*changed(rng, messages), question])
+        messages += [question, reply]
+        if turn:
+            assert computed <= talk.length(question["content"]) + CLOSERS
+
+
+def test_what_is_said_is_what_a_server_without_a_cache_says_to_the_same_tokens(talk: Talk, folder: Any):
+    rng, messages, tally = random.Random(2), [system("Truth")], Tally()
+    with serving(folder, prompt_cache=False) as plain:
+        for _ in range(4):
+            question = user(words(rng, 9))
+            choice = talk.ask([*changed(rng, messages), question], return_token_ids=True)["choices"][0]
+            tally.compare(choice["token_ids"], said_to(plain, talk.prompts[-1]))
+            messages += [question, {"role": "assistant", "content": choice["message"]["content"]}]
+    assert tally.tokens > REPLY_TOKENS
+    tally.assert_ties_are_rare()
+
+
+def said_to(plain: Server, prompt: Sequence[int]) -> Reference:
+    body = {"prompt": list(prompt), "max_tokens": REPLY_TOKENS, "temperature": 0}
+    choice = plain.post("/v1/completions", body | {"logprobs": 2, "return_token_ids": True})["choices"][0]
+    best = [sorted(one.values())[-2:] for one in choice["logprobs"]["top_logprobs"]]
+    return Reference(tuple(choice["token_ids"]), tuple(high - low for low, high in best))
+
+
+def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
+    """So that the two can be compared at all."""
+    with ExitStack() as servers:
+        plain = servers.enter_context(talking(folder, prompt_cache=False))
+        rng, messages = random.Random(3), [system("Both")]
+        for _ in range(3):
+            question = user(words(rng, 9))
+            sent = [*changed(rng, messages), question]
+            reply, _ = talk.said(sent)
+            plain.said(sent)
+            assert talk.prompts[-1] == plain.prompts[-1]
+            messages += [question, reply]
+        assert plain.server.get("/stats")["transcripts"]["bound"] == 2
+
+
+def test_sub_agents_do_not_disturb_and_a_branch_returns_to_where_it_was(talk: Talk):
+    rng = random.Random(4)
+    main = [system("Branch"), user(words(rng, 30))]
+    first, _ = talk.said(main, session_id="s")
+    main += [first, user(words(rng, 30))]
+    second, _ = talk.said(main, session_id="s")
+    main.append(second)
+    for agent in range(5):
+        talk.said([system("Branch"), user(f"{agent} " + words(rng, 30))], session_id="s")
+    has_state = talk.server.get("/stats")["prompt_cache"]["checkpoints"] > 0
+    for beginning in (main[:3], main):
+        question = user(words(rng, 5))
+        _, computed = talk.said([*beginning, question], session_id="s")
+        assert computed <= talk.length(question["content"]) + CLOSERS + has_state * STATE
+
+
+def test_a_conversation_that_was_edited_is_another_one_from_there_on(talk: Talk):
+    rng = random.Random(5)
+    told = [system("Edit"), user("I live in Bremen. " + words(rng, 30))]
+    reply, _ = talk.said(told)
+    edited = [told[0], user(told[1]["content"].replace("Bremen", "Lübeck")), reply, user("Where?")]
+    talk.said(edited)
+    shown = text_of(talk, talk.prompts[-1])
+    assert "Lübeck" in shown and "Bremen" not in shown
+
+
+def text_of(talk: Talk, ids: Sequence[int]) -> str:
+    token_bytes = talk.server.app._listener.site.model.token_bytes
+    return b"".join(map(token_bytes, ids)).decode(errors="replace")
+
+
+def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monkeypatch: pytest.MonkeyPatch):
+    """No drift, no reply: what was computed of the prompt is enough."""
+    monkeypatch.setattr("start_llm.engine.prefill._LONGEST", 256)  # a fast model would skip the moment
+    given_up = (messages for seed in range(5) if give_up(talk, messages := retried(seed)))
+    _, computed = talk.said(next(given_up))
+    assert computed <= 0.25 * len(talk.prompts[-1])
+
+
+def retried(seed: int) -> list[Message]:
+    return [system(f"Retry {seed}"), user(words(random.Random(seed), 1500))]
+
+
+def give_up(talk: Talk, messages: Sequence[Message]) -> bool:
+    """Leave once four fifths of the prompt are computed. False if it was over before that was seen."""
+    body = {"messages": messages, "max_tokens": 4, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", talk.server.port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    assert connection.getresponse().status == 200
+    metrics: Any = talk.server.app._engine_metrics
+    done, total = 0, 1
+    while done < 0.8 * total:
+        time.sleep(0.0005)
+        if metrics.prefill is None and (done or metrics.active_rows):
+            break
+        done, total = metrics.prefill or (0, 1)
+    connection.close()
+    return 0.8 * total <= done < total - 1
