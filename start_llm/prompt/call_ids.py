@@ -18,9 +18,12 @@ def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message
     renamed: list[Message] = []
     calls = _Calls(style)
     for message in messages:
-        made = calls.made(message.tool_calls)
-        answered = calls.answered(message.tool_call_id or "") if message.role == "tool" else None
-        renamed.append(replace(message, tool_calls=made, tool_call_id=answered))
+        if message.tool_calls or message.role == "tool" or message.tool_call_id is not None:
+            made = calls.made(message.tool_calls)
+            answered = calls.answered(message.tool_call_id or "") if message.role == "tool" else None
+            renamed.append(replace(message, tool_calls=made, tool_call_id=answered))
+        else:
+            renamed.append(message)
     return renamed
 
 

@@ -127,7 +127,8 @@ def _changed(message: Message, rules: Sequence[Rule], is_first: bool) -> Message
     for rule in rules:
         if rule.role == message.role and (is_first or not rule.is_first):
             text = rule.without(text)
-    return replace(message, content=text) if text.strip() or not message.content.strip() else message
+    is_content_as_a_whole = message.content.strip() and not text.strip()
+    return message if is_content_as_a_whole or text == message.content else replace(message, content=text)
 
 
 def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.shorten import with_short_content
 from start_llm.prompt.template import Rendering, TemplateTokenizer
+
+_MOST_TAILS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Preparer:
         self._now = now
         self.facts = audit(tokenizer, family) if tokenizer.has_chat_template else TemplateFacts()
         self._pieces = PieceEncoder(tokenizer)
+        self._tails: dict[str, str] = {}
         self._closers = Closers.of(tokenizer.added_tokens, self.facts.closers)
 
     def prepare(self, request: GenerationRequest) -> Prompt:
@@ -178,15 +182,14 @@ class Preparer:
         return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
 
     def _render(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> _Text:
-        """The prompt, the prompt without its tail, and a rendering that shows where messages end.
+        """The prompt, where its tail begins, and a rendering that shows where messages end.
 
         Args:
             now: one moment for all renderings of a request.
         """
         rendering = Rendering(self._tokenizer, adapted.tools, options, now.strftime)
         whole = rendering.text(adapted.messages, with_tail=True)
-        bare = rendering.text(adapted.messages, with_tail=False)
-        tail = _difference(whole, bare)
+        tail = self._tail(adapted, options, whole, rendering)
         if not self.facts.can_be_cut:
             return _Text(whole, tail, [])
         places = locate(
@@ -195,6 +198,19 @@ class Preparer:
             self._closers,
         )
         return _Text(whole, tail, places)
+
+    def _tail(self, adapted: Adapted, options: Mapping[str, Json], whole: str, rendering: Rendering) -> str:
+        """What makes the model answer: what did so behind a conversation that ended alike, if it is there."""
+        last = adapted.messages[-1] if adapted.messages else {}
+        ending = json.dumps([options, bool(adapted.tools), sorted(last), last.get("role")], sort_keys=True)
+        known = self._tails.get(ending)
+        if known and whole.endswith(known):
+            return known
+        tail = _difference(whole, rendering.text(adapted.messages, with_tail=False))
+        if len(self._tails) >= _MOST_TAILS:
+            self._tails.clear()
+        self._tails[ending] = tail
+        return tail
 
     def _thinks(self, thinking: Thinking) -> bool:
         return self._policy.thinking if thinking.on is None else thinking.on

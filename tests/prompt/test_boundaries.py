@@ -196,9 +196,27 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_a_request_takes_three_renderings(trait):
-    """The prompt, the prompt without its tail, and the one with marks."""
-    assert rendered_and_prepared(trait, ChatRequest(messages=TALK, tools=TOOLS))[2] == 3
+def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
+    """The prompt, the prompt without its tail, and the one with marks. The next tail is that one again."""
+    tokenizer = WatchedTokenizer(trait_tokenizer(trait))
+    preparer = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
+    counts: list[int] = []
+    for talk in (TALK, (*TALK, reply("textfour"), user("askfour"))):
+        tokenizer.rendered.clear()
+        preparer.prepare(ChatRequest(messages=talk, tools=TOOLS))
+        counts.append(len(tokenizer.rendered))
+    assert counts == [3, 3 if trait == "tools_before_last_user" else 2]  # that one refuses the first marks
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
+    """Whatever was asked before, and however it ended."""
+    preparer = Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
+    for thinking in (True, False, True):
+        for talk in (TALK, TALK[:3], TALK[:4], (*TALK, reply("<think>"), user("</think>"))):
+            request = ChatRequest(messages=talk, tools=TOOLS, thinking=Thinking(on=thinking))
+            afresh = Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
+            assert preparer.prepare(request) == afresh.prepare(request)
 
 
 HIDES = {

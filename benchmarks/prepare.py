@@ -1,0 +1,109 @@
+"""What it costs to prepare a long prompt that grew by one message, beside tokenising it whole.
+
+    python benchmarks/prepare.py [--rounds N] [--tokens N]
+
+A chat with tool calls is prepared, bound and recorded, a message is added, and it is prepared again:
+comparing, rendering, finding the ends of messages, tokenising what is new, binding. Takes the CPU time of
+this thread, and the median of the rounds, for some of the templates that the tests have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import servers  # noqa: E402 - found through the line above
+from start_llm.core.chat import ChatRequest, Message  # noqa: E402
+from start_llm.prompt.prepare import Preparer  # noqa: E402
+from tests.prompt.fakes import call, family_of, function, reply, result, system, user  # noqa: E402
+from tests.templates.traits import trait_tokenizer  # noqa: E402
+from tests.transcripts.fakes import transcripts  # noqa: E402
+
+TRAITS = ("strips_old_thoughts", "channels", "stop_opens_next", "kimi")
+TOOLS = (function("write", path={"type": "string"}, text={"type": "string"}),)
+WORDS = "alpha beta function return value the file src/main.py error: line { } \n".split(" ")
+WINDOW = 10**9
+
+
+def seconds[T](action: Callable[[], T]) -> tuple[float, T]:
+    began = time.thread_time()
+    done = action()
+    return time.thread_time() - began, done
+
+
+class Desk:
+    """One template, and a conversation that grows.
+
+    Args:
+        tokens: about as many as it has.
+    """
+
+    def __init__(self, trait: str, tokens: int) -> None:
+        self._rng = random.Random(1)
+        self._tokenizer = trait_tokenizer(trait)
+        self._transcripts = transcripts(self._tokenizer.token_bytes)
+        self._preparer = Preparer(self._tokenizer, family_of(trait), heal=self._transcripts.heal)
+        self._messages: list[Message] = [system(self._text(1500))]
+        while len(self.prepare()) < tokens:
+            self._turn(len(self._messages))
+
+    def _text(self, words: int) -> str:
+        return " ".join(self._rng.choice(WORDS) for _ in range(words))
+
+    def _turn(self, number: int) -> None:
+        made = call(f"c{number}", path="x", text=self._text(100))
+        self._messages += [user(self._text(100)), reply(self._text(20), made)]
+        self._messages += [result(self._text(700), f"c{number}"), reply(self._text(50))]
+
+    def grow(self) -> None:
+        asks = self._messages[-1].role == "assistant"
+        self._messages.append(user(self._text(50)) if asks else reply(self._text(50)))
+
+    def prepare(self) -> tuple[int, ...]:
+        """The tokens that the engine would be given."""
+        prompt = self._preparer.prepare(ChatRequest(messages=tuple(self._messages), tools=TOOLS))
+        turn = self._transcripts.begin(prompt, WINDOW)
+        turn.asked()
+        return turn.tokens.ids
+
+    def tokenise(self, ids: tuple[int, ...]) -> Callable[[], list[int]]:
+        text = b"".join(map(self._tokenizer.token_bytes, ids)).decode()
+        return lambda: self._tokenizer.encode(text, as_document=False)
+
+
+def measured(trait: str, tokens: int, rounds: int) -> str:
+    """A row of the table."""
+    desk, grown, whole = Desk(trait, tokens), list[float](), list[float]()
+    ids: tuple[int, ...] = ()
+    for _ in range(rounds):
+        desk.grow()
+        spent, ids = seconds(desk.prepare)
+        grown.append(spent)
+        whole.append(seconds(desk.tokenise(ids))[0])
+    ours, theirs = statistics.median(grown), statistics.median(whole)
+    return f"| {trait} | {len(ids):,} | {ours * 1e3:.1f} ms | {theirs * 1e3:.1f} ms | {ours / theirs:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=30_000)
+    options = parser.parse_args()
+    print(f"{servers.machine('tokenizers', 'jinja2')}\n")
+    print(f"    {shlex.join(['python', *sys.argv])}\n")
+    print("| template | tokens | prepared | tokenised whole | ratio (<= 0.25) |\n|---|---|---|---|---|")
+    for trait in TRAITS:
+        print(measured(trait, options.tokens, options.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
