@@ -35,7 +35,7 @@ TURNS = 10
 SMALL_BUDGET_TOKENS = 1_000
 SMALL_PAGE = 32
 REMEMBERED = 6
-"""The conversations that `Talkers` may go on with, beside the first."""
+"""The conversations that `Talkers` may go on with, beside the first, and the requests that it may repeat."""
 
 
 def stored(model: Model, system_tokens: int) -> Iterator[Row]:
@@ -142,7 +142,7 @@ def _random_run(engine: CachedEngine, conversations: int) -> Iterator[int]:
     talkers, done = Talkers(random.Random(7)), 0
     while done < conversations:
         done += len(talk(engine, talkers))
-        del talkers.threads[1:-REMEMBERED]
+        del talkers.threads[1:-REMEMBERED], talkers.asked[:-REMEMBERED]
         yield done
 
 
