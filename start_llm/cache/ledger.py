@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from start_llm.cache.pages import Page, page_key
 
-_MOST_KEYS = 100_000
+_MOST_KEYS = 32_000
+"""About 4 MB. With pages of 256 tokens, eight million tokens."""
 
 
 class Ledger:
