@@ -41,6 +41,7 @@ from start_llm.service import ModelTraits, Reports, Service
 from start_llm.settings import Settings
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
+from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits as TranscriptLimits
 from start_llm.transcripts.store import TranscriptStore
 from start_llm.transcripts.thoughts import ThoughtStore
@@ -212,6 +213,7 @@ class App:
         return Transcripts(
             store=TranscriptStore(limits, metrics=metrics),
             thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
+            seen=SeenConversations(),
             metrics=metrics,
             canonical_reply=canonical_reply,
             token_bytes=token_bytes,

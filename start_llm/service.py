@@ -119,6 +119,7 @@ class Service:
             max_tokens=self._reply_limit(request, len(turn.tokens)),
             thought=self._thought_limit(request, prompt),
             boundaries=tuple(boundary.tokens for boundary in turn.boundaries),
+            known=turn.known,
             salt=request.tenant,
             sampling=self._sampling(request.options),
             stop=request.options.stop,

@@ -72,12 +72,13 @@ class PromptCache:
 
     # ---------------------------------------------------------------------------------------------- a request
 
-    def open(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int]) -> Opened:
+    def open(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Opened:
         """Restore the longest known beginning of `ids`, at least one token short of all.
 
         Args:
             salt: what is stored under one is never found under another.
             boundaries: ends of the messages, ascending, in tokens.
+            told: tokens that stand for messages which were computed before, spelled otherwise perhaps.
         """
         now = self._clock()
         root = self._root(salt)
@@ -91,8 +92,9 @@ class PromptCache:
         strand.shared_to = max(strand.shared_to, prompt_end)
         strand.prompt_length = len(ids)
         last = matched[-1] if matched else root
-        strand.known = max(self._ledger.known(last, ids[:-1], strand.boundaries), plan.length)
-        self._note_lookup(plan, strand, kept)
+        once = max(self._ledger.known(last, ids[:-1], strand.boundaries), plan.length)
+        strand.known = max(once, min(told, len(ids) - 1))
+        self._note_lookup(plan, strand, kept, once)
         self._store.admit(strand)
         return Opened(strand, self._stops(strand, matched))
 
@@ -223,15 +225,22 @@ class PromptCache:
 
     # ------------------------------------------------------------------------------------------------- counts
 
-    def _note_lookup(self, plan: Plan, strand: Strand, kept: int) -> None:
+    def _note_lookup(self, plan: Plan, strand: Strand, kept: int, once: int) -> None:
+        """Count.
+
+        Args:
+            kept, once: how many of these very tokens are kept, and were ever computed.
+        """
         metrics = self._metrics
         metrics.lookups += 1
         metrics.hits += 1 if plan.length else 0
         metrics.reused_tokens += plan.length
         metrics.handed_over += 1 if plan.hand_over else 0
         metrics.rejected_keys = self._store.tree.rejected_keys
-        if strand.known > plan.length:
-            metrics.misses["no_state" if kept >= strand.known else "evicted"] += 1
+        if once > plan.length:
+            metrics.misses["no_state" if kept >= once else "evicted"] += 1
+        elif strand.known > plan.length:
+            metrics.misses["drift"] += 1
         elif not plan.length:
             metrics.misses["new"] += 1
 
@@ -265,7 +274,13 @@ class NoReuse:
         self._metrics = metrics or CacheMetrics()
         self._root = PageTree(1).root(b"")
 
-    def open(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int]) -> Opened:  # noqa: ARG002
+    def open(
+        self,
+        ids: tuple[int, ...],  # noqa: ARG002
+        salt: bytes,  # noqa: ARG002
+        boundaries: Sequence[int],  # noqa: ARG002
+        told: int = 0,  # noqa: ARG002
+    ) -> Opened:
         self._metrics.lookups += 1
         self._metrics.misses["off"] += 1
         self._metrics.computed_tokens += 1  # the last one, which no chunk computes

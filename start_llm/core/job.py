@@ -36,6 +36,7 @@ class Job:
         max_tokens: at least 1; prompt and reply fit the context window.
         sampling: values that MLX accepts for this vocabulary.
         boundaries: numbers of prompt tokens at which messages end, ascending.
+        known: prompt tokens that stand for messages which were computed before, however they were spelled.
         salt: keeps what different callers computed apart.
         stop: strings that end the reply.
         top_logprobs: None or 0..20.
@@ -47,6 +48,7 @@ class Job:
     max_tokens: int
     sampling: Sampling
     boundaries: tuple[int, ...] = ()
+    known: int = 0
     salt: bytes = b""
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None

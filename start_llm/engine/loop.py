@@ -133,7 +133,7 @@ class EngineLoop:
         self._starting = self._waiting.popleft()
         self._metrics.waiting = len(self._waiting)
         job = self._starting.job
-        opened = self._cache.open(job.prompt.ids, job.salt, job.boundaries)
+        opened = self._cache.open(job.prompt.ids, job.salt, job.boundaries, job.known)
         self._opened = opened.strand
         reply = ReplyWriter(
             job,

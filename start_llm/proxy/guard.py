@@ -32,7 +32,7 @@ _CAPABILITIES = {
 litellm.register_model({name: dict(_CAPABILITIES) for name in (_MODEL, f"anthropic/{_MODEL}")})
 
 
-async def user_api_key_auth(request: Any, api_key: str) -> UserAPIKeyAuth:
+async def user_api_key_auth(request: Any, api_key: str | None) -> UserAPIKeyAuth:
     """Let a request in.
 
     Raises:
@@ -43,9 +43,10 @@ async def user_api_key_auth(request: Any, api_key: str) -> UserAPIKeyAuth:
     origin = request.headers.get("origin")
     if origin and urlsplit(origin).netloc not in _OWN_NAMES:
         raise _refusal("Requests from web pages are not served.", 403)
-    if _KEY and not hmac.compare_digest(api_key.removeprefix("Bearer ").encode(), _KEY.encode()):
+    key = (api_key or "").removeprefix("Bearer ")
+    if _KEY and not hmac.compare_digest(key.encode(), _KEY.encode()):
         raise _refusal("Wrong API key.", 401)
-    _tell_tenant(request, api_key.removeprefix("Bearer "))
+    _tell_tenant(request, key)
     return UserAPIKeyAuth(api_key="local", user_id="local", user_role=LitellmUserRoles.INTERNAL_USER)
 
 

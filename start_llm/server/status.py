@@ -98,7 +98,7 @@ class Status:
         """`vlm_retreat` stays 0 as long as there are no images."""
         cache = self.cache
         computed, unavoidable = cache.computed_tokens, cache.unavoidable_tokens
-        reasons = ("new", "evicted", "no_state", "off")
+        reasons = ("new", "evicted", "no_state", "drift", "off")
         misses: dict[str, Json] = {reason: cache.misses[reason] for reason in reasons}
         return {
             "entries": cache.pages,

@@ -34,7 +34,8 @@ class CacheMetrics:
     Attributes:
         lookups, hits: prompts, and those of which something was known.
         misses: prompts of which something had to be computed again, or nothing was known, by reason: `new`
-            (never seen), `evicted` (no longer kept), `no_state` (kept, but for the state at its end), `off`.
+            (never seen), `evicted` (no longer kept), `no_state` (kept, but for the state at its end), `drift`
+            (computed in other words, that could not be taken up), `off`.
         rejected_keys: candidates with the right key and other tokens.
         reused_tokens: prompt tokens that were not computed.
         computed_tokens: prompt tokens that were.

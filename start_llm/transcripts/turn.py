@@ -14,6 +14,7 @@ from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.bind import Bound, bind, record_prompt
 from start_llm.transcripts.safety import says_the_same
+from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import TranscriptStore, Variant
 from start_llm.transcripts.thoughts import ThoughtStore
 
@@ -25,6 +26,7 @@ class Transcripts:
     """What was computed, said and thought in all conversations. Safe to use from any thread.
 
     Attributes:
+        seen: what was ever computed, whether or not anything of it is left.
         canonical_reply: what is compared of a reply when it is sent back.
         token_bytes: the bytes that a token id stands for.
         kept_thoughts: whether a bound prefix keeps what the model thought.
@@ -33,6 +35,7 @@ class Transcripts:
 
     store: TranscriptStore
     thoughts: ThoughtStore
+    seen: SeenConversations
     metrics: TranscriptMetrics
     canonical_reply: Callable[[Message], CanonicalMessage]
     token_bytes: Callable[[int], bytes]
@@ -54,7 +57,7 @@ class Transcripts:
         """
         conversation = prompt.conversation
         if conversation is None:
-            return Turn(self, None, Bound(prompt.tokens.ids, prompt.boundaries, ()))
+            return Turn(self, None, Bound(prompt.tokens.ids, prompt.boundaries, ()), 0)
         fresh = Bound(prompt.tokens.ids, prompt.boundaries, tuple(conversation.shown))
         bound = bind(
             self.store,
@@ -65,7 +68,14 @@ class Transcripts:
         )
         refusal = self._refusal(bound, fresh, window)
         self.metrics.note_binding(bound.prefix.length if bound.prefix else 0, bound.replaced, refusal)
-        return Turn(self, conversation, fresh if refusal else bound)
+        new = len(fresh.ids) - self._known(conversation, prompt)
+        chosen = fresh if refusal else bound
+        return Turn(self, conversation, chosen, max(len(chosen.ids) - new, 0))
+
+    def _known(self, conversation: Conversation, prompt: Prompt) -> int:
+        """Tokens of the fresh rendering that stand for messages which were computed before."""
+        known = self.seen.depth(conversation.keys)
+        return max((one.tokens for one in prompt.boundaries if one.message < known), default=0)
 
     def _refusal(self, bound: Bound, fresh: Bound, window: int) -> str | None:
         """Why the fresh rendering has to be taken, if it has."""
@@ -132,9 +142,12 @@ class Turn:
 
     Attributes:
         tokens, boundaries: what is computed, and where messages end in it.
+        known: tokens that stand for messages which were computed before, in these words or in others.
     """
 
-    def __init__(self, transcripts: Transcripts, conversation: Conversation | None, bound: Bound) -> None:
+    def __init__(
+        self, transcripts: Transcripts, conversation: Conversation | None, bound: Bound, known: int
+    ) -> None:
         self._transcripts = transcripts
         self._conversation = conversation
         self._bound = bound
@@ -143,11 +156,13 @@ class Turn:
         self._said = _Said()
         self.tokens = ModelTokens(bound.ids)
         self.boundaries = bound.boundaries
+        self.known = known
 
     def asked(self) -> None:
         """The prompt is being computed: others may go on from it."""
         if self._conversation is not None:
             self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
+            self._transcripts.seen.note(*self._conversation.keys)
 
     def wrote(self, tokens: Sequence[int]) -> None:
         """The model has written these tokens."""
@@ -174,6 +189,7 @@ class Turn:
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
         transcripts, thought = self._transcripts, thought_digest(message.reasoning)
         key = conversation.keys[-1].with_message(transcripts.canonical_reply(message))
+        transcripts.seen.note(key)
         if message.reasoning and thought:
             if transcripts.kept_thoughts == "false":
                 return

@@ -22,9 +22,11 @@ HISTORY = [{"role": "system", "content": "Be brief. " * 30}, {"role": "user", "c
 
 
 def cached(port: int, key: str, **headers: str) -> int:
-    """Tokens of the conversation that were not computed for whoever has this key."""
+    """Tokens of the conversation that were not computed for whoever has this key, or none if it is empty."""
     body = json.dumps({"model": "m", "messages": HISTORY, "max_tokens": 2}).encode()
-    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"} | headers
+    sent = {"Content-Type": "application/json"} | headers
+    if key:
+        sent["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(f"http://127.0.0.1:{port}{CHAT}", body, sent)
     with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -49,6 +51,7 @@ def test_two_tenants_with_one_history_share_nothing_on_either_port(
                 "its own, it claims what"
             )
             assert cached(port, f"three on {port}", **{TENANT_HEADER: tenant_of_key(first)}) == 0
+        assert (cached(proxy_port, ""), cached(app.port, "") > 0) == (0, True), "nobody is a tenant too"
         assert cached(app.port, f"one on {proxy_port}") > 0, "one key is one tenant on both ports"
     finally:
         assert app.close(), "the engine thread did not end"

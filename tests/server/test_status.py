@@ -123,7 +123,7 @@ def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
     assert 600 * 1000 < once["bytes"] < once["max_bytes"]
     assert (once["computed_tokens"], once["unavoidable_tokens"], once["reused_tokens"]) == (600, 600, 0)
     assert once["bytes_by_kind"] == {"pages": 0, "strands": once["bytes"], "checkpoints": 0, "live": 0}
-    assert once["misses_by_reason"] == {"new": 1, "evicted": 0, "no_state": 0, "off": 0}
+    assert once["misses_by_reason"] == {"new": 1, "evicted": 0, "no_state": 0, "drift": 0, "off": 0}
     assert (twice["misses"], twice["hits"], twice["handed_over"]) == (1, 1, 1)
     assert (twice["computed_tokens"], twice["unavoidable_tokens"], twice["reused_tokens"]) == (601, 601, 599)
     assert twice["bytes"] == once["bytes"]
@@ -138,7 +138,7 @@ def test_stats_without_a_cache_counts_none(endless_model: Path):
         "computed_tokens": 200,
         "lookups": 2,
         "misses": 2,
-        "misses_by_reason": {"new": 0, "evicted": 0, "no_state": 0, "off": 2},
+        "misses_by_reason": {"new": 0, "evicted": 0, "no_state": 0, "drift": 0, "off": 2},
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits, TranscriptStore
 from start_llm.transcripts.thoughts import ThoughtStore
 from start_llm.transcripts.turn import Transcripts
@@ -17,6 +18,7 @@ def transcripts(token_bytes: Callable[[int], bytes], most_bytes: int = 10**8, **
     return Transcripts(
         store=TranscriptStore(Limits(most_bytes=most_bytes), metrics=metrics),
         thoughts=ThoughtStore(most_bytes),
+        seen=SeenConversations(),
         metrics=metrics,
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,
