@@ -1,0 +1,182 @@
+"""What real clients send back is bound to the tokens of the replies that they were given.
+
+Each recorded conversation is played through the preparer and the transcripts, with every trait of templates:
+a model says what the client was answered, and the next request is the one that the client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+
+import pytest
+
+from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
+from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.transcripts.turn import Turn
+from tests.prompt.fakes import NOON, family_of, text_of
+from tests.templates.traits import TRAITS, trait_tokenizer
+from tests.transcripts.fakes import transcripts
+from tests.transcripts.recorded import Exchange, recording, recordings
+
+WINDOW = 10**6
+MOVES = "tools_before_last_user"
+"""Its tools and its system text move to the next question, so that no prompt begins as another one does."""
+ONE_CALL = "dates"
+CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+MERGES = ("no_system", "plain")
+"""Neighbours of one role are one turn there: a question in front of a carrier has no end of its own."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """One exchange, when its reply has ended.
+
+    Attributes:
+        depth: of what was bound; None if nothing was.
+        bound: tokens that stand for it.
+        read: tokens of the prompt.
+        written: tokens of the reply, without the one that ends it.
+    """
+
+    request: ChatRequest
+    depth: int | None
+    bound: int
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+def served(trait: str, exchanges: Sequence[Exchange]) -> list[Served]:
+    """A conversation with a server that is set as it is without any setting."""
+    tokenizer = trait_tokenizer(trait)
+    kept = transcripts(tokenizer.token_bytes)
+    preparer = Preparer(
+        tokenizer,
+        family_of(trait),
+        policy=PromptPolicy(kept_thoughts=kept.kept_thoughts),
+        heal=kept.heal,
+        now=_noon,
+    )
+    played: list[Served] = []
+    for one in exchanges:
+        turn = kept.begin(preparer.prepare(one.request), WINDOW)
+        turn.asked()
+        written = tokenizer.encode(written_text(one.reply), as_document=False)
+        answer(turn, one.reply, [*written, min(tokenizer.end_tokens)])
+        prefix = turn._bound.prefix
+        depth, length = (prefix.depth, prefix.length) if prefix else (None, 0)
+        played.append(Served(one.request, depth, length, turn.tokens.ids, tuple(written)))
+    return played
+
+
+def _noon() -> datetime:
+    return NOON
+
+
+def written_text(reply: Sequence[Output]) -> str:
+    """What the model writes. Its form is no family's: what it means is told beside it."""
+    return "".join(f"[{one.name}]" if isinstance(one, CallStarted) else _text(one) for one in reply)
+
+
+def _text(output: Output) -> str:
+    return output.text if isinstance(output, Reasoning | Content | CallArguments) else ""
+
+
+def answer(turn: Turn, reply: Sequence[Output], tokens: Sequence[int]) -> None:
+    turn.wrote(tokens)
+    for output in reply:
+        turn.said(output)
+    turn.ended(Finished("stop", Usage(1, 0, len(tokens))), is_whole=True)
+
+
+def last_reply(messages: Sequence[Message]) -> int:
+    return max(index for index, message in enumerate(messages) if message.role == "assistant")
+
+
+# --------------------------------------------------------------------------------------- how deep they bind
+
+
+def depths_of(name: str, trait: str, exchanges: Sequence[Exchange]) -> list[int | None]:
+    """How deep each request is bound: at its last reply, but for what cannot be."""
+    full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
+    if trait == MOVES:
+        return [None] * len(full)
+    if name.startswith("openclaw"):
+        return [None, *ends_before_the_carrier(trait, exchanges)]
+    return [before_two_calls(trait, one, depth) for one, depth in zip(exchanges, full, strict=True)]
+
+
+def ends_before_the_carrier(trait: str, exchanges: Sequence[Exchange]) -> list[int | None]:
+    """What was read behind a message that is gone was read for another conversation.
+
+    So each request is bound where the one before it had its carrier; if that had no end in front of the
+    carrier, where its last reply was.
+    """
+    before = [list(one.request.messages[:-1]) for one in exchanges[:-1]]
+    if trait not in MERGES:
+        return [len(messages) - 1 for messages in before]
+    return [None, *(last_reply(messages) for messages in before[1:])]
+
+
+def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int | None:
+    """Where each message has one call, no message of the prompt ends where a reply with two of them does."""
+    two = depth is not None and len(exchange.request.messages[depth].tool_calls) > 1
+    return depth - 1 if depth is not None and two and trait == ONE_CALL else depth
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.parametrize("name", recordings())
+def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
+    exchanges = recording(name)
+    assert [one.depth for one in served(trait, exchanges)] == depths_of(name, trait, exchanges)
+
+
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
+@pytest.mark.parametrize("name", [name for name in recordings() if not name.startswith("openclaw")])
+def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(name, trait):
+    played = served(trait, recording(name))
+    for before, now in pairwise(played):
+        computed = (*before.read, *before.written)
+        at_reply = now.bound == len(computed)
+        assert at_reply is (now.depth == last_reply(now.request.messages))
+        assert now.read[: now.bound] == computed[: now.bound]
+        assert now.depth is not None
+        behind = text_of(trait, now.read[now.bound :])
+        for message in in_order(now.request.messages)[now.depth + 1 :]:
+            place = behind.find(message.content.strip())
+            assert place >= 0
+            behind = behind[place:]
+
+
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait not in (MOVES, ONE_CALL)])
+@pytest.mark.parametrize("name", [name for name in recordings() if name.startswith("openclaw")])
+def test_without_its_carrier_openclaw_is_bound_at_the_reply_too(name, trait):
+    """Nothing else of what it sends keeps it from that."""
+    exchanges = [without_carrier(one) for one in recording(name)]
+    full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
+    assert [one.depth for one in served(trait, exchanges)] == full
+
+
+def in_order(messages: Sequence[Message]) -> list[Message]:
+    """As templates are given them: a client may have sent results as they came."""
+    return in_order_of_calls(with_native_ids(messages, "ordinal"))
+
+
+def without_carrier(exchange: Exchange) -> Exchange:
+    *messages, carrier = exchange.request.messages
+    assert carrier.content.startswith(CARRIER)
+    return replace(exchange, request=replace(exchange.request, messages=tuple(messages)))
+
+
+def test_all_five_clients_are_recorded():
+    assert {name.partition("_")[0] for name in recordings()} == {
+        "claude",
+        "codex",
+        "openclaw",
+        "opencode",
+        "pi",
+    }
