@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def recordings() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
+@cache
 def recording(name: str) -> list[Exchange]:
     data = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     read = _PROTOCOLS[data["protocol"]]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from functools import cache
 from itertools import pairwise
 
 import pytest
 
+from start_llm.core.canonical import CanonicalKey
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
@@ -27,6 +28,8 @@ WINDOW = 10**6
 MOVES = "tools_before_last_user"
 """Its tools and its system text move to the next question, so that no prompt begins as another one does."""
 ONE_CALL = "dates"
+"""Its messages hold one call each."""
+THINKING = ("strips_old_thoughts", "opens_thought", "stop_opens_next", "channels", "gemma4_channel")
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 MERGES = ("no_system", "plain")
 """Neighbours of one role are one turn there: a question in front of a carrier has no end of its own."""
@@ -50,31 +53,46 @@ class Served:
     written: tuple[int, ...]
 
 
-def served(trait: str, exchanges: Sequence[Exchange]) -> list[Served]:
-    """A conversation with a server that is set as it is without any setting."""
-    tokenizer = trait_tokenizer(trait)
-    kept = transcripts(tokenizer.token_bytes)
-    preparer = Preparer(
-        tokenizer,
-        family_of(trait),
-        policy=PromptPolicy(kept_thoughts=kept.kept_thoughts),
-        heal=kept.heal,
-        now=_noon,
-    )
-    played: list[Served] = []
-    for one in exchanges:
-        turn = kept.begin(preparer.prepare(one.request), WINDOW)
+class Desk:
+    """A preparer for one trait, which is slow to make, with transcripts that are begun anew."""
+
+    def __init__(self, trait: str) -> None:
+        self._tokenizer = trait_tokenizer(trait)
+        self._kept = transcripts(self._tokenizer.token_bytes)
+        self._preparer = Preparer(
+            self._tokenizer,
+            family_of(trait),
+            policy=PromptPolicy(kept_thoughts=self._kept.kept_thoughts),
+            heal=self._heal,
+            now=lambda: NOON,
+        )
+
+    def serve(self, exchanges: Sequence[Exchange]) -> list[Served]:
+        """As the server does without any setting."""
+        self._kept = transcripts(self._tokenizer.token_bytes)
+        return [self._serve(one) for one in exchanges]
+
+    def _heal(self, key: CanonicalKey) -> str | None:
+        return self._kept.heal(key)
+
+    def _serve(self, exchange: Exchange) -> Served:
+        turn = self._kept.begin(self._preparer.prepare(exchange.request), WINDOW)
         turn.asked()
-        written = tokenizer.encode(written_text(one.reply), as_document=False)
-        answer(turn, one.reply, [*written, min(tokenizer.end_tokens)])
+        written = self._tokenizer.encode(written_text(exchange.reply), as_document=False)
+        answer(turn, exchange.reply, [*written, min(self._tokenizer.end_tokens)])
         prefix = turn._bound.prefix
         depth, length = (prefix.depth, prefix.length) if prefix else (None, 0)
-        played.append(Served(one.request, depth, length, turn.tokens.ids, tuple(written)))
-    return played
+        return Served(exchange.request, depth, length, turn.tokens.ids, tuple(written))
 
 
-def _noon() -> datetime:
-    return NOON
+@cache
+def desk_of(trait: str) -> Desk:
+    return Desk(trait)
+
+
+@cache
+def played(name: str, trait: str) -> list[Served]:
+    return desk_of(trait).serve(recording(name))
 
 
 def written_text(reply: Sequence[Output]) -> str:
@@ -132,14 +150,13 @@ def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int |
 @pytest.mark.parametrize("name", recordings())
 def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
     exchanges = recording(name)
-    assert [one.depth for one in served(trait, exchanges)] == depths_of(name, trait, exchanges)
+    assert [one.depth for one in played(name, trait)] == depths_of(name, trait, exchanges)
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
 @pytest.mark.parametrize("name", [name for name in recordings() if not name.startswith("openclaw")])
 def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(name, trait):
-    played = served(trait, recording(name))
-    for before, now in pairwise(played):
+    for before, now in pairwise(played(name, trait)):
         computed = (*before.read, *before.written)
         at_reply = now.bound == len(computed)
         assert at_reply is (now.depth == last_reply(now.request.messages))
@@ -158,7 +175,20 @@ def test_without_its_carrier_openclaw_is_bound_at_the_reply_too(name, trait):
     """Nothing else of what it sends keeps it from that."""
     exchanges = [without_carrier(one) for one in recording(name)]
     full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
-    assert [one.depth for one in served(trait, exchanges)] == full
+    assert [one.depth for one in desk_of(trait).serve(exchanges)] == full
+
+
+@pytest.mark.parametrize("trait", THINKING)
+@pytest.mark.parametrize("name", [name for name in recordings() if "_" not in name])
+def test_a_client_that_leaves_its_thoughts_out_is_bound_as_deep(name, trait):
+    """OpenClaw does so with another field for them, Claude Code where it was told none."""
+    exchanges = [without_thoughts(one) for one in recording(name)]
+    assert [one.depth for one in desk_of(trait).serve(exchanges)] == depths_of(name, trait, exchanges)
+
+
+def without_thoughts(exchange: Exchange) -> Exchange:
+    messages = tuple(replace(message, reasoning=None) for message in exchange.request.messages)
+    return replace(exchange, request=replace(exchange.request, messages=messages))
 
 
 def in_order(messages: Sequence[Message]) -> list[Message]:
