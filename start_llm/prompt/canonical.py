@@ -44,7 +44,8 @@ class Rule:
     without: Callable[[str], str]
 
 
-_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+# Its fields, and the line break behind them; the text that follows may begin without one (lesson 18).
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?")
 _MESSAGE_ID = re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE)
 
 RULES: tuple[Rule, ...] = (

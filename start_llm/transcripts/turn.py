@@ -95,28 +95,41 @@ class Transcripts:
 
 @dataclass(slots=True)
 class _Said:
-    """A reply, as a client will have it."""
+    """A reply, as a client will have it.
 
-    content: list[str] = field(default_factory=list[str])
+    Attributes:
+        content: the pieces of each text; a new text begins behind a call.
+    """
+
+    content: list[list[str]] = field(default_factory=lambda: [[]])
     thought: list[str] = field(default_factory=list[str])
     calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
 
     def add(self, output: Output) -> None:
         match output:
             case Content(text=text):
-                self.content.append(text)
+                self.content[-1].append(text)
             case Reasoning(text=text):
                 self.thought.append(text)
             case CallStarted(index=index, name=name):
                 self.calls[index] = (name, [])
+                self.content.append([])
             case CallArguments(index=index, text=text):
                 self.calls[index][1].append(text)
             case _:
                 pass
 
-    def message(self) -> Message | None:
-        """None if it says nothing, or if a client would not get it as it was."""
-        content = "".join(self.content)
+    def messages(self) -> list[Message]:
+        """It as clients send it back; none if it says nothing, or if a client would not get it as it was.
+
+        Where a call stood between two texts, some put a line break (lesson 17).
+        """
+        texts = ["".join(pieces) for pieces in self.content]
+        joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
+        found = [self._message(content) for content in dict.fromkeys(joined)]
+        return [message for message in found if message is not None]
+
+    def _message(self, content: str) -> Message | None:
         calls = [_call(name, "".join(parts)) for name, parts in self.calls.values()]
         if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
             return None
@@ -180,10 +193,9 @@ class Turn:
         """
         if self._conversation is None or not is_whole or end.stop is not None:
             return
-        message = self._said.message()
-        if message is not None:
-            # The token that ends a reply is the next rendering's to write: some write another one there.
-            written = self._written[:-1] if end.ended_itself else self._written
+        # The token that ends a reply is the next rendering's to write: some write another one there.
+        written = self._written[:-1] if end.ended_itself else self._written
+        for message in self._said.messages():
             self._record(self._conversation, message, written)
 
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:

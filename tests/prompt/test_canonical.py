@@ -118,6 +118,28 @@ def test_only_the_header_is_taken_from_the_model_and_only_where_it_stands():
     assert for_the_model((first, quoted, later)) == (SYSTEM, quoted, later)
 
 
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("cc_version=2.1.330.fba; cc_entrypoint=sdk-cli;", "You are a poet.\nBe brief."),
+        ("cc_version=2.1.126.d79; cch=d3904;", "You are a poet."),
+        ("cc_version=2.1.330.fba; cc_is_subagent=true", "\nYou are a poet."),
+        ("cc_version=2.1.330.fba; cc_entrypoint=cli;", "x=1; is code."),
+    ],
+)
+def test_the_text_behind_a_header_is_kept_where_no_line_break_is_between_them(header, text):
+    """The header is a part of its own, and parts are joined with nothing."""
+    (told,) = for_the_model((replace(SYSTEM, content=f"x-anthropic-billing-header: {header}{text}"),))
+    assert told.content == text.lstrip("\n")
+    other = replace(SYSTEM, content=f"x-anthropic-billing-header: {header}{text} And a cook.")
+    assert keys(told) != keys(other)
+
+
+def test_a_header_without_its_fields_is_content():
+    said = (replace(SYSTEM, content="x-anthropic-billing-header: what is it?\nBe brief."),)
+    assert for_the_model(said) == said
+
+
 def test_a_header_and_nothing_else_is_content():
     alone = (Message(role="system", content=BILLING.format("d79")),)
     assert for_the_model(alone) == alone

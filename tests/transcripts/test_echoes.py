@@ -1,0 +1,212 @@
+"""What real clients send back is bound to the tokens of the replies that they were given.
+
+Each recorded conversation is played through the preparer and the transcripts, with every trait of templates:
+a model says what the client was answered, and the next request is the one that the client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from start_llm.core.canonical import CanonicalKey
+from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
+from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.transcripts.turn import Turn
+from tests.prompt.fakes import NOON, family_of, text_of
+from tests.templates.traits import TRAITS, trait_tokenizer
+from tests.transcripts.fakes import transcripts
+from tests.transcripts.recorded import Exchange, recording, recordings
+
+WINDOW = 10**6
+MOVES = "tools_before_last_user"
+"""Its tools and its system text move to the next question, so that no prompt begins as another one does."""
+ONE_CALL = "dates"
+"""Its messages hold one call each."""
+THINKING = ("strips_old_thoughts", "opens_thought", "stop_opens_next", "channels", "gemma4_channel")
+CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+MERGES = ("no_system", "plain")
+"""Neighbours of one role are one turn there: a question in front of a carrier has no end of its own."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """One exchange, when its reply has ended.
+
+    Attributes:
+        depth: of what was bound; None if nothing was.
+        bound: tokens that stand for it.
+        read: tokens of the prompt.
+        written: tokens of the reply, without the one that ends it.
+    """
+
+    request: ChatRequest
+    depth: int | None
+    bound: int
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+class Desk:
+    """A preparer for one trait, which is slow to make, with transcripts that are begun anew."""
+
+    def __init__(self, trait: str) -> None:
+        self._tokenizer = trait_tokenizer(trait)
+        self._kept = transcripts(self._tokenizer.token_bytes)
+        self._preparer = Preparer(
+            self._tokenizer,
+            family_of(trait),
+            policy=PromptPolicy(kept_thoughts=self._kept.kept_thoughts),
+            heal=self._heal,
+            now=lambda: NOON,
+        )
+
+    def serve(self, exchanges: Sequence[Exchange]) -> list[Served]:
+        """As the server does without any setting."""
+        self._kept = transcripts(self._tokenizer.token_bytes)
+        return [self._serve(one) for one in exchanges]
+
+    def _heal(self, key: CanonicalKey) -> str | None:
+        return self._kept.heal(key)
+
+    def _serve(self, exchange: Exchange) -> Served:
+        turn = self._kept.begin(self._preparer.prepare(exchange.request), WINDOW)
+        turn.asked()
+        written = self._tokenizer.encode(written_text(exchange.reply), as_document=False)
+        answer(turn, exchange.reply, [*written, min(self._tokenizer.end_tokens)])
+        prefix = turn._bound.prefix
+        depth, length = (prefix.depth, prefix.length) if prefix else (None, 0)
+        return Served(exchange.request, depth, length, turn.tokens.ids, tuple(written))
+
+
+@cache
+def desk_of(trait: str) -> Desk:
+    return Desk(trait)
+
+
+@cache
+def played(name: str, trait: str) -> list[Served]:
+    return desk_of(trait).serve(recording(name))
+
+
+def written_text(reply: Sequence[Output]) -> str:
+    """What the model writes. Its form is no family's: what it means is told beside it."""
+    return "".join(f"[{one.name}]" if isinstance(one, CallStarted) else _text(one) for one in reply)
+
+
+def _text(output: Output) -> str:
+    return output.text if isinstance(output, Reasoning | Content | CallArguments) else ""
+
+
+def answer(turn: Turn, reply: Sequence[Output], tokens: Sequence[int]) -> None:
+    turn.wrote(tokens)
+    for output in reply:
+        turn.said(output)
+    turn.ended(Finished("stop", Usage(1, 0, len(tokens))), is_whole=True)
+
+
+def last_reply(messages: Sequence[Message]) -> int:
+    return max(index for index, message in enumerate(messages) if message.role == "assistant")
+
+
+# --------------------------------------------------------------------------------------- how deep they bind
+
+
+def depths_of(name: str, trait: str, exchanges: Sequence[Exchange]) -> list[int | None]:
+    """How deep each request is bound: at its last reply, but for what cannot be."""
+    full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
+    if trait == MOVES:
+        return [None] * len(full)
+    if name.startswith("openclaw"):
+        return [None, *ends_before_the_carrier(trait, exchanges)]
+    return [before_two_calls(trait, one, depth) for one, depth in zip(exchanges, full, strict=True)]
+
+
+def ends_before_the_carrier(trait: str, exchanges: Sequence[Exchange]) -> list[int | None]:
+    """What was read behind a message that is gone was read for another conversation.
+
+    So each request is bound where the one before it had its carrier; if that had no end in front of the
+    carrier, where its last reply was.
+    """
+    before = [list(one.request.messages[:-1]) for one in exchanges[:-1]]
+    if trait not in MERGES:
+        return [len(messages) - 1 for messages in before]
+    return [None, *(last_reply(messages) for messages in before[1:])]
+
+
+def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int | None:
+    """Where each message has one call, no message of the prompt ends where a reply with two of them does."""
+    two = depth is not None and len(exchange.request.messages[depth].tool_calls) > 1
+    return depth - 1 if depth is not None and two and trait == ONE_CALL else depth
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.parametrize("name", recordings())
+def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
+    exchanges = recording(name)
+    assert [one.depth for one in played(name, trait)] == depths_of(name, trait, exchanges)
+
+
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
+@pytest.mark.parametrize("name", [name for name in recordings() if not name.startswith("openclaw")])
+def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(name, trait):
+    for before, now in pairwise(played(name, trait)):
+        computed = (*before.read, *before.written)
+        at_reply = now.bound == len(computed)
+        assert at_reply is (now.depth == last_reply(now.request.messages))
+        assert now.read[: now.bound] == computed[: now.bound]
+        assert now.depth is not None
+        behind = text_of(trait, now.read[now.bound :])
+        for message in in_order(now.request.messages)[now.depth + 1 :]:
+            place = behind.find(message.content.strip())
+            assert place >= 0
+            behind = behind[place:]
+
+
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait not in (MOVES, ONE_CALL)])
+@pytest.mark.parametrize("name", [name for name in recordings() if name.startswith("openclaw")])
+def test_without_its_carrier_openclaw_is_bound_at_the_reply_too(name, trait):
+    """Nothing else of what it sends keeps it from that."""
+    exchanges = [without_carrier(one) for one in recording(name)]
+    full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
+    assert [one.depth for one in desk_of(trait).serve(exchanges)] == full
+
+
+@pytest.mark.parametrize("trait", THINKING)
+@pytest.mark.parametrize("name", [name for name in recordings() if "_" not in name])
+def test_a_client_that_leaves_its_thoughts_out_is_bound_as_deep(name, trait):
+    """OpenClaw does so with another field for them, Claude Code where it was told none."""
+    exchanges = [without_thoughts(one) for one in recording(name)]
+    assert [one.depth for one in desk_of(trait).serve(exchanges)] == depths_of(name, trait, exchanges)
+
+
+def without_thoughts(exchange: Exchange) -> Exchange:
+    messages = tuple(replace(message, reasoning=None) for message in exchange.request.messages)
+    return replace(exchange, request=replace(exchange.request, messages=messages))
+
+
+def in_order(messages: Sequence[Message]) -> list[Message]:
+    """As templates are given them: a client may have sent results as they came."""
+    return in_order_of_calls(with_native_ids(messages, "ordinal"))
+
+
+def without_carrier(exchange: Exchange) -> Exchange:
+    *messages, carrier = exchange.request.messages
+    assert carrier.content.startswith(CARRIER)
+    return replace(exchange, request=replace(exchange.request, messages=tuple(messages)))
+
+
+def test_all_five_clients_are_recorded():
+    assert {name.partition("_")[0] for name in recordings()} == {
+        "claude",
+        "codex",
+        "openclaw",
+        "opencode",
+        "pi",
+    }
