@@ -19,7 +19,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 type Message = dict[str, Any]
+type Tool = dict[str, Any]
 
+SLACK_TOKENS = 64
+"""What a turn may compute beyond its new text."""
+REPLY_TOKENS = 8
 _WORDS = """
     the file returns a list of names and each value is set when the module imports path class method object
     string index error raise test data line read write open close call default option argument type key
@@ -27,7 +31,7 @@ _WORDS = """
 """.split()
 
 
-def _tool(name: str, description: str, *parameters: str) -> dict[str, Any]:
+def _tool(name: str, description: str, *parameters: str) -> Tool:
     properties = {parameter: {"type": "string"} for parameter in parameters}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
@@ -44,6 +48,27 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a client sends.
+
+    Attributes:
+        messages: as it spells them this time.
+        meant: the same messages without what it changes each time: they tell what is new.
+        most_tokens: of the reply.
+    """
+
+    messages: Sequence[Message]
+    meant: Sequence[Message]
+    tools: Sequence[Tool] = tuple(TOOLS)
+    most_tokens: int = REPLY_TOKENS
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Tool] = tuple(TOOLS)) -> Request:
+        """Messages that are sent as they are meant."""
+        return cls(messages=messages, meant=messages, tools=tools)
+
+
 class Rendering:
     """The fresh rendering of a conversation, by the template and the tokenizer of a model folder.
 
@@ -54,19 +79,24 @@ class Rendering:
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
-    def tokens(self, messages: Sequence[Message]) -> list[int]:
+    def tokens(self, request: Request) -> list[int]:
         """The whole prompt, with the generation tail."""
-        return self._encode(self._text(messages, tail=True))
+        return self._encode(self._text(request.messages, request.tools, tail=True))
 
-    def length_before_next(self, messages: Sequence[Message]) -> int:
-        """Tokens up to the end of the last message, where another one follows it.
+    def length_before_next(self, request: Request, count: int) -> int:
+        """Tokens up to the end of the first messages, where another one follows them.
 
         Templates may refuse a lone system message, and show the last assistant message in a form of its own:
         there an empty user message follows, and is taken off again.
         """
+        messages = request.messages[:count]
         if messages[-1]["role"] in ("user", "tool"):
-            return len(self._encode(self._text(messages)))
-        return len(self._encode(self._text([*messages, user("")]))) - self._markup[0]
+            return len(self._encode(self._text(messages, request.tools)))
+        return len(self._encode(self._text([*messages, user("")], request.tools))) - self._markup[0]
+
+    def ends(self, token: int) -> bool:
+        """It ends a reply."""
+        return token == self._tokenizer.eos_token_id
 
     @property
     def closer_length(self) -> int:
@@ -78,8 +108,8 @@ class Rendering:
         """Tokens of an empty user message, and of what closes an assistant message."""
         word = "marker"
         chat = [user(word), {"role": "assistant", "content": word}, user(word)]
-        closer = self._text(chat[:2], with_tools=False).rpartition(word)[2]
-        between, after = self._text(chat, with_tools=False).split(word)[-2:]
+        closer = self._text(chat[:2]).rpartition(word)[2]
+        between, after = self._text(chat).split(word)[-2:]
         return len(self._encode(between.removeprefix(closer) + after)), len(self._encode(closer))
 
     def prose(self, name: str, length: int) -> str:
@@ -99,21 +129,28 @@ class Rendering:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _text(self, messages: Sequence[Message], *, tail: bool = False, with_tools: bool = True) -> str:
+    def _text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, tail: bool = False) -> str:
         return self._tokenizer.apply_chat_template(
             [_for_template(message) for message in messages],
-            tools=TOOLS if with_tools else None,
+            tools=list(tools) or None,
             add_generation_prompt=tail,
             tokenize=False,
         )
 
 
 def _for_template(message: Message) -> Message:
-    """Arguments as an object, as templates want them; no thoughts."""
-    shown = {key: value for key, value in message.items() if key != "reasoning_content"}
+    """Arguments as an object and content as a text, as templates want them; no thoughts."""
+    shown = {key: value for key, value in message.items() if key not in ("reasoning_content", "reasoning")}
+    shown["content"] = _plain(message.get("content"))
     if calls := shown.get("tool_calls"):
         shown["tool_calls"] = [{**call, "function": _parsed(call["function"])} for call in calls]
     return shown
+
+
+def _plain(content: str | list[dict[str, Any]] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
 
 
 def _parsed(function: dict[str, Any]) -> dict[str, Any]:
@@ -131,28 +168,28 @@ class Ledger:
         self._known: set[bytes] = set()
         self._heard: set[bytes] = set()
 
-    def charge(self, messages: Sequence[Message]) -> int:
+    def charge(self, request: Request) -> int:
         """Unavoidable tokens of this request: what follows the longest known prefix, and one token."""
-        keys = list(_chain(messages))
+        keys = list(_chain(request.meant, request.tools))
         shared = max((count for count, key in enumerate(keys, 1) if key in self._known), default=0)
-        total = len(self._rendering.tokens(messages))
-        done = self._rendering.length_before_next(messages[:shared]) if shared else 0
+        total = len(self._rendering.tokens(request))
+        done = self._rendering.length_before_next(request, shared) if shared else 0
         if shared and keys[shared - 1] in self._heard:
             done -= self._rendering.closer_length
         self._known.update(keys)
         return min(total, total - done + 1)
 
-    def heard(self, messages: Sequence[Message]) -> None:
-        """The last of these messages is the server's own reply: computed too, but for what closes it."""
-        *_, key = _chain(messages)
+    def heard(self, request: Request, reply: Message) -> None:
+        """The server's own reply is computed too, but for what closes it."""
+        *_, key = _chain([*request.meant, reply], request.tools)
         if key not in self._known:
             self._known.add(key)
             self._heard.add(key)
 
 
-def _chain(messages: Sequence[Message]) -> Iterator[bytes]:
-    """A key for each prefix of messages."""
-    digest = hashlib.sha256()
+def _chain(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[bytes]:
+    """A key for each prefix of messages. The order of tools says nothing."""
+    digest = hashlib.sha256("".join(sorted(json.dumps(tool) for tool in tools)).encode())
     for message in messages:
         digest.update(json.dumps(message, sort_keys=True).encode() + b"\0")
         yield digest.digest()
@@ -167,6 +204,11 @@ class Sample:
     computed: int
     first_s: float | None
     is_estimate: bool = False
+
+    @property
+    def excess(self) -> int:
+        """What was computed and not unavoidable."""
+        return self.computed - self.unavoidable
 
 
 @dataclass(kw_only=True)
@@ -190,8 +232,14 @@ class Account:
             f"{unavoidable:,}",
             f"{about}{computed:,}",
             f"{again:,}",
+            self._worst(about),
         ]
         engine = "–" if self.prefilled is None else f"{self.prefilled:,}"
         first = [sample.first_s for sample in self.samples if sample.first_s is not None]
         times = [f"{seconds:.2f} s" for seconds in (statistics.mean(first), max(first), self.wall_s)]
         return [*counts, engine, f"{about}{unavoidable / computed:.2f}", *times]
+
+    def _worst(self, about: str) -> str:
+        """The largest excess of a turn, with a sign if it is more than a turn may have."""
+        worst = max(0, *(sample.excess for sample in self.samples))
+        return f"{about}{worst:,}{' (!)' if worst > SLACK_TOKENS else ''}"

@@ -6,7 +6,7 @@ import http.client
 import json
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,16 +18,11 @@ import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.generate import generate_step
 
-from benchmarks.agent_account import TOOLS, Message, Rendering
-from benchmarks.agent_shapes import Reply
+from benchmarks.agent_account import Message, Rendering, Request
+from benchmarks.agent_shapes import Reply, ServerFailed
 
-REPLY_TOKENS = 8
 PREFILL_STEP = 512
 TIMEOUT_S = 600
-
-
-class ServerFailed(Exception):
-    """A server that is measured refused a request or broke it off."""
 
 
 @dataclass
@@ -94,17 +89,17 @@ class HttpServer:
     model: str
     api_key: str = ""
 
-    def ask(self, messages: Sequence[Message]) -> Reply:
+    def ask(self, request: Request) -> Reply:
         streamed = Streamed(time.perf_counter())
         with self._connected() as connection:
-            self._post(connection, messages)
+            self._post(connection, request)
             for line in _accepted(connection):
                 streamed.feed(line)
         return streamed.reply()
 
-    def leave(self, messages: Sequence[Message], after_s: float) -> None:
+    def leave(self, request: Request, after_s: float) -> None:
         with self._connected() as connection:
-            self._post(connection, messages)
+            self._post(connection, request)
             time.sleep(after_s)
 
     def prefilled_tokens(self) -> int | None:
@@ -128,9 +123,10 @@ class HttpServer:
             connection.request("GET", path, headers=self._headers)
             return json.load(_accepted(connection))
 
-    def _post(self, connection: http.client.HTTPConnection, messages: Sequence[Message]) -> None:
-        body = {"model": self.model, "messages": messages, "tools": TOOLS, "max_tokens": REPLY_TOKENS}
+    def _post(self, connection: http.client.HTTPConnection, request: Request) -> None:
+        body = {"model": self.model, "messages": request.messages, "max_tokens": request.most_tokens}
         body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {"tools": request.tools} if request.tools else {}
         path = urlsplit(self.base_url).path + "/chat/completions"
         connection.request("POST", path, json.dumps(body), self._headers)
 
@@ -172,11 +168,11 @@ class Bare:
         self._thread = ThreadPoolExecutor(1)
         self._network: Any = self._thread.submit(lambda: load(str(folder))[0]).result()
 
-    def ask(self, messages: Sequence[Message]) -> Reply:
-        return self._thread.submit(self._answer, messages, time.perf_counter()).result()
+    def ask(self, request: Request) -> Reply:
+        return self._thread.submit(self._answer, request, time.perf_counter()).result()
 
-    def leave(self, messages: Sequence[Message], after_s: float) -> None:
-        self._thread.submit(self._compute_until, messages, time.perf_counter() + after_s).result()
+    def leave(self, request: Request, after_s: float) -> None:
+        self._thread.submit(self._compute_until, request, time.perf_counter() + after_s).result()
 
     def prefilled_tokens(self) -> int:
         return self._prefilled
@@ -185,19 +181,21 @@ class Bare:
         self._thread.submit(mx.clear_streams).result()  # else the process aborts when it ends (lesson 4)
         self._thread.shutdown()
 
-    def _answer(self, messages: Sequence[Message], began: float) -> Reply:
-        prompt, times, made = self._rendering.tokens(messages), list[float](), list[int]()
-        for token, _ in self._steps(prompt):
+    def _answer(self, request: Request, began: float) -> Reply:
+        prompt, times, made = self._rendering.tokens(request), list[float](), list[int]()
+        for token, _ in self._steps(prompt, request.most_tokens):
             times.append(time.perf_counter())
+            if self._rendering.ends(int(token)):
+                break
             made.append(int(token))
         message = {"role": "assistant", "content": self._rendering.decode(made)}
         return Reply(message=message, first_s=times[0] - began, prompt_tokens=len(prompt), cached_tokens=0)
 
-    def _compute_until(self, messages: Sequence[Message], moment: float) -> None:
+    def _compute_until(self, request: Request, moment: float) -> None:
         with suppress(_Left):
-            next(self._steps(self._rendering.tokens(messages), moment))
+            next(self._steps(self._rendering.tokens(request), request.most_tokens, moment))
 
-    def _steps(self, prompt: list[int], moment: float = math.inf) -> Generator[Any]:
+    def _steps(self, prompt: list[int], most_tokens: int, moment: float = math.inf) -> Generator[Any]:
         """Tokens of the reply. Raises _Left at the end of the chunk during which `moment` came."""
         before = self._prefilled
 
@@ -209,7 +207,7 @@ class Bare:
         return generate_step(
             mx.array(prompt),
             self._network,
-            max_tokens=REPLY_TOKENS,
+            max_tokens=most_tokens,
             prefill_step_size=PREFILL_STEP,
             prompt_progress_callback=note,
         )

@@ -5,22 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from benchmarks.agent_account import Account, Ledger, Message, Rendering, Sample, user
+from benchmarks.agent_account import REPLY_TOKENS, Account, Ledger, Message, Rendering, Request, Sample, user
+from benchmarks.agent_clients import CLIENTS, PLAIN, THOUGHT, Client
+from benchmarks.agent_models import Model
 
 SYSTEM_TOKENS = 950
 """With the tools and the markup it makes 1,200."""
 CALL_TOKENS, RESULT_TOKENS, USER_TOKENS = 120, 700, 150
 """With the markup, about 950 tokens a turn."""
-AGENTS = 4
+AGENTS, MANY_AGENTS = 4, 25
 LEAVE_AT = 0.5
 """Share of the expected prefill after which a client leaves."""
 RETRY_PAUSE_S = 0.5
+TITLE_TOKENS = 100
+OWN_REPLY_TOKENS = 512
+"""More than a scripted model says."""
+
+
+class ServerFailed(Exception):
+    """A server that is measured refused a request, broke it off, or does not do what a shape is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +52,9 @@ class Reply:
 class Server(Protocol):
     """One that is measured."""
 
-    def ask(self, messages: Sequence[Message]) -> Reply: ...
+    def ask(self, request: Request) -> Reply: ...
 
-    def leave(self, messages: Sequence[Message], after_s: float) -> None:
+    def leave(self, request: Request, after_s: float) -> None:
         """Send, and disconnect after so many seconds."""
         ...
 
@@ -61,7 +71,7 @@ class Player:
         self.rendering = rendering
         self._server = server
         self._ledger = Ledger(rendering)
-        server.ask([user("Hello")])
+        server.ask(Request.of([user("Hello")]))
         self._open_account()
 
     def play(self, shape: Shape, size: Size) -> Account:
@@ -78,13 +88,14 @@ class Player:
         now = self._server.prefilled_tokens()
         return None if before is None or now is None else now - before
 
-    def ask(self, *conversations: Sequence[Message]) -> list[Reply]:
-        """Send all of them at once."""
-        charges = [self._ledger.charge(messages) for messages in conversations]
-        with self._timed(), ThreadPoolExecutor(len(conversations)) as pool:
-            replies = list(pool.map(self._server.ask, conversations))
-        for messages, unavoidable, reply in zip(conversations, charges, replies, strict=True):
-            self._record(messages, unavoidable, reply)
+    def ask(self, *requests: Request) -> list[Reply]:
+        """Send all of them at once. Which of them computes what they share is the server's choice."""
+        charges = [self._ledger.charge(request) for request in requests]
+        with self._timed(), ThreadPoolExecutor(len(requests)) as pool:
+            replies = list(pool.map(self._server.ask, requests))
+        by_work = sorted(zip(requests, replies, strict=True), key=lambda pair: self._computed(*pair))
+        for (request, reply), unavoidable in zip(by_work, sorted(charges), strict=True):
+            self._record(request, unavoidable, reply)
         return replies
 
     @contextmanager
@@ -93,42 +104,49 @@ class Player:
         yield
         self._account.wall_s += time.perf_counter() - began
 
-    def _record(self, messages: Sequence[Message], unavoidable: int, reply: Reply) -> None:
-        prompt = reply.prompt_tokens or len(self.rendering.tokens(messages))
-        computed = prompt - reply.cached_tokens
+    def _prompt(self, request: Request, reply: Reply) -> int:
+        return reply.prompt_tokens or len(self.rendering.tokens(request))
+
+    def _computed(self, request: Request, reply: Reply) -> int:
+        return self._prompt(request, reply) - reply.cached_tokens
+
+    def _record(self, request: Request, unavoidable: int, reply: Reply) -> None:
+        prompt, computed = self._prompt(request, reply), self._computed(request, reply)
         sample = Sample(prompt=prompt, unavoidable=unavoidable, computed=computed, first_s=reply.first_s)
         self._account.samples.append(sample)
-        if self.own:
-            self._ledger.heard([*messages, reply.message])
+        self._ledger.heard(request, reply.message)
 
-    def rehearse(self, messages: Sequence[Message]) -> float:
+    def rehearse(self, request: Request) -> float:
         """Seconds until the first text of a request that is not counted."""
-        seconds = self._server.ask(messages).first_s
+        seconds = self._server.ask(request).first_s
         self._open_account()
         return seconds
 
-    def ask_leave_and_ask_again(self, messages: Sequence[Message], after_s: float, share: float) -> None:
+    def ask_leave_and_ask_again(self, request: Request, after_s: float, share: float) -> None:
         """The two requests together have to compute every token once.
 
         What the first one computed is in no usage. The engine's count tells it; without one it is `share` of
         the prompt, or what the second one found, if that is more.
         """
-        unavoidable, before = self._ledger.charge(messages), self._server.prefilled_tokens()
+        unavoidable, before = self._ledger.charge(request), self._server.prefilled_tokens()
         with self._timed():
-            self._server.leave(messages, after_s)
+            self._server.leave(request, after_s)
         time.sleep(RETRY_PAUSE_S)
         with self._timed():
-            reply = self._server.ask(messages)
-        self._record(messages, 0, reply)
-        prompt = len(self.rendering.tokens(messages))
+            reply = self._server.ask(request)
+        prompt = len(self.rendering.tokens(request))
         counted = self._prefilled_since(before)
+        computed = (
+            max(round(share * prompt), reply.cached_tokens)
+            if counted is None
+            else max(0, counted - self._computed(request, reply))
+        )
+        self._record(request, max(0, unavoidable - computed), reply)
         self._account.samples.append(
             Sample(
                 prompt=prompt,
-                unavoidable=unavoidable,
-                computed=max(round(share * prompt), reply.cached_tokens)
-                if counted is None
-                else max(0, counted - self._account.samples[-1].computed),
+                unavoidable=min(unavoidable, computed),
+                computed=computed,
                 first_s=None,
                 is_estimate=counted is None,
             )
@@ -143,30 +161,47 @@ class Chat:
     name: str
     messages: list[Message]
     asked: list[tuple[int, Message]] = field(default_factory=list[tuple[int, Message]])
+    client: Client = PLAIN
 
     @classmethod
-    def begin(cls, player: Player, system: str, name: str, user_tokens: int = USER_TOKENS) -> Chat:
+    def begin(
+        cls, player: Player, system: str, name: str, user_tokens: int = USER_TOKENS, client: Client = PLAIN
+    ) -> Chat:
         """Chats of one `system` name share the system prompt."""
         prose = player.rendering.prose
         instructions = {"role": "system", "content": prose(system, SYSTEM_TOKENS)}
-        return cls(player, name, [instructions, user(prose(name, user_tokens))])
+        return cls(player, name, [instructions, user(prose(name, user_tokens))], client=client)
+
+    @property
+    def request(self) -> Request:
+        """As the client spells it this time."""
+        number = len(self.asked)
+        return Request(
+            messages=self.client.spell(self.messages, number),
+            meant=list(self.messages),
+            tools=self.client.tools(number),
+            most_tokens=OWN_REPLY_TOKENS if self.client.hears else REPLY_TOKENS,
+        )
 
     def turn(self) -> None:
-        """Go on from the last reply, if there was one, and ask."""
+        """Go on from the last reply, if there was one, and ask. Raises ServerFailed if nothing is heard."""
         if self.asked:
             self.messages += self._next()
-        (reply,) = self.player.ask(self.messages)
+        (reply,) = self.player.ask(self.request)
+        missing = [part for part in self.client.hears if not reply.message.get(part)]
+        if missing:
+            raise ServerFailed(f"its reply has no {' and no '.join(missing)}")
         self.asked.append((len(self.messages), reply.message))
 
     def back_to(self, turn: int, name: str) -> Chat:
         """A branch that goes on differently after the reply of that turn."""
         asked = self.asked[: turn + 1]
-        return Chat(self.player, name, self.messages[: asked[-1][0]], asked)
+        return Chat(self.player, name, self.messages[: asked[-1][0]], asked, self.client)
 
     def _next(self) -> list[Message]:
         """What the assistant said, the results of its calls, and what the user says then."""
         name, prose = f"{self.name}, turn {len(self.asked)}", self.player.rendering.prose
-        said = self.asked[-1][1] if self.player.own else self._fixed_call(name)
+        said = self.asked[-1][1] if self._is_own else self._fixed_reply(name)
         calls = said.get("tool_calls") or []
         results = [
             {
@@ -179,12 +214,21 @@ class Chat:
         user_tokens = USER_TOKENS if calls else USER_TOKENS + RESULT_TOKENS
         return [said, *results, user(prose(f"User of {name}", user_tokens))]
 
-    def _fixed_call(self, name: str) -> Message:
-        prose, half = self.player.rendering.prose, CALL_TOKENS // 2
-        arguments = json.dumps({"command": prose(f"Command of {name}", half)})
-        call = {"id": f"call{hashlib.sha256(name.encode()).hexdigest()[:20]}", "type": "function"}
-        call |= {"function": {"name": "run_command", "arguments": arguments}}
-        return {"role": "assistant", "content": prose(f"Assistant of {name}", half), "tool_calls": [call]}
+    @property
+    def _is_own(self) -> bool:
+        """The assistant's turns are what the server said, if the client is not about certain calls."""
+        return bool(self.client.hears) or (self.player.own and not self.client.is_about_calls)
+
+    def _fixed_reply(self, name: str) -> Message:
+        text = self.player.rendering.prose(f"Assistant of {name}", CALL_TOKENS // 2)
+        commands = [f"Command of {name}", *(f"Command {n} of {name}" for n in range(1, self.client.calls))]
+        calls = [self._call(command) for command in commands]
+        return {"role": "assistant", "content": text if self.client.has_text else "", "tool_calls": calls}
+
+    def _call(self, command: str) -> Message:
+        arguments = {"command": self.player.rendering.prose(command, CALL_TOKENS // 2 // self.client.calls)}
+        call = {"id": f"call{hashlib.sha256(command.encode()).hexdigest()[:20]}", "type": "function"}
+        return call | {"function": {"name": "run_command", "arguments": json.dumps(arguments)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,12 +237,14 @@ class Size:
 
     Attributes:
         turns: of the append-only chat.
+        drifting: turns of a chat whose client changes what it sends again.
         trunk, branch: turns before a chat goes back by half, and of each branch after that.
         resumed, others: turns of the chat that is resumed, and conversations in between.
         long_tokens: of the message whose prefill is cancelled.
     """
 
     turns: int
+    drifting: int
     trunk: int
     branch: int
     resumed: int
@@ -206,16 +252,17 @@ class Size:
     long_tokens: int
 
 
-FULL = Size(turns=20, trunk=6, branch=3, resumed=5, others=20, long_tokens=8000)
-QUICK = Size(turns=4, trunk=3, branch=1, resumed=2, others=4, long_tokens=4000)
+FULL = Size(turns=20, drifting=6, trunk=6, branch=3, resumed=5, others=20, long_tokens=8000)
+QUICK = Size(turns=4, drifting=4, trunk=3, branch=1, resumed=2, others=4, long_tokens=4000)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One way in which an agent uses a server."""
+    """One way in which an agent uses a server, and the model that it takes."""
 
     title: str
     play: Callable[[Player, Size], None]
+    model: Model = "random"
 
 
 def _tool_turns(player: Player, size: Size) -> None:
@@ -224,9 +271,10 @@ def _tool_turns(player: Player, size: Size) -> None:
         chat.turn()
 
 
-def _sub_agents(player: Player, size: Size) -> None:  # noqa: ARG001 - as many in every size
-    chats = [Chat.begin(player, "Sub-agents", f"Task {number}") for number in range(AGENTS)]
-    player.ask(*(chat.messages for chat in chats))
+def _sub_agents(count: int, player: Player, size: Size) -> None:  # noqa: ARG001 - as many in every size
+    system = f"{count} sub-agents"
+    chats = [Chat.begin(player, system, f"Task {number} of {count}") for number in range(count)]
+    player.ask(*(chat.request for chat in chats))
 
 
 def _branches(player: Player, size: Size) -> None:
@@ -241,9 +289,9 @@ def _branches(player: Player, size: Size) -> None:
 
 def _retry(player: Player, size: Size) -> None:
     rehearsal = Chat.begin(player, "Rehearsal", "A long one", size.long_tokens)
-    seconds = player.rehearse(rehearsal.messages)
+    seconds = player.rehearse(rehearsal.request)
     chat = Chat.begin(player, "Retry", "Another long one", size.long_tokens)
-    player.ask_leave_and_ask_again(chat.messages, LEAVE_AT * seconds, LEAVE_AT)
+    player.ask_leave_and_ask_again(chat.request, LEAVE_AT * seconds, LEAVE_AT)
 
 
 def _resumed(player: Player, size: Size) -> None:
@@ -255,10 +303,35 @@ def _resumed(player: Player, size: Size) -> None:
     chat.turn()
 
 
+def _drifting(client: Client, player: Player, size: Size) -> None:
+    title = client.title
+    chat = Chat.begin(player, title, f"The task, {title}", client=client)
+    for number in range(size.drifting):
+        if client.asks_titles:
+            player.ask(_title_request(chat, number))
+        chat.turn()
+
+
+def _title_request(chat: Chat, number: int) -> Request:
+    """Without tools, and with another system prompt: nothing of it is in the chat."""
+    prose = chat.player.rendering.prose
+    system = {"role": "system", "content": prose("Titles", TITLE_TOKENS)}
+    return Request.of([system, user(prose(f"What title {number} is for", TITLE_TOKENS))], tools=())
+
+
+def _shape_of(client: Client) -> Shape:
+    model: Model = "random"
+    if client.hears:
+        model = "thinks" if THOUGHT in client.hears else "calls"
+    return Shape(client.title, partial(_drifting, client), model)
+
+
 SHAPES = {
     "turns": Shape("append-only tool turns", _tool_turns),
-    "agents": Shape(f"{AGENTS} sub-agents at once", _sub_agents),
+    "agents": Shape(f"{AGENTS} sub-agents at once", partial(_sub_agents, AGENTS)),
+    "agents25": Shape(f"{MANY_AGENTS} sub-agents at once", partial(_sub_agents, MANY_AGENTS)),
     "branch": Shape("branch and return", _branches),
     "retry": Shape("retry after a cancelled prefill", _retry),
     "resume": Shape("resumed after other chats", _resumed),
+    **{name: _shape_of(client) for name, client in CLIENTS.items()},
 }

@@ -8,14 +8,20 @@ counted here: a fresh rendering's tokens for the messages that no earlier reques
 and one token. Computed tokens are the prompt's without those that the server's usage calls cached; `engine`
 is a server's own count of prefilled tokens, where its `/stats` has one (start_llm leaves the last token of a
 prompt to the first decode step). `again` is what was computed and not unavoidable: after a branch of a hybrid
-model, the distance to the nearest checkpoint. A server that compares tokens also saves the opening of a new
-message that equals an old one, and may reach 1.01.
+model, the distance to the nearest checkpoint; `worst` is that of the worst request, with a sign if it is more
+than 64 tokens. A server that compares tokens also saves the opening of a new message that equals an old one,
+and may reach 1.01.
 
-Without --base-url this starts, one after the other on the same random model: start_llm, mlx_lm.server, and
-mlx_lm in this process, which keeps nothing (the floor). Counts depend on no machine, times do, and so does
-the moment at which the cancelled prefill is left: half of the time that another one like it took. What it had
-computed until then comes from the engine's count, and is estimated (≈) where there is none. On Linux start it
-with the BLAS that install_and_run.py preloads.
+In many shapes a client changes what it sends again, at every request anew: see `agent_clients.py`. New text
+is what it then adds, in its spelling of that request. Where the server's own thoughts and calls are sent
+again, a scripted model says them. A server that cannot play a shape fails in it, in words, and goes on with
+the next.
+
+Without --base-url this starts, one after the other on the same models: start_llm, mlx_lm.server, and mlx_lm
+in this process, which keeps nothing (the floor) and reads no thought and no call out of a reply. Counts
+depend on no machine, times do, and so does the moment at which the cancelled prefill is left: half of the
+time that another one like it took. What it had computed until then comes from the engine's count, and is
+estimated (≈) where there is none. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -27,22 +33,30 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import servers  # noqa: E402 - found through the line above
+from benchmarks import agent_models, servers  # noqa: E402 - found through the line above
 from benchmarks.agent_account import Rendering  # noqa: E402
-from benchmarks.agent_servers import Bare, HttpServer, ServerFailed  # noqa: E402
-from benchmarks.agent_shapes import FULL, QUICK, SHAPES, Player, Server, Size  # noqa: E402
-from scripts import tiny_models  # noqa: E402
+from benchmarks.agent_models import Model  # noqa: E402
+from benchmarks.agent_servers import Bare, HttpServer  # noqa: E402
+from benchmarks.agent_shapes import (  # noqa: E402
+    FULL,
+    QUICK,
+    SHAPES,
+    Player,
+    Server,
+    ServerFailed,
+    Size,
+)
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
 COLUMNS = (
-    "family | shape | server | requests | prompt tokens | unavoidable | computed | again | engine "
+    "family | shape | server | requests | prompt tokens | unavoidable | computed | again | worst | engine "
     "| efficiency | TTFT mean | TTFT max | wall"
 )
 
@@ -88,29 +102,46 @@ class Plan:
     size: Size
     own: bool
 
+    @property
+    def models(self) -> list[Model]:
+        """What the shapes take, in their order."""
+        return list(dict.fromkeys(SHAPES[shape].model for shape in self.shapes))
+
+    def of_model(self, model: Model) -> Plan:
+        return replace(self, shapes=[shape for shape in self.shapes if SHAPES[shape].model == model])
+
     def rows(self, server: Server, rendering: Rendering) -> Generator[tuple[str, list[str]]]:
-        """Shape and cells; a server that fails is left alone from there on."""
-        shape = self.shapes[0]
-        try:
-            player = Player(server, rendering, own=self.own)
-            for shape in self.shapes:
+        """Shape and cells; a server that fails in one shape goes on with the next."""
+        player: Player | None = None
+        for shape in self.shapes:
+            try:
+                player = player or Player(server, rendering, own=self.own)
                 yield shape, player.play(SHAPES[shape], self.size).row()
-        except ServerFailed as error:
-            yield shape, [f"failed: {error}".replace("\n", " ").replace("|", "/")]
+            except ServerFailed as error:
+                yield shape, [f"failed: {error}".replace("\n", " ").replace("|", "/")]
 
 
 def measure_family(plan: Plan, family: str, names: list[str]) -> None:
-    """All contenders on one random model; rows are sorted by shape when everybody is done."""
+    """All contenders on the models of a family; rows are sorted by shape when everybody is done."""
     rows: list[tuple[str, str, list[str]]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = tiny_models.build(FAMILIES[family], Path(name) / "model")
-        rendering = Rendering(folder)
-        for contender in names:
-            print(f"{family}: {contender}", file=sys.stderr)
-            with CONTENDERS[contender](folder, rendering) as server:
-                rows += [(shape, contender, cells) for shape, cells in plan.rows(server, rendering)]
+    for model in plan.models:
+        rows += _rows_of(plan.of_model(model), model, family, names)
     for shape, contender, cells in sorted(rows, key=lambda row: plan.shapes.index(row[0])):
         print_row(family, shape, contender, cells)
+
+
+def _rows_of(
+    plan: Plan, model: Model, family: str, names: list[str]
+) -> Generator[tuple[str, str, list[str]]]:
+    """Shape, contender and cells on one model."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = agent_models.build(model, FAMILIES[family], Path(name) / "model")
+        rendering = Rendering(folder)
+        for contender in names:
+            print(f"{family}, {model}: {contender}", file=sys.stderr)
+            with CONTENDERS[contender](folder, rendering) as server:
+                for shape, cells in plan.rows(server, rendering):
+                    yield shape, contender, cells
 
 
 def measure_running(plan: Plan, server: HttpServer, folder: Path) -> None:

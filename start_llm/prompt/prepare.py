@@ -29,6 +29,7 @@ from start_llm.prompt.canonical import canonical, for_the_model, root_key
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.shorten import with_short_content
+from start_llm.prompt.spoken import thought_apart
 from start_llm.prompt.template import Rendering, TemplateTokenizer
 
 _MOST_TAILS = 64
@@ -141,7 +142,11 @@ class Preparer:
         return root_key(request.tenant, in_front, request.tools, dates)
 
     def _canonical(self, request: ChatRequest) -> list[CanonicalMessage]:
-        return canonical(request.messages, request.late_tools, with_rules=self._policy.with_rules)
+        messages = [self._apart(message) for message in request.messages]
+        return canonical(messages, request.late_tools, with_rules=self._policy.with_rules)
+
+    def _apart(self, message: Message) -> Message:
+        return thought_apart(message, self._family.thought) if self._policy.with_rules else message
 
     def _conversation(
         self, request: ChatRequest, messages: Sequence[Message], keys: tuple[CanonicalKey, ...], text: _Text
@@ -152,8 +157,8 @@ class Preparer:
             return None
         return Conversation(
             keys=keys,
-            echoed=[thought_digest(message.reasoning) for message in request.messages],
-            shown=list(_shown_thoughts(messages, text)),
+            echoed=[thought_digest(self._apart(message).reasoning) for message in request.messages],
+            shown=list(_shown_thoughts([self._apart(message) for message in messages], text)),
             session=request.session_id or keys[_first_question(messages)].digest.hex(),
         )
 
@@ -174,7 +179,8 @@ class Preparer:
             return message
         if self._policy.kept_thoughts == "false":
             return replace(message, reasoning=None)
-        return message if message.reasoning else replace(message, reasoning=self._heal(key))
+        has_thought = self._apart(message).reasoning
+        return message if has_thought else replace(message, reasoning=self._heal(key))
 
     def _shortened(self, message: Message) -> Message:
         if not self._policy.shortens_writes:

@@ -1,0 +1,216 @@
+"""How clients spell a conversation that they send again: each changes something, at every request anew.
+
+What they change was seen in the traffic of coding agents, and says nothing new to a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from benchmarks.agent_account import TOOLS, Message, Tool
+
+type Spell = Callable[[Sequence[Message], int], list[Message]]
+"""Messages as a request of that number has them."""
+
+PARALLEL_CALLS = 3
+
+
+def _as_they_are(messages: Sequence[Message], _: int) -> list[Message]:
+    return list(messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """What a client does.
+
+    Attributes:
+        title: what it changes.
+        spell: its messages.
+        tools: its tools in the request of that number.
+        calls: that a fixed reply makes.
+        has_text: a fixed reply has a text beside its calls.
+        is_about_calls: its replies are fixed ones, even where the server's own are asked for elsewhere.
+        hears: parts that the server's own replies must have; where there are any, no reply is a fixed one.
+        asks_titles: it asks for a title between turns.
+    """
+
+    title: str = ""
+    spell: Spell = _as_they_are
+    tools: Callable[[int], Sequence[Tool]] = lambda _: TOOLS
+    calls: int = 1
+    has_text: bool = True
+    is_about_calls: bool = False
+    hears: tuple[str, ...] = ()
+    asks_titles: bool = False
+
+
+PLAIN = Client()
+
+
+# ----------------------------------------------------------------------------------------- metadata, thoughts
+
+
+def with_billing_header(messages: Sequence[Message], number: int) -> list[Message]:
+    """Claude Code 2.1.126: the first line of the system prompt has another `cch` in every request."""
+    first, *others = messages
+    line = f"x-anthropic-billing-header: cc_version=2.1.126.d79; cc_entrypoint=cli; cch={number:05x};"
+    return [{**first, "content": f"{line}\n{first['content']}"}, *others]
+
+
+def with_message_id(messages: Sequence[Message], number: int) -> list[Message]:
+    """OpenClaw: a user message has its id in a block of metadata, as long as it is the last one."""
+    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    return [
+        {**message, "content": _metadata(number if index == last else None) + message["content"]}
+        if message["role"] == "user"
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _metadata(number: int | None) -> str:
+    line = "" if number is None else f'  "message_id": "{number:012x}",\n'
+    return f'Conversation info:\n```json\n{{\n{line}  "sender": "somebody"\n}}\n```\n\n'
+
+
+def _without_thoughts(messages: Sequence[Message], _: int) -> list[Message]:
+    return [_with_thought(message, None) for message in messages]
+
+
+def _thoughts_as_reasoning(messages: Sequence[Message], _: int) -> list[Message]:
+    return [_with_thought(message, "reasoning") for message in messages]
+
+
+def _thoughts_in_the_text(messages: Sequence[Message], _: int) -> list[Message]:
+    return [
+        {
+            **_with_thought(message, None),
+            "content": f"<think>\n{thought.strip()}\n</think>\n\n{message['content']}",
+        }
+        if (thought := message.get("reasoning_content"))
+        else message
+        for message in messages
+    ]
+
+
+def _thoughts_now_and_then(messages: Sequence[Message], number: int) -> list[Message]:
+    return _without_thoughts(messages, number) if number % 2 else list(messages)
+
+
+def _with_thought(message: Message, field: str | None) -> Message:
+    """Its thought in that field, or in none."""
+    others = {key: value for key, value in message.items() if key != "reasoning_content"}
+    thought = message.get("reasoning_content")
+    return others if field is None or thought is None else {**others, field: thought}
+
+
+# ------------------------------------------------------------------------------------- calls, contents, tools
+
+
+def with_other_arguments(messages: Sequence[Message], number: int) -> list[Message]:
+    """The same arguments, as another JSON library writes them."""
+    return [_respelt(message, number) if message.get("tool_calls") else message for message in messages]
+
+
+def _respelt(message: Message, number: int) -> Message:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _json(call["function"]["arguments"], number)}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _json(text: str, number: int) -> str:
+    arguments = json.loads(text)
+    match number % 3:
+        case 0:
+            return json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
+        case 1:
+            return json.dumps(_whole_numbers(arguments), indent=2)
+        case _:
+            return json.dumps(dict(reversed(arguments.items())), ensure_ascii=False)
+
+
+def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """1000.0 is written 1000."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in arguments.items()
+    }
+
+
+def with_other_nothing(messages: Sequence[Message], number: int) -> list[Message]:
+    """The content of a reply that is calls alone: null, an empty text, or none."""
+    return [
+        _with_nothing(message, (number + index) % 3) if message["content"] == "" else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _with_nothing(message: Message, kind: int) -> Message:
+    others = {key: value for key, value in message.items() if key != "content"}
+    return [{**others, "content": None}, {**others, "content": ""}, others][kind]
+
+
+def with_lists(messages: Sequence[Message], number: int) -> list[Message]:
+    """Every other content is a list of one part, and in the next request a plain text."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if (number + index) % 2
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def with_results_in_other_order(messages: Sequence[Message], number: int) -> list[Message]:
+    """Results of parallel calls, as they happened to come in: in the next request in another order."""
+    ordered: list[Message] = []
+    for is_result, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        neighbours = list(run)
+        ordered += _turned(neighbours, number) if is_result else neighbours
+    return ordered
+
+
+def _other_tools(number: int) -> list[Tool]:
+    return _turned(TOOLS, number)
+
+
+def _turned[Item](items: Sequence[Item], by: int) -> list[Item]:
+    by %= len(items)
+    return [*items[by:], *items[:by]]
+
+
+THOUGHT, CALLS = "reasoning_content", "tool_calls"
+
+CLIENTS: dict[str, Client] = {
+    "billing": Client(title="billing header changes", spell=with_billing_header),
+    "thought-stripped": Client(title="thoughts stripped", spell=_without_thoughts, hears=(THOUGHT, CALLS)),
+    "thought-kept": Client(title="thoughts as reasoning_content", hears=(THOUGHT, CALLS)),
+    "thought-renamed": Client(
+        title="thoughts as reasoning", spell=_thoughts_as_reasoning, hears=(THOUGHT, CALLS)
+    ),
+    "thought-in-text": Client(
+        title="thoughts in the text", spell=_thoughts_in_the_text, hears=(THOUGHT, CALLS)
+    ),
+    "thought-at-times": Client(
+        title="thoughts now and then", spell=_thoughts_now_and_then, hears=(THOUGHT, CALLS)
+    ),
+    "arguments": Client(title="own arguments re-serialised", spell=with_other_arguments, hears=(CALLS,)),
+    "no-content": Client(
+        title="content null, empty, absent", spell=with_other_nothing, has_text=False, is_about_calls=True
+    ),
+    "lists": Client(title="content text or list", spell=with_lists),
+    "tools": Client(title="tools in another order", tools=_other_tools),
+    "results": Client(
+        title="parallel results in another order",
+        spell=with_results_in_other_order,
+        calls=PARALLEL_CALLS,
+        is_about_calls=True,
+    ),
+    "message-id": Client(title="message id vanishes", spell=with_message_id),
+    "title": Client(title="a title in between", asks_titles=True),
+}

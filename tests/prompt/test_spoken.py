@@ -1,0 +1,81 @@
+"""Thoughts in the text of a reply: compared as thoughts, and read as they were sent."""
+
+import pytest
+
+from start_llm.core.canonical import CanonicalKey, thought_digest
+from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.family import ThoughtMarks
+from start_llm.core.prompt import Prompt
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.prompt.spoken import thought_apart
+from tests.prompt.fakes import call, family_of, prepared, reply, result, shown, text_of, user
+from tests.templates.traits import trait_tokenizer
+
+MARKS = ThoughtMarks("<think>", "</think>", cut="")
+TRAIT = "strips_old_thoughts"
+ASKED, SPOKEN = user("Where is it?"), "<think>\nLook first.\n</think>\n\n"
+
+
+def conversation(said: Message) -> tuple[Message, ...]:
+    return (ASKED, said, result("found"))
+
+
+def keys(prompt: Prompt) -> list[CanonicalKey]:
+    assert prompt.conversation
+    return list(prompt.conversation.keys)
+
+
+def test_the_thought_is_taken_out_of_the_text():
+    said = thought_apart(reply(SPOKEN + "Here.", call()), MARKS)
+    assert (said.content.strip(), (said.reasoning or "").strip()) == ("Here.", "Look first.")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        reply("Here. " + SPOKEN),
+        reply("<think>Look first."),
+        reply("<think>\n\n</think>\n\nHere."),
+        reply(SPOKEN),
+        reply(SPOKEN + "Here.", reasoning="Another one."),
+        user(SPOKEN + "Here."),
+    ],
+    ids=["behind text", "open", "empty", "nothing else", "has a thought", "a user"],
+)
+def test_other_texts_stay_whole(message):
+    assert thought_apart(message, MARKS) is message
+    assert thought_apart(reply(SPOKEN + "Here."), None).reasoning is None
+
+
+def test_it_is_compared_like_a_thought_in_its_own_field():
+    spoken = prepared(TRAIT, *conversation(reply(SPOKEN, call())))
+    apart = prepared(TRAIT, *conversation(reply("", call(), reasoning="Look first.")))
+    stripped = prepared(TRAIT, *conversation(reply("", call())))
+    assert keys(spoken) == keys(apart) == keys(stripped)
+    assert spoken.conversation
+    assert spoken.conversation.echoed[1] == spoken.conversation.shown[1] == thought_digest("Look first.")
+
+
+def test_the_model_reads_it_where_the_client_wrote_it():
+    """On a template, too, that hides thoughts of earlier turns: it is text there, and nobody takes it out."""
+    messages = (*conversation(reply(SPOKEN, call())), user("Go on."))
+    assert SPOKEN in shown(TRAIT, *messages)
+    prompt = prepared(TRAIT, *messages)
+    assert prompt.conversation
+    assert prompt.conversation.shown[1] == thought_digest("Look first.")
+
+
+def test_no_other_thought_is_added_to_it():
+    preparer = Preparer(trait_tokenizer(TRAIT), family_of(TRAIT), heal=lambda _: "Another one.")
+    prompt = preparer.prepare(ChatRequest(messages=conversation(reply(SPOKEN, call()))))
+    assert "Another one." not in text_of(TRAIT, prompt.tokens.ids)
+
+
+def test_without_rules_it_is_text():
+    policy = PromptPolicy(with_rules=False)
+    preparer = Preparer(trait_tokenizer(TRAIT), family_of(TRAIT), policy=policy)
+    spoken, apart = (
+        preparer.prepare(ChatRequest(messages=conversation(said)))
+        for said in (reply(SPOKEN, call()), reply("", call(), reasoning="Look first."))
+    )
+    assert keys(spoken) != keys(apart)
