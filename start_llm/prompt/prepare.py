@@ -23,7 +23,7 @@ from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import Adapted, adapt
 from start_llm.prompt.audit import audit
 from start_llm.prompt.boundaries import Closers, Place, Rendered, locate
-from start_llm.prompt.canonical import canonical, for_the_model, root_key
+from start_llm.prompt.canonical import canonical, for_the_model, own_digests, root_key
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.shorten import with_short_content
@@ -149,8 +149,12 @@ class Preparer:
             keys=keys,
             echoed=[thought_digest(message.reasoning) for message in request.messages],
             shown=list(_shown_thoughts(messages, text)),
+            own=self._own(request.messages),
             session=request.session_id or keys[_first_question(messages)].digest.hex(),
         )
+
+    def _own(self, messages: Sequence[Message]) -> list[bytes | None]:
+        return own_digests(messages) if self._policy.with_rules else [None] * len(messages)
 
     # ------------------------------------------------------------------------------------- what is rendered
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.bind import Bound, bind, record_prompt
-from start_llm.transcripts.store import Limits, TranscriptStore
+from start_llm.transcripts.store import Held, Limits, TranscriptStore
 
 CLOSER, TAIL = 0, 99
 
@@ -35,7 +35,7 @@ def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | N
     said = visible or [bytes(message) for message in messages]
     keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
     nothing = [None] * len(keys)
-    return Conversation(keys=keys, echoed=nothing, shown=nothing, session="")
+    return Conversation(keys=keys, echoed=nothing, shown=nothing, own=nothing, session="")
 
 
 def served(
@@ -65,7 +65,13 @@ def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
     reply = conversation([question, answer])
     said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
     prompt = bind(kept, reply, *rendered([question, answer])).prefix
-    kept.add(reply.keys[1], 1, said, thoughts=[None, b"a thought"], parent=prompt)
+    kept.add(
+        reply.keys[1],
+        1,
+        said,
+        Held((None, b"a thought"), (None, None), replied=1),
+        parent=prompt,
+    )
     second = served(kept, [question, answer, [5]])
     assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
     assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))
