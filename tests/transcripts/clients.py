@@ -74,7 +74,7 @@ class World:
         self._talks: list[Talk] = []
         self._replies: dict[tuple[str, ...], Reply] = {}
         self._thoughts: dict[str, set[_Thought]] = {}
-        self._read_with: dict[tuple[bytes, str], list[set[str]]] = {}
+        self._read_with: dict[tuple[bytes, tuple[str, ...]], list[set[str]]] = {}
 
     def live(self, requests: int) -> None:
         """So many requests of clients, each checked."""
@@ -86,7 +86,7 @@ class World:
             assert form is not None
             read, said = self.server.answer(request, reply_.text(form, talk.calls), reply_)
             self._check(read, request)
-            self._note(read, request, reply_)
+            self._note(read, request, reply_, said)
             self._go_on(talk, said)
 
     # ----------------------------------------------------------------------------------------- what is asked
@@ -262,12 +262,11 @@ class World:
 
     # ------------------------------------------------------------------------------------------------ the law
 
-    def _note(self, read: str, request: ChatRequest, made: Reply) -> None:
-        said = tuple(word for message in request.messages for word in said_in(message))
-        self._replies[said] = replace(made, cut=None)
-        self._thoughts.setdefault(made.thought, set()).add(_Thought(request.tenant, frozenset(said)))
-        for word in made.visible:
-            self._read_with.setdefault((request.tenant, word), []).append(set(words(read, "mt")))
+    def _note(self, read: str, request: ChatRequest, made: Reply, said: Message) -> None:
+        asked = tuple(word for message in request.messages for word in said_in(message))
+        self._replies[asked] = replace(made, cut=None)
+        self._thoughts.setdefault(made.thought, set()).add(_Thought(request.tenant, frozenset(asked)))
+        self._read_with.setdefault((request.tenant, _name(said)), []).append(set(words(read, "mt")))
 
     def _check(self, read: str, request: ChatRequest) -> None:
         fresh = self.server.fresh(request)
@@ -314,11 +313,13 @@ class World:
         """The message ids and thoughts that our replies behind this message were made with."""
         replies = [message for message in request.messages[index + 1 :] if message.role == "assistant"]
         return [
-            ids
-            for message in replies
-            for word in said_in(message)
-            for ids in self._read_with.get((request.tenant, word), ())
+            ids for message in replies for ids in self._read_with.get((request.tenant, _name(message)), ())
         ]
+
+
+def _name(message: Message) -> tuple[str, ...]:
+    """A reply by what it says."""
+    return (message.content.strip(), *said_in(message))
 
 
 def _is_result(message: Message | None) -> bool:

@@ -66,8 +66,12 @@ def said_in(message: Message) -> list[str]:
 
 
 def without_thoughts(text: str) -> str:
-    """A prompt as it would be without thoughts and white space, its numbers in one spelling."""
-    return re.sub(r"\s+", "", _THOUGHTS.sub("", text)).replace("1000.0", "1000")
+    """A prompt without thoughts and white space, its numbers in one spelling.
+
+    What the model wrote in front of a call that was then cut off is the answer, for client and template.
+    """
+    text = _THOUGHTS.sub("", text).replace("<|channel|>commentary<|message|>", "<|channel|>final<|message|>")
+    return re.sub(r"\s+", "", text).replace("1000.0", "1000")
 
 
 # ------------------------------------------------------------------------------------------------ the model
