@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +109,30 @@ def test_whatever_was_served_before_a_prompt_holds_what_the_request_says(request
     kept = store()
     for messages in requests:
         assert served(kept, messages).ids == rendered(messages)[0]
+
+
+def test_a_thought_that_would_be_shown_is_not_hidden():
+    """It was dropped when these messages were read last; now it stands in the rendering."""
+    kept, messages = store(), [[1], [2], [3]]
+    served(kept, messages)
+    asked = replace(conversation(messages), shown=[None, b"a thought", None])
+    bound = bind(kept, asked, *rendered(messages))
+    assert bound.prefix is not None and bound.prefix.depth == 0
+
+
+OWN = ([b"first", None, None], [b"second", None, None])
+
+
+def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
+    kept, messages = store(), [[1], [2], [3]]
+    first, second = (replace(conversation(messages), own=own) for own in OWN)
+    record_prompt(kept, first, bind(kept, first, *rendered(messages)))
+    assert bind(kept, second, *rendered(messages)).prefix is None
+
+
+def test_once_it_was_replied_to_it_stays_as_it_was():
+    kept, messages = store(), [[1], [2], [3]]
+    first, second = (replace(conversation(messages), own=own) for own in OWN)
+    held = Held(tuple(first.shown[:2]), tuple(first.own[:2]), replied=1)
+    kept.add(first.keys[1], 1, [9, CLOSER, 2], held)
+    assert bind(kept, second, *rendered(messages)).ids[:2] == (9, CLOSER)

@@ -178,3 +178,14 @@ def test_an_old_message_keeps_the_id_that_it_was_read_with():
     talk = with_id(Talk("kimi"), "m1x")
     talk.ask(ANSWER)
     assert words(with_id(talk, "m2x").ask(ANSWER), "m") == ["m1x"]
+
+
+def test_what_moves_from_question_to_question_is_read_in_its_place_alone():
+    server = Server(MOVING, "true")
+    messages: tuple[Message, ...] = (user("v1x"),)
+    for number in range(3):
+        request = ChatRequest(messages=messages, tools=TOOLS)
+        how = Reply(ANSWER, (f"v{number}2x",), "")
+        read, answer = server.answer(request, how.text("v0x", 0), how)
+        assert read == server.fresh(request)
+        messages += (answer, user(f"v{number}3x"))
