@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,6 +64,7 @@ class PromptPolicy:
 
 
 _AS_THE_TEMPLATE_DOES = PromptPolicy()
+_UNSURE = "\0"
 
 
 class Preparer:
@@ -233,14 +235,37 @@ def _shallow(param: str) -> Generator[None]:
 
 
 def _shown_thoughts(messages: Sequence[Message], text: _Text) -> Iterator[bytes | None]:
-    """For each message the digest of its thought, if that stands in its place in the text."""
+    """For each message the digest of its thought, if that stands in its place in the text.
+
+    What stands there may be another text with the same words. Then nobody can tell, and the digest is one
+    that no thought has: nothing that holds or wants this thought is taken for it.
+    """
     offsets = {place.message: place.offset for place in text.places}
-    start = 0
+    start, first = 0, 0
     for index, message in enumerate(messages):
         thought = (message.reasoning or "").strip()
-        end = next((offsets[later] for later in range(index, len(messages)) if later in offsets), None)
-        yield thought_digest(thought) if thought and text.whole.find(thought, start, end) >= 0 else None
-        start = offsets.get(index, start)
+        last = next((later for later in range(index, len(messages)) if later in offsets), len(messages) - 1)
+        if not thought or text.whole.find(thought, start, offsets.get(last)) < 0:
+            yield None
+        else:
+            around = [
+                *messages[first:index],
+                replace(message, reasoning=None),
+                *messages[index + 1 : last + 1],
+            ]
+            yield thought_digest(f"{_UNSURE}{thought}" if _is_said(thought, around) else thought)
+        if index in offsets:
+            start, first = offsets[index], index + 1
+
+
+def _is_said(thought: str, messages: Sequence[Message]) -> bool:
+    """Some text of these messages has the words of the thought."""
+    escaped = json.dumps(thought, ensure_ascii=False)[1:-1]
+    texts = (
+        [one.content, one.reasoning, *([call.name, dict(call.arguments)] for call in one.tool_calls)]
+        for one in messages
+    )
+    return any(escaped in json.dumps(parts, ensure_ascii=False) for parts in texts)
 
 
 def _first_question(messages: Sequence[Message]) -> int:

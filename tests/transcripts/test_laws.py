@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Thinking
-from tests.prompt.fakes import result, system, text_of, user
+from tests.prompt.fakes import call, reply, result, system, text_of, user
 from tests.prompt.replies import EMPTY, TOOLS
 from tests.templates.traits import TRAITS
 from tests.transcripts.clients import World
@@ -189,3 +189,14 @@ def test_what_moves_from_question_to_question_is_read_in_its_place_alone():
         read, answer = server.answer(request, how.text("v0x", 0), how)
         assert read == server.fresh(request)
         messages += (answer, user(f"v{number}3x"))
+
+
+def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():
+    """Its first rendering drops the thought, and says the word all the same."""
+    talk = Talk("strips_old_thoughts")
+    calling = reply("", call("c1", path="t1x"), reasoning="t1x")
+    loop = (user("v1x"), calling, result("v2x", "c1"))
+    talk.messages = (*loop, reply("v3x"), user("v4x"))
+    talk.ask(ANSWER)
+    talk.messages = loop
+    assert words(talk.ask(ANSWER), "t") == ["t1x", "t1x"]
