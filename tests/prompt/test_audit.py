@@ -60,7 +60,11 @@ FACTS = {
     ),
     "kimi": TemplateFacts(call_ids="kimi", closers=frozenset({"<|im_end|>", "[EOS]"})),
     "arguments_as_text": TemplateFacts(arguments_as_text=True, closers=frozenset({"<｜end▁of▁sentence｜>"})),
-    "gemma4_channel": replace(THINKS, closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"})),
+    "gemma4_channel": replace(
+        THINKS,
+        tail_options=frozenset(),
+        closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"}),
+    ),
     "hoists_systems": TemplateFacts(takes_late_system=False, closers=CHATML_ENDS),
     "plain": TemplateFacts(takes_tools=False, takes_calls=False, lead=" ", closers=frozenset({"</s>"})),
     "minicpm": TemplateFacts(closers=frozenset({"<|im_end|>", "</s>"})),
