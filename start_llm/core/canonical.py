@@ -47,8 +47,12 @@ def chain(root: CanonicalKey, messages: Iterable[CanonicalMessage]) -> tuple[Can
 
 def thought_digest(thought: str | None) -> bytes | None:
     """Names a thought, however much white space is around it; None for none."""
-    body = (thought or "").strip()
-    return hashlib.blake2b(body.encode(), digest_size=_SIZE).digest() if body else None
+    return text_digest(thought) if thought and thought.strip() else None
+
+
+def text_digest(text: str) -> bytes:
+    """Names a text, however much white space is around it."""
+    return hashlib.blake2b(text.strip().encode(), digest_size=_SIZE).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +63,12 @@ class Conversation:
         keys: of its prefixes: one for each message.
         echoed: for each message the digest of the thought that the client sent; None: it sent none.
         shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
+        own: for each message the digest of a text with lines of its own, which its key leaves out.
         session: whose it is, as the client says, or as its first messages say.
     """
 
     keys: Sequence[CanonicalKey]
     echoed: Sequence[bytes | None]
     shown: Sequence[bytes | None]
+    own: Sequence[bytes | None]
     session: str

@@ -118,6 +118,8 @@ class CallFinder:
         self._space = TrailingSpace()
         self._behind_call = False
         self._was_cut = False
+        self.was_cut_in_block = False
+        """The reply was cut in an opener, or in front of the end that belongs to it."""
         self.is_silent = True
         """Nothing but white space has come so far."""
 
@@ -149,6 +151,7 @@ class CallFinder:
         back. A block that was cut is most likely one call, and nothing in its arguments is another.
         """
         events: list[Output] = []
+        self.was_cut_in_block = not complete and (self._block is not None or bool(self._held))
         while self._block:
             self._note(self._block.close(complete), events)
             rest = self._leave(self._block, events)

@@ -55,6 +55,8 @@ class ChannelSplitter:
         self._held = ""
         self._space = TrailingSpace()
         self._has_said = False
+        self._was_cut = False
+        self.has_loose_end = False
 
     @property
     def in_thought(self) -> bool:
@@ -70,7 +72,7 @@ class ChannelSplitter:
 
     @property
     def was_cut_in_call(self) -> bool:
-        return self._counter.is_open
+        return self._was_cut
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
@@ -82,15 +84,20 @@ class ChannelSplitter:
                 buffer = self._read_body(buffer, events)
         return events
 
-    def close(self, complete: bool) -> list[Output]:  # noqa: ARG002 - a whole object is a call, cut or not
+    def close(self, complete: bool) -> list[Output]:
+        """A whole object is a call, cut or not."""
         events: list[Output] = []
         held, self._held = self._held, ""
         if self._message.kind != "header":
             self._take(held, events)
+            before = self.calls
             self._end_message("", events)
-        elif not any(mark in held for mark in _BEGINNINGS):
+            self._was_cut = not complete and self._message.kind == "call" and self.calls == before
+        elif held and not any(mark in held for mark in _BEGINNINGS):
             # Half a header is markup; anything else is what the model had to say.
             self._say(held, events)
+        else:
+            self.has_loose_end = True
         space = self._space.release()
         return [*events, *(_content(space) if self._has_said else [])]
 

@@ -28,6 +28,7 @@ class Splitter(Protocol):
         calls: calls that were read to their end.
         call_is_open: a call has begun and not ended.
         was_cut_in_call: the reply was cut in a call, or in what might have become one.
+        has_loose_end: the reply ended in markup that no event tells of.
     """
 
     @property
@@ -41,6 +42,9 @@ class Splitter(Protocol):
 
     @property
     def was_cut_in_call(self) -> bool: ...
+
+    @property
+    def has_loose_end(self) -> bool: ...
 
     def feed(self, text: str) -> list[Output]: ...
 
@@ -68,6 +72,7 @@ class PlainSplitter:
     calls = 0
     call_is_open = False
     was_cut_in_call = False
+    has_loose_end = False
 
     def feed(self, text: str) -> list[Output]:
         return [Content(text)] if text else []
@@ -115,6 +120,10 @@ class TagSplitter:
     @property
     def was_cut_in_call(self) -> bool:
         return self._finder.was_cut_in_call
+
+    @property
+    def has_loose_end(self) -> bool:
+        return self._finder.was_cut_in_block
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []

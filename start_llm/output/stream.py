@@ -48,9 +48,10 @@ class OutputStream:
 
     @property
     def is_whole(self) -> bool:
-        """What has come so far ends outside of thoughts and calls."""
+        """What has come so far ends outside of thoughts, calls and markup."""
         splitter = self._splitter
-        return not (splitter.in_thought or splitter.call_is_open or splitter.was_cut_in_call)
+        is_in_call = splitter.call_is_open or splitter.was_cut_in_call
+        return not (splitter.in_thought or is_in_call or splitter.has_loose_end)
 
     def _count(self, tokens: int, in_thought: bool, has_said: bool) -> None:
         """Tokens that say nothing may be the mark that opens a thought, which is part of it."""

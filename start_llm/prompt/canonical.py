@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, text_digest
 from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.changes import tool_name
@@ -96,6 +96,16 @@ def canonical(
     return [
         CanonicalMessage(_encoded(_parts(_changed(message, rules, _is_first(ordered, index)), schemas)))
         for index, message in enumerate(ordered)
+    ]
+
+
+def own_digests(messages: Sequence[Message]) -> list[bytes | None]:
+    """For each message the digest of its text, if that has lines of the class `own`."""
+    rules = [rule for rule in RULES if rule.drift == "own"]
+    without = (_changed(one, rules, _is_first(messages, index)) for index, one in enumerate(messages))
+    return [
+        text_digest(message.content) if bare.content != message.content else None
+        for message, bare in zip(messages, without, strict=True)
     ]
 
 

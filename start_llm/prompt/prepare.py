@@ -25,7 +25,7 @@ from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import Adapted, adapt
 from start_llm.prompt.audit import audit
 from start_llm.prompt.boundaries import Closers, Place, Rendered, locate
-from start_llm.prompt.canonical import canonical, for_the_model, root_key
+from start_llm.prompt.canonical import canonical, for_the_model, own_digests, root_key
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.shorten import with_short_content
@@ -68,6 +68,7 @@ class PromptPolicy:
 
 
 _AS_THE_TEMPLATE_DOES = PromptPolicy()
+_UNSURE = "\0"
 
 
 class Preparer:
@@ -159,8 +160,12 @@ class Preparer:
             keys=keys,
             echoed=[thought_digest(self._apart(message).reasoning) for message in request.messages],
             shown=list(_shown_thoughts([self._apart(message) for message in messages], text)),
+            own=self._own(request.messages),
             session=request.session_id or keys[_first_question(messages)].digest.hex(),
         )
+
+    def _own(self, messages: Sequence[Message]) -> list[bytes | None]:
+        return own_digests(messages) if self._policy.with_rules else [None] * len(messages)
 
     # ------------------------------------------------------------------------------------- what is rendered
 
@@ -252,14 +257,37 @@ def _shallow(param: str) -> Generator[None]:
 
 
 def _shown_thoughts(messages: Sequence[Message], text: _Text) -> Iterator[bytes | None]:
-    """For each message the digest of its thought, if that stands in its place in the text."""
+    """For each message the digest of its thought, if that stands in its place in the text.
+
+    What stands there may be another text with the same words. Then nobody can tell, and the digest is one
+    that no thought has: nothing that holds or wants this thought is taken for it.
+    """
     offsets = {place.message: place.offset for place in text.places}
-    start = 0
+    start, first = 0, 0
     for index, message in enumerate(messages):
         thought = (message.reasoning or "").strip()
-        end = next((offsets[later] for later in range(index, len(messages)) if later in offsets), None)
-        yield thought_digest(thought) if thought and text.whole.find(thought, start, end) >= 0 else None
-        start = offsets.get(index, start)
+        last = next((later for later in range(index, len(messages)) if later in offsets), len(messages) - 1)
+        if not thought or text.whole.find(thought, start, offsets.get(last)) < 0:
+            yield None
+        else:
+            around = [
+                *messages[first:index],
+                replace(message, reasoning=None),
+                *messages[index + 1 : last + 1],
+            ]
+            yield thought_digest(f"{_UNSURE}{thought}" if _is_said(thought, around) else thought)
+        if index in offsets:
+            start, first = offsets[index], index + 1
+
+
+def _is_said(thought: str, messages: Sequence[Message]) -> bool:
+    """Some text of these messages has the words of the thought."""
+    escaped = json.dumps(thought, ensure_ascii=False)[1:-1]
+    texts = (
+        [one.content, one.reasoning, *([call.name, dict(call.arguments)] for call in one.tool_calls)]
+        for one in messages
+    )
+    return any(escaped in json.dumps(parts, ensure_ascii=False) for parts in texts)
 
 
 def _first_question(messages: Sequence[Message]) -> int:

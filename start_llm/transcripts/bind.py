@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from start_llm.core.canonical import Conversation
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts.store import TranscriptStore, Variant
+from start_llm.transcripts.store import Held, TranscriptStore, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +18,21 @@ class Bound:
     Attributes:
         ids: recorded tokens of the bound prefix, and those of the fresh rendering behind it.
         boundaries: in `ids`.
-        thoughts: for each message the digest of the thought that `ids` hold.
+        held: for each message what `ids` hold of it that its key does not say.
         prefix: what was bound; None if nothing was, and all is fresh.
         replaced: tokens of the fresh rendering that the prefix stands for.
     """
 
     ids: tuple[int, ...]
     boundaries: tuple[Boundary, ...]
-    thoughts: tuple[bytes | None, ...]
+    held: Held
     prefix: Variant | None = None
     replaced: int = 0
+
+
+def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> Bound:
+    """The fresh rendering as it is."""
+    return Bound(ids, tuple(boundaries), Held(tuple(conversation.shown), tuple(conversation.own)))
 
 
 def bind(
@@ -53,7 +58,7 @@ def bind(
 
     prefix = next(store.find(conversation.keys, worth), None)
     if prefix is None:
-        return Bound(ids, tuple(boundaries), tuple(conversation.shown))
+        return fresh(conversation, ids, boundaries)
     end = places[prefix.depth]
     recorded = [Boundary(one.depth, one.length) for one in prefix.path()]
     moved = prefix.length - end
@@ -61,9 +66,18 @@ def bind(
     return Bound(
         ids=(*prefix.tokens(), *ids[end:]),
         boundaries=(*recorded, *rest),
-        thoughts=(*prefix.all_thoughts(), *conversation.shown[prefix.depth + 1 :]),
+        held=_held(prefix, conversation),
         prefix=prefix,
         replaced=end,
+    )
+
+
+def _held(prefix: Variant, conversation: Conversation) -> Held:
+    recorded, behind = prefix.held(), slice(prefix.depth + 1, None)
+    return Held(
+        thoughts=(*recorded.thoughts, *conversation.shown[behind]),
+        own=(*recorded.own, *conversation.own[behind]),
+        replied=recorded.replied,
     )
 
 
@@ -77,7 +91,7 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
             conversation.keys[boundary.message],
             boundary.message,
             ids[: boundary.tokens],
-            thoughts=bound.thoughts,
+            bound.held,
             parent=last,
             session=conversation.session,
         )
@@ -87,16 +101,22 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
 def rank(variant: Variant, conversation: Conversation, *, keeps_thoughts: bool) -> tuple[int, ...] | None:
     """Thoughts that the client sent count most, then whose conversation it is.
 
-    None if a thought in the tokens is not the one that was sent, or if one that would be shown is not there.
+    What differs and is not in the key may stay as it was computed, where a reply that was written here stands
+    behind it: the client sends that back, so it is this conversation's earlier value and not another's.
+
+    None if the tokens hide a thought that would be shown, or hold what is not this conversation's.
     """
-    echoes = 0
-    for held, echoed, shown in zip(
-        variant.all_thoughts(), conversation.echoed, conversation.shown, strict=False
-    ):
+    recorded, echoes = variant.held(), 0
+    new = slice(recorded.replied + 1, variant.depth + 1)
+    if recorded.own[new] != tuple(conversation.own[new]):
+        return None
+    thoughts = zip(recorded.thoughts, conversation.echoed, conversation.shown, strict=False)
+    for depth, (held, echoed, shown) in enumerate(thoughts):
         is_hidden = held is None and shown is not None
         is_another = held is not None and echoed not in (None, held)
+        is_not_ours = depth > recorded.replied and held not in (None, echoed, shown)
         is_too_much = held is not None and shown is None and not keeps_thoughts
-        if is_hidden or is_another or is_too_much:
+        if is_hidden or is_another or is_not_ours or is_too_much:
             return None
         echoes += held is not None and held == echoed
     return echoes, int(variant.session == conversation.session)

@@ -28,6 +28,21 @@ _VARIANT_BYTES = 400
 """About what a variant takes beside its tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What tokens hold that their key does not say, for each message.
+
+    Attributes:
+        thoughts: digests of thoughts.
+        own: digests of texts with lines of their own.
+        replied: the last message that was written here; -1: none was.
+    """
+
+    thoughts: tuple[bytes | None, ...]
+    own: tuple[bytes | None, ...]
+    replied: int = -1
+
+
 @dataclass(eq=False, slots=True)
 class Variant:
     """Tokens up to the end of one message, as what follows the parent's.
@@ -36,7 +51,8 @@ class Variant:
         key: of the node.
         depth: index of the message.
         length: tokens in all.
-        thoughts: for each message behind the parent's, the digest of the thought that its tokens hold.
+        thoughts, own: what the tokens of each message behind the parent's hold.
+        replied: the last message that was written here.
         session: where it was computed.
         children: variants that build on this one.
     """
@@ -47,6 +63,8 @@ class Variant:
     delta: array[int]
     length: int
     thoughts: tuple[bytes | None, ...]
+    own: tuple[bytes | None, ...]
+    replied: int
     session: str
     last_used: float
     children: int = 0
@@ -62,9 +80,14 @@ class Variant:
             found.append(parent)
         return found[::-1]
 
-    def all_thoughts(self) -> tuple[bytes | None, ...]:
+    def held(self) -> Held:
         """For each message up to this one."""
-        return tuple(thought for variant in self.path() for thought in variant.thoughts)
+        path = self.path()
+        return Held(
+            thoughts=tuple(thought for variant in path for thought in variant.thoughts),
+            own=tuple(text for variant in path for text in variant.own),
+            replied=self.replied,
+        )
 
     def tokens(self) -> array[int]:
         """All of them, from the first message on."""
@@ -126,27 +149,38 @@ class TranscriptStore:
         key: CanonicalKey,
         depth: int,
         tokens: Sequence[int],
+        held: Held,
         *,
-        thoughts: Sequence[bytes | None],
         parent: Variant | None = None,
         session: str = "",
     ) -> Variant:
         """Tokens were computed for a prefix. The same ones again are the variant that is there.
 
         Args:
-            thoughts: of each message up to this one, the digest of the thought that the tokens hold.
+            held: of each message up to this one, and perhaps of more.
             parent: of a shorter prefix; ignored if its tokens are not a beginning of these.
         """
-        whole, thoughts = array(_TOKEN, tokens), tuple(thoughts[: depth + 1])
+        whole = array(_TOKEN, tokens)
         with self._lock:
             parent = parent if parent and self._builds_on(parent, whole, depth) else None
-            known = self._same(key, whole, thoughts)
+            known = self._same(key, whole, held.thoughts[: depth + 1])
             if known is not None:
                 known.last_used, known.session = self.clock(), session
+                known.replied = max(known.replied, held.replied)
                 return known
             start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
-            delta, own = whole[start:], thoughts[first:]
-            variant = Variant(key, depth, parent, delta, len(whole), own, session, self.clock())
+            variant = Variant(
+                key=key,
+                depth=depth,
+                parent=parent,
+                delta=whole[start:],
+                length=len(whole),
+                thoughts=held.thoughts[first : depth + 1],
+                own=held.own[first : depth + 1],
+                replied=held.replied,
+                session=session,
+                last_used=self.clock(),
+            )
             self._put(variant)
             self._forget_some()
             return variant
@@ -159,7 +193,7 @@ class TranscriptStore:
         self, key: CanonicalKey, tokens: array[int], thoughts: tuple[bytes | None, ...]
     ) -> Variant | None:
         for one in self._nodes.get(key, ()):
-            if one.length == len(tokens) and one.all_thoughts() == thoughts and one.tokens() == tokens:
+            if one.length == len(tokens) and one.held().thoughts == thoughts and one.tokens() == tokens:
                 return one
         return None
 

@@ -12,10 +12,10 @@ from start_llm.core.chat import Json, KeptThoughts, Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.bind import Bound, bind, record_prompt
+from start_llm.transcripts.bind import Bound, bind, fresh, record_prompt
 from start_llm.transcripts.safety import says_the_same
 from start_llm.transcripts.seen import SeenConversations
-from start_llm.transcripts.store import TranscriptStore, Variant
+from start_llm.transcripts.store import Held, TranscriptStore, Variant
 from start_llm.transcripts.thoughts import ThoughtStore
 
 _UNDECODABLE = "\ufffd"
@@ -57,19 +57,19 @@ class Transcripts:
         """
         conversation = prompt.conversation
         if conversation is None:
-            return Turn(self, None, Bound(prompt.tokens.ids, prompt.boundaries, ()), 0)
-        fresh = Bound(prompt.tokens.ids, prompt.boundaries, tuple(conversation.shown))
+            return Turn(self, None, Bound(prompt.tokens.ids, prompt.boundaries, Held((), ())), 0)
         bound = bind(
             self.store,
             conversation,
-            fresh.ids,
-            fresh.boundaries,
+            prompt.tokens.ids,
+            prompt.boundaries,
             keeps_thoughts=self.kept_thoughts == "true",
         )
-        refusal = self._refusal(bound, fresh, window)
+        unbound = fresh(conversation, prompt.tokens.ids, prompt.boundaries)
+        refusal = self._refusal(bound, unbound, window)
         self.metrics.note_binding(bound.prefix.length if bound.prefix else 0, bound.replaced, refusal)
-        new = len(fresh.ids) - self._known(conversation, prompt)
-        chosen = fresh if refusal else bound
+        new = len(unbound.ids) - self._known(conversation, prompt)
+        chosen = unbound if refusal else bound
         return Turn(self, conversation, chosen, max(len(chosen.ids) - new, 0))
 
     def _known(self, conversation: Conversation, prompt: Prompt) -> int:
@@ -77,14 +77,14 @@ class Transcripts:
         known = self.seen.depth(conversation.keys)
         return max((one.tokens for one in prompt.boundaries if one.message < known), default=0)
 
-    def _refusal(self, bound: Bound, fresh: Bound, window: int) -> str | None:
+    def _refusal(self, bound: Bound, unbound: Bound, window: int) -> str | None:
         """Why the fresh rendering has to be taken, if it has."""
         if bound.prefix is None:
             return None
-        if len(bound.ids) >= window > len(fresh.ids):
+        if len(bound.ids) >= window > len(unbound.ids):
             return "too_long"
         if self.checks_words and not says_the_same(
-            self._text(bound.prefix.tokens()), self._text(fresh.ids[: bound.replaced])
+            self._text(bound.prefix.tokens()), self._text(unbound.ids[: bound.replaced])
         ):
             return "unsafe"
         return None
@@ -199,7 +199,7 @@ class Turn:
             self._record(self._conversation, message, written)
 
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
-        transcripts, thought = self._transcripts, thought_digest(message.reasoning)
+        transcripts, held, thought = self._transcripts, self._bound.held, thought_digest(message.reasoning)
         key = conversation.keys[-1].with_message(transcripts.canonical_reply(message))
         transcripts.seen.note(key)
         if message.reasoning and thought:
@@ -210,7 +210,7 @@ class Turn:
             key,
             len(conversation.keys),
             (*self._bound.ids, *written),
-            thoughts=(*self._bound.thoughts, thought),
+            Held((*held.thoughts, thought), (*held.own, None), replied=len(conversation.keys)),
             parent=self._prompt,
             session=conversation.session,
         )

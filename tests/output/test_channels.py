@@ -1,5 +1,6 @@
 """Harmony's messages: what each channel means as it comes, and that no text can stop the splitter."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,3 +82,34 @@ def test_a_text_without_markers_is_the_answer(text):
     said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
     assert said.content.strip() == text.strip()
     assert not said.reasoning
+
+
+ASKING = (
+    '<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant to=functions.read<|message|>{"a": 1}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loose"),
+    [
+        ("Hello", False),
+        ("<|channel|>final<|message|>Hello", False),
+        (ASKING, False),
+        (ASKING.partition("<|start|>")[0], True),
+        (ASKING.partition("to=")[0], True),
+        (ASKING.partition("read")[0], True),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_reply_that_ends_in_a_header_has_a_loose_end(text, is_loose, complete):
+    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+    splitter.feed(text)
+    splitter.close(complete)
+    assert splitter.has_loose_end is is_loose
+
+
+def test_a_call_that_was_cut_is_told_as_one():
+    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+    splitter.feed(ASKING[:-1])
+    splitter.close(complete=False)
+    assert splitter.was_cut_in_call

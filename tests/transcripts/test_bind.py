@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.bind import Bound, bind, record_prompt
-from start_llm.transcripts.store import Limits, TranscriptStore
+from start_llm.transcripts.store import Held, Limits, TranscriptStore
 
 CLOSER, TAIL = 0, 99
 
@@ -35,7 +36,7 @@ def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | N
     said = visible or [bytes(message) for message in messages]
     keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
     nothing = [None] * len(keys)
-    return Conversation(keys=keys, echoed=nothing, shown=nothing, session="")
+    return Conversation(keys=keys, echoed=nothing, shown=nothing, own=nothing, session="")
 
 
 def served(
@@ -65,7 +66,13 @@ def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
     reply = conversation([question, answer])
     said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
     prompt = bind(kept, reply, *rendered([question, answer])).prefix
-    kept.add(reply.keys[1], 1, said, thoughts=[None, b"a thought"], parent=prompt)
+    kept.add(
+        reply.keys[1],
+        1,
+        said,
+        Held((None, b"a thought"), (None, None), replied=1),
+        parent=prompt,
+    )
     second = served(kept, [question, answer, [5]])
     assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
     assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))
@@ -102,3 +109,30 @@ def test_whatever_was_served_before_a_prompt_holds_what_the_request_says(request
     kept = store()
     for messages in requests:
         assert served(kept, messages).ids == rendered(messages)[0]
+
+
+def test_a_thought_that_would_be_shown_is_not_hidden():
+    """It was dropped when these messages were read last; now it stands in the rendering."""
+    kept, messages = store(), [[1], [2], [3]]
+    served(kept, messages)
+    asked = replace(conversation(messages), shown=[None, b"a thought", None])
+    bound = bind(kept, asked, *rendered(messages))
+    assert bound.prefix is not None and bound.prefix.depth == 0
+
+
+OWN = ([b"first", None, None], [b"second", None, None])
+
+
+def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
+    kept, messages = store(), [[1], [2], [3]]
+    first, second = (replace(conversation(messages), own=own) for own in OWN)
+    record_prompt(kept, first, bind(kept, first, *rendered(messages)))
+    assert bind(kept, second, *rendered(messages)).prefix is None
+
+
+def test_once_it_was_replied_to_it_stays_as_it_was():
+    kept, messages = store(), [[1], [2], [3]]
+    first, second = (replace(conversation(messages), own=own) for own in OWN)
+    held = Held(tuple(first.shown[:2]), tuple(first.own[:2]), replied=1)
+    kept.add(first.keys[1], 1, [9, CLOSER, 2], held)
+    assert bind(kept, second, *rendered(messages)).ids[:2] == (9, CLOSER)

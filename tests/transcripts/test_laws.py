@@ -1,0 +1,202 @@
+"""Nothing hidden, nothing foreign: what a model reads, whatever clients and model did before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Thinking
+from tests.prompt.fakes import call, reply, result, system, text_of, user
+from tests.prompt.replies import EMPTY, TOOLS
+from tests.templates.traits import TRAITS
+from tests.transcripts.clients import World
+from tests.transcripts.world import (
+    MOVING,
+    OWN,
+    SHAPES,
+    Reply,
+    Server,
+    Shape,
+    form_of,
+    without_thoughts,
+    words,
+)
+
+REQUESTS = 8
+ANSWER = Shape(thought=False, text=True, calls=0)
+THOUGHTFUL = Shape(thought=True, text=True, calls=0)
+POLICIES: tuple[KeptThoughts, ...] = ("true", "template", "false")
+THINKERS = [trait for trait in TRAITS if form_of(trait, THOUGHTFUL, on=True)]
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**32), kept=st.sampled_from(POLICIES), strict=st.booleans())
+def test_nothing_is_hidden_and_nothing_is_foreign(
+    trait: str, seed: int, kept: KeptThoughts, strict: bool
+) -> None:
+    """See `World`, which checks every prompt."""
+    World(trait, kept, Random(seed), strict=strict).live(REQUESTS)
+
+
+# ------------------------------------------------------------------------------------------------ the splice
+
+
+class Talk:
+    """One client that changes nothing, and a model that writes as its template does."""
+
+    def __init__(self, trait: str, kept: KeptThoughts = "true", server: Server | None = None) -> None:
+        self.server = server or Server(trait, kept)
+        self.trait = trait
+        first = () if trait == MOVING else (system("v90x"),)
+        self.messages: tuple[Message, ...] = (*first, user("v91x"))
+        self.tenant = b""
+        self.written = ""
+
+    def request(self, *, on: bool = True) -> ChatRequest:
+        return ChatRequest(
+            messages=self.messages,
+            tools=() if self.trait == MOVING else TOOLS,
+            thinking=Thinking(on=on),
+            tenant=self.tenant,
+        )
+
+    def ask(self, shape: Shape, *, thought: str = "t1x", on: bool = True) -> str:
+        """What the model read. The reply is in the conversation then, and what follows it."""
+        request, calls = self.request(on=on), sum(len(one.tool_calls) for one in self.messages)
+        form, said = form_of(self.trait, shape, on=on), len(self.messages)
+        how = Reply(shape, tuple(f"v{said}{n}x" for n in range(3)), thought)
+        assert form
+        self.written = how.text(form, calls)
+        read, answer = self.server.answer(request, self.written, how)
+        named = [replace(one, id=f"call{said}{one.id}") for one in answer.tool_calls]
+        results = [result(f"v{said}{n}r", one.id) for n, one in enumerate(named)]
+        self.messages += (replace(answer, tool_calls=tuple(named)), *(results or [user(f"v{said}9x")]))
+        return read
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("trait", TRAITS)
+def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool):
+    """At every reply of a conversation; but for thoughts, where the model has any: a rendering drops them."""
+    talk, written = Talk(trait), ""
+    shapes = [shape for shape in SHAPES if form_of(trait, shape, on=on)]
+    has_thoughts = trait in THINKERS if on else trait in EMPTY
+    for shape in (*shapes, ANSWER):
+        fresh = talk.server.fresh(talk.request(on=on))
+        read = talk.ask(shape, on=on)
+        assert without_thoughts(read) == without_thoughts(fresh)
+        assert read == fresh or has_thoughts
+        assert read.startswith(written)
+        written = read + talk.written
+    assert talk.server.transcripts.metrics.bound == len(shapes)
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
+    talk = Talk(trait)
+    talk.ask(ANSWER)
+    variants = [one for kept in talk.server.transcripts.store._nodes.values() for one in kept]
+    (recorded,) = [one for one in variants if one.depth == one.replied]
+    assert text_of(trait, recorded.tokens()).endswith(talk.written)
+    assert not talk.written.endswith(TRAITS[trait].eos)
+
+
+# --------------------------------------------------------------------------------- replies with two thoughts
+
+
+def twice(trait: str, kept: KeptThoughts = "true") -> tuple[Talk, Talk]:
+    """Two clients are told the same, for two reasons."""
+    first = Talk(trait, kept)
+    second = Talk(trait, kept, first.server)
+    first.ask(THOUGHTFUL, thought="t1x")
+    second.ask(THOUGHTFUL, thought="t2x")
+    assert first.messages != second.messages
+    return first, second
+
+
+def with_thought(talk: Talk, thought: str | None) -> Talk:
+    messages = (replace(one, reasoning=thought) if one.role == "assistant" else one for one in talk.messages)
+    talk.messages = tuple(messages)
+    return talk
+
+
+@pytest.mark.parametrize("trait", THINKERS)
+def test_an_echoed_thought_gets_the_tokens_that_it_came_with(trait: str):
+    for talk, thought in zip(twice(trait), ("t1x", "t2x"), strict=True):
+        assert words(talk.ask(ANSWER), "t") == [thought]
+
+
+@pytest.mark.parametrize("trait", THINKERS)
+def test_an_edited_thought_is_content(trait: str):
+    talk = with_thought(twice(trait)[0], "t3x")
+    fresh = talk.server.fresh(talk.request())
+    assert words(talk.ask(ANSWER), "t") == words(fresh, "t")
+
+
+@pytest.mark.parametrize("trait", THINKERS)
+def test_a_thought_of_another_client_is_shown_to_nobody_else(trait: str):
+    """The other one never sent any: it may get what the server thought, not what this one made of it."""
+    talk = Talk(trait)
+    talk.ask(THOUGHTFUL, thought="t1x")
+    other = Talk(trait, server=talk.server)
+    other.messages = with_thought(talk, None).messages
+    with_thought(talk, "t3x").ask(ANSWER)
+    assert words(other.ask(ANSWER), "t") in (["t1x"], [])
+
+
+@pytest.mark.parametrize("trait", THINKERS)
+def test_a_thought_stays_with_its_tenant(trait: str):
+    talk = Talk(trait)
+    talk.ask(THOUGHTFUL, thought="t1x")
+    with_thought(talk, None).tenant = b"other"
+    assert words(talk.ask(ANSWER), "t") == []
+
+
+# ------------------------------------------------------------------------------------------- lines of its own
+
+
+def with_id(talk: Talk, message_id: str) -> Talk:
+    lines = OWN.format(message_id)
+    talk.messages = tuple(
+        user(lines + one.content[-4:]) if one.content.endswith("v91x") else one for one in talk.messages
+    )
+    return talk
+
+
+def test_a_new_message_is_read_with_its_own_id_whoever_sent_the_same_before():
+    first = with_id(Talk("kimi"), "m1x")
+    first.ask(ANSWER)
+    assert words(with_id(Talk("kimi", server=first.server), "m2x").ask(ANSWER), "m") == ["m2x"]
+
+
+def test_an_old_message_keeps_the_id_that_it_was_read_with():
+    talk = with_id(Talk("kimi"), "m1x")
+    talk.ask(ANSWER)
+    assert words(with_id(talk, "m2x").ask(ANSWER), "m") == ["m1x"]
+
+
+def test_what_moves_from_question_to_question_is_read_in_its_place_alone():
+    server = Server(MOVING, "true")
+    messages: tuple[Message, ...] = (user("v1x"),)
+    for number in range(3):
+        request = ChatRequest(messages=messages, tools=TOOLS)
+        how = Reply(ANSWER, (f"v{number}2x",), "")
+        read, answer = server.answer(request, how.text("v0x", 0), how)
+        assert read == server.fresh(request)
+        messages += (answer, user(f"v{number}3x"))
+
+
+def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():
+    """Its first rendering drops the thought, and says the word all the same."""
+    talk = Talk("strips_old_thoughts")
+    calling = reply("", call("c1", path="t1x"), reasoning="t1x")
+    loop = (user("v1x"), calling, result("v2x", "c1"))
+    talk.messages = (*loop, reply("v3x"), user("v4x"))
+    talk.ask(ANSWER)
+    talk.messages = loop
+    assert words(talk.ask(ANSWER), "t") == ["t1x", "t1x"]

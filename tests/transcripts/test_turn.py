@@ -1,0 +1,185 @@
+"""One turn: bound to what was computed before, and recorded if a client can send back all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from start_llm.core.canonical import CanonicalKey, Conversation, chain, thought_digest
+from start_llm.core.chat import Message
+from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
+from start_llm.core.prompt import Boundary, ModelTokens, Prompt
+from start_llm.prompt.canonical import canonical
+from start_llm.transcripts.turn import Transcripts, Turn
+from tests.prompt.fakes import reply, user
+from tests.transcripts.fakes import transcripts
+
+WINDOW = 1000
+CLOSER, TAIL, STOP = "|", ">", "#"
+THOUGHT = Reasoning("Hm.")
+ITSELF, AT_A_LIMIT = Finished("stop", Usage(1, 0, 1)), Finished("length", Usage(1, 0, 1))
+ASKED = user("Where?")
+HERE = (Content("Here"),)
+
+
+def kept(**policy: Any) -> Transcripts:
+    """Its tokens are characters."""
+    return transcripts(lambda token: chr(token).encode(), **policy)
+
+
+def prompt_of(*messages: Message) -> Prompt:
+    """Each message and its closer, then what makes the model answer. Thoughts are not shown."""
+    text, ends = "", list[Boundary]()
+    for index, message in enumerate(messages):
+        text += message.content
+        ends.append(Boundary(index, len(text)))
+        text += CLOSER
+    nothing = [None] * len(messages)
+    conversation = Conversation(
+        keys=chain(CanonicalKey.of(b""), canonical(messages)),
+        echoed=[thought_digest(message.reasoning) for message in messages],
+        shown=nothing,
+        own=nothing,
+        session="",
+    )
+    ids = tuple(map(ord, text + TAIL))
+    return Prompt(tokens=ModelTokens(ids), boundaries=tuple(ends), conversation=conversation)
+
+
+def asked(known: Transcripts, *messages: Message, window: int = WINDOW) -> Turn:
+    turn = known.begin(prompt_of(*messages), window)
+    turn.asked()
+    return turn
+
+
+def answered(
+    known: Transcripts, outputs: Sequence[Output], written: str, end: Finished = ITSELF, *, whole: bool = True
+) -> None:
+    """Somebody asks, and this is the reply."""
+    turn = asked(known, ASKED)
+    for output in outputs:
+        turn.said(output)
+    turn.wrote([ord(char) for char in written])
+    turn.ended(end, is_whole=whole)
+
+
+def read(turn: Turn) -> str:
+    return "".join(map(chr, turn.tokens.ids))
+
+
+def next_read(known: Transcripts, message: Message, window: int = WINDOW) -> str:
+    return read(asked(known, ASKED, message, user("And there?"), window=window))
+
+
+def test_a_reply_ends_before_what_ends_it():
+    known = kept()
+    answered(known, HERE, f"Here{STOP}")
+    assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
+
+
+def test_a_reply_that_was_cut_by_its_limit_keeps_its_last_token():
+    known = kept()
+    answered(known, HERE, "Here", AT_A_LIMIT)
+    assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
+
+
+def test_a_thought_stays_although_the_rendering_drops_it():
+    known = kept()
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    assert next_read(known, reply("Here")) == "Where?|>(Hm.)Here|And there?|>"
+    assert next_read(known, reply("Here", reasoning="Hm.\n")) == "Where?|>(Hm.)Here|And there?|>"
+
+
+def test_a_thought_that_was_edited_is_content():
+    known = kept()
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    assert next_read(known, reply("Here", reasoning="Ha!")) == "Where?|Here|And there?|>"
+
+
+def test_two_thoughts_of_one_reply_each_get_their_own_tokens():
+    known = kept()
+    for thought in ("One.", "Two."):
+        answered(known, (Reasoning(thought), *HERE), f"({thought})Here{STOP}")
+    for thought in ("One.", "Two."):
+        told = next_read(known, reply("Here", reasoning=thought))
+        assert told == f"Where?|>({thought})Here|And there?|>"
+
+
+@pytest.mark.parametrize("policy", ["template", "false"])
+def test_a_thought_that_nobody_wants_does_not_stay(policy):
+    known = kept(kept_thoughts=policy)
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    assert next_read(known, reply("Here")) == "Where?|Here|And there?|>"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "written", "end", "whole"),
+    [
+        ((Content("He\ufffd"),), "He", AT_A_LIMIT, True),
+        ((CallStarted(0, "read"), CallArguments(0, "[1]")), "[1]", ITSELF, True),
+        ((CallStarted(0, "read"), CallArguments(0, '{"a": ')), '{"a": ', AT_A_LIMIT, True),
+        ((), "", ITSELF, True),
+        ((Content(" \n"),), " \n", ITSELF, True),
+        ((THOUGHT,), "(Hm.)", ITSELF, True),
+        (HERE, "Here", replace(ITSELF, stop="!"), True),
+        (HERE, "Here<call", AT_A_LIMIT, False),
+    ],
+)
+def test_what_no_client_could_send_back_is_not_recorded(outputs, written, end, whole):
+    known = kept()
+    asked(known, ASKED)
+    before = known.store.metrics.variants
+    answered(known, outputs, written, end, whole=whole)
+    assert known.store.metrics.variants == before
+
+
+def test_a_prompt_that_would_not_fit_is_read_fresh_and_begins_a_path_of_its_own():
+    known = kept()
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    fresh = "Where?|Here|And there?|>"
+    assert next_read(known, reply("Here"), window=len(fresh) + 1) == fresh
+    assert known.metrics.refused == {"too_long": 1}
+    assert next_read(known, reply("Here")) == fresh
+
+
+def test_what_does_not_say_the_words_of_the_rendering_is_read_fresh_where_that_is_checked():
+    known = kept(checks_words=True)
+    answered(known, HERE, f"There{STOP}")
+    assert next_read(known, reply("Here")) == "Where?|Here|And there?|>"
+    assert known.metrics.refused == {"unsafe": 1}
+
+
+def test_where_words_are_checked_a_thought_may_stand_between_them():
+    known = kept(checks_words=True)
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    assert next_read(known, reply("Here")) == "Where?|>(Hm.)Here|And there?|>"
+    assert not known.metrics.refused
+
+
+def test_a_thought_is_given_back_to_its_own_reply_alone():
+    known = kept()
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    mine, other = (prompt_of(user(asked), reply("Here")).conversation for asked in ("Where?", "When?"))
+    assert mine and other
+    assert known.heal(mine.keys[1]) == "Hm."
+    assert known.heal(other.keys[1]) is None
+    assert known.metrics.healed == 1
+
+
+def test_no_thought_is_kept_where_none_are_wanted():
+    known = kept(kept_thoughts="false")
+    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    assert known.thoughts.nbytes == 0
+
+
+def test_a_text_leaves_nothing_behind():
+    known = kept()
+    turn = known.begin(Prompt(tokens=ModelTokens((1, 2))), WINDOW)
+    turn.asked()
+    turn.wrote([3])
+    turn.said(Content("Here"))
+    turn.ended(ITSELF, is_whole=True)
+    assert (turn.tokens.ids, known.store.metrics.variants) == ((1, 2), 0)

@@ -1,0 +1,222 @@
+"""Clients, a server and a model in little: conversations grow, drift and fork, and every prompt is checked.
+
+Every text holds words that stand nowhere else, so that what a prompt hides, or has from somewhere else, is
+seen by its words:
+
+    v1x  what anybody said      t1x  a thought             m1x  a message id, which changes
+    b1x  a billing header       i1x  an id of a call
+
+The model writes in its template's own form, or less tidily, and may be cut. What it reads is what the engine
+was given.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from start_llm.core.chat import ChatRequest, KeptThoughts, Message, ToolCall
+from start_llm.core.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Event,
+    Finished,
+    Reasoning,
+    Usage,
+)
+from start_llm.core.events import Text as Written
+from start_llm.core.job import Job
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.service import ModelTraits, Reports, Service
+from start_llm.telemetry.metrics import RequestMetrics
+from start_llm.telemetry.terminal import Terminal
+from start_llm.transcripts.turn import Transcripts
+from tests.prompt.fakes import NOON, call, family_of, reply, text_of
+from tests.prompt.replies import THOUGHT_FORMS, NoEndError, turn
+from tests.templates.traits import TRAITS, trait_tokenizer
+from tests.transcripts.fakes import transcripts
+
+WORD = re.compile(r"[a-z]\d+x")
+WINDOW = 10**6
+MOVING = "tools_before_last_user"
+"""Its conversations have neither tools nor a system message: with those it is never bound."""
+OWN = '{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n'
+BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
+_THOUGHTS = re.compile(
+    r"(<think>[\w\s]*)?</think>"
+    r"|<\|channel\|>analysis<\|message\|>[\w\s]*<\|end\|><\|start\|>assistant"
+    r"|<\|channel>thought[\w\s]*<channel\|>"
+)
+
+
+def words(text: str, kinds: str) -> list[str]:
+    return [word for word in WORD.findall(text) if word[0] in kinds]
+
+
+def said_in(message: Message) -> list[str]:
+    """The words of a message that nobody may hide."""
+    arguments = [str(dict(one.arguments)) for one in message.tool_calls]
+    return words(" ".join([message.content, *arguments]), "v")
+
+
+def without_thoughts(text: str) -> str:
+    """A prompt without thoughts and white space, its numbers in one spelling.
+
+    What the model wrote in front of a call that was then cut off is the answer, for client and template.
+    """
+    text = _THOUGHTS.sub("", text).replace("<|channel|>commentary<|message|>", "<|channel|>final<|message|>")
+    return re.sub(r"\s+", "", text).replace("1000.0", "1000")
+
+
+# ------------------------------------------------------------------------------------------------ the model
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a reply consists of."""
+
+    thought: bool
+    text: bool
+    calls: int
+
+
+SHAPES = tuple(Shape(thought, text, calls) for thought in (False, True) for text, calls in
+               ((True, 0), (True, 1), (True, 2), (False, 1), (False, 2)))  # fmt: skip
+
+
+@cache
+def form_of(trait: str, shape: Shape, *, on: bool) -> str | None:
+    """A reply as the model writes it; None if the template has no such reply, or the model does not think."""
+    if (shape.thought and not (on and trait in THOUGHT_FORMS)) or (shape.calls and trait == MOVING):
+        return None
+    calls = [call(f"c{n}", path=f"v{n}x", ratio=1000.0) for n in range(1, shape.calls + 1)]
+    message = reply("v0x" if shape.text else "", *calls, reasoning="t0x" if shape.thought else None)
+    try:
+        said = turn(trait, message, on=on).said
+    except NoEndError:
+        return None
+    return None if any(end in said for end in TRAITS[trait].eos) else said
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply to be written: its form, the words for those of the form, and where it is cut."""
+
+    shape: Shape
+    visible: tuple[str, ...]
+    thought: str
+    tidy: bool = True
+    cut: float | None = None
+    stop: bool = False
+
+    def text(self, form: str, calls_before: int) -> str:
+        told = {f"v{n}x": word for n, word in enumerate(self.visible)} | {"t0x": self.thought}
+        if not self.tidy:
+            told["v0x"] = f"\n {told['v0x']}\n\n"
+        text = WORD.sub(lambda match: told[match[0]], form)
+        return re.sub(r"(functions\.\w+:)(\d+)", lambda m: f"{m[1]}{int(m[2]) + calls_before}", text)
+
+
+class Model:
+    """Writes what it is told to, and keeps what it was given to read."""
+
+    def __init__(self, trait: str) -> None:
+        self._tokenizer = trait_tokenizer(trait)
+        self._end = self._tokenizer.encode(TRAITS[trait].eos[0], as_document=False)[0]
+        self.next: tuple[str, Reply] = ("", Reply(SHAPES[0], (), ""))
+        self.read: tuple[int, ...] = ()
+
+    def submit(self, job: Job) -> Model:
+        self.read = job.prompt.ids
+        return self
+
+    def take(self, patience_s: float) -> list[Event]:
+        text, how = self.next
+        tokens = self._tokenizer.encode(text, as_document=False)
+        pieces: list[Event] = [
+            Written(self._tokenizer.token_bytes(token).decode(), (token,)) for token in tokens
+        ]
+        if how.cut is None:
+            return [*pieces, Written("", (self._end,)), Finished("stop", Usage(1, 0, 1))]
+        pieces = pieces[: round(how.cut * len(pieces))]
+        if how.stop:
+            return [*pieces, Finished("stop", Usage(1, 0, 1), stop="a")]
+        return [*pieces, Finished("length", Usage(1, 0, 1))]
+
+    def cancel(self) -> None:
+        pass
+
+
+# ------------------------------------------------------------------------------------------------ the server
+
+
+@dataclass
+class _Memory:
+    """The transcripts that a preparer heals from: a preparer is dear, and shared by many worlds."""
+
+    transcripts: Transcripts | None = None
+
+
+@cache
+def _preparer(trait: str, kept: KeptThoughts, *, heals: bool) -> tuple[Preparer, _Memory]:
+    memory = _Memory()
+    heal = (lambda key: memory.transcripts and memory.transcripts.heal(key)) if heals else lambda _: None
+    policy = PromptPolicy(kept_thoughts=kept)
+    tokenizer = trait_tokenizer(trait)
+    return Preparer(tokenizer, family_of(trait), policy=policy, heal=heal, now=lambda: NOON), memory
+
+
+class Server:
+    """The real service around the model."""
+
+    def __init__(self, trait: str, kept: KeptThoughts) -> None:
+        self.trait, self.kept = trait, kept
+        self.model = Model(trait)
+        tokenizer = trait_tokenizer(trait)
+        self.transcripts = transcripts(tokenizer.token_bytes, kept_thoughts=kept)
+        preparer, memory = _preparer(trait, kept, heals=True)
+        memory.transcripts = self.transcripts
+        self._service = Service(
+            engine=self.model,
+            tokenizer=tokenizer,
+            preparer=preparer,
+            transcripts=self.transcripts,
+            traits=ModelTraits(
+                vocabulary=2**16,
+                family=family_of(trait),
+                context_window=WINDOW,
+                default_max_tokens=None,
+                sampling_defaults=(),
+            ),
+            reports=Reports(RequestMetrics(), Terminal(io.StringIO())),
+        )
+
+    def answer(self, request: ChatRequest, text: str, how: Reply) -> tuple[str, Message]:
+        """What the model read, and what the client gets."""
+        self.model.next = text, how
+        with self._service.respond(request) as answer:
+            events = list(answer.events())
+        return text_of(self.trait, self.model.read), heard(events)
+
+    def fresh(self, request: ChatRequest, kept: KeptThoughts | None = None) -> str:
+        """The prompt of a server that has never seen anything."""
+        preparer, _ = _preparer(self.trait, kept or self.kept, heals=False)
+        return text_of(self.trait, preparer.prepare(request).tokens.ids)
+
+
+def heard(events: Sequence[Event]) -> Message:
+    """The reply as a client takes it, who drops a call that was cut."""
+    names = [event.name for event in events if isinstance(event, CallStarted)]
+    calls: list[ToolCall] = []
+    for index in (event.index for event in events if isinstance(event, CallEnded)):
+        parts = [one.text for one in events if isinstance(one, CallArguments) and one.index == index]
+        calls.append(ToolCall(f"c{index}", names[index], json.loads("".join(parts))))
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
+    return reply(content if content.strip() else "", *calls, reasoning=thought or None)
