@@ -44,7 +44,6 @@ FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
 USUAL = Size(256, 4)
 FOUR_LAYERS = Size(64, 4)
 SMALL = Size(64, 2)
-LONGEST_OF_USUAL = 8192
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ class Bench:
 
     def ttft(self, family: str) -> Iterator[Row]:
         for length in self.lengths_or(8192, 32_768):
-            size = USUAL if length <= LONGEST_OF_USUAL else SMALL
-            yield from cache_speed.ttft(self.model(family, size), length, self.rounds)
+            yield from cache_speed.ttft(self.model(family, USUAL), length, self.rounds)
 
     def restore(self, family: str) -> Iterator[Row]:
         yield from cache_speed.restore(self.model(family, SMALL), self.lengths_or(4096, 8192, 16_384, 32_768))
