@@ -30,6 +30,7 @@ from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.config import ProxyConfig
@@ -219,6 +220,7 @@ class App:
             token_bytes=token_bytes,
             kept_thoughts=self._settings.kept_thoughts,
             checks_words=self._settings.checks_words,
+            is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )
 
     def _start_proxy(self, model: str) -> None:

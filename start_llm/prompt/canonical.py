@@ -31,6 +31,7 @@ class Rule:
         role: of the messages that it stands in.
         is_first: it stands in the first message of its role alone.
         drift: its class.
+        lesson: number of the lesson that has the evidence.
         is_for_the_model: it is taken out of the prompt too.
         without: the text without it.
     """
@@ -40,6 +41,7 @@ class Rule:
     role: Role
     is_first: bool
     drift: Drift
+    lesson: int
     is_for_the_model: bool
     without: Callable[[str], str]
 
@@ -55,6 +57,7 @@ RULES: tuple[Rule, ...] = (
         "system",
         is_first=True,
         drift="transport",
+        lesson=18,
         is_for_the_model=True,
         without=lambda text: _BILLING.sub("", text),
     ),
@@ -64,6 +67,7 @@ RULES: tuple[Rule, ...] = (
         "user",
         is_first=False,
         drift="own",
+        lesson=19,
         is_for_the_model=False,
         without=lambda text: _MESSAGE_ID.sub("", text),
     ),

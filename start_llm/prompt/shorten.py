@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from start_llm.core.chat import ToolCall
+from start_llm.core.chat import Message, ToolCall
 
 _WRITER, _ARGUMENT = "write", "content"
 
@@ -21,3 +21,8 @@ def with_short_content(call: ToolCall) -> ToolCall:
     digest = hashlib.sha1(content.encode(errors="surrogatepass"), usedforsecurity=False).hexdigest()
     short = f"[content: {len(content)} characters, sha1 {digest}]"
     return replace(call, arguments={**call.arguments, _ARGUMENT: short})
+
+
+def is_shortened(message: Message) -> bool:
+    """Whether a prompt would show it otherwise than it was written."""
+    return any(with_short_content(call) != call for call in message.tool_calls)

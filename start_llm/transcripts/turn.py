@@ -31,6 +31,7 @@ class Transcripts:
         token_bytes: the bytes that a token id stands for.
         kept_thoughts: whether a bound prefix keeps what the model thought.
         checks_words: bind only what says the words of the fresh rendering.
+        is_changed: whether a prompt shows a reply otherwise than it was written: then it is rendered fresh.
     """
 
     store: TranscriptStore
@@ -41,6 +42,7 @@ class Transcripts:
     token_bytes: Callable[[int], bytes]
     kept_thoughts: KeptThoughts = "true"
     checks_words: bool = False
+    is_changed: Callable[[Message], bool] = lambda _: False
 
     def heal(self, key: CanonicalKey) -> str | None:
         """The thought of the reply that ends this conversation, for a client that left it out."""
@@ -206,6 +208,8 @@ class Turn:
             if transcripts.kept_thoughts == "false":
                 return
             transcripts.thoughts.keep(key, message.reasoning)
+        if transcripts.is_changed(message):
+            return
         transcripts.store.add(
             key,
             len(conversation.keys),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +165,8 @@ def test_without_rules_only_what_no_client_means_is_left_out():
 def test_every_rule_says_whose_it_is():
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all(rule.client and rule.drift in ("transport", "own") for rule in RULES)
+    lessons = (Path(__file__).parents[2] / ".context" / "LESSONS.md").read_text(encoding="utf-8")
+    assert all(f"\n## {rule.lesson}. " in lessons for rule in RULES)
 
 
 @given(st.text(max_size=40))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from start_llm.core.canonical import CanonicalKey, Conversation, chain, thought_digest
-from start_llm.core.chat import Message
+from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.canonical import canonical
+from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import transcripts
@@ -78,6 +79,14 @@ def test_a_reply_ends_before_what_ends_it():
     known = kept()
     answered(known, HERE, f"Here{STOP}")
     assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
+
+
+@pytest.mark.parametrize(("is_changed", "bound"), [(lambda _: False, True), (is_shortened, False)])
+def test_a_reply_that_prompts_show_shorter_is_rendered_fresh(is_changed, bound):
+    known, written = kept(is_changed=is_changed), '{"path": "x", "content": "long"}'
+    answered(known, (CallStarted(0, "write"), CallArguments(0, written)), f"write{written}{STOP}")
+    sent = reply("", ToolCall("1", "write", {"path": "x", "content": "long"}))
+    assert (written in next_read(known, sent)) == bound
 
 
 def test_a_reply_that_was_cut_by_its_limit_keeps_its_last_token():
