@@ -29,7 +29,7 @@ from start_llm.prompt.canonical import canonical, for_the_model, own_digests, ro
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.shorten import with_short_content
-from start_llm.prompt.spoken import thought_apart
+from start_llm.prompt.spoken import thought_apart, without_assumed_thought
 from start_llm.prompt.template import Rendering, TemplateTokenizer
 
 _MOST_TAILS = 64
@@ -111,6 +111,8 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+        if self._family.orphan_close:
+            request = replace(request, messages=tuple(map(without_assumed_thought, request.messages)))
         now = self._now()
         options = self._options(request)
         with _shallow("tools"):

@@ -1,4 +1,4 @@
-"""Thoughts that a client sends back in the text of a reply, between the marks that the model wrote."""
+"""What a client sends back of thoughts: in the text of a reply, or as what was taken for one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from dataclasses import replace
 
 from start_llm.core.chat import Message
 from start_llm.core.family import ThoughtMarks
+
+
+def without_assumed_thought(message: Message) -> Message:
+    """A thought that is the answer too was none: nothing closed it, and the client was told both."""
+    is_assumed = message.reasoning and message.reasoning.strip() == message.content.strip()
+    return replace(message, reasoning=None) if is_assumed else message
 
 
 def thought_apart(message: Message, marks: ThoughtMarks | None) -> Message:

@@ -135,10 +135,13 @@ class _Said:
         calls = [_call(name, "".join(parts)) for name, parts in self.calls.values()]
         if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
             return None
+        thought = "".join(self.thought)
+        # What was taken for a thought until the reply ended without one was told as the answer too.
+        is_assumed = thought.strip() == content.strip()
         return Message(
             role="assistant",
             content=content,
-            reasoning="".join(self.thought) or None,
+            reasoning=None if is_assumed else thought or None,
             tool_calls=tuple(call for call in calls if call is not None),
         )
 

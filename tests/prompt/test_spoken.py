@@ -79,3 +79,22 @@ def test_without_rules_it_is_text():
         for said in (reply(SPOKEN, call()), reply("", call(), reasoning="Look first."))
     )
     assert keys(spoken) != keys(apart)
+
+
+def test_an_answer_that_was_told_as_a_thought_too_is_read_once():
+    """GLM may begin inside its thought: until the reply ends, nobody knows that it was none."""
+    both = (ASKED, reply("Over there.", reasoning=" Over there.\n"), user("And then?"))
+    running = both[:2]
+    for talk in (both, running):
+        assert shown("stop_opens_next", *talk).count("Over there.") == 1
+    first, second = (
+        prepared("stop_opens_next", *talk) for talk in (both, (ASKED, reply("Over there."), both[2]))
+    )
+    assert first == second
+
+
+def test_a_thought_of_another_family_may_be_its_answer():
+    assert (
+        shown(TRAIT, ASKED, reply("Over there.", call(), reasoning="Over there."), result("r")).count("Over")
+        == 2
+    )

@@ -81,6 +81,13 @@ def test_a_reply_ends_before_what_ends_it():
     assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
 
 
+def test_an_answer_that_was_taken_for_a_thought_is_none_that_could_be_given_back():
+    known = kept()
+    answered(known, (Reasoning("Here"), Content("Here")), f"Here{STOP}")
+    assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
+    assert known.thoughts.nbytes == 0
+
+
 @pytest.mark.parametrize(("is_changed", "bound"), [(lambda _: False, True), (is_shortened, False)])
 def test_a_reply_that_prompts_show_shorter_is_rendered_fresh(is_changed, bound):
     known, written = kept(is_changed=is_changed), '{"path": "x", "content": "long"}'
