@@ -655,10 +655,14 @@ def checks_partitions(models: Models) -> None:
 
 def checks_words(models: Models) -> None:
     """An id that changed is another word."""
+
+    def asked(name: str) -> dict[str, str]:
+        return user(f'{{\n  "message_id": "{name}",\n  "a": 1\n}}\nIs it?')
+
     for value, refused in (("true", 1), ("false", 0)):
         with running(models.thinker, CACHE_NORM_SAFETY_CHECK=value) as server:
-            for name in ("m1", "m2"):
-                usage_of(server, user(f'{{\n  "message_id": "{name}",\n  "a": 1\n}}\nIs it?'))
+            usage_of(server, asked("m1"))
+            usage_of(server, asked("m2"), {"role": "assistant", "content": "Yes"}, user("Sure?"))
             told = server.get("/stats")["transcripts"]
             assert (told["refused"]["unsafe"], told["bound"]) == (refused, 1 - refused)
 
