@@ -168,7 +168,7 @@ class Layers:
         """Copies of tokens `start` to `end` of all sliced leaves."""
         cut = Cut(
             tuple(
-                tuple(mx.contiguous(array[..., start:end, :]) for array in kind.arrays(leaf))
+                tuple(_own(array[..., start:end, :]) for array in kind.arrays(leaf))
                 for leaf, kind in _sliced(caches)
             )
         )
@@ -184,7 +184,7 @@ class Layers:
         """Copies of all whole leaves as they are now."""
         state = State(
             tuple(
-                (tuple(mx.contiguous(array) for array in kind.arrays(leaf)), kind.numbers(leaf))
+                (tuple(_own(array) for array in kind.arrays(leaf)), kind.numbers(leaf))
                 for leaf, kind in _whole(caches)
             )
         )
@@ -240,18 +240,26 @@ class Layers:
 
 def _emptied(leaf: Any, kind: _Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
     arrays = kind.arrays(leaf)
-    parts = [tuple(mx.contiguous(array[..., start:end, :]) for array in arrays) for start, end in spans]
+    parts = [tuple(_own(array[..., start:end, :]) for array in arrays) for start, end in spans]
     mx.eval(parts)
     leaf.keys = leaf.values = None
     return parts
 
 
+def _own(array: mx.array) -> mx.array:
+    """A copy in memory of its own. `mx.contiguous` makes none where that would save 16 KiB at most."""
+    axis = next((axis for axis, size in enumerate(array.shape) if size > 1), None)
+    if axis is None:
+        return mx.contiguous(array)
+    return mx.concatenate(list(mx.split(array, [1], axis=axis)), axis=axis)
+
+
 def _let_go(value: Any) -> Any:
-    return mx.contiguous(value) if isinstance(value, mx.array) else value
+    return _own(value) if isinstance(value, mx.array) else value
 
 
 def _one_behind_the_other(parts: Sequence[mx.array]) -> mx.array:
-    return mx.contiguous(mx.concatenate(list(parts), axis=-2))
+    return mx.concatenate(list(parts), axis=-2) if len(parts) > 1 else _own(parts[0])
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:

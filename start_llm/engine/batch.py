@@ -111,7 +111,13 @@ class Batch:
         caches, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
         # Else the batch as it was stays in memory until the next step.
         mx.eval([cache.state for cache in (*caches, *self._running.prompt_cache)])
+        if not self._rows:
+            self._forget_last_step()
         return Held(cast("list[Any]", caches), len(tokens))
+
+    def _forget_last_step(self) -> None:
+        """Else an empty batch keeps the log-probabilities of all rows that were in its last step."""
+        self._running._current_tokens, self._running._current_logprobs = None, []
 
     @property
     def _running(self) -> Any:

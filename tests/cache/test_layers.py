@@ -274,8 +274,8 @@ def test_a_copy_of_a_view_does_not_change_when_its_source_goes_on(kind):
 
 # ----------------------------------------------------------------------------------------------------- memory
 
-SLACK = 20_000
-"""mlx keeps a buffer that is no more than 16 KiB too large."""
+SLACK = 2_000
+"""Allocators round up."""
 
 
 def active_bytes() -> int:
@@ -308,18 +308,21 @@ def test_a_state_does_not_keep_the_window_alive_that_a_long_chunk_left_behind(he
     assert active_bytes() - before < state.nbytes + SLACK
 
 
-def test_a_state_does_not_keep_what_it_is_a_slice_of():
+@pytest.mark.parametrize("length", [3000, 12])
+def test_a_state_does_not_keep_what_it_is_a_slice_of(length):
+    """Nor if little would be saved (lesson 21)."""
     before = active_bytes()
     caches = [ArraysCache(1)]
-    caches[0][0] = mx.array(random_numbers(1, 3000, 64))[:, -3:]
+    caches[0][0] = mx.array(random_numbers(1, length, 64))[:, -3:]
     mx.eval(caches[0].state)
     state = Layers(Caches(lambda: [ArraysCache(1)])).state(caches)
     del caches
     assert active_bytes() - before < state.nbytes + SLACK
 
 
-def test_settled_caches_are_computed_and_let_go_of_the_batch_that_they_are_slices_of():
-    kind = Kind(lambda: [RotatingKVCache(500), ArraysCache(1), KVCache()], Feeder(2, key=256, value=128))
+@pytest.mark.parametrize("heads", [1, 2])
+def test_settled_caches_are_computed_and_let_go_of_the_batch_that_they_are_slices_of(heads):
+    kind = Kind(lambda: [RotatingKVCache(500), ArraysCache(1), KVCache()], Feeder(heads, key=256, value=128))
     before = active_bytes()
     rows = [fed(kind, 390) for _ in range(4)]
     merged = [type(one[0]).merge(list(one)) for one in zip(*rows, strict=True)]

@@ -352,6 +352,22 @@ def test_rows_of_all_batches_are_found_when_a_step_fails(machinery, unlike_refer
     decoder.close()
 
 
+def test_an_empty_batch_keeps_no_log_probabilities(machinery):
+    """They would be those of all rows of its last step."""
+    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+    rows = started(machinery, decoder, [PROMPTS[1], PROMPTS[2]])
+    decode(decoder, 4)
+    for row in rows:
+        decoder.remove(row)
+    running = decoder._batches[0]._running
+    kept = (running._current_tokens, running._current_logprobs, running._next_tokens, running._next_logprobs)
+    assert kept == (None, [], None, [])
+    rows = started(machinery, decoder, [PROMPTS[1], PROMPTS[2]])
+    decode(decoder, 4)
+    assert all(row.tokens for row in rows)
+    decoder.close()
+
+
 def test_bytes_of_batches_count_padding_and_nothing_else(machinery):
     decoder = Decoder(machinery.network, most_rows=4, batches=True)
     long, short = started(machinery, decoder, [PROMPTS[1], TINY[0]])
