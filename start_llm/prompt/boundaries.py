@@ -7,7 +7,6 @@ there a message reaches to its closer, which is an added token; a text may be cu
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -195,12 +194,13 @@ def _mark_everything(seen: Seen, mark: str, closing: str) -> Seen:
     calls = marked.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return marked
-    last = cast("dict[str, Json]", copy.deepcopy(calls[-1]))
-    function = cast("dict[str, Json]", last["function"])
+    last = dict(cast("dict[str, Json]", calls[-1]))
+    function = dict(cast("dict[str, Json]", last["function"]))
     arguments = _mark_leaves(function["arguments"], f"{mark}{_TEXT}{closing}")
     if arguments == function["arguments"]:
         _mark_name(last, function, f"{mark}{_NAME}{closing}")
     function["arguments"] = arguments
+    last["function"] = function
     return {**marked, "tool_calls": [*calls[:-1], last]}
 
 
