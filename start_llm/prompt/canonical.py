@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -76,10 +76,7 @@ RULES: tuple[Rule, ...] = (
 
 def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without what is no content: all that the canonical pipeline takes out of a prompt."""
-    rules = [rule for rule in RULES if rule.is_for_the_model]
-    return tuple(
-        _changed(message, rules, _is_first(messages, index)) for index, message in enumerate(messages)
-    )
+    return tuple(_changed(messages, [rule for rule in RULES if rule.is_for_the_model]))
 
 
 def canonical(
@@ -97,16 +94,12 @@ def canonical(
     rules = RULES if with_rules else ()
     schemas = {tool_name(tool): tool for tool in late_tools}
     ordered = in_order_of_calls(with_native_ids(messages, "ordinal"))
-    return [
-        CanonicalMessage(_encoded(_parts(_changed(message, rules, _is_first(ordered, index)), schemas)))
-        for index, message in enumerate(ordered)
-    ]
+    return [CanonicalMessage(_encoded(_parts(message, schemas))) for message in _changed(ordered, rules)]
 
 
 def own_digests(messages: Sequence[Message]) -> list[bytes | None]:
     """For each message the digest of its text, if that has lines of the class `own`."""
-    rules = [rule for rule in RULES if rule.drift == "own"]
-    without = (_changed(one, rules, _is_first(messages, index)) for index, one in enumerate(messages))
+    without = _changed(messages, [rule for rule in RULES if rule.drift == "own"])
     return [
         text_digest(message.content) if bare.content != message.content else None
         for message, bare in zip(messages, without, strict=True)
@@ -131,17 +124,23 @@ def root_key(
     return CanonicalKey.of(tenant, told, *sorted(_encoded(dict(tool)) for tool in tools))
 
 
-def _is_first(messages: Sequence[Message], index: int) -> bool:
-    role = messages[index].role
-    return not any(message.role == role for message in messages[:index])
+def _changed(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[Message]:
+    """The messages without what the rules take out."""
+    roles: set[Role] = set()
+    for message in messages:
+        is_first = message.role not in roles
+        roles.add(message.role)
+        yield _without(
+            message,
+            [rule for rule in rules if rule.role == message.role and (is_first or not rule.is_first)],
+        )
 
 
-def _changed(message: Message, rules: Sequence[Rule], is_first: bool) -> Message:
+def _without(message: Message, rules: Sequence[Rule]) -> Message:
     """A message of which nothing would be left is content as a whole."""
     text = message.content
     for rule in rules:
-        if rule.role == message.role and (is_first or not rule.is_first):
-            text = rule.without(text)
+        text = rule.without(text)
     is_content_as_a_whole = message.content.strip() and not text.strip()
     return message if is_content_as_a_whole or text == message.content else replace(message, content=text)
 
