@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from start_llm.core.chat import Json
@@ -47,6 +48,7 @@ class Tokenizer:
         self._added = {int(number): str(token) for number, token in wrapper.added_tokens_decoder.items()}
         self.has_chat_template = bool(wrapper.has_chat_template)
         self.chat_template = str(wrapper.chat_template or "")
+        self._renders_itself = _renders_itself(wrapper)
         self.end_tokens = frozenset(int(token) for token in wrapper.eos_token_ids)
         self.end_texts = frozenset(self._added[token] for token in self.end_tokens if token in self._added)
         self.added_tokens = tuple(
@@ -67,18 +69,28 @@ class Tokenizer:
     ) -> str:
         """See `prompt.template.TemplateTokenizer`."""
         with self._lock:
-            # transformers takes no functions as options; a compiled template has its own globals, and the
-            # lock keeps everybody else away from them.
-            if self.chat_template:
-                self._compiled(tools).globals["strftime_now"] = strftime_now
-            return str(
-                self._wrapper.apply_chat_template(
-                    messages, tools=tools, add_generation_prompt=with_tail, tokenize=False, **options
+            if self._renders_itself:
+                return str(
+                    self._wrapper.apply_chat_template(
+                        messages, tools=tools, add_generation_prompt=with_tail, tokenize=False, **options
+                    )
                 )
-            )
+            template = self._compiled(tools)
+            # A compiled template has globals of its own, and the lock keeps everybody else away from them.
+            template.globals["strftime_now"] = strftime_now
+            variables = {
+                **self._wrapper.special_tokens_map,
+                "enable_thinking": self._wrapper.has_thinking,
+                "documents": None,
+                **options,
+            }
+            return template.render(variables, messages=messages, tools=tools, add_generation_prompt=with_tail)
 
     def _compiled(self, tools: list[dict[str, Json]] | None) -> Any:
-        """The template as it will be used: some models have a second one for conversations with tools."""
+        """The template as transformers compiles it. Some models have a second one for use with tools.
+
+        `apply_chat_template` would copy every message to make plain data of it, which it is already.
+        """
         text = str(self._wrapper.get_chat_template(None, tools))
         return chat_template_utils._compile_jinja_template(text)  # pyright: ignore[reportPrivateUsage]
 
@@ -118,6 +130,12 @@ class Tokenizer:
             if "ByteFallback" in self._decoder_kinds or "Metaspace" in self._decoder_kinds:
                 return _from_sentencepiece(piece)
             return str(self._wrapper.decode([token])).encode()
+
+
+def _renders_itself(wrapper: Any) -> bool:
+    """Conversations are rendered by a program of the model's or of mlx_lm's, and not by a template alone."""
+    renderer = getattr(type(wrapper._tokenizer), "apply_chat_template", None)
+    return wrapper._chat_template is not None or renderer is not PreTrainedTokenizerBase.apply_chat_template
 
 
 def _decoder_kinds(wrapper: Any) -> frozenset[str]:

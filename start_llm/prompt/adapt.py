@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt import changes
-from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.changes import Turn
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.template import Seen
@@ -30,8 +29,7 @@ class Adaptation:
 class Adapted:
     """A conversation as the template gets it.
 
-    `lasts[i]` is the last message of the request of which `messages[i]` holds something, where results are
-    counted in the order of their calls.
+    `lasts[i]` is the last message of the request of which `messages[i]` holds something.
     """
 
     messages: list[Seen]
@@ -83,9 +81,12 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
 
 
 def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
-    """Native ids, results in the order of their calls, every row that this template needs, its own form."""
-    messages = in_order_of_calls(with_native_ids(request.messages, facts.call_ids))
-    turns = [Turn(message, index) for index, message in enumerate(messages)]
+    """Every row that this template needs, then its own form.
+
+    Args:
+        request: its messages are in native form (`call_ids.in_native_form`).
+    """
+    turns = [Turn(message, index) for index, message in enumerate(request.messages)]
     for row in ADAPTATIONS:
         if row.applies(facts):
             turns = row.change(turns, request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from start_llm.core.chat import Json
@@ -163,10 +163,9 @@ def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _
         index, kind = int(match[1]), match[2]
         place = match.start() - removed
         removed += len(match[0])
-        if index not in spans:
-            spans[index] = _Span(place - _length(rendered, index, place))
-        if kind != _BESIDE_CALLS and index not in named:
-            spans[index] = replace(spans[index], end=place)
+        span = spans.get(index) or _Span(place - _length(rendered, index, place))
+        is_end = kind != _BESIDE_CALLS and index not in named
+        spans[index] = _Span(span.start, place) if is_end else span
         if kind == _NAME:
             named.add(index)
     return spans

@@ -10,6 +10,11 @@ from start_llm.core.chat import Message, ToolCall
 from start_llm.core.family import CallIds
 
 
+def in_native_form(messages: Sequence[Message], style: CallIds) -> tuple[Message, ...]:
+    """Native ids, and results in the order of their calls."""
+    return tuple(in_order_of_calls(with_native_ids(messages, style)))
+
+
 def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message]:
     """Calls are counted through the conversation, and each result gets the id of the call that it answers.
 

@@ -15,7 +15,6 @@ from typing import Literal
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, text_digest
 from start_llm.core.chat import Json, Message, Role, ToolCall
-from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.changes import tool_name
 
 type Drift = Literal["transport", "own"]
@@ -82,19 +81,19 @@ def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
 def canonical(
     messages: Sequence[Message], late_tools: Sequence[Mapping[str, Json]] = (), *, with_rules: bool = True
 ) -> list[CanonicalMessage]:
-    """What is compared of each message; results stand in the order of their calls.
+    """What is compared of each message.
 
-    Thoughts are not in it: clients leave them out, and the store keeps one path for each. Nor are ids: a
-    result belongs to the place of its call.
+    Thoughts are not in it: clients leave them out, and the store keeps one path for each. Nor are ids of
+    calls: a result belongs to the place of its call.
 
     Args:
+        messages: in native form (`call_ids.in_native_form`).
         late_tools: a message that refers to one shows its schema.
         with_rules: apply `RULES`; what no client changes on purpose is left out in any case.
     """
     rules = RULES if with_rules else ()
     schemas = {tool_name(tool): tool for tool in late_tools}
-    ordered = in_order_of_calls(with_native_ids(messages, "ordinal"))
-    return [CanonicalMessage(_encoded(_parts(message, schemas))) for message in _changed(ordered, rules)]
+    return [CanonicalMessage(_encoded(_parts(message, schemas))) for message in _changed(messages, rules)]
 
 
 def own_digests(messages: Sequence[Message]) -> list[bytes | None]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain, thought_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, chain, thought_digest
 from start_llm.core.chat import (
     ChatRequest,
     GenerationRequest,
@@ -25,6 +25,7 @@ from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import Adapted, adapt
 from start_llm.prompt.audit import audit
 from start_llm.prompt.boundaries import Closers, Place, Rendered, locate
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import canonical, for_the_model, own_digests, root_key
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
@@ -111,14 +112,14 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        if self._family.orphan_close:
-            request = replace(request, messages=tuple(map(without_assumed_thought, request.messages)))
+        request = replace(request, messages=self._in_native_form(request.messages))
         now = self._now()
         options = self._options(request)
         with _shallow("tools"):
             root = self._root(request, options, now)
         with _shallow("messages"):
-            keys = chain(root, self._canonical(request))
+            apart = [self._apart(message) for message in request.messages]
+            keys = chain(root, canonical(apart, request.late_tools, with_rules=self._policy.with_rules))
             shown = replace(request, messages=self._for_the_model(request.messages, keys))
             adapted = adapt(shown, self.facts)
         text = self._render(adapted, options, now)
@@ -144,9 +145,11 @@ class Preparer:
         dates = [now.strftime(form) for form in self.facts.dates]
         return root_key(request.tenant, in_front, request.tools, dates)
 
-    def _canonical(self, request: ChatRequest) -> list[CanonicalMessage]:
-        messages = [self._apart(message) for message in request.messages]
-        return canonical(messages, request.late_tools, with_rules=self._policy.with_rules)
+    def _in_native_form(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """What is compared and what is shown begin alike."""
+        if self._family.orphan_close:
+            messages = [without_assumed_thought(message) for message in messages]
+        return in_native_form(messages, self.facts.call_ids)
 
     def _apart(self, message: Message) -> Message:
         return thought_apart(message, self._family.thought) if self._policy.with_rules else message
@@ -186,8 +189,10 @@ class Preparer:
             return message
         if self._policy.kept_thoughts == "false":
             return replace(message, reasoning=None)
-        has_thought = self._apart(message).reasoning
-        return message if has_thought else replace(message, reasoning=self._heal(key))
+        if self._apart(message).reasoning:
+            return message
+        thought = self._heal(key)
+        return message if thought == message.reasoning else replace(message, reasoning=thought)
 
     def _shortened(self, message: Message) -> Message:
         if not self._policy.shortens_writes:

@@ -20,6 +20,7 @@ from scripts import tiny_models
 from start_llm.core.chat import Json
 from start_llm.engine.detokenize import Detokenizer
 from start_llm.models.tokenizer import Tokenizer
+from tests.templates.traits import TRAITS, trait_tokenizer
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -230,6 +231,40 @@ def test_the_chat_template_is_the_text_that_renders(byte_level, llama_like):
     assert (llama_like.has_chat_template, llama_like.chat_template) == (False, "")
 
 
+TALK: tuple[dict[str, Json], ...] = (
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "é"},
+    {"role": "user", "content": "and?"},
+)
+FUNCTION: Json = {"name": "read", "arguments": {"path": "é", "depth": [1, None]}}
+CALLING: tuple[dict[str, Json], ...] = (
+    TALK[0],
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": FUNCTION}]},
+    {"role": "tool", "content": "found", "tool_call_id": "c"},
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"enable_thinking": False}, {"eos_token": "another"}], ids=["none", "thinking", "token"]
+)
+@pytest.mark.parametrize("with_tail", [True, False])
+@pytest.mark.parametrize(
+    ("trait", "messages"),
+    [*((trait, TALK) for trait in TRAITS), *((trait, CALLING) for trait in ("plain", "channels", "kimi"))],
+)
+def test_a_template_renders_what_it_renders_through_transformers(trait, messages, with_tail, options):
+    tokenizer = trait_tokenizer(trait)
+    ours = rendered(tokenizer, *messages, tools=[TOOL], with_tail=with_tail, **options)
+    # The compiled template is one and the same, so that it has the clock of our call here too.
+    assert ours == tokenizer._wrapper.apply_chat_template(  # pyright: ignore[reportPrivateUsage]
+        list(messages), tools=[TOOL], add_generation_prompt=with_tail, tokenize=False, **options
+    )
+
+
+def test_a_model_that_renders_in_python_is_asked_to():
+    assert rendered(Tokenizer(FakeWrapper())) == "rendered"
+
+
 def test_the_tail_that_makes_the_model_answer_is_there_only_if_it_is_asked_for(byte_level):
     bare = "<|im_start|>user\nhi<|im_end|>\n"
     assert rendered(byte_level, USER, with_tail=False) == bare
@@ -310,6 +345,7 @@ class FakeWrapper:
     has_chat_template = True
     chat_template = "rendered"
     eos_token_ids = (2,)
+    _tokenizer = _chat_template = None
 
     def __init__(self) -> None:
         self._alone = threading.Lock()

@@ -9,7 +9,7 @@ import pytest
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.prompt import changes
 from start_llm.prompt.adapt import ADAPTATIONS, Adapted, adapt
-from start_llm.prompt.call_ids import with_native_ids
+from start_llm.prompt.call_ids import in_native_form, with_native_ids
 from start_llm.prompt.changes import Turn
 from start_llm.prompt.facts import TemplateFacts
 from tests.prompt.fakes import (
@@ -46,7 +46,8 @@ def after(change: Change, *messages: Message, **request: object) -> list[tuple[s
 
 
 def adapted(*messages: Message, **facts: object) -> Adapted:
-    return adapt(ChatRequest(messages=messages), TemplateFacts(**facts))  # pyright: ignore[reportArgumentType]
+    known = TemplateFacts(**facts)  # pyright: ignore[reportArgumentType]
+    return adapt(ChatRequest(messages=in_native_form(messages, known.call_ids)), known)
 
 
 def in_order(text: str, *words: str) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.canonical import CanonicalKey, chain
 from start_llm.core.chat import Message, ToolCall
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import RULES, canonical, for_the_model, root_key
 
 ROOT = CanonicalKey.of(b"")
@@ -32,7 +33,7 @@ CONVERSATION = (SYSTEM, ASKED, *calling(), SAID)
 
 
 def keys(*messages: Message, **options: Any) -> tuple[CanonicalKey, ...]:
-    return chain(ROOT, canonical(messages, **options))
+    return chain(ROOT, canonical(in_native_form(messages, "ordinal"), **options))
 
 
 def test_the_same_conversation_has_the_same_keys_and_a_longer_one_begins_with_them():

@@ -10,6 +10,7 @@ from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.prompt.adapt import adapt
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import Rendering, Seen
@@ -54,7 +55,7 @@ def clock(form: str) -> str:
 
 def seen(*messages: Message, facts: TemplateFacts = THINKING) -> list[Any]:
     tokenizer = FakeTokenizer()
-    adapted = adapt(ChatRequest(messages=messages), facts).messages
+    adapted = adapt(ChatRequest(messages=in_native_form(messages, facts.call_ids)), facts).messages
     assert Rendering(tokenizer, (), {}, clock).text(adapted, with_tail=True) == "rendered"
     return tokenizer.rendered[0][0]
 

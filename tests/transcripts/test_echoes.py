@@ -16,7 +16,7 @@ import pytest
 from start_llm.core.canonical import CanonicalKey
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
-from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.transcripts.turn import Turn
 from tests.prompt.fakes import NOON, family_of, text_of
@@ -163,7 +163,7 @@ def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(
         assert now.read[: now.bound] == computed[: now.bound]
         assert now.depth is not None
         behind = text_of(trait, now.read[now.bound :])
-        for message in in_order(now.request.messages)[now.depth + 1 :]:
+        for message in in_native_form(now.request.messages, "ordinal")[now.depth + 1 :]:
             place = behind.find(message.content.strip())
             assert place >= 0
             behind = behind[place:]
@@ -189,11 +189,6 @@ def test_a_client_that_leaves_its_thoughts_out_is_bound_as_deep(name, trait):
 def without_thoughts(exchange: Exchange) -> Exchange:
     messages = tuple(replace(message, reasoning=None) for message in exchange.request.messages)
     return replace(exchange, request=replace(exchange.request, messages=messages))
-
-
-def in_order(messages: Sequence[Message]) -> list[Message]:
-    """As templates are given them: a client may have sent results as they came."""
-    return in_order_of_calls(with_native_ids(messages, "ordinal"))
 
 
 def without_carrier(exchange: Exchange) -> Exchange:

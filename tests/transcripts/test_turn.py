@@ -12,6 +12,7 @@ from start_llm.core.canonical import CanonicalKey, Conversation, chain, thought_
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import canonical
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.turn import Transcripts, Turn
@@ -40,7 +41,7 @@ def prompt_of(*messages: Message) -> Prompt:
         text += CLOSER
     nothing = [None] * len(messages)
     conversation = Conversation(
-        keys=chain(CanonicalKey.of(b""), canonical(messages)),
+        keys=chain(CanonicalKey.of(b""), canonical(in_native_form(messages, "ordinal"))),
         echoed=[thought_digest(message.reasoning) for message in messages],
         shown=nothing,
         own=nothing,
