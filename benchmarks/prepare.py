@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +51,9 @@ class Desk:
     def __init__(self, trait: str, tokens: int) -> None:
         self._rng = random.Random(1)
         self._tokenizer = trait_tokenizer(trait)
-        self._transcripts = transcripts(self._tokenizer.token_bytes)
+        self._transcripts = transcripts(
+            self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
+        )
         self._preparer = Preparer(self._tokenizer, family_of(trait), heal=self._transcripts.heal)
         self._messages: list[Message] = [system(self._text(1500))]
         while len(self.prepare()) < tokens:

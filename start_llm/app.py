@@ -9,7 +9,6 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from start_llm import __version__
 from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
+from start_llm.core.chat import KeptThoughts
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
 from start_llm.engine.engine import Engine, EngineConfig
@@ -26,6 +26,7 @@ from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure, usable_memory
 from start_llm.models.identity import identity
 from start_llm.models.loader import LoadedModel, load
+from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
 from start_llm.prompt.canonical import canonical_reply
@@ -42,6 +43,7 @@ from start_llm.service import ModelTraits, Reports, Service
 from start_llm.settings import Settings
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
+from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits as TranscriptLimits
 from start_llm.transcripts.store import TranscriptStore
@@ -175,7 +177,7 @@ class App:
     def _open(self, name: str, engine: Engine, ready: Ready) -> None:
         family = model_family(self._settings, ready.model)
         tokenizer = ready.model.tokenizer
-        transcripts = self._transcripts(tokenizer.token_bytes)
+        transcripts = self._transcripts(tokenizer)
         preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=transcripts.heal)
         traits = model_traits(self._settings, ready, family)
         service = Service(
@@ -206,7 +208,7 @@ class App:
         self._listener.open(Site(service=service, status=status, model=facts, tenants=tenants))
         self._introduce(card, ready.footprint, family, preparer)
 
-    def _transcripts(self, token_bytes: Callable[[int], bytes]) -> Transcripts:
+    def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:
         metrics = TranscriptMetrics()
         limits = TranscriptLimits(
             most_bytes=_MOST_TRANSCRIPT_BYTES, unused_s=self._settings.transcript_idle_s
@@ -215,10 +217,12 @@ class App:
             store=TranscriptStore(limits, metrics=metrics),
             thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
             seen=SeenConversations(),
+            lineages=Lineages(),
             metrics=metrics,
             canonical_reply=canonical_reply,
-            token_bytes=token_bytes,
-            kept_thoughts=self._settings.kept_thoughts,
+            token_bytes=tokenizer.token_bytes,
+            encode=lambda text: tokenizer.encode(text, as_document=False),
+            kept_thoughts=_kept_thoughts(self._settings),
             checks_words=self._settings.checks_words,
             is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )
@@ -258,11 +262,18 @@ class App:
         self._terminal.say("\n  Ctrl-C ends the server.\n")
 
 
+def _kept_thoughts(settings: Settings) -> KeptThoughts:
+    """Without notes nothing is shown that a fresh rendering does not show."""
+    is_exact = settings.drift == "exact" and settings.kept_thoughts == "true"
+    return "template" if is_exact else settings.kept_thoughts
+
+
 def prompt_policy(settings: Settings) -> PromptPolicy:
     return PromptPolicy(
         thinking=settings.thinking,
-        kept_thoughts=settings.kept_thoughts,
+        kept_thoughts=_kept_thoughts(settings),
         with_rules=settings.canonicalizes,
+        drift=settings.drift,
         shortens_writes=settings.shortens_writes,
     )
 

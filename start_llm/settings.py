@@ -240,6 +240,12 @@ class Settings:
         "Find conversations again although clients change metadata in them: the table of rules in "
         "prompt/canonical.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
+    drift: Literal["note", "exact"] = _variable(
+        "CACHE_DRIFT_POLICY", _choice(("note", "exact")), "note",
+        "A date, a clock or a status in a prompt that was computed has changed. note: keep what was "
+        "computed, and tell the model in a short note what is so now. exact: compute anew from there on; "
+        "implies PRESERVE_THINKING=template.", _PROMPT_CACHE,
+    )  # fmt: skip
     partitions: bool = _variable(
         "CACHE_SESSION_PARTITIONING", _BOOLEAN, True,
         "Share nothing between requests that came with different API keys.", _PROMPT_CACHE, shown="true",

@@ -137,7 +137,7 @@ class Desk:
             engine=self.engine,
             tokenizer=tokenizer,
             preparer=Preparer(tokenizer, family),
-            transcripts=transcripts(lambda token: chr(token).encode()),
+            transcripts=transcripts(lambda token: chr(token).encode(), lambda text: [*map(ord, text)]),
             traits=ModelTraits(
                 vocabulary=2**16,
                 family=family,
@@ -447,7 +447,7 @@ def test_a_long_prefill_shows_its_progress_on_the_terminal():
     desk = Desk([Prefilling(1_000, 5_000)], [DONE])
     line = RequestLine(session="s1", prompt_tokens=5_000, began=time.perf_counter() - 10)
     output = OutputStream(PlainSplitter())
-    turn = transcripts(lambda _: b"").begin(Prompt(tokens=ModelTokens((1,))), WINDOW)
+    turn = transcripts(lambda _: b"", lambda _: ()).begin(Prompt(tokens=ModelTokens((1,))), WINDOW)
     with Answer(desk.script, output, turn, line, Reports(desk.metrics, Terminal(desk.screen))) as answer:
         list(answer.events())
     assert re.fullmatch(r"s1\s+prefill 1,000/5,000 \(20%\)  \d+ tok/s", desk.lines()[0])

@@ -108,6 +108,9 @@ VALUES: dict[str, Values] = {
         [("0", 0), ("1800", 1800), ("0.5", 0.5)], [*NUMBER, "1e10"]
     ),
     "CACHE_CANONICALIZE_TOOL_CONTEXT": Values([("false", False), ("off", False), ("0", False)], ["maybe"]),
+    "CACHE_DRIFT_POLICY": Values(
+        [("exact", "exact"), ("EXACT", "exact"), ("Exact", "exact")], ["maybe", "1"]
+    ),
     "CACHE_SESSION_PARTITIONING": Values([("false", False), ("off", False), ("0", False)], ["maybe"]),
     "CACHE_NORM_SAFETY_CHECK": Values([("true", True), ("on", True), ("1", True)], ["maybe"]),
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": Values(
@@ -638,6 +641,20 @@ def checks_canonicalizes(models: Models) -> None:
             assert (headed > plain) == is_shown
 
 
+def checks_drift(models: Models) -> None:
+    """A date in front of much that stays as it is."""
+    rules = "Be brief and say what you see. " * 20
+
+    def told(day: int) -> dict[str, str]:
+        return {"role": "system", "content": f"Today's date: {day}\n{rules}"}
+
+    for value, is_found in (("note", True), ("exact", False)):
+        with running(models.thinker, CACHE_DRIFT_POLICY=value) as server:
+            total, _ = usage_of(server, told(1), user("Is it?"))
+            _, cached = usage_of(server, told(2), user("Is it?"))
+            assert (cached > total // 2) == is_found
+
+
 def checks_partitions(models: Models) -> None:
     def cached(server: Server, key: str) -> int:
         body = json.dumps({"prompt": [7] * 50, "max_tokens": 1}).encode()
@@ -792,6 +809,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "CACHE_CANONICALIZE_TOOL_CONTEXT": checks_canonicalizes,
     "CACHE_SESSION_PARTITIONING": checks_partitions,
     "CACHE_NORM_SAFETY_CHECK": checks_words,
+    "CACHE_DRIFT_POLICY": checks_drift,
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": checks_shortens_writes,
     "PRESERVE_THINKING": checks_kept_thoughts,
     "DEFAULT_TEMPERATURE": checks_greedy(DEFAULT_TEMPERATURE="0"),

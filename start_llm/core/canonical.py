@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _SIZE = 16
 
@@ -55,6 +56,32 @@ def text_digest(text: str) -> bytes:
     return hashlib.blake2b(text.strip().encode(), digest_size=_SIZE).digest()
 
 
+class LiveField(NamedTuple):
+    """Where something stands that says what is so now.
+
+    Attributes:
+        name: in words, for notes.
+        message: index of the message that it stands in.
+        is_block: it tells of one project or one chat, and belongs to the conversation that it stands in.
+    """
+
+    name: str
+    message: int
+    is_block: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValue:
+    """What a field says, as it stands in its message; a clock to the minute."""
+
+    field: LiveField
+    text: str
+
+    @property
+    def digest(self) -> bytes:
+        return text_digest(self.text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A request, as it is compared.
@@ -64,6 +91,8 @@ class Conversation:
         echoed: for each message the digest of the thought that the client sent; None: it sent none.
         shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
         own: for each message the digest of a text with lines of its own, which its key leaves out.
+        live: for each message what it says of now, which its key leaves out too.
+        notable: for each message whether a note may stand behind it.
         session: whose it is, as the client says, or as its first messages say.
     """
 
@@ -71,4 +100,6 @@ class Conversation:
     echoed: Sequence[bytes | None]
     shown: Sequence[bytes | None]
     own: Sequence[bytes | None]
+    live: Sequence[tuple[LiveValue, ...]]
+    notable: Sequence[bool]
     session: str

@@ -45,6 +45,9 @@ class Prompt:
     Attributes:
         boundaries: in ascending order; a message whose end cannot be told exactly has none.
         conversation: how it is compared with others; None for texts.
+        has_transient: it ends with messages that the next request will not have; they are no part of the
+            conversation and have no boundaries.
+        lasting_end: the tokens that would stand behind the last boundary without them, if that is known.
         thought_is_open: the prompt ends inside a thought.
         thinking: the model is asked to think, or nobody said that it should not.
     """
@@ -52,5 +55,7 @@ class Prompt:
     tokens: ModelTokens
     boundaries: tuple[Boundary, ...] = ()
     conversation: Conversation | None = None
+    has_transient: bool = False
+    lasting_end: tuple[int, ...] | None = None
     thought_is_open: bool = False
     thinking: bool = True

@@ -29,6 +29,7 @@ _HEADER = regex.compile(
     r"(?:\s{0,16}<\|constrain\|>)?(?:\s{0,16}\w{1,32})?\s{0,16}<\|message\|>"
 )
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_RECIPIENT = "to="
 _BEGINNINGS = ("<|start|>", "<|channel|>")
 _BEGINNING = regex.compile(r"\s{0,16}<\|(?:start|channel)\|>")
 
@@ -94,8 +95,9 @@ class ChannelSplitter:
             self._end_message("", events)
             self._was_cut = not complete and self._message.kind == "call" and self.calls == before
         elif held and not any(mark in held for mark in _BEGINNINGS):
-            # Half a header is markup; anything else is what the model had to say.
+            # Half a header is markup; else it is what the model had to say, or a recipient that was cut.
             self._say(held, events)
+            self.has_loose_end = not complete and _RECIPIENT.startswith(held.strip()[: len(_RECIPIENT)])
         else:
             self.has_loose_end = True
         space = self._space.release()

@@ -8,69 +8,28 @@ shown to a model; only what `for_the_model` takes out is taken out of a prompt.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, text_digest
+from start_llm.core.canonical import (
+    CanonicalKey,
+    CanonicalMessage,
+    LiveField,
+    LiveValue,
+    text_digest,
+)
 from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.prompt.changes import tool_name
+from start_llm.prompt.drift import RULES, Drift, Rule
 
-type Drift = Literal["transport", "own"]
-"""`transport` is no content at all; `own` belongs to its message, which keeps what it said at first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One thing that a client changes when it sends a message again.
-
-    Attributes:
-        client: the one that was seen to do it.
-        role: of the messages that it stands in.
-        is_first: it stands in the first message of its role alone.
-        drift: its class.
-        lesson: number of the lesson that has the evidence.
-        is_for_the_model: it is taken out of the prompt too.
-        without: the text without it.
-    """
-
-    name: str
-    client: str
-    role: Role
-    is_first: bool
-    drift: Drift
-    lesson: int
-    is_for_the_model: bool
-    without: Callable[[str], str]
+type DriftPolicy = Literal["note", "exact"]
+"""Whether the model is told of what says how things are now, or whatever differs is another conversation."""
 
 
-# Its fields, and the line break behind them; the text that follows may begin without one (lesson 18).
-_BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?")
-_MESSAGE_ID = re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE)
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "billing header",
-        "Claude Code",
-        "system",
-        is_first=True,
-        drift="transport",
-        lesson=18,
-        is_for_the_model=True,
-        without=lambda text: _BILLING.sub("", text),
-    ),
-    Rule(
-        "message id in a metadata block",
-        "OpenClaw",
-        "user",
-        is_first=False,
-        drift="own",
-        lesson=19,
-        is_for_the_model=False,
-        without=lambda text: _MESSAGE_ID.sub("", text),
-    ),
-)
+def rules_of(policy: DriftPolicy) -> tuple[Rule, ...]:
+    """Those that are looked through when conversations are compared."""
+    return RULES if policy == "note" else tuple(rule for rule in RULES if not rule.says_now)
 
 
 def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -78,8 +37,15 @@ def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(_changed(messages, [rule for rule in RULES if rule.is_for_the_model]))
 
 
+def _of_class(drift: Drift) -> list[Rule]:
+    return [rule for rule in RULES if rule.drift == drift]
+
+
 def canonical(
-    messages: Sequence[Message], late_tools: Sequence[Mapping[str, Json]] = (), *, with_rules: bool = True
+    messages: Sequence[Message],
+    late_tools: Sequence[Mapping[str, Json]] = (),
+    *,
+    rules: Sequence[Rule] = RULES,
 ) -> list[CanonicalMessage]:
     """What is compared of each message.
 
@@ -89,20 +55,32 @@ def canonical(
     Args:
         messages: in native form (`call_ids.in_native_form`).
         late_tools: a message that refers to one shows its schema.
-        with_rules: apply `RULES`; what no client changes on purpose is left out in any case.
+        rules: what else is left out; what no client changes on purpose is in any case.
     """
-    rules = RULES if with_rules else ()
     schemas = {tool_name(tool): tool for tool in late_tools}
     return [CanonicalMessage(_encoded(_parts(message, schemas))) for message in _changed(messages, rules)]
 
 
 def own_digests(messages: Sequence[Message]) -> list[bytes | None]:
     """For each message the digest of its text, if that has lines of the class `own`."""
-    without = _changed(messages, [rule for rule in RULES if rule.drift == "own"])
+    without = _changed(messages, _of_class("own"))
     return [
         text_digest(message.content) if bare.content != message.content else None
         for message, bare in zip(messages, without, strict=True)
     ]
+
+
+def live_values(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[tuple[LiveValue, ...]]:
+    """For each message what it says of now: what the rules of these classes leave out."""
+    found: list[list[LiveValue]] = [[] for _ in messages]
+    for rule in rules:
+        if not rule.says_now:
+            continue
+        for index, bare in enumerate(_changed(messages, [rule])):
+            if bare is not messages[index]:
+                field = LiveField(rule.name, index, rule.drift == "block")
+                found[index].append(LiveValue(field, rule.value(messages[index].content)))
+    return [tuple(values) for values in found]
 
 
 def canonical_reply(reply: Message) -> CanonicalMessage:

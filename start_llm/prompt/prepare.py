@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from start_llm.core.canonical import CanonicalKey, Conversation, chain, thought_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, LiveField, LiveValue, chain, thought_digest
 from start_llm.core.chat import (
     ChatRequest,
     GenerationRequest,
@@ -22,33 +21,25 @@ from start_llm.core.chat import (
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
-from start_llm.prompt.adapt import Adapted, adapt
+from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
-from start_llm.prompt.boundaries import Closers, Place, Rendered, locate
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, for_the_model, own_digests, root_key
+from start_llm.prompt.canonical import (
+    DriftPolicy,
+    canonical,
+    for_the_model,
+    live_values,
+    own_digests,
+    root_key,
+    rules_of,
+)
+from start_llm.prompt.drift import is_transient
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
+from start_llm.prompt.render import RenderedText, Renderer
 from start_llm.prompt.shorten import with_short_content
 from start_llm.prompt.spoken import thought_apart, without_assumed_thought
-from start_llm.prompt.template import Rendering, TemplateTokenizer
-
-_MOST_TAILS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A rendered conversation.
-
-    Attributes:
-        whole: with the tail that makes the model answer.
-        tail: what the tail adds.
-        places: ends of messages, in `whole`.
-    """
-
-    whole: str
-    tail: str
-    places: list[Place]
+from start_llm.prompt.template import TemplateTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +49,22 @@ class PromptPolicy:
     Attributes:
         thinking: whether to think if the request does not say.
         kept_thoughts: which thoughts of earlier turns the model is shown.
-        with_rules: look through what clients change in a conversation (`prompt.canonical.RULES`).
+        with_rules: look through what clients change in a conversation (`prompt.drift.RULES`).
+        drift: what becomes of lines that say how things are now.
         shortens_writes: show the content of a `write` call as a digest, once it has been made.
     """
 
     thinking: bool = True
     kept_thoughts: KeptThoughts = "template"
     with_rules: bool = True
+    drift: DriftPolicy = "note"
     shortens_writes: bool = False
 
 
 _AS_THE_TEMPLATE_DOES = PromptPolicy()
 _UNSURE = "\0"
+_ASKING = ("user", "tool")
+_DATE = "the date"
 
 
 class Preparer:
@@ -92,12 +87,12 @@ class Preparer:
         self._tokenizer = tokenizer
         self._family = family
         self._policy = policy
+        self._rules = rules_of(policy.drift) if policy.with_rules else ()
         self._heal = heal
         self._now = now
         self.facts = audit(tokenizer, family) if tokenizer.has_chat_template else TemplateFacts()
         self._pieces = PieceEncoder(tokenizer)
-        self._tails: dict[str, str] = {}
-        self._closers = Closers.of(tokenizer.added_tokens, self.facts.closers)
+        self._renderer = Renderer(tokenizer, self.facts)
 
     def prepare(self, request: GenerationRequest) -> Prompt:
         """Render and tokenise.
@@ -112,26 +107,49 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        request = replace(request, messages=self._in_native_form(request.messages))
+        messages, transient = self._parted(self._in_native_form(request.messages))
+        request = replace(request, messages=messages)
         now = self._now()
         options = self._options(request)
         with _shallow("tools"):
             root = self._root(request, options, now)
         with _shallow("messages"):
-            apart = [self._apart(message) for message in request.messages]
-            keys = chain(root, canonical(apart, request.late_tools, with_rules=self._policy.with_rules))
-            shown = replace(request, messages=self._for_the_model(request.messages, keys))
-            adapted = adapt(shown, self.facts)
-        text = self._render(adapted, options, now)
+            apart = [self._apart(message) for message in messages]
+            keys = chain(root, canonical(apart, request.late_tools, rules=self._rules))
+            shown = self._for_the_model(messages, keys)
+            text = self._render(replace(request, messages=shown), transient, options, now)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
         boundaries = zip(text.places, encoded.cuts, strict=True)
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
-            conversation=self._conversation(request, shown.messages, keys, text),
+            conversation=self._conversation(request, shown, keys, text, now),
+            has_transient=bool(transient),
+            lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
             thought_is_open=self._opens_thought(text.tail),
             thinking=self._thinks(request.thinking),
         )
+
+    def _parted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """The messages that the next request will have too, and those behind them."""
+        end = len(messages)
+        while self._rules and end and is_transient(messages[end - 1]):
+            end -= 1
+        asks = end > 0 and messages[end - 1].role in _ASKING
+        return (messages[:end], messages[end:]) if asks else (messages, ())
+
+    def _render(
+        self,
+        request: ChatRequest,
+        transient: tuple[Message, ...],
+        options: Mapping[str, Json],
+        now: datetime,
+    ) -> RenderedText:
+        lasting = adapt(request, self.facts)
+        if not transient:
+            return self._renderer.render(lasting, options, now)
+        whole = adapt(replace(request, messages=(*request.messages, *transient)), self.facts)
+        return self._renderer.render_with_transient(lasting, whole, options, now)
 
     def _options(self, request: ChatRequest) -> dict[str, Json]:
         """For the template. What the client asks for there counts more."""
@@ -142,8 +160,16 @@ class Preparer:
 
     def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> CanonicalKey:
         in_front = {name: value for name, value in options.items() if name not in self.facts.tail_options}
-        dates = [now.strftime(form) for form in self.facts.dates]
+        dates = [] if self._tells_now else self._dates(now)
         return root_key(request.tenant, in_front, request.tools, dates)
+
+    @property
+    def _tells_now(self) -> bool:
+        return any(rule.says_now for rule in self._rules)
+
+    def _dates(self, now: datetime) -> list[str]:
+        """That the template writes."""
+        return [now.strftime(form) for form in self.facts.dates]
 
     def _in_native_form(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """What is compared and what is shown begin alike."""
@@ -155,7 +181,12 @@ class Preparer:
         return thought_apart(message, self._family.thought) if self._policy.with_rules else message
 
     def _conversation(
-        self, request: ChatRequest, messages: Sequence[Message], keys: tuple[CanonicalKey, ...], text: _Text
+        self,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        keys: tuple[CanonicalKey, ...],
+        text: RenderedText,
+        now: datetime,
     ) -> Conversation | None:
         """None if no beginning of this prompt would be one of the next turn's."""
         has_moving = {"tools": request.tools, "system": any(one.role == "system" for one in messages)}
@@ -166,11 +197,21 @@ class Preparer:
             echoed=[thought_digest(self._apart(message).reasoning) for message in request.messages],
             shown=list(_shown_thoughts([self._apart(message) for message in messages], text)),
             own=self._own(request.messages),
+            live=self._live(request.messages, now),
+            notable=[message.role in _ASKING for message in request.messages],
             session=request.session_id or keys[_first_question(messages)].digest.hex(),
         )
 
     def _own(self, messages: Sequence[Message]) -> list[bytes | None]:
         return own_digests(messages) if self._policy.with_rules else [None] * len(messages)
+
+    def _live(self, messages: Sequence[Message], now: datetime) -> list[tuple[LiveValue, ...]]:
+        """What the messages say of now; what the template itself writes stands in the first."""
+        first, *rest = live_values(messages, self._rules)
+        dates = self._dates(now) if self._tells_now else []
+        fields = (LiveField(f"{_DATE} {number}", 0, is_block=False) for number in range(len(dates)))
+        written = (LiveValue(field, f"{_DATE}: {date}") for field, date in zip(fields, dates, strict=True))
+        return [(*first, *written), *rest]
 
     # ------------------------------------------------------------------------------------- what is rendered
 
@@ -198,37 +239,6 @@ class Preparer:
         if not self._policy.shortens_writes:
             return message
         return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
-
-    def _render(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> _Text:
-        """The prompt, where its tail begins, and a rendering that shows where messages end.
-
-        Args:
-            now: one moment for all renderings of a request.
-        """
-        rendering = Rendering(self._tokenizer, adapted.tools, options, now.strftime)
-        whole = rendering.text(adapted.messages, with_tail=True)
-        tail = self._tail(adapted, options, whole, rendering)
-        if not self.facts.can_be_cut:
-            return _Text(whole, tail, [])
-        places = locate(
-            Rendered(adapted.messages, adapted.lasts, whole, len(whole) - len(tail)),
-            lambda marked: rendering.text(marked, with_tail=True),
-            self._closers,
-        )
-        return _Text(whole, tail, places)
-
-    def _tail(self, adapted: Adapted, options: Mapping[str, Json], whole: str, rendering: Rendering) -> str:
-        """What makes the model answer: what did so behind a conversation that ended alike, if it is there."""
-        last = adapted.messages[-1] if adapted.messages else {}
-        ending = json.dumps([options, bool(adapted.tools), sorted(last), last.get("role")], sort_keys=True)
-        known = self._tails.get(ending)
-        if known and whole.endswith(known):
-            return known
-        tail = _difference(whole, rendering.text(adapted.messages, with_tail=False))
-        if len(self._tails) >= _MOST_TAILS:
-            self._tails.clear()
-        self._tails[ending] = tail
-        return tail
 
     def _thinks(self, thinking: Thinking) -> bool:
         return self._policy.thinking if thinking.on is None else thinking.on
@@ -263,7 +273,7 @@ def _shallow(param: str) -> Generator[None]:
         raise InvalidRequest(f"'{param}' are nested too deeply.", param=param) from error
 
 
-def _shown_thoughts(messages: Sequence[Message], text: _Text) -> Iterator[bytes | None]:
+def _shown_thoughts(messages: Sequence[Message], text: RenderedText) -> Iterator[bytes | None]:
     """For each message the digest of its thought, if that stands in its place in the text.
 
     What stands there may be another text with the same words. Then nobody can tell, and the digest is one
@@ -300,12 +310,6 @@ def _is_said(thought: str, messages: Sequence[Message]) -> bool:
 def _first_question(messages: Sequence[Message]) -> int:
     """A conversation without a name is called after this one; the whole of it, if nobody asks anything."""
     return next((i for i, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
-
-
-def _difference(text: str, other: str) -> str:
-    """What follows in `text` once it is no longer the same as `other`."""
-    same = bisect_left(range(1, len(other) + 1), True, key=lambda end: text[:end] != other[:end])
-    return text[same:]
 
 
 def _tokens(ids: tuple[int, ...], param: str) -> ModelTokens:

@@ -140,7 +140,9 @@ class Status:
             "bound_tokens": told.bound_tokens,
             "fresh": told.fresh,
             "kept_tokens": told.kept_tokens,
-            "refused": {reason: told.refused[reason] for reason in ("too_long", "unsafe")},
+            "refused": {reason: told.refused[reason] for reason in ("too_long", "unsafe", "costly")},
+            "notes": told.notes,
+            "note_tokens": told.note_tokens,
             "healed_thoughts": told.healed,
         }
 

@@ -84,7 +84,9 @@ class TranscriptMetrics:
         bound: requests that begin with recorded tokens; `bound_tokens` so many.
         fresh: requests that do not.
         kept_tokens: recorded tokens beyond what the fresh rendering has in their place: thoughts, mostly.
-        refused: bindings that were given up, by reason: `too_long` for the window, `unsafe`.
+        refused: bindings that were given up, by reason: `too_long` for the window, `unsafe`, `costly` for
+            what the model would have had to be told.
+        notes: prompts that tell what has changed; `note_tokens` in so many.
         healed: thoughts that were given back to a message that came without.
     """
 
@@ -97,6 +99,8 @@ class TranscriptMetrics:
     fresh: int = 0
     kept_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
+    notes: int = 0
+    note_tokens: int = 0
     healed: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -111,6 +115,11 @@ class TranscriptMetrics:
             self.bound += 1
             self.bound_tokens += recorded
             self.kept_tokens += recorded - replaced
+
+    def note_note(self, tokens: int) -> None:
+        with self._lock:
+            self.notes += tokens > 0
+            self.note_tokens += tokens
 
     def note_healed(self) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.canonical import CanonicalKey
 from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.drift import Told
 
 _MOST_VARIANTS = 4
 _SHRUNK_TO = 0.9
@@ -35,11 +36,15 @@ class Held:
     Attributes:
         thoughts: digests of thoughts.
         own: digests of texts with lines of their own.
+        live: what was said of now.
+        noted: tokens of notes.
         replied: the last message that was written here; -1: none was.
     """
 
     thoughts: tuple[bytes | None, ...]
     own: tuple[bytes | None, ...]
+    live: tuple[tuple[Told, ...], ...]
+    noted: tuple[int, ...]
     replied: int = -1
 
 
@@ -51,7 +56,7 @@ class Variant:
         key: of the node.
         depth: index of the message.
         length: tokens in all.
-        thoughts, own: what the tokens of each message behind the parent's hold.
+        thoughts, own, live, noted: what the tokens of each message behind the parent's hold.
         replied: the last message that was written here.
         session: where it was computed.
         children: variants that build on this one.
@@ -64,6 +69,8 @@ class Variant:
     length: int
     thoughts: tuple[bytes | None, ...]
     own: tuple[bytes | None, ...]
+    live: tuple[tuple[Told, ...], ...]
+    noted: tuple[int, ...]
     replied: int
     session: str
     last_used: float
@@ -86,6 +93,8 @@ class Variant:
         return Held(
             thoughts=tuple(thought for variant in path for thought in variant.thoughts),
             own=tuple(text for variant in path for text in variant.own),
+            live=tuple(told for variant in path for told in variant.live),
+            noted=tuple(count for variant in path for count in variant.noted),
             replied=self.replied,
         )
 
@@ -177,6 +186,8 @@ class TranscriptStore:
                 length=len(whole),
                 thoughts=held.thoughts[first : depth + 1],
                 own=held.own[first : depth + 1],
+                live=held.live[first : depth + 1],
+                noted=held.noted[first : depth + 1],
                 replied=held.replied,
                 session=session,
                 last_used=self.clock(),

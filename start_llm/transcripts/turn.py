@@ -12,7 +12,15 @@ from start_llm.core.chat import Json, KeptThoughts, Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.bind import Bound, bind, fresh, record_prompt
+from start_llm.transcripts.bind import (
+    Bound,
+    Encode,
+    bind,
+    fresh,
+    record_prompt,
+    with_note,
+)
+from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.safety import says_the_same
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Held, TranscriptStore, Variant
@@ -27,8 +35,10 @@ class Transcripts:
 
     Attributes:
         seen: what was ever computed, whether or not anything of it is left.
+        lineages: whose replies are.
         canonical_reply: what is compared of a reply when it is sent back.
         token_bytes: the bytes that a token id stands for.
+        encode: the tokens of a text, for notes.
         kept_thoughts: whether a bound prefix keeps what the model thought.
         checks_words: bind only what says the words of the fresh rendering.
         is_changed: whether a prompt shows a reply otherwise than it was written: then it is rendered fresh.
@@ -37,9 +47,11 @@ class Transcripts:
     store: TranscriptStore
     thoughts: ThoughtStore
     seen: SeenConversations
+    lineages: Lineages
     metrics: TranscriptMetrics
     canonical_reply: Callable[[Message], CanonicalMessage]
     token_bytes: Callable[[int], bytes]
+    encode: Encode
     kept_thoughts: KeptThoughts = "true"
     checks_words: bool = False
     is_changed: Callable[[Message], bool] = lambda _: False
@@ -59,20 +71,23 @@ class Transcripts:
         """
         conversation = prompt.conversation
         if conversation is None:
-            return Turn(self, None, Bound(prompt.tokens.ids, prompt.boundaries, Held((), ())), 0)
+            return Turn(self, prompt, Bound(prompt.tokens.ids, prompt.boundaries, Held((), (), (), ())), 0)
         bound = bind(
             self.store,
             conversation,
             prompt.tokens.ids,
             prompt.boundaries,
             keeps_thoughts=self.kept_thoughts == "true",
+            lineages=self.lineages,
         )
         unbound = fresh(conversation, prompt.tokens.ids, prompt.boundaries)
-        refusal = self._refusal(bound, unbound, window)
+        noted = with_note(bound, conversation, self.encode) if bound.prefix else bound
+        refusal = self._refusal(noted, unbound, window) if noted else "costly"
         self.metrics.note_binding(bound.prefix.length if bound.prefix else 0, bound.replaced, refusal)
         new = len(unbound.ids) - self._known(conversation, prompt)
-        chosen = unbound if refusal else bound
-        return Turn(self, conversation, chosen, max(len(chosen.ids) - new, 0))
+        chosen = unbound if refusal or not noted else noted
+        self.metrics.note_note(len(chosen.ids) - len(bound.ids) if chosen is noted else 0)
+        return Turn(self, prompt, chosen, max(len(chosen.ids) - new, 0))
 
     def _known(self, conversation: Conversation, prompt: Prompt) -> int:
         """Tokens of the fresh rendering that stand for messages which were computed before."""
@@ -163,12 +178,11 @@ class Turn:
         known: tokens that stand for messages which were computed before, in these words or in others.
     """
 
-    def __init__(
-        self, transcripts: Transcripts, conversation: Conversation | None, bound: Bound, known: int
-    ) -> None:
+    def __init__(self, transcripts: Transcripts, prompt: Prompt, bound: Bound, known: int) -> None:
         self._transcripts = transcripts
-        self._conversation = conversation
+        self._conversation = prompt.conversation
         self._bound = bound
+        self._beginning = _beginning(prompt, bound)
         self._prompt: Variant | None = None
         self._written: list[int] = []
         self._said = _Said()
@@ -211,13 +225,30 @@ class Turn:
             if transcripts.kept_thoughts == "false":
                 return
             transcripts.thoughts.keep(key, message.reasoning)
-        if transcripts.is_changed(message):
+        if self._beginning is None or transcripts.is_changed(message):
             return
+        transcripts.lineages.note(key, held.live)
         transcripts.store.add(
             key,
             len(conversation.keys),
-            (*self._bound.ids, *written),
-            Held((*held.thoughts, thought), (*held.own, None), replied=len(conversation.keys)),
+            (*self._beginning, *written),
+            Held(
+                thoughts=(*held.thoughts, thought),
+                own=(*held.own, None),
+                live=(*held.live, ()),
+                noted=(*held.noted, 0),
+                replied=len(conversation.keys),
+            ),
             parent=self._prompt,
             session=conversation.session,
         )
+
+
+def _beginning(prompt: Prompt, bound: Bound) -> tuple[int, ...] | None:
+    """What stands in front of the reply in the next prompt; None if it cannot be told."""
+    if not prompt.has_transient:
+        return bound.ids
+    if prompt.lasting_end is None:
+        return None
+    end = bound.boundaries[-1].tokens if bound.boundaries else 0
+    return (*bound.ids[:end], *prompt.lasting_end)

@@ -108,6 +108,15 @@ def test_a_reply_that_ends_in_a_header_has_a_loose_end(text, is_loose, complete)
     assert splitter.has_loose_end is is_loose
 
 
+@pytest.mark.parametrize("text", [" t", " to=", " to=functions.re"])
+def test_a_recipient_that_was_cut_at_the_beginning_is_a_loose_end_and_at_the_end_a_text(text):
+    for complete in (False, True):
+        splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+        said = [*splitter.feed(text), *splitter.close(complete)]
+        assert "".join(one.text for one in said if isinstance(one, Content)) == text
+        assert splitter.has_loose_end is not complete
+
+
 def test_a_call_that_was_cut_is_told_as_one():
     splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
     splitter.feed(ASKING[:-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalKey, chain
 from start_llm.core.chat import Message, ToolCall
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import RULES, canonical, for_the_model, root_key
+from start_llm.prompt.canonical import canonical, for_the_model, root_key
+from start_llm.prompt.drift import RULES, Drift
 
 ROOT = CanonicalKey.of(b"")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.{}; cc_entrypoint=sdk-cli;\n"
@@ -159,13 +160,13 @@ def test_an_id_in_a_metadata_block_is_ignored_but_not_the_rest_of_it():
 
 def test_without_rules_only_what_no_client_means_is_left_out():
     headed = replace(SYSTEM, content=BILLING.format("d79") + "Be brief.")
-    assert keys(headed, with_rules=False) != keys(SYSTEM, with_rules=False)
-    assert keys(*calling("1"), with_rules=False) == keys(*calling("2"), with_rules=False)
+    assert keys(headed, rules=()) != keys(SYSTEM, rules=())
+    assert keys(*calling("1"), rules=()) == keys(*calling("2"), rules=())
 
 
 def test_every_rule_says_whose_it_is():
     assert len({rule.name for rule in RULES}) == len(RULES)
-    assert all(rule.client and rule.drift in ("transport", "own") for rule in RULES)
+    assert all(rule.client and rule.drift in get_args(Drift.__value__) for rule in RULES)
     lessons = (Path(__file__).parents[2] / ".context" / "LESSONS.md").read_text(encoding="utf-8")
     assert all(f"\n## {rule.lesson}. " in lessons for rule in RULES)
 
@@ -176,7 +177,7 @@ def test_rules_leave_other_texts_alone(text):
         message = Message(role=role, content=text, tool_call_id="1" if role == "tool" else None)
         if "billing" not in text and "message_id" not in text:
             assert for_the_model((message,)) == (message,)
-            assert keys(message) == keys(message, with_rules=False)
+            assert keys(message) == keys(message, rules=())
 
 
 # ------------------------------------------------------------------------------------------------------- root

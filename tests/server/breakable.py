@@ -6,6 +6,7 @@ import io
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
     family = model_family(settings, ready.model)
     traits = model_traits(settings, ready, family)
     requests = RequestMetrics()
-    known = transcripts(tokenizer.token_bytes)
+    known = transcripts(tokenizer.token_bytes, partial(tokenizer.encode, as_document=False))
     card = ModelCard(
         id="breakable",
         context_window=traits.context_window,

@@ -12,6 +12,9 @@ from tests.prompt.fakes import result, system, user
 from tests.prompt.replies import TOOLS
 from tests.transcripts.world import (
     BILLING,
+    BLOCK,
+    CARRIER,
+    DATE,
     MOVING,
     OWN,
     SHAPES,
@@ -33,12 +36,17 @@ class Talk:
 
     Attributes:
         own: by the word of a message, the message id that was sent with it last.
+        date, block: what its first message says of now; none if that is empty.
+        blocks: all that were ever sent in this chat: by all who go on from one of its replies.
     """
 
     tenant: bytes
     session: str | None
     messages: list[Message]
     own: dict[str, str] = field(default_factory=dict[str, str])
+    date: str = ""
+    block: str = ""
+    blocks: set[str] = field(default_factory=set[str])
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -49,7 +57,10 @@ class Talk:
         return sum(len(message.tool_calls) for message in self.messages)
 
     def copy(self, count: int) -> Talk:
-        return replace(self, messages=self.messages[:count], own=dict(self.own))
+        messages = self.messages[:count]
+        is_this_chat = any(message.role == "assistant" for message in messages)
+        blocks = self.blocks if is_this_chat else set[str]()
+        return replace(self, messages=messages, own=dict(self.own), blocks=blocks)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ class World:
         self._talks: list[Talk] = []
         self._replies: dict[tuple[str, ...], Reply] = {}
         self._thoughts: dict[str, set[_Thought]] = {}
+        self._dates: set[tuple[bytes, str]] = set()
         self._read_with: dict[tuple[bytes, tuple[str, ...]], list[set[str]]] = {}
 
     def live(self, requests: int) -> None:
@@ -86,6 +98,7 @@ class World:
             assert form is not None
             read, said = self.server.answer(request, reply_.text(form, talk.calls), reply_)
             self._check(read, request)
+            self._check_now(read, request, talk)
             self._note(read, request, reply_, said)
             self._go_on(talk, said)
 
@@ -111,6 +124,7 @@ class World:
         first = [] if self._trait == MOVING or self._maybe(0.3) else [system(self.word())]
         talk = Talk(self._random.choice(TENANTS), self._random.choice(SESSIONS), [*first, user(self.word())])
         self._give_id(talk)
+        self._give_now(talk)
         return talk
 
     def _fork(self, talk: Talk) -> Talk:
@@ -124,6 +138,7 @@ class World:
         fork.session = self._random.choice(SESSIONS)
         if self._maybe(0.15):
             fork.tenant = self._random.choice(TENANTS)
+            fork.blocks = fork.blocks if fork.tenant == talk.tenant else set()
         if fork.messages[-1].role == "user" and self._maybe(0.3):
             fork.messages[-1] = user(self.word())
             self._give_id(fork)
@@ -133,12 +148,21 @@ class World:
         if self._maybe(0.4):
             talk.own[said_in(talk.messages[-1])[0]] = self.word("m")
 
+    def _give_now(self, talk: Talk) -> None:
+        """Another date, another block, or none."""
+        talk.date = self.word("d") if self._maybe(0.7) else ""
+        talk.block = self.word("k") if self._maybe(0.5) else ""
+
     def _request(self, talk: Talk) -> ChatRequest:
+        if not self._strict and self._maybe(0.2):
+            self._give_now(talk)
+        talk.blocks.add(talk.block)
+        self._dates.add((talk.tenant, talk.date))
         tools = list(TOOLS) if self._trait != MOVING else []
         if not self._strict and self._maybe(0.2):
             self._random.shuffle(tools)
         return ChatRequest(
-            messages=tuple(self._drifted(talk)),
+            messages=(*self._drifted(talk), *self._carriers()),
             tools=tuple(tools),
             thinking=Thinking(on=self._random.choice((True, True, None, False))),
             session_id=talk.session,
@@ -146,6 +170,11 @@ class World:
         )
 
     # ------------------------------------------------------------------------------------------------- drift
+
+    def _carriers(self) -> list[Message]:
+        """Gone in the next request."""
+        is_one = self._trait != MOVING and not self._strict and self._maybe(0.2)
+        return [user(CARRIER.format(self.word("c")))] if is_one else []
 
     def _drifted(self, talk: Talk) -> list[Message]:
         messages = self._with_new_ids([self._sent(message, talk) for message in talk.messages])
@@ -160,8 +189,10 @@ class World:
     def _sent(self, message: Message, talk: Talk) -> Message:
         content = message.content
         match message.role:
-            case "system" if message is talk.messages[0] and self._maybe(0.5):
-                content = BILLING.format(self.word("b")) + content
+            case "system" if message is talk.messages[0]:
+                content = _with_now(content, talk)
+                if self._maybe(0.5):
+                    content = BILLING.format(self.word("b")) + content
             case "user":
                 content = self._own_lines(said_in(message)[0], talk) + content
             case "assistant":
@@ -309,12 +340,31 @@ class World:
             made = self._made_behind(-1, request)
             assert any(word in one for one in made), f"{word} is foreign"
 
+    def _check_now(self, read: str, request: ChatRequest, talk: Talk) -> None:
+        """What is so now is what is said last; what was so is this chat's, or no more than a date."""
+        first = request.messages[0].content
+        for kind, name in (("d", "today's date"), ("k", "inbound context")):
+            now, said = words(first, kind), words(read, kind)
+            if now:
+                assert said[-1:] == now, "not the newest"
+            elif said:
+                assert f"[No longer: {name}]" in read[read.rindex(said[-1]) :], "no longer so"
+        assert set(words(read, "k")) <= talk.blocks, "of another chat"
+        assert {(talk.tenant, date) for date in words(read, "d")} <= self._dates, "of another tenant"
+        assert words(read, "c") == words(request.messages[-1].content, "c"), "a carrier that is gone"
+
     def _made_behind(self, index: int, request: ChatRequest) -> list[set[str]]:
         """The message ids and thoughts that our replies behind this message were made with."""
         replies = [message for message in request.messages[index + 1 :] if message.role == "assistant"]
         return [
             ids for message in replies for ids in self._read_with.get((request.tenant, _name(message)), ())
         ]
+
+
+def _with_now(content: str, talk: Talk) -> str:
+    date = DATE.format(talk.date) if talk.date else ""
+    block = BLOCK.format(talk.block) if talk.block else ""
+    return f"{date}{block}{content}"
 
 
 def _name(message: Message) -> tuple[str, ...]:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits, TranscriptStore
 from start_llm.transcripts.thoughts import ThoughtStore
 from start_llm.transcripts.turn import Transcripts
 
 
-def transcripts(token_bytes: Callable[[int], bytes], most_bytes: int = 10**8, **policy: Any) -> Transcripts:
+def transcripts(
+    token_bytes: Callable[[int], bytes],
+    encode: Callable[[str], Sequence[int]],
+    most_bytes: int = 10**8,
+    **policy: Any,
+) -> Transcripts:
     metrics = TranscriptMetrics()
     return Transcripts(
         store=TranscriptStore(Limits(most_bytes=most_bytes), metrics=metrics),
         thoughts=ThoughtStore(most_bytes),
         seen=SeenConversations(),
+        lineages=Lineages(),
         metrics=metrics,
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,
+        encode=encode,
         **policy,
     )

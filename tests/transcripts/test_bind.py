@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.bind import Bound, bind, record_prompt
+from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.store import Held, Limits, TranscriptStore
 
 CLOSER, TAIL = 0, 99
@@ -36,14 +37,22 @@ def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | N
     said = visible or [bytes(message) for message in messages]
     keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
     nothing = [None] * len(keys)
-    return Conversation(keys=keys, echoed=nothing, shown=nothing, own=nothing, session="")
+    return Conversation(
+        keys=keys,
+        echoed=nothing,
+        shown=nothing,
+        own=nothing,
+        live=[()] * len(keys),
+        notable=[False] * len(keys),
+        session="",
+    )
 
 
 def served(
     kept: TranscriptStore, messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None
 ) -> Bound:
     asked = conversation(messages, visible)
-    bound = bind(kept, asked, *rendered(messages))
+    bound = bind(kept, asked, *rendered(messages), lineages=Lineages())
     record_prompt(kept, asked, bound)
     return bound
 
@@ -65,12 +74,12 @@ def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
     first = served(kept, [question])
     reply = conversation([question, answer])
     said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
-    prompt = bind(kept, reply, *rendered([question, answer])).prefix
+    prompt = bind(kept, reply, *rendered([question, answer]), lineages=Lineages()).prefix
     kept.add(
         reply.keys[1],
         1,
         said,
-        Held((None, b"a thought"), (None, None), replied=1),
+        Held((None, b"a thought"), (None, None), ((), ()), (0, 0), replied=1),
         parent=prompt,
     )
     second = served(kept, [question, answer, [5]])
@@ -98,7 +107,7 @@ def test_a_message_whose_end_is_not_known_ends_no_prefix():
     kept, messages = store(), [[1, 1], [2], [3]]
     served(kept, messages)
     ids, boundaries = rendered(messages)
-    bound = bind(kept, conversation(messages), ids, boundaries[:1])
+    bound = bind(kept, conversation(messages), ids, boundaries[:1], lineages=Lineages())
     assert bound.prefix is not None and bound.prefix.depth == 0
     assert bound.ids == ids
 
@@ -116,7 +125,7 @@ def test_a_thought_that_would_be_shown_is_not_hidden():
     kept, messages = store(), [[1], [2], [3]]
     served(kept, messages)
     asked = replace(conversation(messages), shown=[None, b"a thought", None])
-    bound = bind(kept, asked, *rendered(messages))
+    bound = bind(kept, asked, *rendered(messages), lineages=Lineages())
     assert bound.prefix is not None and bound.prefix.depth == 0
 
 
@@ -126,13 +135,13 @@ OWN = ([b"first", None, None], [b"second", None, None])
 def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
     kept, messages = store(), [[1], [2], [3]]
     first, second = (replace(conversation(messages), own=own) for own in OWN)
-    record_prompt(kept, first, bind(kept, first, *rendered(messages)))
-    assert bind(kept, second, *rendered(messages)).prefix is None
+    record_prompt(kept, first, bind(kept, first, *rendered(messages), lineages=Lineages()))
+    assert bind(kept, second, *rendered(messages), lineages=Lineages()).prefix is None
 
 
 def test_once_it_was_replied_to_it_stays_as_it_was():
     kept, messages = store(), [[1], [2], [3]]
     first, second = (replace(conversation(messages), own=own) for own in OWN)
-    held = Held(tuple(first.shown[:2]), tuple(first.own[:2]), replied=1)
+    held = Held(tuple(first.shown[:2]), tuple(first.own[:2]), ((), ()), (0, 0), replied=1)
     kept.add(first.keys[1], 1, [9, CLOSER, 2], held)
-    assert bind(kept, second, *rendered(messages)).ids[:2] == (9, CLOSER)
+    assert bind(kept, second, *rendered(messages), lineages=Lineages()).ids[:2] == (9, CLOSER)

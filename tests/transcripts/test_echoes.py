@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
@@ -31,8 +31,6 @@ ONE_CALL = "dates"
 """Its messages hold one call each."""
 THINKING = ("strips_old_thoughts", "opens_thought", "stop_opens_next", "channels", "gemma4_channel")
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
-MERGES = ("no_system", "plain")
-"""Neighbours of one role are one turn there: a question in front of a carrier has no end of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,9 @@ class Desk:
 
     def __init__(self, trait: str) -> None:
         self._tokenizer = trait_tokenizer(trait)
-        self._kept = transcripts(self._tokenizer.token_bytes)
+        self._kept = transcripts(
+            self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
+        )
         self._preparer = Preparer(
             self._tokenizer,
             family_of(trait),
@@ -69,7 +69,9 @@ class Desk:
 
     def serve(self, exchanges: Sequence[Exchange]) -> list[Served]:
         """As the server does without any setting."""
-        self._kept = transcripts(self._tokenizer.token_bytes)
+        self._kept = transcripts(
+            self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
+        )
         return [self._serve(one) for one in exchanges]
 
     def _heal(self, key: CanonicalKey) -> str | None:
@@ -123,21 +125,7 @@ def depths_of(name: str, trait: str, exchanges: Sequence[Exchange]) -> list[int 
     full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
     if trait == MOVES:
         return [None] * len(full)
-    if name.startswith("openclaw"):
-        return [None, *ends_before_the_carrier(trait, exchanges)]
     return [before_two_calls(trait, one, depth) for one, depth in zip(exchanges, full, strict=True)]
-
-
-def ends_before_the_carrier(trait: str, exchanges: Sequence[Exchange]) -> list[int | None]:
-    """What was read behind a message that is gone was read for another conversation.
-
-    So each request is bound where the one before it had its carrier; if that had no end in front of the
-    carrier, where its last reply was.
-    """
-    before = [list(one.request.messages[:-1]) for one in exchanges[:-1]]
-    if trait not in MERGES:
-        return [len(messages) - 1 for messages in before]
-    return [None, *(last_reply(messages) for messages in before[1:])]
 
 
 def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int | None:
@@ -167,6 +155,20 @@ def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(
             place = behind.find(message.content.strip())
             assert place >= 0
             behind = behind[place:]
+
+
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
+@pytest.mark.parametrize("name", [name for name in recordings() if name.startswith("openclaw")])
+def test_a_message_that_is_gone_is_read_once_behind_all_others(name, trait):
+    for before, now in pairwise(played(name, trait)):
+        bound, read = text_of(trait, now.read[: now.bound]), text_of(trait, now.read)
+        assert CARRIER not in bound
+        assert bound.endswith(text_of(trait, before.written)) is (
+            now.depth == last_reply(now.request.messages)
+        )
+        assert read.count(CARRIER) == 1
+        *_, last, _ = now.request.messages
+        assert read.rindex(last.content.strip()) < read.index(CARRIER)
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait not in (MOVES, ONE_CALL)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
 from start_llm.transcripts.bind import rank
+from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.store import Held, Limits, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")
@@ -38,7 +39,13 @@ def add(
 ) -> Variant:
     """`thought` is that of the last message, `before` those of the messages in front of it."""
     thoughts = (*before, *[None] * (depth - len(before)), thought)
-    held = Held(thoughts, (None,) * (depth + 1), replied=depth if thought else -1)
+    held = Held(
+        thoughts,
+        (None,) * (depth + 1),
+        ((),) * (depth + 1),
+        (0,) * (depth + 1),
+        replied=depth if thought else -1,
+    )
     return store.add(key, depth, tokens, held, **more)
 
 
@@ -50,8 +57,16 @@ def found(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Depth and tokens of each known prefix, the longest first."""
     nothing = [None] * len(keys)
-    asked = Conversation(keys=keys, echoed=echoed or nothing, shown=nothing, own=nothing, session=session)
-    variants = store.find(keys, lambda one: rank(one, asked, keeps_thoughts=True))
+    asked = Conversation(
+        keys=keys,
+        echoed=echoed or nothing,
+        shown=nothing,
+        own=nothing,
+        live=[()] * len(keys),
+        notable=[False] * len(keys),
+        session=session,
+    )
+    variants = store.find(keys, lambda one: rank(one, asked, lineages=Lineages(), keeps_thoughts=True))
     return [(one.depth, tuple(one.tokens())) for one in variants]
 
 

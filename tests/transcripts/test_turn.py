@@ -13,7 +13,7 @@ from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical
+from start_llm.prompt.canonical import canonical, live_values
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
@@ -29,7 +29,7 @@ HERE = (Content("Here"),)
 
 def kept(**policy: Any) -> Transcripts:
     """Its tokens are characters."""
-    return transcripts(lambda token: chr(token).encode(), **policy)
+    return transcripts(lambda token: chr(token).encode(), lambda text: [*map(ord, text)], **policy)
 
 
 def prompt_of(*messages: Message) -> Prompt:
@@ -45,6 +45,8 @@ def prompt_of(*messages: Message) -> Prompt:
         echoed=[thought_digest(message.reasoning) for message in messages],
         shown=nothing,
         own=nothing,
+        live=live_values(messages),
+        notable=[message.role != "assistant" for message in messages],
         session="",
     )
     ids = tuple(map(ord, text + TAIL))

@@ -4,7 +4,8 @@ Every text holds words that stand nowhere else, so that what a prompt hides, or 
 seen by its words:
 
     v1x  what anybody said      t1x  a thought             m1x  a message id, which changes
-    b1x  a billing header       i1x  an id of a call
+    b1x  a billing header       i1x  an id of a call       d1x  a date, which changes
+    c1x  a carrier              k1x  a block of one chat, which changes
 
 The model writes in its template's own form, or less tidily, and may be cut. What it reads is what the engine
 was given.
@@ -15,9 +16,11 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from datetime import datetime
+from functools import cache, partial
 
 from start_llm.core.chat import ChatRequest, KeptThoughts, Message, ToolCall
 from start_llm.core.events import (
@@ -32,6 +35,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.events import Text as Written
 from start_llm.core.job import Job
+from start_llm.prompt.canonical import DriftPolicy
 from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.service import ModelTraits, Reports, Service
 from start_llm.telemetry.metrics import RequestMetrics
@@ -47,6 +51,9 @@ WINDOW = 10**6
 MOVING = "tools_before_last_user"
 """Its conversations have neither tools nor a system message: with those it is never bound."""
 OWN = '{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n'
+DATE = "Today's date: {}\n"
+BLOCK = '## Inbound Context (trusted metadata)\nOf this chat.\n```json\n{{"chat": "{}"}}\n```\n'
+CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
 _THOUGHTS = re.compile(
     r"(<think>[\w\s]*)?</think>"
@@ -158,30 +165,33 @@ class Model:
 
 @dataclass
 class _Memory:
-    """The transcripts that a preparer heals from: a preparer is dear, and shared by many worlds."""
+    """What a preparer heals from, and its clock: a preparer is dear, and shared by many worlds."""
 
     transcripts: Transcripts | None = None
+    now: datetime = NOON
 
 
 @cache
-def _preparer(trait: str, kept: KeptThoughts, *, heals: bool) -> tuple[Preparer, _Memory]:
+def _preparer(trait: str, kept: KeptThoughts, drift: DriftPolicy, *, heals: bool) -> tuple[Preparer, _Memory]:
     memory = _Memory()
     heal = (lambda key: memory.transcripts and memory.transcripts.heal(key)) if heals else lambda _: None
-    policy = PromptPolicy(kept_thoughts=kept)
+    policy = PromptPolicy(kept_thoughts=kept, drift=drift)
     tokenizer = trait_tokenizer(trait)
-    return Preparer(tokenizer, family_of(trait), policy=policy, heal=heal, now=lambda: NOON), memory
+    return Preparer(tokenizer, family_of(trait), policy=policy, heal=heal, now=lambda: memory.now), memory
 
 
 class Server:
     """The real service around the model."""
 
-    def __init__(self, trait: str, kept: KeptThoughts) -> None:
-        self.trait, self.kept = trait, kept
+    def __init__(self, trait: str, kept: KeptThoughts, drift: DriftPolicy = "note") -> None:
+        self.trait, self.kept, self.drift = trait, kept, drift
         self.model = Model(trait)
         tokenizer = trait_tokenizer(trait)
-        self.transcripts = transcripts(tokenizer.token_bytes, kept_thoughts=kept)
-        preparer, memory = _preparer(trait, kept, heals=True)
-        memory.transcripts = self.transcripts
+        self.transcripts = transcripts(
+            tokenizer.token_bytes, partial(tokenizer.encode, as_document=False), kept_thoughts=kept
+        )
+        preparer, self._memory = _preparer(trait, kept, drift, heals=True)
+        self._memory.transcripts = self.transcripts
         self._service = Service(
             engine=self.model,
             tokenizer=tokenizer,
@@ -197,6 +207,13 @@ class Server:
             reports=Reports(RequestMetrics(), Terminal(io.StringIO())),
         )
 
+    @contextmanager
+    def at(self, now: datetime) -> Generator[None]:
+        """Its clock says so."""
+        self._memory.now = now
+        yield
+        self._memory.now = NOON
+
     def answer(self, request: ChatRequest, text: str, how: Reply) -> tuple[str, Message]:
         """What the model read, and what the client gets."""
         self.model.next = text, how
@@ -206,7 +223,7 @@ class Server:
 
     def fresh(self, request: ChatRequest, kept: KeptThoughts | None = None) -> str:
         """The prompt of a server that has never seen anything."""
-        preparer, _ = _preparer(self.trait, kept or self.kept, heals=False)
+        preparer, _ = _preparer(self.trait, kept or self.kept, self.drift, heals=False)
         return text_of(self.trait, preparer.prepare(request).tokens.ids)
 
 
