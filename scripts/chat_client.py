@@ -188,8 +188,11 @@ class Server:
     def stats(self) -> Mapping[str, Any]:
         """Raises Unmeasured if the server has no `/stats`."""
         url = f"{self.stats_url}/stats"
-        with self._answer(url) as lines:
-            told = json.loads(b"".join(lines))
+        try:
+            with self._answer(url) as lines:
+                told = json.loads(b"".join(lines))
+        except Unmeasured as error:
+            raise Unmeasured(f"{error} (--stats-url says where it is)") from error
         if not isinstance(told, dict) or not isinstance(told.get("prompt_cache"), dict):
             raise Unmeasured(f"{url} tells of no prompt cache")
         return told

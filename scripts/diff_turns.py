@@ -27,6 +27,8 @@ _OPENING_CHARACTERS, _OPENING_TOKENS = 48, 16
 _CLOSER_CHARACTERS = 16
 """What ends a reply, and may be written otherwise where another message follows."""
 _SHOWN = 60
+_TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+"""It begins a message at the end of a request, which the next one does not have."""
 _COUNTS = ("messages", "prompt_tokens", "cached_tokens", "stable_prefix_msg_count", "bound_messages")
 
 
@@ -105,6 +107,10 @@ def _compared(last: Request, expected: str, this: Request, prompt: str) -> Compa
     if place >= end:
         told = f"goes on, with {len(prompt) - place:,} new characters"
         return Comparison(last.number, told, diverges=False)
+    if _TRANSIENT in expected[place : place + _SHOWN] and _TRANSIENT not in prompt[place : place + _SHOWN]:
+        return Comparison(
+            last.number, "goes on from where a transient message of OpenClaw stood", diverges=False
+        )
     where = f"character {place:,} of {read:,}" if place < read else f"character {place - read:,} of the reply"
     shown = [
         f"both …{_quoted(prompt[max(place - _SHOWN, 0) : place])}",
@@ -135,7 +141,7 @@ def compare_counts(last: Request, this: Request) -> Comparison:
     again = max((read or 0) - cached, 0) if cached is not None else 0
     reasons = _reasons(last, this)
     if again > _OPENING_TOKENS or seen is not None:
-        told = f"message {seen + 1} is new" if seen is not None else "diverges"
+        told = f"message {seen + 1} is another one" if seen is not None else "diverges"
         return Comparison(last.number, f"{told}; {again:,} tokens read again", diverges=True, details=reasons)
     return Comparison(last.number, "goes on", diverges=False, details=reasons)
 
@@ -149,13 +155,11 @@ def _first_new(last: Request, this: Request) -> int | None:
 def _reasons(last: Request, this: Request) -> list[str]:
     """What the counts add."""
     seen = this.count("stable_prefix_msg_count")
-    told = (
-        []
-        if seen is None
-        else [f"{seen} messages seen before, the last request had {last.count('messages')}"]
-    )
+    told: list[str] = []
+    if seen is not None:
+        told.append(f"messages seen before: {seen}; the last request had {last.count('messages')}")
     if (bound := this.count("bound_messages")) is not None:
-        told.append(f"bound to recorded tokens: {bound} messages")
+        told.append(f"messages bound to recorded tokens: {bound}")
     if reason := this.text("miss_reason"):
         told.append(f"miss_reason: {reason}")
     return told

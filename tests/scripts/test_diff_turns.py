@@ -56,8 +56,8 @@ def test_a_session_that_grows_is_healthy(script: Script, tmp_path: Path):
 def test_counts_tell_which_message_is_new_and_what_it_cost(script: Script, tmp_path: Path):
     done = script("diff_turns", trace(tmp_path, COUNTS, GROWN, EDITED))
     assert done.returncode == 1
-    assert "falls short: request 3 message 2 is new; 700 tokens read again\n" in done.stdout
-    assert "1 messages seen before, the last request had 4" in done.stdout
+    assert "falls short: request 3 message 2 is another one; 700 tokens read again\n" in done.stdout
+    assert "messages seen before: 1; the last request had 4" in done.stdout
     assert "miss_reason: drift" in done.stdout
 
 
@@ -107,6 +107,16 @@ def test_a_request_goes_on_from_the_one_that_it_has_most_in_common_with(script: 
     next_one = GROWN | {"prompt": f"{FIRST}Very.\n<user>Thanks.\n<assistant>"}
     done = script("diff_turns", trace(tmp_path, COUNTS | {"prompt": FIRST}, side, next_one))
     assert "    1 → 3: goes on" in done.stdout
+
+
+def test_a_transient_message_that_is_gone_is_no_divergence(script: Script, tmp_path: Path):
+    carrier = "<user><<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nNone.\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\n"
+    asked = FIRST.removesuffix("<assistant>")
+    first = COUNTS | {"prompt": f"{asked}{carrier}<assistant>", "reply": "Very."}
+    then = GROWN | {"prompt": f"{asked}<assistant>Very.\n<user>Thanks.\n{carrier}<assistant>"}
+    done = script("diff_turns", trace(tmp_path, first, then))
+    assert done.returncode == 0
+    assert "goes on from where a transient message of OpenClaw stood" in done.stdout
 
 
 def test_without_a_file_the_newest_trace_is_taken(script: Script, tmp_path: Path):
