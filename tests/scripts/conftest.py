@@ -16,31 +16,29 @@ from tests.conftest import ChainModel
 from tests.serving import Server, serving
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-LENGTH = ("--context-chars", "5000")
-"""Two thousand tokens with all that stands around them, which a tiny model reads at once."""
+LENGTH = ("--context-chars", "3000")
+"""Some 1,300 tokens with all that stands around them, which a tiny model reads at once."""
 
 _THOUGHT = [
     "<think>",
     "\nI have to look",
-    *(f" w{number}" for number in range(20)),
+    *(f" w{number}" for number in range(6)),
     ".\n",
     "</think>",
     "\n\n",
 ]
-# Calls as no JSON library would write them.
-_SAYS = {
-    "bash": '{"command":  "cat caf\\u00e9 \\/notes",   "timeout":  1000.0 }',
-    "exec": '{"command":  "cat caf\\u00e9 \\/notes" }',
-}
-
+# As no JSON library would write it, and of a tool that pi and OpenClaw both have.
+_CALL = [
+    "<tool_call>",
+    '\n{"name": "read", "arguments": ',
+    '{"path":  "caf\\u00e9 \\/notes" }',
+    "}\n",
+    "</tool_call>",
+]
 _TEXT = ["I", " did what", " you asked", " for."]
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 Serve = Callable[..., Server]
-
-
-def _call(name: str) -> list[str]:
-    return ["<tool_call>", f'\n{{"name": "{name}", "arguments": ', _SAYS[name], "}\n", "</tool_call>"]
 
 
 @pytest.fixture(scope="session")
@@ -60,13 +58,13 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Script:
 
 @pytest.fixture(scope="session")
 def serve(chain_model: ChainModel) -> Iterator[Serve]:
-    """`serve("qwen3", "bash")` calls that tool, `"says"` thinks and answers; settings may follow."""
+    """`serve("qwen3", "calls")` thinks and calls a tool, `"says"` thinks and answers; settings may follow."""
     with ExitStack() as servers:
 
         @cache
         def started(family: str, does: str, **settings: bool) -> Server:
-            told = [*_THOUGHT, *(_call(does) if does in _SAYS else _TEXT)]
-            folder = chain_model({"\n": told}, family=family, hidden=128, layers=2)
+            told = [*_THOUGHT, *(_CALL if does == "calls" else _TEXT)]
+            folder = chain_model({"\n": told}, family=family, hidden=64, layers=2)
             return servers.enter_context(serving(folder, **settings))
 
         yield started

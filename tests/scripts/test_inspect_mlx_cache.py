@@ -9,7 +9,7 @@ from tests.scripts.fakes import Fake, faked
 
 
 def test_the_cache_of_this_server_is_shown(script: Script, serve: Serve):
-    server = serve("qwen3", "says")
+    server = serve("qwen3", "calls")
     server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello " * 600}]})
     cache = server.get("/stats")["prompt_cache"]
     done = script("inspect_mlx_cache", "--base-url", server.url)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.scripts.conftest import LENGTH, Script, Serve
+from tests.scripts.conftest import LENGTH, SCRIPTS, Script, Serve
 from tests.scripts.fakes import CHARACTERS_PER_TOKEN, Fake, Message, faked, tokens_of
 
 PROBES = ("pi_like_probe", "probe_session", "test_openclaw_integration")
@@ -24,7 +24,7 @@ def rows_of(printed: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 def test_a_session_of_pi_is_healthy(family: str, script: Script, serve: Serve):
-    done = script("pi_like_probe", "--base-url", serve(family, "bash").url, "--turns", "4", *LENGTH)
+    done = script("pi_like_probe", "--base-url", serve(family, "calls").url, "--turns", "4", *LENGTH)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     rows = rows_of(done.stdout)
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]
@@ -35,7 +35,7 @@ def test_a_session_of_pi_is_healthy(family: str, script: Script, serve: Serve):
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 def test_the_four_scenarios_are_as_expected(family: str, script: Script, serve: Serve):
-    done = script("probe_session", "--base-url", serve(family, "bash").url + "/v1", *LENGTH)
+    done = script("probe_session", "--base-url", serve(family, "calls").url + "/v1", *LENGTH)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert len(rows_of(done.stdout)) == 3 + 3 + 4 + 4
 
@@ -43,10 +43,10 @@ def test_the_four_scenarios_are_as_expected(family: str, script: Script, serve: 
 @pytest.mark.parametrize(
     ("family", "does", "least"),
     [
-        ("qwen3", "exec", "0.95"),
+        ("qwen3", "calls", "0.95"),
         # A question that loses its id behind a transient message is read again, and so is all of a state.
         ("qwen3", "says", "0.5"),
-        ("qwen3_5", "exec", "0.3"),
+        ("qwen3_5", "calls", "0.3"),
     ],
 )
 def test_openclaw_is_served(family: str, does: str, least: str, script: Script, serve: Serve):
@@ -57,7 +57,7 @@ def test_openclaw_is_served(family: str, does: str, least: str, script: Script, 
 
 
 def test_clients_that_change_their_spelling_cost_what_the_rules_save(script: Script, serve: Serve):
-    server = serve("qwen3", "bash", canonicalizes=False)
+    server = serve("qwen3", "calls", canonicalizes=False)
     done = script("probe_session", "--base-url", server.url, "--only", "drift", *LENGTH)
     assert done.returncode == 1
     assert re.search(r"falls short: drift, turn 2: [\d.]+% of ", done.stdout)
@@ -141,7 +141,7 @@ def test_where_nothing_listens_one_line_says_so(name: str, script: Script):
         port = listener.getsockname()[1]
     done = script(name, "--base-url", f"http://127.0.0.1:{port}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(rf"{name}\.py: .*127\.0\.0\.1:{port}.*refused\n", done.stderr)
+    assert re.fullmatch(rf"{name}\.py: .*127\.0\.0\.1:{port}.*refused.*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +174,9 @@ def test_help_tells_what_is_healthy(name: str, script: Script):
     done = script(name, "--help")
     assert done.returncode == 0
     assert "exit status is 1" in " ".join(done.stdout.split())
+
+
+def test_the_readme_names_every_script():
+    readme = (SCRIPTS.parent / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Probes")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)\.py`", section)) == {*PROBES, "inspect_mlx_cache", "diff_turns"}
