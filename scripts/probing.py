@@ -79,7 +79,7 @@ class Turn:
         """For a table with `TURN_COLUMNS`. Of a first turn nobody knows what was known."""
         counts = [f"{count:,}" for count in (self.number, self.prompt, self.cached, self.computed)]
         estimates = [f"{self.new:,}", f"{self.hit_of_known:.1%}", f"{self.efficiency:.2f}"]
-        new, of_known, efficiency = estimates if self.known else "–––"
+        new, of_known, efficiency = estimates if self.known else ("–",) * len(estimates)
         return [*counts, new, f"{self.hit:.1%}", of_known, efficiency, f"{self.first_s * 1000:,.0f} ms"]
 
 
@@ -151,6 +151,8 @@ class Counters:
 
     def shortfalls(self, cold: int | None = None) -> list[str]:
         """What rose and should not have; `cold` is the reading from which on nothing is cold any more."""
+        if self._problem:
+            return []
         watched = dict.fromkeys(self.STAY, 0) | ({} if cold is None else {self.COLD: cold})
         rises = {name: self._rise(name, since) for name, since in watched.items()}
         return [f"{name} rose by {rise}, 0 is healthy" for name, rise in rises.items() if rise]
