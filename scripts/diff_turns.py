@@ -1,0 +1,241 @@
+"""Where consecutive requests of a session diverge, out of the trace that the server writes.
+
+    python scripts/diff_turns.py [logs/2026-11-22/cache-session-0123456789abcdef.log]
+
+Without a file it takes the newest one under --logs. A server that runs with LOG_PROMPTS=true writes what the
+model read and said; then the very character is found at which a prompt leaves the one before it, or an
+earlier one that it has more in common with. Without prompts the counts of the two lines tell how many
+messages were seen before, and how many tokens were read again. What a line does not have is named.
+
+The exit status is 1 if a request diverges from the one that it goes on from, and 2 if there is no trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chat_client import Unmeasured
+from probing import run, verdict
+
+_OPENING_CHARACTERS, _OPENING_TOKENS = 48, 16
+"""What opens a reply, at most: the next prompt may open it otherwise."""
+_CLOSER_CHARACTERS = 16
+"""What ends a reply, and may be written otherwise where another message follows."""
+_SHOWN = 60
+_TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+"""It begins a message at the end of a request, which the next one does not have."""
+_COUNTS = ("messages", "prompt_tokens", "cached_tokens", "stable_prefix_msg_count", "bound_messages")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line of the trace, by its number among the lines."""
+
+    number: int
+    fields: Mapping[str, Any]
+
+    def count(self, name: str) -> int | None:
+        value = self.fields.get(name)
+        return value if type(value) is int else None
+
+    def text(self, name: str) -> str | None:
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else None
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens; if the line does not say so, it follows from two others."""
+        told, prompt, cached = map(self.count, ("computed_tokens", "prompt_tokens", "cached_tokens"))
+        if told is not None or prompt is None or cached is None:
+            return told
+        return prompt - cached
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in _COUNTS if self.count(name) is None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is found of one request.
+
+    Attributes:
+        before: the number of the request that it goes on from.
+        details: lines that say more.
+    """
+
+    before: int
+    told: str
+    diverges: bool
+    details: Sequence[str] = ()
+
+
+# ---------------------------------------------------------------------------------------------- with prompts
+
+
+def common_length(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if one[:middle] == other[:middle] else (least, middle - 1)
+    return least
+
+
+def compare_prompts(earlier: Sequence[Request], this: Request) -> Comparison | None:
+    """None if there are no two prompts to compare."""
+    prompt = this.text("prompt")
+    candidates = [one for one in earlier if one.text("prompt")]
+    if not prompt or not candidates:
+        return None
+    last = max(candidates, key=lambda one: (common_length(_read_and_said(one), prompt), one.number))
+    return _compared(last, _read_and_said(last), this, prompt)
+
+
+def _read_and_said(request: Request) -> str:
+    return (request.text("prompt") or "") + (request.text("reply") or "")
+
+
+def _compared(last: Request, expected: str, this: Request, prompt: str) -> Comparison:
+    place, read = common_length(expected, prompt), len(last.text("prompt") or "")
+    end = len(expected) - (_CLOSER_CHARACTERS if last.text("reply") else _opening(expected, prompt))
+    if place >= end:
+        told = f"goes on, with {len(prompt) - place:,} new characters"
+        return Comparison(last.number, told, diverges=False)
+    if _TRANSIENT in expected[place : place + _SHOWN] and _TRANSIENT not in prompt[place : place + _SHOWN]:
+        return Comparison(
+            last.number, "goes on from where a transient message of OpenClaw stood", diverges=False
+        )
+    where = f"character {place:,} of {read:,}" if place < read else f"character {place - read:,} of the reply"
+    shown = [
+        f"both …{_quoted(prompt[max(place - _SHOWN, 0) : place])}",
+        f"last {_quoted(expected[place : place + _SHOWN])}…",
+        f"this {_quoted(prompt[place : place + _SHOWN])}…",
+    ]
+    told = f"diverges at {where} ({place / len(expected):.0%})"
+    return Comparison(last.number, told, diverges=True, details=[*shown, *_reasons(last, this)])
+
+
+def _opening(prompt: str, other: str) -> int:
+    """Characters that open the reply: what both prompts end with."""
+    return min(common_length(prompt[::-1], other[::-1]), _OPENING_CHARACTERS)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------------------------- without prompts
+
+
+def compare_counts(last: Request, this: Request) -> Comparison:
+    """By what the two lines say."""
+    cached, read, seen = this.count("cached_tokens"), last.count("prompt_tokens"), _first_new(last, this)
+    if seen is None and None in (cached, read):
+        return Comparison(last.number, "cannot be compared", diverges=False)
+    again = max((read or 0) - cached, 0) if cached is not None else 0
+    reasons = _reasons(last, this)
+    if again > _OPENING_TOKENS or seen is not None:
+        told = f"message {seen + 1} is another one" if seen is not None else "diverges"
+        return Comparison(last.number, f"{told}; {again:,} tokens read again", diverges=True, details=reasons)
+    return Comparison(last.number, "goes on", diverges=False, details=reasons)
+
+
+def _first_new(last: Request, this: Request) -> int | None:
+    """How many messages were seen before, if the request before this one had more."""
+    seen, before = this.count("stable_prefix_msg_count"), last.count("messages")
+    return seen if seen is not None and before is not None and seen < before else None
+
+
+def _reasons(last: Request, this: Request) -> list[str]:
+    """What the counts add."""
+    seen = this.count("stable_prefix_msg_count")
+    told: list[str] = []
+    if seen is not None:
+        told.append(f"messages seen before: {seen}; the last request had {last.count('messages')}")
+    if (bound := this.count("bound_messages")) is not None:
+        told.append(f"messages bound to recorded tokens: {bound}")
+    if reason := this.text("miss_reason"):
+        told.append(f"miss_reason: {reason}")
+    return told
+
+
+# ---------------------------------------------------------------------------------------------------- program
+
+
+def read_trace(path: Path) -> list[Request]:
+    """The lines of a file, after those of `path`.1, where older ones are. Raises Unmeasured."""
+    older = path.with_name(f"{path.name}.1")
+    try:
+        texts = [one.read_text(encoding="utf-8") for one in (older, path) if one == path or one.exists()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unmeasured(f"{path} cannot be read: {error}") from error
+    requests = list(_requests("".join(texts).splitlines()))
+    if not requests:
+        raise Unmeasured(f"{path} has no line of a request")
+    return requests
+
+
+def _requests(lines: Sequence[str]) -> Iterator[Request]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError:
+            fields = None
+        if isinstance(fields, dict):
+            yield Request(number, fields)
+        else:
+            print(f"line {number} is no JSON object, and is passed over")
+
+
+def newest(logs: Path) -> Path:
+    """Raises Unmeasured if there is none."""
+    found = sorted(logs.glob("*/cache-session-*.log"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise Unmeasured(f"there is no trace under {logs}: */cache-session-*.log")
+    return found[-1]
+
+
+def compare_all(requests: Sequence[Request]) -> list[str]:
+    """Prints what is found of each request, and gives those that diverge."""
+    print_counts(requests[0])
+    found: list[str] = []
+    for index, this in enumerate(requests[1:], start=1):
+        result = compare_prompts(requests[:index], this) or compare_counts(requests[index - 1], this)
+        print_counts(this)
+        print(f"    {result.before} → {this.number}: {result.told}")
+        for line in result.details:
+            print(f"        {line}")
+        found += [f"request {this.number} {result.told}"] if result.diverges else []
+    return found
+
+
+def print_counts(request: Request) -> None:
+    counts = (request.count("prompt_tokens"), request.count("cached_tokens"), request.computed)
+    prompt, cached, computed = ("?" if count is None else f"{count:,}" for count in counts)
+    print(f"request {request.number}: prompt {prompt}, cached {cached}, computed {computed} tokens")
+    if missing := request.missing:
+        print(f"    the line has no {', '.join(missing)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, nargs="?", help="a trace (default: the newest under --logs)")
+    parser.add_argument(
+        "--logs", type=Path, default=Path("logs"), help="LOG_ROOT of the server (%(default)s)"
+    )
+    options = parser.parse_args()
+    path = options.file or newest(options.logs)
+    print(path)
+    return verdict(compare_all(read_trace(path)))
+
+
+if __name__ == "__main__":
+    run(main)

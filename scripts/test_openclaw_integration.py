@@ -1,0 +1,274 @@
+"""Two sessions of OpenClaw, turn by turn at the same server, in the form in which OpenClaw sends them.
+
+    python scripts/test_openclaw_integration.py [--base-url http://127.0.0.1:4000] [--turns 5]
+
+The system prompt has a date in its dynamic part, the newest question a message_id that is gone later, calls
+come back without underscores in their ids, and every request ends with a message that the next one does not
+have: <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> ... <<<END_OPENCLAW_INTERNAL_CONTEXT>>>. Checked are
+
+hit rate         new / computed tokens, from the second turn on, is at least --min-efficiency. What is known
+                 ends where the last request had its transient message: the reply was written behind it, so
+                 what was computed for it holds for no other place, and it counts as new.
+thought twice    A thought does not stand in its reply's text, and no prompt is longer than the last one with
+                 its reply and what was added (a few small requests measure that; a thought of some 30 tokens
+                 shows).
+another session  A first turn finds no more than the two have in common, later ones no more than their own,
+                 and no reply has the other's mark.
+
+The exit status is 1 if a check fails, which is named with its session, and 2 if nothing can be measured. Of
+the counters of /stats, vlm_retreat and exact_key_rejected_by_model_lcp may not rise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from chat_client import Message, Reply, Server, Tool
+from probing import (
+    TURN_LEGEND,
+    Counters,
+    Session,
+    add_length_options,
+    parser_of,
+    prose,
+    run,
+    server_of,
+    verdict,
+)
+
+_QUESTION_CHARACTERS, _RESULT_CHARACTERS = 600, 1200
+_SLACK = 32
+"""Tokens of markup, dates and ids that come with what is added."""
+
+_SYSTEM = """\
+<!-- openclaw:attempt:STABLE -->
+You are a personal assistant in run {run}.
+
+{context}
+<!-- /openclaw:attempt:STABLE -->
+<!-- openclaw:attempt:DYNAMIC -->
+## Current date
+{date}
+
+## Runtime
+agent=main | shell=bash | reasoning={effort}
+<!-- /openclaw:attempt:DYNAMIC -->"""
+
+
+def _tool(name: str, description: str, parameter: str) -> Tool:
+    properties = {parameter: {"type": "string", "description": f"The {parameter}."}}
+    schema = {"type": "object", "properties": properties, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = [
+    _tool("exec", "Runs a command in the shell.", "command"),
+    _tool("read", "Reads a file of the workspace.", "path"),
+    _tool("web_fetch", "Reads a page.", "url"),
+]
+
+
+def transient(number: int) -> Message:
+    """What stands at the end of one request."""
+    lines = [f'"Sessions:\\nmain is in request {number:04}"', '"Helpers:\\nnone"']
+    text = "\n\n".join(lines)
+    marks = ("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
+    return {"role": "user", "content": [{"type": "text", "text": f"{marks[0]}\n{text}\n{marks[1]}"}]}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of what a session adds, as this server counts them."""
+
+    transient: int
+    question: int
+    result: int
+
+
+def measure(server: Server, today: datetime) -> Sizes:
+    """From the prompt lengths of four small requests."""
+    nothing, mark = {"role": "user", "content": "x"}, secrets.token_hex(8)
+
+    def tokens(*messages: Message) -> int:
+        return server.ask({"messages": messages, "max_completion_tokens": 1}).prompt
+
+    least = tokens(nothing)
+    asked = tokens(with_id(question(1, mark, today), mark[:12]))
+    told = tokens({**nothing, "content": result("x", mark)["content"]})
+    return Sizes(tokens(nothing, transient(1)) - least, asked - least, told - least)
+
+
+def question(number: int, mark: str, today: datetime) -> Message:
+    """One of a session, whose mark is in it; the first one tells of the session too."""
+    text = f"I am {mark}. Run `step {number}`, please, and tell me of it: "
+    text += prose(f"question {number} of {mark}", _QUESTION_CHARACTERS)
+    if number == 1:
+        text += f"\n\nRuntime: agent=main | sessionId={mark} | shell=bash"
+    block = 'Conversation info:\n```json\n{\n  "sender": "somebody"\n}\n```\n\n'
+    return {"role": "user", "content": f"{block}[{today:%a %Y-%m-%d %H:%M} UTC] {text}"}
+
+
+def with_id(asked: Message, message_id: str) -> Message:
+    """A question as it is while it is the newest."""
+    line = f'{{\n  "message_id": "{message_id}",\n'
+    return {**asked, "content": asked["content"].replace("{\n", line, 1)}
+
+
+def result(call_id: str, name: str) -> Message:
+    text = prose(f"result of {name}", _RESULT_CHARACTERS)
+    return {"role": "tool", "content": text, "tool_call_id": without_underscores(call_id)}
+
+
+def without_underscores(call_id: str) -> str:
+    return call_id.replace("_", "")
+
+
+class OpenClaw:
+    """One session, as its client keeps it.
+
+    Attributes:
+        added: tokens of the messages that are new in each request.
+        own_words: of the first question, behind what sessions have in common.
+    """
+
+    def __init__(self, name: str, server: Server, sizes: Sizes, options: argparse.Namespace) -> None:
+        self.name, self.mark = name, secrets.token_hex(8)
+        self.session = Session(server)
+        self.added: list[int] = []
+        self._sizes, self._options = sizes, options
+        self._message_id = ""
+        self._history: list[Message] = []
+        self._new = [self._question()]
+        self.own_words = len(self._new[0]["content"].partition(self.mark)[2].split())
+
+    def turn(self) -> None:
+        """One request, and what the client does with the reply."""
+        self._history += self._new
+        size = self._sizes.result if self._new[0]["role"] == "tool" else self._sizes.question
+        self.added.append(size * len(self._new))
+        known = self.session.last.prompt - self._sizes.transient if self.session.turns else None
+        reply = self.session.ask(self._body(), known)
+        self._history.append(reply.sent_back(without_underscores))
+        self._new = self._results(reply) or [self._question()]
+
+    def _body(self) -> Mapping[str, Any]:
+        number = len(self.session.turns) + 1
+        newest = max(index for index, message in enumerate(self._history) if message["role"] == "user")
+        history = [
+            with_id(one, self._message_id) if index == newest else one
+            for index, one in enumerate(self._history)
+        ]
+        return {
+            "messages": [self._system(number), *history, transient(number)],
+            "tools": TOOLS,
+            "tool_choice": "auto",
+            "max_completion_tokens": self._options.max_tokens,
+            "reasoning_effort": self._options.effort,
+        }
+
+    def _system(self, number: int) -> Message:
+        options = self._options
+        day = options.today + timedelta(days=options.midnight is not None and number >= options.midnight)
+        context = prose(f"The assistant's rules in {options.run}", options.context_chars)
+        told = {"run": options.run, "context": context, "date": f"{day:%A, %Y-%m-%d}"}
+        return {"role": "system", "content": _SYSTEM.format(**told, effort=options.effort)}
+
+    def _question(self) -> Message:
+        """A new one, with a new id."""
+        self._message_id = secrets.token_hex(6)
+        return question(len(self.session.turns) + 1, self.mark, self._options.today)
+
+    def _results(self, reply: Reply) -> list[Message]:
+        turn = f"turn {len(self.session.turns)} of {self.mark}"
+        return [result(call["id"], f"{turn}, call {number}") for number, call in enumerate(reply.calls)]
+
+
+# ----------------------------------------------------------------------------------------------------- checks
+
+
+def hit_rate(chat: OpenClaw, least: float) -> Iterator[str]:
+    for turn in chat.session.turns[1:]:
+        if turn.efficiency < least:
+            told = (
+                f"{turn.efficiency:.2f} ({turn.computed:,} tokens computed, about {turn.new:,} of them new)"
+            )
+            yield f"turn {turn.number}: an efficiency of {told}, {least:.2f} is healthy"
+
+
+def thought_twice(chat: OpenClaw) -> Iterator[str]:
+    turns, replies = chat.session.turns, chat.session.replies
+    for turn, reply in zip(turns, replies, strict=True):
+        thought = reply.thought.strip()
+        if (thought and thought in reply.content) or "</think>" in reply.content:
+            yield f"turn {turn.number}: a thought stands in the reply's text"
+    for (last, turn), reply, added in zip(pairwise(turns), replies, chat.added[1:], strict=False):
+        grown, expected = turn.prompt - last.prompt, reply.completion + added
+        if grown > expected + _SLACK * (1 + len(reply.calls)):
+            yield f"turn {turn.number}: the prompt grew by {grown:,} tokens, and {expected:,} were added"
+
+
+def another_session(chat: OpenClaw, other: OpenClaw) -> Iterator[str]:
+    first, replies = chat.session.turns[0], chat.session.replies
+    if (most := first.prompt - chat.own_words) < first.cached:
+        yield f"turn 1: {first.cached:,} tokens were cached, and at most {most:,} are not its own"
+    for turn, reply in zip(chat.session.turns[1:], replies, strict=False):
+        if (most := reply.prompt + reply.completion + _SLACK) < turn.cached:
+            yield f"turn {turn.number}: {turn.cached:,} tokens were cached, and {most:,} at most are its own"
+    for turn, reply in zip(chat.session.turns, replies, strict=True):
+        if other.mark in str(reply.sent_back()):
+            yield f"turn {turn.number}: the reply has the mark of session {other.name}"
+
+
+def shortfalls(chat: OpenClaw, other: OpenClaw, options: argparse.Namespace) -> list[str]:
+    checks = {
+        "hit rate": hit_rate(chat, options.min_efficiency),
+        "thought twice": thought_twice(chat),
+        "another session": another_session(chat, other),
+    }
+    return [f"{name}, session {chat.name}, {told}" for name, check in checks.items() for told in check]
+
+
+# ---------------------------------------------------------------------------------------------------- program
+
+
+def play(sessions: Sequence[OpenClaw], turns: int) -> None:
+    """Both at the same server, turn by turn."""
+    for _ in range(turns):
+        for one in sessions:
+            one.turn()
+    for one in sessions:
+        print(f"\nsession {one.name}")
+        one.session.print()
+
+
+def read_options() -> argparse.Namespace:
+    parser = parser_of(f"{__doc__}\n{TURN_LEGEND}")
+    parser.add_argument("--turns", type=int, default=5, help="requests of each session (%(default)s)")
+    parser.add_argument("--min-efficiency", type=float, default=0.95, help="new / computed (%(default)s)")
+    parser.add_argument("--midnight", type=int, metavar="TURN", help="a new day begins with this request")
+    add_length_options(parser)
+    parser.set_defaults(run=secrets.token_hex(6), today=datetime.now(UTC))
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = read_options()
+    server = server_of(options).reach()
+    counters, sizes = Counters(server), measure(server, options.today)
+    print(f"Tokens: transient message {sizes.transient}, question {sizes.question}, result {sizes.result}")
+    one, other = (OpenClaw(name, server, sizes, options) for name in "AB")
+    play([one, other], options.turns)
+    counters.read()
+    counters.print("before", "after")
+    found = shortfalls(one, other, options) + shortfalls(other, one, options)
+    return verdict([*found, *counters.shortfalls()])
+
+
+if __name__ == "__main__":
+    run(main)
