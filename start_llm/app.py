@@ -38,10 +38,12 @@ from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import ModelTraits, Reports, Service
+from start_llm.service import ModelTraits, Service
 from start_llm.settings import Settings
+from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
+from start_llm.telemetry.trace import Trace, start_trace
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits as TranscriptLimits
 from start_llm.transcripts.store import TranscriptStore
@@ -57,6 +59,7 @@ _MOST_TRANSCRIPT_BYTES = 128 * 2**20
 _MOST_THOUGHT_BYTES = 32 * 2**20
 _DRAIN_S = 1.5
 _STOP_S = 2.0
+_LAST_LINES_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class App:
         self._engine_metrics = EngineMetrics()
         self._requests = RequestMetrics()
         self._cache_metrics = CacheMetrics()
+        self._trace = make_trace(settings, self._cache_metrics, terminal.say)
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
         self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
@@ -119,15 +123,17 @@ class App:
     def close(self) -> bool:
         """Step 6. False if the engine is stuck in a computation; the process may then just end."""
         self._listener.stop_accepting()
-        self._drain()
+        self._drain(_DRAIN_S)
         self._listener.hang_up()
         if self._proxy:
             self._proxy.stop()
-        return self._engine.stop(_STOP_S) if self._engine else True
+        has_stopped = self._engine.stop(_STOP_S) if self._engine else True
+        self._drain(_LAST_LINES_S)
+        return has_stopped
 
-    def _drain(self) -> None:
-        """Give running requests a moment to end by themselves."""
-        deadline = time.monotonic() + _DRAIN_S
+    def _drain(self, patience_s: float) -> None:
+        """Give running requests a moment to end by themselves, and those that were cut to be traced."""
+        deadline = time.monotonic() + patience_s
         while self._requests.in_flight and time.monotonic() < deadline:
             time.sleep(0.02)
 
@@ -184,7 +190,7 @@ class App:
             preparer=preparer,
             transcripts=transcripts,
             traits=traits,
-            reports=Reports(self._requests, self._terminal),
+            reports=Reports(self._requests, self._terminal, self._trace),
         )
         card = ModelCard(
             id=name,
@@ -245,6 +251,7 @@ class App:
                 ("cache", _cache_told(self._cache_metrics)),
                 ("context", f"{card.context_window:,} tokens"),
                 ("batch", f"{self._settings.batch} at once" if footprint.batches else "rows take turns"),
+                ("trace", str(self._trace or "off")),
                 ("address", f"{self.url}/v1"),
             ]
         )
@@ -256,6 +263,12 @@ class App:
         for title, lines in paste_lines(self.url, card.id):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")
+
+
+def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], None]) -> Trace | None:
+    """What is written of requests; None if nothing is to be."""
+    root = ROOT / Path(settings.log_root).expanduser()
+    return start_trace(root, cache, say, with_prompts=settings.traces_prompts) if settings.traces else None
 
 
 def prompt_policy(settings: Settings) -> PromptPolicy:

@@ -294,6 +294,20 @@ class Settings:
         "Length of a reply whose request sets no limit. Unset: the rest of the context window.", _GENERATION,
     )  # fmt: skip
 
+    traces: bool = _variable(
+        "ENABLE_REQUEST_LOGGING", _BOOLEAN, True,
+        "Write a trace: a line of JSON for each request, without its text, in a file for each session.",
+        _LOGS, shown="true",
+    )  # fmt: skip
+    log_root: str = _variable(
+        "LOG_ROOT", TEXT, "logs",
+        "Folder of the traces, seen from the repository; at most 512 MiB of them are kept.", _LOGS,
+    )  # fmt: skip
+    traces_prompts: bool = _variable(
+        "LOG_PROMPTS", _BOOLEAN, False,
+        "Write prompts and replies into the trace too, in clear.", _LOGS, shown="false",
+    )  # fmt: skip
+
     @classmethod
     def rows(cls) -> Iterator[tuple[Field[Any], Row]]:
         for slot in fields(cls):
@@ -367,10 +381,6 @@ LATER: tuple[Row, ...] = (
            "Key pages by the images that they overlap."),
     _later("GENERATION_WATCHDOG_SECONDS", "600", "H", _GENERATION,
            "Deadline for each request, 0 = none."),
-    _later("ENABLE_REQUEST_LOGGING", "true", "F", _LOGS,
-           "Write a trace of each session."),
-    _later("LOG_ROOT", "logs", "F", _LOGS,
-           "Folder of the traces."),
     _later("VLM_CACHE_DEBUG", "false", "later than I", _LOGS,
            "Diagnostic lines for image prompts."),
 )  # fmt: skip

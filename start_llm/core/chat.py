@@ -88,6 +88,21 @@ class Lineage:
     branch: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The call that a request came in, for those who look it up later.
+
+    Attributes:
+        id: that the client is told.
+        endpoint: the first of its paths.
+        model: that is loaded.
+    """
+
+    id: str
+    endpoint: str
+    model: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A conversation to continue.

@@ -45,6 +45,7 @@ class Prompt:
     Attributes:
         boundaries: in ascending order; a message whose end cannot be told exactly has none.
         conversation: how it is compared with others; None for texts.
+        left_out: characters of its messages that do not count when it is compared.
         thought_is_open: the prompt ends inside a thought.
         thinking: the model is asked to think, or nobody said that it should not.
     """
@@ -52,5 +53,6 @@ class Prompt:
     tokens: ModelTokens
     boundaries: tuple[Boundary, ...] = ()
     conversation: Conversation | None = None
+    left_out: int = 0
     thought_is_open: bool = False
     thinking: bool = True

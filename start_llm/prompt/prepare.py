@@ -119,7 +119,8 @@ class Preparer:
             root = self._root(request, options, now)
         with _shallow("messages"):
             apart = [self._apart(message) for message in request.messages]
-            keys = chain(root, canonical(apart, request.late_tools, with_rules=self._policy.with_rules))
+            compared = canonical(apart, request.late_tools, with_rules=self._policy.with_rules)
+            keys = chain(root, compared)
             shown = replace(request, messages=self._for_the_model(request.messages, keys))
             adapted = adapt(shown, self.facts)
         text = self._render(adapted, options, now)
@@ -129,6 +130,7 @@ class Preparer:
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
             conversation=self._conversation(request, shown.messages, keys, text),
+            left_out=sum(message.left_out for message in compared),
             thought_is_open=self._opens_thought(text.tail),
             thinking=self._thinks(request.thinking),
         )

@@ -19,8 +19,9 @@ from start_llm.protocols.base import ModelFacts
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import Reports, Service
+from start_llm.service import Service
 from start_llm.settings import Settings
+from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from tests.transcripts.fakes import transcripts
