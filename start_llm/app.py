@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-import math
-import platform
 import secrets
 import shlex
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm import __version__
-from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
-from start_llm.core.chat import KeptThoughts
+from start_llm.configured import (
+    DEMO_MODEL,
+    ROOT,
+    cache_limits,
+    engine_config,
+    kept_thoughts,
+    make_trace,
+    model_family,
+    model_name,
+    model_traits,
+    page_size,
+    prompt_policy,
+    proxy_config,
+    server_limits,
+)
 from start_llm.core.family import Family
-from start_llm.core.sampling import SamplingChoice
-from start_llm.engine.engine import Engine, EngineConfig
+from start_llm.engine.engine import Engine
 from start_llm.engine.loop import Machinery
-from start_llm.models import families
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure, usable_memory
 from start_llm.models.identity import identity
@@ -30,17 +38,17 @@ from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
 from start_llm.prompt.canonical import canonical_reply
-from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.tenants import Tenants
-from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
-from start_llm.server.listener import Listener, ServerLimits, Site
+from start_llm.server.listener import Listener, Site
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import ModelTraits, Reports, Service
+from start_llm.service import Service
 from start_llm.settings import Settings
+from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.lineage import Lineages
@@ -50,15 +58,12 @@ from start_llm.transcripts.store import TranscriptStore
 from start_llm.transcripts.thoughts import ThoughtStore
 from start_llm.transcripts.turn import Transcripts
 
-ROOT = Path(__file__).resolve().parent.parent
-DEMO_MODEL = ROOT / "models" / "demo"
-_APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 LOGS = ROOT / "logs"
-_SMALLEST_PAGE = 256
 _MOST_TRANSCRIPT_BYTES = 128 * 2**20
 _MOST_THOUGHT_BYTES = 32 * 2**20
 _DRAIN_S = 1.5
 _STOP_S = 2.0
+_LAST_LINES_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,13 @@ class App:
         self._engine_metrics = EngineMetrics()
         self._requests = RequestMetrics()
         self._cache_metrics = CacheMetrics()
+        self._trace = make_trace(settings, self._cache_metrics, terminal.say)
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
         self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
         if settings.proxy:
             claim_port(settings.proxy_port, LOGS, terminal.say)
-        self._listener = Listener(settings.mlx_host, settings.mlx_port, Handler, _server_limits(settings))
+        self._listener = Listener(settings.mlx_host, settings.mlx_port, Handler, server_limits(settings))
 
     @property
     def port(self) -> int:
@@ -121,15 +127,17 @@ class App:
     def close(self) -> bool:
         """Step 6. False if the engine is stuck in a computation; the process may then just end."""
         self._listener.stop_accepting()
-        self._drain()
+        self._drain(_DRAIN_S)
         self._listener.hang_up()
         if self._proxy:
             self._proxy.stop()
-        return self._engine.stop(_STOP_S) if self._engine else True
+        has_stopped = self._engine.stop(_STOP_S) if self._engine else True
+        self._drain(_LAST_LINES_S)
+        return has_stopped
 
-    def _drain(self) -> None:
-        """Give running requests a moment to end by themselves."""
-        deadline = time.monotonic() + _DRAIN_S
+    def _drain(self, patience_s: float) -> None:
+        """Give running requests a moment to end by themselves, and those that were cut to be traced."""
+        deadline = time.monotonic() + patience_s
         while self._requests.in_flight and time.monotonic() < deadline:
             time.sleep(0.02)
 
@@ -179,14 +187,14 @@ class App:
         tokenizer = ready.model.tokenizer
         transcripts = self._transcripts(tokenizer)
         preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=transcripts.heal)
-        traits = model_traits(self._settings, ready, family)
+        traits = model_traits(self._settings, ready.model, ready.footprint, family)
         service = Service(
             engine=engine,
             tokenizer=tokenizer,
             preparer=preparer,
             transcripts=transcripts,
             traits=traits,
-            reports=Reports(self._requests, self._terminal),
+            reports=Reports(self._requests, self._terminal, self._trace),
         )
         card = ModelCard(
             id=name,
@@ -222,7 +230,7 @@ class App:
             canonical_reply=canonical_reply,
             token_bytes=tokenizer.token_bytes,
             encode=lambda text: tokenizer.encode(text, as_document=False),
-            kept_thoughts=_kept_thoughts(self._settings),
+            kept_thoughts=kept_thoughts(self._settings),
             checks_words=self._settings.checks_words,
             is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )
@@ -249,6 +257,7 @@ class App:
                 ("cache", _cache_told(self._cache_metrics)),
                 ("context", f"{card.context_window:,} tokens"),
                 ("batch", f"{self._settings.batch} at once" if footprint.batches else "rows take turns"),
+                ("trace", str(self._trace or "off")),
                 ("address", f"{self.url}/v1"),
             ]
         )
@@ -262,60 +271,12 @@ class App:
         self._terminal.say("\n  Ctrl-C ends the server.\n")
 
 
-def _kept_thoughts(settings: Settings) -> KeptThoughts:
-    """Without notes nothing is shown that a fresh rendering does not show."""
-    is_exact = settings.drift == "exact" and settings.kept_thoughts == "true"
-    return "template" if is_exact else settings.kept_thoughts
-
-
-def prompt_policy(settings: Settings) -> PromptPolicy:
-    return PromptPolicy(
-        thinking=settings.thinking,
-        kept_thoughts=_kept_thoughts(settings),
-        with_rules=settings.canonicalizes,
-        drift=settings.drift,
-        shortens_writes=settings.shortens_writes,
-    )
-
-
-def proxy_config(settings: Settings, backend: str, model: str, backend_key: str) -> ProxyConfig:
-    return ProxyConfig(
-        port=settings.proxy_port,
-        backend=backend,
-        model=settings.proxy_model_id or f"openai/{model}",
-        api_key=settings.proxy_key,
-        backend_key=backend_key,
-        python=settings.proxy_python or sys.executable,
-    )
-
-
 def _size(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 def _cache_told(metrics: CacheMetrics) -> str:
     return f"up to {_size(metrics.budget_bytes)}" if metrics.budget_bytes else "off"
-
-
-def page_size(settings: Settings) -> int:
-    """Tokens of a page: as many blocks as make at least 256."""
-    return settings.block_size * math.ceil(_SMALLEST_PAGE / settings.block_size)
-
-
-def cache_limits(settings: Settings, footprint: Footprint) -> Limits:
-    return Limits(
-        budget_bytes=cache_budget(settings, footprint),
-        most_ends=settings.most_ends,
-        unused_s=settings.unused_s,
-    )
-
-
-def cache_budget(settings: Settings, footprint: Footprint) -> int:
-    """Bytes of the prompt cache: a number, or a share of the memory that the weights leave."""
-    wanted = settings.cache_bytes
-    if isinstance(wanted, int):
-        return wanted
-    return max(int(wanted * (usable_memory() - footprint.weights_bytes)), 0)
 
 
 def paste_lines(url: str, model: str) -> list[tuple[str, list[str]]]:
@@ -329,59 +290,3 @@ def paste_lines(url: str, model: str) -> list[tuple[str, list[str]]]:
             [f"export OPENAI_BASE_URL={url}/v1", "export OPENAI_API_KEY=local", f"# model: {model}"],
         ),
     ]
-
-
-def model_name(settings: Settings) -> str:
-    """The model to serve: what the user named, else the default of this platform."""
-    if settings.model_path:
-        return settings.model_path
-    is_apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
-    return _APPLE_MODEL if is_apple_silicon else str(DEMO_MODEL)
-
-
-def engine_config(settings: Settings) -> EngineConfig:
-    return EngineConfig(most_waiting=settings.most_waiting)
-
-
-def model_family(settings: Settings, model: LoadedModel) -> Family:
-    """The form of the model's text: what the user named, else what its files show."""
-    if settings.family:
-        return families.named(settings.family)
-    tokenizer = model.tokenizer
-    return families.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
-
-
-def model_traits(settings: Settings, ready: Ready, family: Family) -> ModelTraits:
-    """What the service is told of the model, within what the settings allow."""
-    own_window = ready.footprint.context_window
-    return ModelTraits(
-        vocabulary=ready.model.vocabulary,
-        family=family,
-        context_window=min(settings.max_kv_size, own_window or settings.max_kv_size),
-        default_max_tokens=settings.max_tokens,
-        sampling_defaults=(environment_sampling(settings), ready.model.sampling),
-    )
-
-
-def environment_sampling(settings: Settings) -> SamplingChoice:
-    """The `DEFAULT_*` variables that were set explicitly."""
-    return SamplingChoice(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
-        repetition_penalty=settings.repetition_penalty,
-        repetition_context_size=settings.repetition_context_size,
-    )
-
-
-def _server_limits(settings: Settings) -> ServerLimits:
-    return ServerLimits(
-        most_connections=settings.most_connections,
-        most_body_bytes=settings.most_body_bytes,
-        idle_s=settings.idle_s,
-        header_s=settings.header_s,
-        body_s=settings.body_s,
-        write_s=settings.write_s,
-        keep_alive_s=settings.keep_alive_s,
-    )

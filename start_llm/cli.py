@@ -19,7 +19,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from start_llm import settings as settings_table
 from start_llm import settings_text
-from start_llm.app import DEMO_MODEL, ROOT, App
+from start_llm.app import App
+from start_llm.configured import DEMO_MODEL, ROOT
 from start_llm.core.errors import StartupError
 from start_llm.settings import Settings, Source
 from start_llm.telemetry.terminal import Terminal

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from start_llm.core.chat import ChatRequest, GenerationOptions, GenerationRequest
+from start_llm.core.chat import ChatRequest, GenerationOptions, GenerationRequest, Origin
 from start_llm.core.errors import ContextOverflow
-from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Text, Usage
+from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text
 from start_llm.core.family import Family
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.prompt import Prompt
@@ -20,8 +20,9 @@ from start_llm.output.stream import OutputStream, joined
 from start_llm.output.tool_calls.schema import Tools
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
-from start_llm.telemetry.metrics import RequestMetrics
-from start_llm.telemetry.terminal import RequestLine, Terminal
+from start_llm.telemetry.account import Account, Reports
+from start_llm.telemetry.terminal import RequestLine
+from start_llm.telemetry.trace import Asked, session_digest
 from start_llm.transcripts.turn import Transcripts, Turn
 
 _PATIENCE_S = 0.05
@@ -69,14 +70,6 @@ class ModelTraits:
     sampling_defaults: tuple[SamplingChoice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Where it is told what became of requests."""
-
-    metrics: RequestMetrics
-    terminal: Terminal
-
-
 class Service:
     """Answers requests, whatever protocol they came in. Safe to use from any thread."""
 
@@ -97,7 +90,7 @@ class Service:
         self._traits = traits
         self._reports = reports
 
-    def respond(self, request: GenerationRequest) -> Answer:
+    def respond(self, request: GenerationRequest, origin: Origin) -> Answer:
         """Do everything that can refuse the request, then hand it to the engine.
 
         Raises:
@@ -111,7 +104,8 @@ class Service:
         generation = self._engine.submit(job)
         turn.asked()
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
-        return Answer(generation, output, turn, line, self._reports)
+        account = Account(self._reports, line, _asked(request, origin, prompt, turn))
+        return Answer(generation, output, turn, account)
 
     def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
         return Job(
@@ -173,35 +167,51 @@ class Service:
         )
 
 
+def _asked(request: GenerationRequest, origin: Origin, prompt: Prompt, turn: Turn) -> Asked:
+    """The request as its trace tells it: names of the client's choice as digests."""
+
+    def digest(name: str | None) -> str | None:
+        return None if name is None else session_digest(request.tenant, name)
+
+    conversation, findings = prompt.conversation, turn.findings
+    session = conversation.session if conversation else request.session_id
+    return Asked(
+        request_id=origin.id,
+        session=session_digest(request.tenant, session or ""),
+        session_source="client" if request.session_id else "conversation" if conversation else "none",
+        parent_session=digest(request.lineage.parent),
+        branch=digest(request.lineage.branch),
+        endpoint=origin.endpoint,
+        model=origin.model,
+        messages=len(request.messages) if isinstance(request, ChatRequest) else 0,
+        prompt_tokens=len(turn.tokens),
+        stable_prefix_msg_count=findings.seen,
+        cache_key_delta_chars=prompt.left_out,
+        bound_messages=findings.messages,
+        bound_tokens=findings.tokens,
+        replaced_tokens=findings.replaced,
+        binding_refusal=findings.refusal,
+    )
+
+
 class Answer:
     """The reply to one request, while it is being made. Leaving the context gives up what is unfinished."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        output: OutputStream,
-        turn: Turn,
-        line: RequestLine,
-        reports: Reports,
-    ) -> None:
+    def __init__(self, generation: Generation, output: OutputStream, turn: Turn, account: Account) -> None:
         self._generation = generation
         self._output = output
         self._turn = turn
-        self._line = line
-        self._metrics, self._terminal = reports.metrics, reports.terminal
-        self._ending = "cancelled"
-        self._usage: Usage | None = None
+        self._account = account
 
     def __enter__(self) -> Self:
-        self._metrics.begin()
+        self._account.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._generation.cancel()
-        self._metrics.end(self._ending, self._usage)
-        self._terminal.finished(self._line, self._ending, self._usage)
+        self._account.end(self._turn.replied, self._turn.texts)
 
     def events(self) -> Iterator[Event]:
         """Events up to and including `Finished` or `Failed`; `Idle` at least every 50 ms of silence.
@@ -210,7 +220,7 @@ class Answer:
         """
         while True:
             for event in list(self._understood(self._generation.take(_PATIENCE_S))) or [Idle()]:
-                self._note(event)
+                self._account.note(event)
                 yield event
                 if isinstance(event, Finished | Failed):
                     return
@@ -220,8 +230,10 @@ class Answer:
         outputs: list[Output] = []
         for index, event in enumerate(events):
             match event:
+                case Restored():
+                    self._account.note(event)
                 case Text():
-                    self._line.note_text()
+                    self._account.note(event)
                     self._turn.wrote(event.tokens)
                     outputs += self._heard(self._output.feed(event))
                 case Finished():
@@ -243,15 +255,3 @@ class Answer:
         for output in outputs:
             self._turn.said(output)
         return outputs
-
-    def _note(self, event: Event) -> None:
-        match event:
-            case Prefilling():
-                self._terminal.prefilling(self._line, event)
-            case Finished():
-                self._ending, self._usage = event.reason, event.usage
-            case Failed():
-                self._ending = "failed"
-                self._terminal.failed(self._line, event.message)
-            case _:
-                pass

@@ -6,84 +6,16 @@ the source of `.env.example` and of `docs/settings.md` (see `settings_text`).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from start_llm.core.errors import SettingsError
 from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.sampling import RANGES, Range
+from start_llm.setting_kinds import BOOLEAN, BYTES, PORT, SECONDS, TEXT, Kind, choice, integer, number
 
 NEVER = "never"
-
-type Reader = Callable[[str], Any]
-"""Text to value; raises ValueError if it cannot be one."""
-
-
-class Kind(NamedTuple):
-    """A type of setting: how it is read, and what to say if it cannot be."""
-
-    read: Reader
-    expected: str
-
-
-def _integer(low: int, high: int) -> Kind:
-    return Kind(lambda text: _within(int(text), Range(low, high)), f"a whole number from {low} to {high}")
-
-
-def _number(allowed: Range) -> Kind:
-    return Kind(lambda text: _within(float(text), allowed), f"a number {allowed}")
-
-
-def _within[N: (int, float)](value: N, allowed: Range) -> N:
-    if value not in allowed:
-        raise ValueError(value)
-    return value
-
-
-_WORDS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
-
-
-def _memory(text: str) -> int | float:
-    """Bytes as a whole number, a share of memory as a fraction. Units: KB to GB, KiB to GiB, %.
-
-    0.5 without a unit is refused: half a byte, or half of what?
-    """
-    match = _MEMORY.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    number, unit = float(match["number"]), match["unit"].lower()
-    if unit == "%":
-        return _within(number / 100, Range(0, 1))
-    count = number * _UNITS[unit]
-    if 0 < count < 1:
-        raise ValueError(text)
-    return int(count)
-
-
-_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[kmg]i?b|b?)", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_BYTES = Kind(_memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave")
-
-
-def _choice(words: Sequence[str]) -> Kind:
-    return Kind(lambda text: {word: word for word in words}[text.lower()], f"one of {', '.join(words)}")
-
-
-_BOOLEAN = Kind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
-TEXT = Kind(str, "text")
-_PORT = _integer(0, 65535)
-_SECONDS = _number(Range(0.01, 86400))
 
 
 class Row(NamedTuple):
@@ -133,58 +65,58 @@ class Settings:
         "lmstudio-community/GLM-4.7-Flash-MLX-4bit on Apple silicon, the demo model elsewhere.", _MODEL,
     )  # fmt: skip
     family: str | None = _variable(
-        "MODEL_FAMILY", _choice(FAMILY_NAMES), None,
+        "MODEL_FAMILY", choice(FAMILY_NAMES), None,
         "Form of the model's thoughts and tool calls. Unset: found from its template and vocabulary.", _MODEL,
     )  # fmt: skip
     mlx_host: str = _variable(
         "MLX_HOST", TEXT, "127.0.0.1",
         "Address to listen on. Anything but loopback lets others on the network use the model.", _SERVER,
     )  # fmt: skip
-    mlx_port: int = _variable("MLX_PORT", _PORT, 8080, "Port to listen on; 0 takes a free one.", _SERVER)
+    mlx_port: int = _variable("MLX_PORT", PORT, 8080, "Port to listen on; 0 takes a free one.", _SERVER)
     batch: int = _variable(
-        "BATCH", _integer(1, 256), 4, "Replies that are generated at once; further requests wait.", _SERVER
+        "BATCH", integer(1, 256), 4, "Replies that are generated at once; further requests wait.", _SERVER
     )
     most_waiting: int = _variable(
-        "MAX_QUEUED_REQUESTS", _integer(1, 100_000), 256,
+        "MAX_QUEUED_REQUESTS", integer(1, 100_000), 256,
         "Requests that may wait for their turn; one more is answered 503 with Retry-After.", _SERVER,
     )  # fmt: skip
     most_body_bytes: int = _variable(
-        "MAX_BODY_BYTES", _integer(1024, 2**33), 64 * 2**20, "Longest request body, in bytes.", _SERVER
+        "MAX_BODY_BYTES", integer(1024, 2**33), 64 * 2**20, "Longest request body, in bytes.", _SERVER
     )
     most_connections: int = _variable(
-        "MAX_CONNECTIONS", _integer(1, 100_000), 512,
+        "MAX_CONNECTIONS", integer(1, 100_000), 512,
         "Open connections; beyond it the longest idle one is closed.", _SERVER,
     )  # fmt: skip
     idle_s: float = _variable(
-        "HTTP_IDLE_TIMEOUT_SECONDS", _SECONDS, 130.0,
+        "HTTP_IDLE_TIMEOUT_SECONDS", SECONDS, 130.0,
         "Silence between two requests of a connection. Proxies keep theirs for 120 s, so longer than that.",
         _SERVER,
     )  # fmt: skip
     header_s: float = _variable(
-        "HTTP_HEADER_TIMEOUT_SECONDS", _SECONDS, 10.0, "Time for a client to send all headers.", _SERVER
+        "HTTP_HEADER_TIMEOUT_SECONDS", SECONDS, 10.0, "Time for a client to send all headers.", _SERVER
     )
     body_s: float = _variable(
-        "HTTP_BODY_TIMEOUT_SECONDS", _SECONDS, 60.0, "Time for a client to send the whole body.", _SERVER
+        "HTTP_BODY_TIMEOUT_SECONDS", SECONDS, 60.0, "Time for a client to send the whole body.", _SERVER
     )
     write_s: float = _variable(
-        "HTTP_WRITE_TIMEOUT_SECONDS", _SECONDS, 30.0,
+        "HTTP_WRITE_TIMEOUT_SECONDS", SECONDS, 30.0,
         "Time for which a client may read nothing before its request is given up.", _SERVER,
     )  # fmt: skip
     keep_alive_s: float = _variable(
-        "STREAM_KEEP_ALIVE_SECONDS", _number(Range(0.01, 10)), 8.0,
+        "STREAM_KEEP_ALIVE_SECONDS", number(Range(0.01, 10)), 8.0,
         "Silence in a stream after which an empty data event is sent, so that clients keep waiting.", _SERVER,
     )  # fmt: skip
     proxy: bool = _variable(
-        "PROXY", _BOOLEAN, True, "Run the LiteLLM proxy; off is what --no-proxy says.", _PROXY, shown="true"
+        "PROXY", BOOLEAN, True, "Run the LiteLLM proxy; off is what --no-proxy says.", _PROXY, shown="true"
     )
-    proxy_port: int = _variable("PROXY_PORT", _integer(1, 65535), 4000, "Port of the proxy.", _PROXY)
+    proxy_port: int = _variable("PROXY_PORT", integer(1, 65535), 4000, "Port of the proxy.", _PROXY)
     proxy_model_id: str | None = _variable(
         "PROXY_MODEL_ID", TEXT, None,
         "Model name that the proxy lists; any other name reaches the same model. Unset: openai/ and the name "
         "of the model.", _PROXY,
     )  # fmt: skip
     proxy_wait_s: float = _variable(
-        "PROXY_STARTUP_WAIT_SECONDS", _SECONDS, 60.0,
+        "PROXY_STARTUP_WAIT_SECONDS", SECONDS, 60.0,
         "Time after which a proxy that does not answer yet is reported. The first server slept 2 s blindly; "
         "LiteLLM needs 5 to 30 s.", _PROXY,
     )  # fmt: skip
@@ -195,109 +127,123 @@ class Settings:
         "PROXY_API_KEY", TEXT, None, "Key that clients of the proxy must send. Unset: none.", _PROXY
     )
     max_kv_size: int = _variable(
-        "MAX_KV_SIZE", _integer(1, 2**31 - 1), 196_608,
+        "MAX_KV_SIZE", integer(1, 2**31 - 1), 196_608,
         "Most tokens of prompt and reply together. The model's own window applies if it is smaller. A longer "
         "prompt is refused; nothing is ever dropped from its middle.", _KV,
     )  # fmt: skip
     prompt_cache: bool = _variable(
-        "PROMPT_CACHE", _BOOLEAN, True,
+        "PROMPT_CACHE", BOOLEAN, True,
         "Keep what was computed for later prompts; off is what --no-cache says.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
     cache_bytes: int | float = _variable(
-        "PROMPT_CACHE_MAX_BYTES", _BYTES, 0.5,
+        "PROMPT_CACHE_MAX_BYTES", BYTES, 0.5,
         "Memory for everything computed, what running requests hold included: those are never cut short, the "
         "rest gives way to them. --hot-cache-max-size says the same.",
         _PROMPT_CACHE, shown="50%",
     )  # fmt: skip
     block_size: int = _variable(
-        "PROMPT_CACHE_BLOCK_SIZE", _integer(1, 4096), 256,
+        "PROMPT_CACHE_BLOCK_SIZE", integer(1, 4096), 256,
         "Tokens of a block. Blocks are stored in pages of at least 256 tokens, as smaller arrays are slower "
         "to cut; prompts are matched to the token whatever it is.", _PROMPT_CACHE,
     )  # fmt: skip
     initial_blocks: int = _variable(
-        "INITIAL_CACHE_BLOCKS", _integer(1, 65536), 1,
+        "INITIAL_CACHE_BLOCKS", integer(1, 65536), 1,
         "Pages that the caches of a new conversation have room for, and by which they grow. More saves "
         "copies while a prompt is computed, and costs memory. --initial-cache-blocks says the same.",
         _PROMPT_CACHE,
     )  # fmt: skip
     most_ends: int | None = _variable(
-        "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", _integer(1, 1_000_000), None,
+        "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", integer(1, 1_000_000), None,
         "Conversations kept; of more, those go that were not used for the longest time. Unset: as many as "
         "there is memory for, and 24 once it is short.", _PROMPT_CACHE,
     )  # fmt: skip
     unused_s: float | None = _variable(
-        "PROMPT_CACHE_TTL_SECONDS", _number(Range(0, 10**9)), None,
+        "PROMPT_CACHE_TTL_SECONDS", number(Range(0, 10**9)), None,
         "Age at which an unused conversation goes, with the next request; 0 = never. Unset: 1800, but only "
         "once memory is short, so that a lunch break does not empty the cache.", _PROMPT_CACHE,
     )  # fmt: skip
     transcript_idle_s: float = _variable(
-        "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", _number(Range(0, 10**9)), 0,
+        "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", number(Range(0, 10**9)), 0,
         "Age in seconds at which what is known of an unused conversation goes (the session turn store); 0 = "
         "never, only when its memory is full, least recently used first.", _PROMPT_CACHE,
     )  # fmt: skip
     canonicalizes: bool = _variable(
-        "CACHE_CANONICALIZE_TOOL_CONTEXT", _BOOLEAN, True,
+        "CACHE_CANONICALIZE_TOOL_CONTEXT", BOOLEAN, True,
         "Find conversations again although clients change metadata in them: the table of rules in "
         "prompt/canonical.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
     drift: Literal["note", "exact"] = _variable(
-        "CACHE_DRIFT_POLICY", _choice(("note", "exact")), "note",
+        "CACHE_DRIFT_POLICY", choice(("note", "exact")), "note",
         "A date, a clock or a status in a prompt that was computed has changed. note: keep what was "
         "computed, and tell the model in a short note what is so now. exact: compute anew from there on; "
         "implies PRESERVE_THINKING=template.", _PROMPT_CACHE,
     )  # fmt: skip
     partitions: bool = _variable(
-        "CACHE_SESSION_PARTITIONING", _BOOLEAN, True,
+        "CACHE_SESSION_PARTITIONING", BOOLEAN, True,
         "Share nothing between requests that came with different API keys.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
     checks_words: bool = _variable(
-        "CACHE_NORM_SAFETY_CHECK", _BOOLEAN, False,
+        "CACHE_NORM_SAFETY_CHECK", BOOLEAN, False,
         "Take up a conversation only if every word of its fresh rendering is in what was computed, in order; "
         "else it is computed anew, and counted.", _PROMPT_CACHE, shown="false",
     )  # fmt: skip
     shortens_writes: bool = _variable(
-        "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", _BOOLEAN, False,
+        "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", BOOLEAN, False,
         "Show the content of past `write` calls as a digest. Dangerous: the model no longer sees what it "
         "wrote, and may write it again from memory.", _PROMPT_CACHE, shown="false",
     )  # fmt: skip
     temperature: float | None = _variable(
-        "DEFAULT_TEMPERATURE", _number(RANGES["temperature"]), None,
+        "DEFAULT_TEMPERATURE", number(RANGES["temperature"]), None,
         "Sampling temperature, 0 = greedy. Unset: the model's generation_config.json, else 0.1.", _GENERATION,
     )  # fmt: skip
     top_p: float | None = _variable(
-        "DEFAULT_TOP_P", _number(RANGES["top_p"]), None,
+        "DEFAULT_TOP_P", number(RANGES["top_p"]), None,
         "Nucleus sampling, 0 or 1 = off. Unset: the model's, else 0.9.", _GENERATION,
     )  # fmt: skip
     top_k: int | None = _variable(
-        "DEFAULT_TOP_K", _integer(0, int(RANGES["top_k"].high)), None,
+        "DEFAULT_TOP_K", integer(0, int(RANGES["top_k"].high)), None,
         "Candidates to sample from, 0 = off. Unset: the model's, else 40.", _GENERATION,
     )  # fmt: skip
     min_p: float | None = _variable(
-        "DEFAULT_MIN_P", _number(RANGES["min_p"]), None,
+        "DEFAULT_MIN_P", number(RANGES["min_p"]), None,
         "Least probability, as a share of the most likely token's, 0 = off. Unset: the model's, else 0.05.",
         _GENERATION,
     )  # fmt: skip
     repetition_penalty: float | None = _variable(
-        "DEFAULT_REPETITION_PENALTY", _number(RANGES["repetition_penalty"]), None,
+        "DEFAULT_REPETITION_PENALTY", number(RANGES["repetition_penalty"]), None,
         "Factor against repeated tokens, 1 = off. Unset: the model's, else 1.0 (the first server's 1.08 "
         "never acted, and a penalty on braces and identifiers ruins tool calls).", _GENERATION,
     )  # fmt: skip
     repetition_context_size: int | None = _variable(
-        "DEFAULT_REPETITION_CONTEXT_SIZE", _integer(0, int(RANGES["repetition_context_size"].high)), None,
+        "DEFAULT_REPETITION_CONTEXT_SIZE", integer(0, int(RANGES["repetition_context_size"].high)), None,
         "Tokens that the repetition penalty looks back on. Unset: 256.", _GENERATION,
     )  # fmt: skip
     thinking: bool = _variable(
-        "DEFAULT_THINKING", _BOOLEAN, True,
+        "DEFAULT_THINKING", BOOLEAN, True,
         "Whether models think unless the request says otherwise.", _GENERATION, shown="true",
     )  # fmt: skip
     kept_thoughts: Literal["true", "template", "false"] = _variable(
-        "PRESERVE_THINKING", _choice(("true", "template", "false")), "true",
+        "PRESERVE_THINKING", choice(("true", "template", "false")), "true",
         "Which earlier thoughts stay in the prompt: true, all that were computed; template, those that the "
         "template shows; false, none.", _GENERATION,
     )  # fmt: skip
     max_tokens: int | None = _variable(
-        "DEFAULT_MAX_TOKENS", _integer(1, 2**31 - 1), None,
+        "DEFAULT_MAX_TOKENS", integer(1, 2**31 - 1), None,
         "Length of a reply whose request sets no limit. Unset: the rest of the context window.", _GENERATION,
+    )  # fmt: skip
+
+    traces: bool = _variable(
+        "ENABLE_REQUEST_LOGGING", BOOLEAN, True,
+        "Write a trace: a line of JSON for each request, without its text, in a file for each session.",
+        _LOGS, shown="true",
+    )  # fmt: skip
+    log_root: str = _variable(
+        "LOG_ROOT", TEXT, "logs",
+        "Folder of the traces, seen from the repository; at most 512 MiB of them are kept.", _LOGS,
+    )  # fmt: skip
+    traces_prompts: bool = _variable(
+        "LOG_PROMPTS", BOOLEAN, False,
+        "Write prompts and replies into the trace too, in clear.", _LOGS, shown="false",
     )  # fmt: skip
 
     @classmethod
@@ -373,10 +319,6 @@ LATER: tuple[Row, ...] = (
            "Key pages by the images that they overlap."),
     _later("GENERATION_WATCHDOG_SECONDS", "600", "H", _GENERATION,
            "Deadline for each request, 0 = none."),
-    _later("ENABLE_REQUEST_LOGGING", "true", "F", _LOGS,
-           "Write a trace of each session."),
-    _later("LOG_ROOT", "logs", "F", _LOGS,
-           "Folder of the traces."),
     _later("VLM_CACHE_DEBUG", "false", "later than I", _LOGS,
            "Diagnostic lines for image prompts."),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Fixtures for every test: tiny models on disk, built once a session."""
 
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -20,6 +21,9 @@ hypothesis.settings.load_profile("busy")
 # A shell without job control ignores Ctrl-C for what it starts in the background; the programs that the tests
 # start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A server that a test starts in a process of its own would write its trace into this checkout.
+os.environ["ENABLE_REQUEST_LOGGING"] = "false"
 
 TinyModel = Callable[..., Path]
 ChainModel = Callable[..., Path]

@@ -50,9 +50,10 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, **settings: Any) -> Generator[Server]:
-    """Serve the model in `folder` without a proxy; `settings` are fields of `Settings`."""
+    """Serve the model in `folder` without proxy and trace; `settings` are fields of `Settings`."""
     output = io.StringIO()
-    app = App(Settings(model_path=str(folder), mlx_port=0, proxy=False, **settings), Terminal(output))
+    settings = {"mlx_port": 0, "proxy": False, "traces": False} | settings
+    app = App(Settings(model_path=str(folder), **settings), Terminal(output))
     app.start()
     try:
         yield Server(app, output)

@@ -14,7 +14,8 @@ MOST_LINES = 400
 EVERYTHING = frozenset({"*"})
 LAYERS: Mapping[str, frozenset[str]] = {
     "core": frozenset(),
-    "settings": frozenset({"core"}),
+    "setting_kinds": frozenset({"core"}),
+    "settings": frozenset({"core", "setting_kinds"}),
     "settings_text": frozenset({"settings"}),
     "telemetry": frozenset({"core"}),
     "protocols": frozenset({"core"}),
@@ -27,12 +28,14 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "service": frozenset({"core", "telemetry", "prompt", "transcripts", "output"}),
     "server": frozenset({"core", "telemetry", "protocols", "service"}),
     "proxy": frozenset({"core", "settings"}),
+    "configured": EVERYTHING,
     "app": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": EVERYTHING,
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
+    "configured": frozenset({"app", "cli"}),
     "app": frozenset({"cli"}),
     "cli": frozenset({"__main__"}),
     "__main__": frozenset(),

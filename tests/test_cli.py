@@ -43,12 +43,13 @@ class Process:
     """A started command. What it prints is collected line by line, by a thread."""
 
     def __init__(self, checkout: Path, *arguments: str, **environment: str) -> None:
+        self.checkout = checkout
         ours = {row.name for row in all_rows()}
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         self.popen = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=checkout,
-            env=inherited | {"PROXY": "false"} | environment,
+            env=inherited | {"PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -146,7 +147,8 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
     (checkout / ".env").write_text(
         f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=5000\nKV_BITS=4\n# MLX_HOST=x\nTRACE={folder}\n"
     )
-    environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "LOG_ROOT": "elsewhere", "DEFAULT_TOP_K": ""}
+    environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "VLM_CACHE_DEBUG": "true", "DEFAULT_TOP_K": ""}
+    environment |= {"LOG_ROOT": "elsewhere", "ENABLE_REQUEST_LOGGING": "true"}
     flags = ["--batch", "3", "--hot-cache-max-size", "64MiB"]
     with serving(checkout, folder, *flags, **environment) as process:
         yield process
@@ -164,7 +166,7 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
     summary = {name: value for name, _, value in rows}
-    names = "model family template layers memory cache context batch address"
+    names = "model family template layers memory cache context batch trace address"
     assert list(summary) == names.split()
     assert len({len(name) + len(gap) for name, gap, _ in rows}) == 1
     assert summary["model"] == 'it\'s a "tiny" model'
@@ -172,6 +174,8 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     assert "enable_thinking switches thinking" in summary["template"]
     assert summary["memory"].startswith("weights ")
     assert summary["cache"] == "up to 64.0 MiB"
+    assert Path(summary["trace"]).parts[-2:] == (server.checkout.name, "elsewhere")
+    assert len(list(Path(summary["trace"]).iterdir())) == 1, "the folder of today"
     assert summary["address"] == f"http://127.0.0.1:{server.port}/v1"
 
 
@@ -184,7 +188,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(server):
 
 
 def test_variables_that_wait_for_a_later_issue_are_announced(server):
-    assert "LOG_ROOT is set, but acts from issue F on.\n" in server.lines
+    assert "VLM_CACHE_DEBUG is set, but acts from issue later than I on.\n" in server.lines
     assert "KV_BITS is set, but acts from issue later than I on.\n" in server.lines
     assert server.output.count("acts from issue") == 2
 

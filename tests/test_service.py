@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, TextRequest, Thinking
+from start_llm.core.chat import (
+    ChatRequest,
+    GenerationOptions,
+    Json,
+    Lineage,
+    Message,
+    Origin,
+    TextRequest,
+    Thinking,
+)
 from start_llm.core.errors import ContextOverflow, InvalidRequest, Overloaded
 from start_llm.core.events import (
     CallArguments,
@@ -24,6 +33,7 @@ from start_llm.core.events import (
     Idle,
     Prefilling,
     Reasoning,
+    Restored,
     ScoredToken,
     Text,
     TokenLogprobs,
@@ -31,14 +41,13 @@ from start_llm.core.events import (
 )
 from start_llm.core.family import Family, ThoughtMarks
 from start_llm.core.job import Job, ThoughtLimit
-from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.core.sampling import Sampling, SamplingChoice
-from start_llm.output.splitter import PlainSplitter
-from start_llm.output.stream import OutputStream
 from start_llm.prompt.prepare import Preparer
-from start_llm.service import Answer, ModelTraits, Reports, Service
+from start_llm.service import Answer, ModelTraits, Service
+from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
-from start_llm.telemetry.terminal import RequestLine, Terminal
+from start_llm.telemetry.terminal import Terminal
+from start_llm.telemetry.trace import Asked, Ended, Texts, Trace, session_digest
 from tests.transcripts.fakes import transcripts
 
 WINDOW = 20
@@ -49,6 +58,7 @@ SPEAKER = Family(name="generic")
 THINKER = Family(
     name="qwen3", thought=ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n"), formats=("hermes",)
 )
+ORIGIN = Origin("chatcmpl-1", "/v1/chat/completions", "tiny")
 TOOL: dict[str, Json] = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
 
 
@@ -115,6 +125,16 @@ class Engine:
         return self.script
 
 
+class Traced(Trace):
+    """Keeps what it would write."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Asked, Ended, tuple[str, str]]] = []
+
+    def write(self, asked: Asked, ended: Ended, texts: Texts) -> None:
+        self.written.append((asked, ended, texts()))
+
+
 class Desk:
     """A service with everything around it."""
 
@@ -133,6 +153,7 @@ class Desk:
         self.engine = Engine(self.script, refusal)
         self.metrics = RequestMetrics()
         self.screen = io.StringIO()
+        self.trace = Traced()
         self.service = Service(
             engine=self.engine,
             tokenizer=tokenizer,
@@ -145,11 +166,11 @@ class Desk:
                 default_max_tokens=default_max_tokens,
                 sampling_defaults=sampling_defaults,
             ),
-            reports=Reports(self.metrics, Terminal(self.screen)),
+            reports=Reports(self.metrics, Terminal(self.screen), self.trace),
         )
 
     def answer(self, request: ChatRequest | TextRequest | None = None) -> Answer:
-        return self.service.respond(request or chat())
+        return self.service.respond(request or chat(), ORIGIN)
 
     def planned(self, request: ChatRequest | TextRequest) -> Job:
         self.answer(request)
@@ -445,10 +466,8 @@ def test_a_client_that_leaves_before_the_first_text_has_no_times():
 
 def test_a_long_prefill_shows_its_progress_on_the_terminal():
     desk = Desk([Prefilling(1_000, 5_000)], [DONE])
-    line = RequestLine(session="s1", prompt_tokens=5_000, began=time.perf_counter() - 10)
-    output = OutputStream(PlainSplitter())
-    turn = transcripts(lambda _: b"", lambda _: ()).begin(Prompt(tokens=ModelTokens((1,))), WINDOW)
-    with Answer(desk.script, output, turn, line, Reports(desk.metrics, Terminal(desk.screen))) as answer:
+    with desk.answer(chat(session="s1")) as answer:
+        answer._account._line.began -= 10
         list(answer.events())
     assert re.fullmatch(r"s1\s+prefill 1,000/5,000 \(20%\)  \d+ tok/s", desk.lines()[0])
 
@@ -477,3 +496,105 @@ def test_the_clock_of_a_request_begins_before_its_prompt_is_prepared():
     ttft = re.search(r"ttft (\d\.\d\d) s", desk.lines()[0])
     assert ttft
     assert float(ttft[1]) >= 0.05
+
+
+# ------------------------------------------------------------------------------------------------ the trace
+
+
+def traced(desk: Desk, request: ChatRequest | TextRequest | None = None) -> tuple[Asked, Ended]:
+    heard(desk, request)
+    ((asked, ended, _),) = desk.trace.written
+    return asked, ended
+
+
+def test_what_the_cache_had_is_no_event_of_the_answer_and_stands_in_the_trace():
+    desk = Desk([Restored(2, "no_state", 1)], [Prefilling(4, 5), Text("a", (1,)), DONE])
+    assert heard(desk) == [Idle(), Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
+    ((_, ended, _),) = desk.trace.written
+    assert (ended.cached_tokens, ended.computed_tokens, ended.completion_tokens) == (2, 3, 3)
+    assert (ended.cache_hit, ended.miss_reason, ended.ending) == (True, "no_state", "stop")
+    assert dict(ended.cache_metrics_bumped_this_request) == {
+        "vlm_retreat": 0,
+        "hybrid_trim_miss": 1,
+        "exact_key_rejected_by_model_lcp": 1,
+    }
+
+
+def test_a_request_is_traced_once_it_has_ended_and_before_it_is_out_of_flight():
+    desk = Desk([Restored(0, "new"), Text("a", (1,)), DONE])
+    with desk.answer() as answer:
+        list(answer.events())
+        assert desk.trace.written == []
+    assert len(desk.trace.written) == 1
+
+
+@pytest.mark.parametrize(
+    ("story", "computed", "replied", "hit"),
+    [
+        ([Idle()], 0, 0, None),
+        ([Restored(1)], 0, 0, True),
+        ([Restored(1), Prefilling(4, 5)], 3, 0, True),
+        ([Restored(0, "new"), Prefilling(4, 5), Text("ab", (1, 2))], 5, 2, False),
+    ],
+)
+def test_of_a_request_that_was_given_up_what_had_been_done_is_traced(story, computed, replied, hit):
+    desk = Desk(story)
+    with desk.answer() as answer:
+        next(answer.events())
+    ((_, ended, _),) = desk.trace.written
+    assert (ended.ending, ended.computed_tokens, ended.completion_tokens) == ("cancelled", computed, replied)
+    assert ended.cache_hit is hit
+    assert (ended.ttft_seconds is None) == (replied == 0)
+
+
+def test_a_failure_is_traced():
+    desk = Desk([Restored(0, "new"), Failed("no")])
+    _, ended = traced(desk)
+    assert (ended.ending, ended.computed_tokens, ended.completion_tokens) == ("failed", 0, 0)
+
+
+def test_a_request_that_was_refused_is_not_traced():
+    desk = Desk(refusal=Overloaded("full"))
+    with pytest.raises(Overloaded):
+        desk.answer()
+    assert desk.trace.written == []
+
+
+def test_the_trace_has_the_request_and_nothing_that_a_client_chose():
+    request = replace(chat("Hey", session="mine"), lineage=Lineage("parent", None), tenant=b"t")
+    asked, _ = traced(Desk([DONE]), request)
+    assert (asked.request_id, asked.endpoint, asked.model) == (ORIGIN.id, ORIGIN.endpoint, ORIGIN.model)
+    assert (asked.session, asked.session_source) == (session_digest(b"t", "mine"), "client")
+    assert (asked.parent_session, asked.branch) == (session_digest(b"t", "parent"), None)
+    assert (asked.messages, asked.prompt_tokens) == (1, 3)
+    assert "mine" not in repr(asked)
+
+
+def test_without_a_name_a_conversation_is_called_after_its_beginning_and_a_text_not_at_all():
+    first, _ = traced(Desk([DONE]), chat("Hey"))
+    second, _ = traced(Desk([DONE]), chat("Hey"))
+    other, _ = traced(Desk([DONE]), chat("Ho"))
+    assert first.session == second.session != other.session
+    assert first.session_source == "conversation"
+    nameless, _ = traced(Desk([DONE]), text("Hey"))
+    assert (nameless.session, nameless.session_source) == (session_digest(b"", ""), "none")
+    assert nameless.messages == 0
+
+
+def test_the_trace_has_how_much_was_known_and_how_much_of_it_was_bound():
+    desk = Desk([Text("Yes", tuple(b"Yes")), Finished("length", USAGE)], [DONE], window=100)
+    heard(desk)
+    again = [Message(role="user", content="Hello"), Message(role="assistant", content="Yes \n")]
+    heard(desk, ChatRequest(messages=(*again, Message(role="user", content="Why?"))))
+    first, second = (asked for asked, _, _ in desk.trace.written)
+    assert (first.stable_prefix_msg_count, first.bound_messages, first.cache_key_delta_chars) == (0, 0, 0)
+    assert (second.stable_prefix_msg_count, second.cache_key_delta_chars) == (2, 2)
+    assert first.session == second.session
+    assert second.binding_refusal is None
+
+
+def test_the_texts_of_the_trace_are_what_the_model_read_and_wrote():
+    desk = Desk([Text("<think>", (60,)), Text("Yes", tuple(b"Yes")), DONE], tokenizer=Letters(tail="|"))
+    heard(desk)
+    ((_, _, texts),) = desk.trace.written
+    assert texts == ("Hello|", "<Yes")

@@ -21,7 +21,8 @@ import pytest
 from dotenv import dotenv_values
 
 from start_llm import cli
-from start_llm.app import DEMO_MODEL, App, model_name, proxy_config
+from start_llm.app import App
+from start_llm.configured import DEMO_MODEL, model_name, proxy_config
 from start_llm.core.errors import PortError, SettingsError
 from start_llm.core.family import FAMILY_NAMES
 from start_llm.models import families
@@ -127,6 +128,9 @@ VALUES: dict[str, Values] = {
     "DEFAULT_REPETITION_CONTEXT_SIZE": Values([("0", 0), ("1048576", 2**20), ("9", 9)], [*WHOLE, "-1"]),
     "DEFAULT_THINKING": Values([("false", False), ("yes", True), ("0", False)], ["maybe", "2", "none"]),
     "DEFAULT_MAX_TOKENS": Values([("1", 1), ("2147483647", 2**31 - 1), ("512", 512)], [*WHOLE, "0", "-1"]),
+    "ENABLE_REQUEST_LOGGING": Values([("false", False), ("off", False), ("0", False)], ["maybe", "2"]),
+    "LOG_ROOT": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
+    "LOG_PROMPTS": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
 }
 
 
@@ -340,7 +344,7 @@ def models(tiny_model, chain_model, tmp_path_factory) -> Models:
 def running(folder: Path, **variables: str) -> Generator[Server]:
     """The application as these variables make it."""
     output = io.StringIO()
-    base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false"}
+    base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"}
     app = App(load(environment(**(base | variables))), Terminal(output))
     app.start()
     try:
@@ -743,6 +747,41 @@ def checks_reply_length(models: Models) -> None:
         )
 
 
+def traces(root: Path) -> list[dict[str, Any]]:
+    files = sorted(root.glob("*/cache-session-*.log"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def checks_traces(models: Models) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "new"
+        with running(models.plain, LOG_ROOT=str(root)) as server:
+            assert reply(server)
+            assert "off" in re.findall(r"trace +(.*)", server.printed())
+        assert not root.exists()
+        with running(models.plain, LOG_ROOT=str(root), ENABLE_REQUEST_LOGGING="true") as server:
+            assert reply(server)
+            assert str(root) in re.findall(r"trace +(.*)", server.printed())
+        (line,) = traces(root)
+        assert line["ending"] == "length"
+        assert "prompt" not in line
+        with pytest.raises(SettingsError, match=r"LOG_ROOT=.*expected a folder"):
+            App(
+                load(environment(LOG_ROOT=__file__, PROXY="false", ENABLE_REQUEST_LOGGING="true")), Terminal()
+            )
+
+
+def checks_traced_prompts(models: Models) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"LOG_ROOT": folder, "ENABLE_REQUEST_LOGGING": "true", "LOG_PROMPTS": "true"}
+        with running(models.plain, **told) as server:
+            said = reply(server)
+            assert "in clear" in server.printed()
+        (line,) = traces(Path(folder))
+        assert line["prompt"].endswith("The fish in the sea")
+        assert line["reply"] == said
+
+
 def checks_proxy(models: Models) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -820,6 +859,9 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "DEFAULT_REPETITION_CONTEXT_SIZE": checks_penalty_window,
     "DEFAULT_THINKING": checks_thinking,
     "DEFAULT_MAX_TOKENS": checks_reply_length,
+    "ENABLE_REQUEST_LOGGING": checks_traces,
+    "LOG_ROOT": checks_traces,
+    "LOG_PROMPTS": checks_traced_prompts,
 }
 """What shows, on a running application, that a variable is not only read."""
 

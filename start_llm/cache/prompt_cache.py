@@ -23,6 +23,7 @@ from start_llm.cache.ledger import Ledger
 from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
 from start_llm.cache.plan import Plan, Source, kept_length, plan_restore
 from start_llm.cache.store import Store
+from start_llm.core.events import Miss, Restored
 from start_llm.telemetry.metrics import CacheMetrics
 
 
@@ -33,10 +34,12 @@ class Opened:
     Attributes:
         strand: live; its `tokens` are what needs no computing.
         stops: positions at which prefill has to stop, so that state can be kept there.
+        restored: the same, for whoever asked.
     """
 
     strand: Strand
     stops: tuple[int, ...]
+    restored: Restored
 
 
 class PromptCache:
@@ -80,7 +83,7 @@ class PromptCache:
             boundaries: ends of the messages, ascending, in tokens.
             told: tokens that stand for messages which were computed before, spelled otherwise perhaps.
         """
-        now = self._clock()
+        now, rejected = self._clock(), self._store.tree.rejected_keys
         root = self._root(salt)
         matched = self._store.tree.match(root, ids[:-1])
         plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
@@ -94,9 +97,11 @@ class PromptCache:
         last = matched[-1] if matched else root
         once = max(self._ledger.known(last, ids[:-1], strand.boundaries), plan.length)
         strand.known = max(once, min(told, len(ids) - 1))
-        self._note_lookup(plan, strand, kept, once)
+        rejected = self._store.tree.rejected_keys - rejected
+        restored = Restored(plan.length, _miss(plan, strand, kept, once), rejected)
+        self._note_lookup(plan, restored)
         self._store.admit(strand)
-        return Opened(strand, self._stops(strand, matched))
+        return Opened(strand, self._stops(strand, matched), restored)
 
     def _root(self, salt: bytes) -> Page:
         """Two digests of equal length: no salt can look like the end of an identity."""
@@ -225,24 +230,15 @@ class PromptCache:
 
     # ------------------------------------------------------------------------------------------------- counts
 
-    def _note_lookup(self, plan: Plan, strand: Strand, kept: int, once: int) -> None:
-        """Count.
-
-        Args:
-            kept, once: how many of these very tokens are kept, and were ever computed.
-        """
+    def _note_lookup(self, plan: Plan, restored: Restored) -> None:
         metrics = self._metrics
         metrics.lookups += 1
         metrics.hits += 1 if plan.length else 0
         metrics.reused_tokens += plan.length
         metrics.handed_over += 1 if plan.hand_over else 0
         metrics.rejected_keys = self._store.tree.rejected_keys
-        if once > plan.length:
-            metrics.misses["no_state" if kept >= once else "evicted"] += 1
-        elif strand.known > plan.length:
-            metrics.misses["drift"] += 1
-        elif not plan.length:
-            metrics.misses["new"] += 1
+        if restored.miss:
+            metrics.misses[restored.miss] += 1
 
     def _note_computed(self, strand: Strand, start: int, end: int) -> None:
         """Tokens of the prompt. Its last one is computed by the first step of the reply."""
@@ -265,6 +261,19 @@ class PromptCache:
         metrics.strands = len(store.strands)
 
 
+def _miss(plan: Plan, strand: Strand, kept: int, once: int) -> Miss | None:
+    """Why no more is restored.
+
+    Args:
+        kept, once: how many of these very tokens are kept, and were ever computed.
+    """
+    if once > plan.length:
+        return "no_state" if kept >= once else "evicted"
+    if strand.known > plan.length:
+        return "drift"
+    return None if plan.length else "new"
+
+
 class NoReuse:
     """In place of a cache: every prompt is computed."""
 
@@ -284,7 +293,7 @@ class NoReuse:
         self._metrics.lookups += 1
         self._metrics.misses["off"] += 1
         self._metrics.computed_tokens += 1  # the last one, which no chunk computes
-        return Opened(Strand(self._layers.fresh(), self._root), ())
+        return Opened(Strand(self._layers.fresh(), self._root), (), Restored(0, "off"))
 
     def grew(self, strand: Strand, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
         self._metrics.computed_tokens += len(tokens)

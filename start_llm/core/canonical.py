@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _SIZE = 16
@@ -12,9 +12,14 @@ _SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class CanonicalMessage:
-    """A message without what clients change when they send it again. Not text: no tokenizer takes it."""
+    """A message without what clients change when they send it again. Not text: no tokenizer takes it.
+
+    Attributes:
+        left_out: characters of its text that `data` does not have.
+    """
 
     data: bytes
+    left_out: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,34 @@ class GenerationOptions:
     top_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a session comes from, as the client says. Nothing depends on it.
+
+    Attributes:
+        parent: the session that it was begun from.
+        branch: the branch of a session that it is.
+    """
+
+    parent: str | None = None
+    branch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The call that a request came in, for those who look it up later.
+
+    Attributes:
+        id: that the client is told.
+        endpoint: the first of its paths.
+        model: that is loaded.
+    """
+
+    id: str
+    endpoint: str
+    model: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A conversation to continue.
@@ -93,6 +121,7 @@ class ChatRequest:
     template_options: Mapping[str, Json] = field(default_factory=dict[str, Json])
     options: GenerationOptions = field(default_factory=GenerationOptions)
     session_id: str | None = None
+    lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
 
 
@@ -103,6 +132,7 @@ class TextRequest:
     prompt: str | tuple[int, ...]
     options: GenerationOptions = field(default_factory=GenerationOptions)
     session_id: str | None = None
+    lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
 
 

@@ -1,7 +1,7 @@
 """What happens to a request, in the order in which it happens.
 
-    engine     (Prefilling | Idle)*  (Text | Idle)*    (Finished | Failed)
-    service    (Prefilling | Idle)*  (Output | Idle)*  (Finished | Failed)
+    engine     Restored  (Prefilling | Idle)*  (Text | Idle)*    (Finished | Failed)
+    service              (Prefilling | Idle)*  (Output | Idle)*  (Finished | Failed)
 
 The engine makes `Text` on its thread; an HTTP thread splits it into `Output` (see `output/`). None of them
 holds an MLX array.
@@ -13,6 +13,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 type FinishReason = Literal["stop", "length", "tool_calls"]
+type Miss = Literal["new", "evicted", "no_state", "drift", "off"]
+"""Why prompt tokens are computed that the cache could have had: see `telemetry.metrics.CacheMetrics`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the cache had of this prompt, when its turn came.
+
+    Attributes:
+        tokens: of the prompt, that need no computing.
+        miss: why there are not more; None: there is nothing more that was ever computed.
+        rejected_keys: candidates with the right key and other tokens, which were passed over.
+    """
+
+    tokens: int
+    miss: Miss | None = None
+    rejected_keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +169,4 @@ class Idle:
 
 
 type Ending = Finished | Failed
-type Event = Prefilling | Text | Output | Idle | Ending
+type Event = Restored | Prefilling | Text | Output | Idle | Ending

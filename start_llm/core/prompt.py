@@ -48,6 +48,7 @@ class Prompt:
         has_transient: it ends with messages that the next request will not have; they are no part of the
             conversation and have no boundaries.
         lasting_end: the tokens that would stand behind the last boundary without them, if that is known.
+        left_out: characters of its messages that do not count when it is compared.
         thought_is_open: the prompt ends inside a thought.
         thinking: the model is asked to think, or nobody said that it should not.
     """
@@ -57,5 +58,6 @@ class Prompt:
     conversation: Conversation | None = None
     has_transient: bool = False
     lasting_end: tuple[int, ...] | None = None
+    left_out: int = 0
     thought_is_open: bool = False
     thinking: bool = True

@@ -142,6 +142,7 @@ class EngineLoop:
             cached=len(opened.strand.tokens),
         )
         row = Row(self._starting, reply, opened.strand)
+        row.generation.emit(opened.restored)
         self._prefill = Prefill(self._machinery.network, row, self._pacer, opened.stops)
         self._starting = self._opened = None
 

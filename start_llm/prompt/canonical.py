@@ -58,7 +58,12 @@ def canonical(
         rules: what else is left out; what no client changes on purpose is in any case.
     """
     schemas = {tool_name(tool): tool for tool in late_tools}
-    return [CanonicalMessage(_encoded(_parts(message, schemas))) for message in _changed(messages, rules)]
+    return [
+        CanonicalMessage(
+            _encoded(_parts(bare, schemas)), left_out=len(message.content) - len(bare.content.strip())
+        )
+        for message, bare in zip(messages, _changed(messages, rules), strict=True)
+    ]
 
 
 def own_digests(messages: Sequence[Message]) -> list[bytes | None]:

@@ -115,7 +115,8 @@ class Preparer:
             root = self._root(request, options, now)
         with _shallow("messages"):
             apart = [self._apart(message) for message in messages]
-            keys = chain(root, canonical(apart, request.late_tools, rules=self._rules))
+            compared = canonical(apart, request.late_tools, rules=self._rules)
+            keys = chain(root, compared)
             shown = self._for_the_model(messages, keys)
             text = self._render(replace(request, messages=shown), transient, options, now)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
@@ -126,6 +127,7 @@ class Preparer:
             conversation=self._conversation(request, shown, keys, text, now),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
+            left_out=sum(message.left_out for message in compared),
             thought_is_open=self._opens_thought(text.tail),
             thinking=self._thinks(request.thinking),
         )

@@ -38,6 +38,11 @@ class ModelFacts:
 class Reply(Protocol):
     """Encodes the events of one request, either as a stream of frames or as one body."""
 
+    @property
+    def id(self) -> str:
+        """The one that the client is told."""
+        ...
+
     def opening(self) -> Iterable[Frame]:
         """Sent at once, before the prompt is computed."""
         ...

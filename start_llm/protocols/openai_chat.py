@@ -30,7 +30,7 @@ from start_llm.protocols.openai_options import (
     refuse_unbuilt,
 )
 from start_llm.protocols.openai_usage import closing_frames, usage_json
-from start_llm.protocols.sessions import session_id
+from start_llm.protocols.sessions import lineage, session_id
 
 _TOP_LOGPROBS = Range(0, 20)
 # The server decides these; a client that could set them could make the template do something else.
@@ -78,6 +78,7 @@ def parse(body: Fields, headers: Mapping[str, str], model: ModelFacts) -> Call:
             body, vocabulary=model.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
         ),
         session_id=session_id(body, headers),
+        lineage=lineage(body),
     )
     reply = ChatReply(
         requested_model=body.text("model") or model.id,

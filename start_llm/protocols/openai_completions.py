@@ -22,7 +22,7 @@ from start_llm.protocols.openai_options import (
     token_ids,
 )
 from start_llm.protocols.openai_usage import closing_frames, usage_json
-from start_llm.protocols.sessions import session_id
+from start_llm.protocols.sessions import lineage, session_id
 
 _TOP_LOGPROBS = Range(0, 20)
 
@@ -52,6 +52,7 @@ def parse(body: Fields, headers: Mapping[str, str], model: ModelFacts) -> Call:
         prompt=_prompt(body, model.vocabulary),
         options=read_options(body, vocabulary=model.vocabulary, top_logprobs=top_logprobs),
         session_id=session_id(body, headers),
+        lineage=lineage(body),
     )
     reply = TextReply(
         requested_model=body.text("model") or model.id,

@@ -1,13 +1,15 @@
-"""The session id that a client gave, wherever it put it. First found wins."""
+"""The session that a client named, wherever it put that. First found wins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, Lineage
 from start_llm.protocols.fields import Fields, parse_embedded
 
 BODY_KEYS = ("session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key")
+PARENT_KEYS = ("parent_session_id", "parent_id", "source_session_id", "origin_session_id")
+BRANCH_KEYS = ("branch_id", "branch", "subsession_id", "subagent_id")
 NESTED_OBJECTS = ("metadata", "extra_body")
 HEADERS = (
     "x-claude-code-session-id",
@@ -22,10 +24,21 @@ _LONGEST = 200
 
 def session_id(body: Fields, headers: Mapping[str, str]) -> str | None:
     """The explicit session id of a request, or None. Never an error: it is only a hint."""
+    claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
+    return _first([*_under(BODY_KEYS, body), claude, *(headers.get(name) for name in HEADERS)])
+
+
+def lineage(body: Fields) -> Lineage:
+    """Where the session comes from, if the request says so. Never an error."""
+    return Lineage(parent=_first(_under(PARENT_KEYS, body)), branch=_first(_under(BRANCH_KEYS, body)))
+
+
+def _under(keys: Sequence[str], body: Fields) -> list[Json]:
     places = [body.data, *(_object(body.data.get(name)) for name in NESTED_OBJECTS)]
-    candidates: list[Json] = [place.get(key) for place in places for key in BODY_KEYS]
-    candidates.append(_claude_session(_object(body.data.get("metadata")).get("user_id")))
-    candidates.extend(headers.get(name) for name in HEADERS)
+    return [place.get(key) for place in places for key in keys]
+
+
+def _first(candidates: Sequence[Json]) -> str | None:
     for value in candidates:
         if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
             return str(value).strip()[:_LONGEST]

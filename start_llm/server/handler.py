@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, Origin
 from start_llm.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -105,7 +105,8 @@ class Handler(BaseHTTPRequestHandler):
         site = self.server.site
         call = wire.parse(parse_body(self._read_body()), headers, site.model)
         request = replace(call.request, tenant=site.tenants.of(headers))
-        with site.service.respond(request) as answer:
+        origin = Origin(call.reply.id, wire.path, site.model.id)
+        with site.service.respond(request, origin) as answer:
             if call.stream:
                 self._stream(call.reply, answer)
             else:

@@ -15,8 +15,9 @@ from start_llm.server.status import Status
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """An endpoint that generates: how to read a body, and how to say no."""
+    """An endpoint that generates: the path to call it by, how to read a body, and how to say no."""
 
+    path: str
     parse: Parser
     refusal: Callable[[RequestError], dict[str, Json]]
 
@@ -28,14 +29,14 @@ class Page:
     render: Callable[[Status], tuple[int, Mapping[str, Json]]]
 
 
-_CHAT = Wire(openai_chat.parse, openai_refusal)
-_TEXT = Wire(openai_completions.parse, openai_refusal)
+_CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
+_TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
 _MODELS = Page(Status.models)
 
 WIRES: Mapping[str, Wire] = {
-    "/v1/chat/completions": _CHAT,
+    _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
-    "/v1/completions": _TEXT,
+    _TEXT.path: _TEXT,
     "/completions": _TEXT,
 }
 PAGES: Mapping[str, Page] = {

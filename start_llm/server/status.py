@@ -95,7 +95,6 @@ class Status:
         }
 
     def _prompt_cache(self) -> dict[str, Json]:
-        """`vlm_retreat` stays 0 as long as there are no images."""
         cache = self.cache
         computed, unavoidable = cache.computed_tokens, cache.unavoidable_tokens
         reasons = ("new", "evicted", "no_state", "drift", "off")
@@ -123,9 +122,7 @@ class Status:
             "efficiency": round(unavoidable / computed, 4) if unavoidable else None,
             "handed_over": cache.handed_over,
             "evictions": cache.evictions,
-            "vlm_retreat": 0,
-            "hybrid_trim_miss": misses["no_state"],
-            "exact_key_rejected_by_model_lcp": cache.rejected_keys,
+            **cache.correctness,
         }
 
     def _transcripts(self) -> dict[str, Json]:

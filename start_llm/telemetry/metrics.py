@@ -69,6 +69,15 @@ class CacheMetrics:
     evictions: int = 0
 
     @property
+    def correctness(self) -> dict[str, int]:
+        """Counters that stay at 0 as long as all is well. There are no images yet that could be cut."""
+        return {
+            "vlm_retreat": 0,
+            "hybrid_trim_miss": self.misses["no_state"],
+            "exact_key_rejected_by_model_lcp": self.rejected_keys,
+        }
+
+    @property
     def stored_bytes(self) -> int:
         """Of everything that no running row holds."""
         return self.page_bytes + self.strand_bytes + self.checkpoint_bytes

@@ -30,6 +30,31 @@ _UNDECODABLE = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found for a request, for those who look on.
+
+    Attributes:
+        seen: messages at its beginning that were computed before, in these words or in others.
+        messages, tokens: at the beginning of its prompt that are as they were recorded.
+        replaced: tokens of the fresh rendering that these stand for.
+        refusal: why what was recorded was not taken, if it was not.
+    """
+
+    seen: int = 0
+    messages: int = 0
+    tokens: int = 0
+    replaced: int = 0
+    refusal: str | None = None
+
+    @classmethod
+    def of(cls, bound: Bound, seen: int, refusal: str | None) -> Findings:
+        prefix = bound.prefix
+        if prefix is None:
+            return cls(seen=seen, refusal=refusal)
+        return cls(seen=seen, messages=prefix.depth + 1, tokens=prefix.length, replaced=bound.replaced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transcripts:
     """What was computed, said and thought in all conversations. Safe to use from any thread.
 
@@ -71,7 +96,8 @@ class Transcripts:
         """
         conversation = prompt.conversation
         if conversation is None:
-            return Turn(self, prompt, Bound(prompt.tokens.ids, prompt.boundaries, Held((), (), (), ())), 0)
+            bound = Bound(prompt.tokens.ids, prompt.boundaries, Held((), (), (), ()))
+            return Turn(self, prompt, bound, 0, Findings())
         bound = bind(
             self.store,
             conversation,
@@ -84,15 +110,13 @@ class Transcripts:
         noted = with_note(bound, conversation, self.encode) if bound.prefix else bound
         refusal = self._refusal(noted, unbound, window) if noted else "costly"
         self.metrics.note_binding(bound.prefix.length if bound.prefix else 0, bound.replaced, refusal)
-        new = len(unbound.ids) - self._known(conversation, prompt)
+        seen = self.seen.depth(conversation.keys)
+        # Tokens of the fresh rendering that stand for messages which were computed before.
+        old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
         chosen = unbound if refusal or not noted else noted
         self.metrics.note_note(len(chosen.ids) - len(bound.ids) if chosen is noted else 0)
-        return Turn(self, prompt, chosen, max(len(chosen.ids) - new, 0))
-
-    def _known(self, conversation: Conversation, prompt: Prompt) -> int:
-        """Tokens of the fresh rendering that stand for messages which were computed before."""
-        known = self.seen.depth(conversation.keys)
-        return max((one.tokens for one in prompt.boundaries if one.message < known), default=0)
+        known = max(len(chosen.ids) - (len(unbound.ids) - old), 0)
+        return Turn(self, prompt, chosen, known, Findings.of(chosen, seen, refusal))
 
     def _refusal(self, bound: Bound, unbound: Bound, window: int) -> str | None:
         """Why the fresh rendering has to be taken, if it has."""
@@ -101,12 +125,13 @@ class Transcripts:
         if len(bound.ids) >= window > len(unbound.ids):
             return "too_long"
         if self.checks_words and not says_the_same(
-            self._text(bound.prefix.tokens()), self._text(unbound.ids[: bound.replaced])
+            self.text(bound.prefix.tokens()), self.text(unbound.ids[: bound.replaced])
         ):
             return "unsafe"
         return None
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
+        """What these tokens say, markup included."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
@@ -176,9 +201,12 @@ class Turn:
     Attributes:
         tokens, boundaries: what is computed, and where messages end in it.
         known: tokens that stand for messages which were computed before, in these words or in others.
+        findings: where they come from.
     """
 
-    def __init__(self, transcripts: Transcripts, prompt: Prompt, bound: Bound, known: int) -> None:
+    def __init__(
+        self, transcripts: Transcripts, prompt: Prompt, bound: Bound, known: int, findings: Findings
+    ) -> None:
         self._transcripts = transcripts
         self._conversation = prompt.conversation
         self._bound = bound
@@ -189,6 +217,16 @@ class Turn:
         self.tokens = ModelTokens(bound.ids)
         self.boundaries = bound.boundaries
         self.known = known
+        self.findings = findings
+
+    @property
+    def replied(self) -> int:
+        """Tokens that the model has written."""
+        return len(self._written)
+
+    def texts(self) -> tuple[str, str]:
+        """The prompt as the model reads it, and the reply as it writes it, markup included."""
+        return self._transcripts.text(self.tokens.ids), self._transcripts.text(self._written)
 
     def asked(self) -> None:
         """The prompt is being computed: others may go on from it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache import integrity, pages
 from start_llm.cache.prompt_cache import NoReuse
+from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk
 from tests.cache.fakes import FakeLayers
@@ -130,11 +134,37 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
     assert set(metrics.misses) <= {"new", "evicted", *(["no_state"] if desk.layers.has_state else [])}
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
+    budget=st.sampled_from([0, 200, PLENTY]),
+)
+def test_whoever_asks_is_told_what_is_counted_however_many_ask_at_once(kind, prompts, budget):
+    desk = Desk(kind, budget=budget)
+    opened = [desk.begin(ids) for ids in prompts]
+    told = [one.restored for one in opened]
+    assert Counter(one.miss for one in told if one.miss) == desk.metrics.misses
+    assert sum(one.tokens for one in told) == desk.metrics.reused_tokens
+    for one, ids in zip(opened, prompts, strict=True):
+        desk.end(one, ids)
+
+
+def test_a_candidate_that_was_passed_over_is_told(monkeypatch):
+    for module in (pages, integrity):
+        monkeypatch.setattr(module, "page_key", lambda parent, _: parent[1:] + parent[:1])
+    desk = Desk()
+    desk.serve((1, 2, 3, 4, 5))
+    other = desk.begin((6, 7, 8, 9, 5))
+    assert (other.restored.tokens, other.restored.rejected_keys) == (0, desk.metrics.rejected_keys) == (0, 1)
+
+
 def test_without_a_cache_everything_is_computed():
     metrics = CacheMetrics()
     none = NoReuse(FakeLayers(), metrics)
     for _ in range(2):
-        strand = none.open(PROMPT, b"", (5,)).strand
+        opened = none.open(PROMPT, b"", (5,))
+        assert opened.restored == Restored(0, "off")
+        strand = opened.strand
         none.grew(strand, PROMPT[:10], keep_state=True)
         none.grew(strand, PROMPT[10:-1], keep_state=False)
         none.close(strand, strand.caches, PROMPT)

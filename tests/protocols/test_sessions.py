@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.core.chat import Lineage
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.sessions import session_id
+from start_llm.protocols.sessions import BRANCH_KEYS, PARENT_KEYS, lineage, session_id
 from tests.protocols.helpers import body
 
 BODY_KEYS = ["session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"]
@@ -86,3 +87,12 @@ def test_nothing_given_gives_none():
 def test_whatever_a_client_sends_is_never_an_error(data):
     given_id = session_id(Fields(data), {})
     assert given_id is None or given_id.strip() == given_id != ""
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("keys", "name"), [(PARENT_KEYS, "parent"), (BRANCH_KEYS, "branch")])
+def test_where_a_session_comes_from_has_several_names_too(keys, name, nested):
+    for key in keys:
+        told = {"metadata": {key: " abc"}} if nested else {key: " abc"}
+        assert lineage(body(**told)) == Lineage(**{name: "abc"})
+    assert lineage(body(session_id="abc", parent_id={}, branch=True)) == Lineage()

@@ -37,7 +37,8 @@ def test_two_tenants_with_one_history_share_nothing_on_either_port(
 ):
     monkeypatch.setattr("start_llm.app.LOGS", tmp_path)
     proxy_port, screen = free_port(), io.StringIO()
-    settings = Settings(model_path=str(tiny_model("qwen3")), mlx_port=0, proxy_port=proxy_port)
+    model = str(tiny_model("qwen3"))
+    settings = Settings(model_path=model, mlx_port=0, proxy_port=proxy_port, traces=False)
     app = App(settings, Terminal(screen))
     app.start()
     try:

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from start_llm.app import Ready, engine_config, model_family, model_traits
+from start_llm.app import Ready
+from start_llm.configured import engine_config, model_family, model_traits
 from start_llm.engine.engine import Engine
 from start_llm.engine.loop import Machinery
 from start_llm.models.footprint import measure
@@ -20,8 +21,9 @@ from start_llm.protocols.base import ModelFacts
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import Reports, Service
+from start_llm.service import Service
 from start_llm.settings import Settings
+from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from tests.transcripts.fakes import transcripts
@@ -79,7 +81,7 @@ def breakable(folder: Path) -> Generator[BreakableServer]:
 def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Ready) -> Site:
     tokenizer = ready.model.tokenizer
     family = model_family(settings, ready.model)
-    traits = model_traits(settings, ready, family)
+    traits = model_traits(settings, ready.model, ready.footprint, family)
     requests = RequestMetrics()
     known = transcripts(tokenizer.token_bytes, partial(tokenizer.encode, as_document=False))
     card = ModelCard(

@@ -37,7 +37,7 @@ class Talk:
     Attributes:
         own: by the word of a message, the message id that was sent with it last.
         date, block: what its first message says of now; none if that is empty.
-        blocks: all that were ever sent in this chat: by all who go on from one of its replies.
+        blocks: for each tenant all that were ever sent in this chat: by all who go on from its replies.
     """
 
     tenant: bytes
@@ -46,7 +46,7 @@ class Talk:
     own: dict[str, str] = field(default_factory=dict[str, str])
     date: str = ""
     block: str = ""
-    blocks: set[str] = field(default_factory=set[str])
+    blocks: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Talk:
     def copy(self, count: int) -> Talk:
         messages = self.messages[:count]
         is_this_chat = any(message.role == "assistant" for message in messages)
-        blocks = self.blocks if is_this_chat else set[str]()
+        blocks = self.blocks if is_this_chat else dict[bytes, "set[str]"]()
         return replace(self, messages=messages, own=dict(self.own), blocks=blocks)
 
 
@@ -138,7 +138,6 @@ class World:
         fork.session = self._random.choice(SESSIONS)
         if self._maybe(0.15):
             fork.tenant = self._random.choice(TENANTS)
-            fork.blocks = fork.blocks if fork.tenant == talk.tenant else set()
         if fork.messages[-1].role == "user" and self._maybe(0.3):
             fork.messages[-1] = user(self.word())
             self._give_id(fork)
@@ -156,7 +155,7 @@ class World:
     def _request(self, talk: Talk) -> ChatRequest:
         if not self._strict and self._maybe(0.2):
             self._give_now(talk)
-        talk.blocks.add(talk.block)
+        talk.blocks.setdefault(talk.tenant, set()).add(talk.block)
         self._dates.add((talk.tenant, talk.date))
         tools = list(TOOLS) if self._trait != MOVING else []
         if not self._strict and self._maybe(0.2):
@@ -349,7 +348,7 @@ class World:
                 assert said[-1:] == now, "not the newest"
             elif said:
                 assert f"[No longer: {name}]" in read[read.rindex(said[-1]) :], "no longer so"
-        assert set(words(read, "k")) <= talk.blocks, "of another chat"
+        assert set(words(read, "k")) <= talk.blocks[talk.tenant], "of another chat"
         assert {(talk.tenant, date) for date in words(read, "d")} <= self._dates, "of another tenant"
         assert words(read, "c") == words(request.messages[-1].content, "c"), "a carrier that is gone"
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 
-from start_llm.core.chat import ChatRequest, KeptThoughts, Message, ToolCall
+from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Origin, ToolCall
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -37,7 +37,8 @@ from start_llm.core.events import Text as Written
 from start_llm.core.job import Job
 from start_llm.prompt.canonical import DriftPolicy
 from start_llm.prompt.prepare import Preparer, PromptPolicy
-from start_llm.service import ModelTraits, Reports, Service
+from start_llm.service import ModelTraits, Service
+from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.turn import Transcripts
@@ -217,7 +218,7 @@ class Server:
     def answer(self, request: ChatRequest, text: str, how: Reply) -> tuple[str, Message]:
         """What the model read, and what the client gets."""
         self.model.next = text, how
-        with self._service.respond(request) as answer:
+        with self._service.respond(request, Origin("id", "/chat", "model")) as answer:
             events = list(answer.events())
         return text_of(self.trait, self.model.read), heard(events)
 

@@ -1,0 +1,140 @@
+"""What the settings mean to each part."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from start_llm.cache.eviction import Limits
+from start_llm.core.chat import KeptThoughts
+from start_llm.core.family import Family
+from start_llm.core.sampling import SamplingChoice
+from start_llm.engine.engine import EngineConfig
+from start_llm.models import families
+from start_llm.models.footprint import Footprint, usable_memory
+from start_llm.models.loader import LoadedModel
+from start_llm.prompt.prepare import PromptPolicy
+from start_llm.proxy.config import ProxyConfig
+from start_llm.server.listener import ServerLimits
+from start_llm.service import ModelTraits
+from start_llm.settings import Settings
+from start_llm.telemetry.metrics import CacheMetrics
+from start_llm.telemetry.trace import Trace, start_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = ROOT / "models" / "demo"
+_APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
+_SMALLEST_PAGE = 256
+
+
+def kept_thoughts(settings: Settings) -> KeptThoughts:
+    """Without notes nothing is shown that a fresh rendering does not show."""
+    is_exact = settings.drift == "exact" and settings.kept_thoughts == "true"
+    return "template" if is_exact else settings.kept_thoughts
+
+
+def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], None]) -> Trace | None:
+    """What is written of requests; None if nothing is to be."""
+    root = ROOT / Path(settings.log_root).expanduser()
+    return start_trace(root, cache, say, with_prompts=settings.traces_prompts) if settings.traces else None
+
+
+def prompt_policy(settings: Settings) -> PromptPolicy:
+    return PromptPolicy(
+        thinking=settings.thinking,
+        kept_thoughts=kept_thoughts(settings),
+        with_rules=settings.canonicalizes,
+        drift=settings.drift,
+        shortens_writes=settings.shortens_writes,
+    )
+
+
+def proxy_config(settings: Settings, backend: str, model: str, backend_key: str) -> ProxyConfig:
+    return ProxyConfig(
+        port=settings.proxy_port,
+        backend=backend,
+        model=settings.proxy_model_id or f"openai/{model}",
+        api_key=settings.proxy_key,
+        backend_key=backend_key,
+        python=settings.proxy_python or sys.executable,
+    )
+
+
+def page_size(settings: Settings) -> int:
+    """Tokens of a page: as many blocks as make at least 256."""
+    return settings.block_size * math.ceil(_SMALLEST_PAGE / settings.block_size)
+
+
+def cache_limits(settings: Settings, footprint: Footprint) -> Limits:
+    return Limits(
+        budget_bytes=cache_budget(settings, footprint),
+        most_ends=settings.most_ends,
+        unused_s=settings.unused_s,
+    )
+
+
+def cache_budget(settings: Settings, footprint: Footprint) -> int:
+    """Bytes of the prompt cache: a number, or a share of the memory that the weights leave."""
+    wanted = settings.cache_bytes
+    if isinstance(wanted, int):
+        return wanted
+    return max(int(wanted * (usable_memory() - footprint.weights_bytes)), 0)
+
+
+def model_name(settings: Settings) -> str:
+    """The model to serve: what the user named, else the default of this platform."""
+    if settings.model_path:
+        return settings.model_path
+    is_apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
+    return _APPLE_MODEL if is_apple_silicon else str(DEMO_MODEL)
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    return EngineConfig(most_waiting=settings.most_waiting)
+
+
+def model_family(settings: Settings, model: LoadedModel) -> Family:
+    """The form of the model's text: what the user named, else what its files show."""
+    if settings.family:
+        return families.named(settings.family)
+    tokenizer = model.tokenizer
+    return families.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
+
+
+def model_traits(settings: Settings, model: LoadedModel, footprint: Footprint, family: Family) -> ModelTraits:
+    """What the service is told of the model, within what the settings allow."""
+    own_window = footprint.context_window
+    return ModelTraits(
+        vocabulary=model.vocabulary,
+        family=family,
+        context_window=min(settings.max_kv_size, own_window or settings.max_kv_size),
+        default_max_tokens=settings.max_tokens,
+        sampling_defaults=(environment_sampling(settings), model.sampling),
+    )
+
+
+def environment_sampling(settings: Settings) -> SamplingChoice:
+    """The `DEFAULT_*` variables that were set explicitly."""
+    return SamplingChoice(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        repetition_context_size=settings.repetition_context_size,
+    )
+
+
+def server_limits(settings: Settings) -> ServerLimits:
+    return ServerLimits(
+        most_connections=settings.most_connections,
+        most_body_bytes=settings.most_body_bytes,
+        idle_s=settings.idle_s,
+        header_s=settings.header_s,
+        body_s=settings.body_s,
+        write_s=settings.write_s,
+        keep_alive_s=settings.keep_alive_s,
+    )

@@ -1,0 +1,77 @@
+"""Types of settings: how each is read, and what is said of a text that cannot be one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from start_llm.core.sampling import Range
+
+type Reader = Callable[[str], Any]
+"""Text to value; raises ValueError if it cannot be one."""
+
+
+class Kind(NamedTuple):
+    """A type of setting: how it is read, and what to say if it cannot be."""
+
+    read: Reader
+    expected: str
+
+
+def integer(low: int, high: int) -> Kind:
+    return Kind(lambda text: _within(int(text), Range(low, high)), f"a whole number from {low} to {high}")
+
+
+def number(allowed: Range) -> Kind:
+    return Kind(lambda text: _within(float(text), allowed), f"a number {allowed}")
+
+
+def _within[N: (int, float)](value: N, allowed: Range) -> N:
+    if value not in allowed:
+        raise ValueError(value)
+    return value
+
+
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def _memory(text: str) -> int | float:
+    """Bytes as a whole number, a share of memory as a fraction. Units: KB to GB, KiB to GiB, %.
+
+    0.5 without a unit is refused: half a byte, or half of what?
+    """
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    number, unit = float(match["number"]), match["unit"].lower()
+    if unit == "%":
+        return _within(number / 100, Range(0, 1))
+    count = number * _UNITS[unit]
+    if 0 < count < 1:
+        raise ValueError(text)
+    return int(count)
+
+
+_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[kmg]i?b|b?)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+BYTES = Kind(_memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave")
+
+
+def choice(words: Sequence[str]) -> Kind:
+    return Kind(lambda text: {word: word for word in words}[text.lower()], f"one of {', '.join(words)}")
+
+
+BOOLEAN = Kind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
+TEXT = Kind(str, "text")
+PORT = integer(0, 65535)
+SECONDS = number(Range(0.01, 86400))
