@@ -211,6 +211,7 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._generation.cancel()
+        self._turn.left()
         self._account.end(self._turn.replied, self._turn.texts)
 
     def events(self) -> Iterator[Event]:

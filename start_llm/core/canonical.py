@@ -92,6 +92,8 @@ class Conversation:
     """A request, as it is compared.
 
     Attributes:
+        tenant: whose it is.
+        messages: as they are compared.
         keys: of its prefixes: one for each message.
         echoed: for each message the digest of the thought that the client sent; None: it sent none.
         shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
@@ -101,6 +103,8 @@ class Conversation:
         session: whose it is, as the client says, or as its first messages say.
     """
 
+    tenant: bytes
+    messages: Sequence[CanonicalMessage]
     keys: Sequence[CanonicalKey]
     echoed: Sequence[bytes | None]
     shown: Sequence[bytes | None]
@@ -108,3 +112,8 @@ class Conversation:
     live: Sequence[tuple[LiveValue, ...]]
     notable: Sequence[bool]
     session: str
+
+    def words(self, depth: int, *more: CanonicalMessage) -> CanonicalKey:
+        """Names what was said up to a message, and then, whatever tools and options there were."""
+        said = (*self.messages[: depth + 1], *more)
+        return CanonicalKey.of(self.tenant, *(message.data for message in said))

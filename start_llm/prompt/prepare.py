@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from start_llm.core.canonical import CanonicalKey, Conversation, LiveField, LiveValue, chain, thought_digest
+from start_llm.core.canonical import (
+    CanonicalKey,
+    CanonicalMessage,
+    Conversation,
+    LiveField,
+    LiveValue,
+    chain,
+    thought_digest,
+)
 from start_llm.core.chat import (
     ChatRequest,
     GenerationRequest,
@@ -124,7 +132,7 @@ class Preparer:
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
-            conversation=self._conversation(request, shown, keys, text, now),
+            conversation=self._conversation(request, shown, compared, keys, text, now),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
             left_out=sum(message.left_out for message in compared),
@@ -186,6 +194,7 @@ class Preparer:
         self,
         request: ChatRequest,
         messages: Sequence[Message],
+        compared: Sequence[CanonicalMessage],
         keys: tuple[CanonicalKey, ...],
         text: RenderedText,
         now: datetime,
@@ -195,6 +204,8 @@ class Preparer:
         if any(has_moving[name] for name in self.facts.moving):
             return None
         return Conversation(
+            tenant=request.tenant,
+            messages=compared,
             keys=keys,
             echoed=[thought_digest(self._apart(message).reasoning) for message in request.messages],
             shown=list(_shown_thoughts([self._apart(message) for message in messages], text)),

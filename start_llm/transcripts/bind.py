@@ -124,7 +124,7 @@ def _is_one_lineage(
     if held.replied <= max(field.message for field in changed):
         return False
     is_same_text = drift.blocks(held.live) == drift.blocks(drift.values_of(conversation.live))
-    return is_same_text or lineages.is_only(conversation.keys[held.replied], held.live)
+    return is_same_text or lineages.is_only(conversation.words(held.replied), held.live)
 
 
 def with_note(bound: Bound, conversation: Conversation, encode: Encode) -> Bound | None:

@@ -9,7 +9,7 @@ from typing import cast
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, thought_digest
 from start_llm.core.chat import Json, KeptThoughts, Message, ToolCall
-from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning
+from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Finished, Output, Reasoning
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.bind import (
@@ -141,11 +141,13 @@ class _Said:
 
     Attributes:
         content: the pieces of each text; a new text begins behind a call.
+        ended: the calls that are whole.
     """
 
     content: list[list[str]] = field(default_factory=lambda: [[]])
     thought: list[str] = field(default_factory=list[str])
     calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
+    ended: set[int] = field(default_factory=set[int])
 
     def add(self, output: Output) -> None:
         match output:
@@ -158,21 +160,25 @@ class _Said:
                 self.content.append([])
             case CallArguments(index=index, text=text):
                 self.calls[index][1].append(text)
-            case _:
-                pass
+            case CallEnded(index=index):
+                self.ended.add(index)
 
-    def messages(self) -> list[Message]:
+    def messages(self, *, drops_calls: bool = False) -> list[Message]:
         """It as clients send it back; none if it says nothing, or if a client would not get it as it was.
 
         Where a call stood between two texts, some put a line break (lesson 17).
+
+        Args:
+            drops_calls: those that were cut are left out, as clients do.
         """
         texts = ["".join(pieces) for pieces in self.content]
         joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
-        found = [self._message(content) for content in dict.fromkeys(joined)]
+        found = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
         return [message for message in found if message is not None]
 
-    def _message(self, content: str) -> Message | None:
-        calls = [_call(name, "".join(parts)) for name, parts in self.calls.values()]
+    def _message(self, content: str, drops_calls: bool) -> Message | None:
+        told = [told for index, told in self.calls.items() if index in self.ended or not drops_calls]
+        calls = [_call(name, "".join(parts)) for name, parts in told]
         if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
             return None
         thought = "".join(self.thought)
@@ -248,12 +254,21 @@ class Turn:
         Args:
             is_whole: it ends outside of thoughts and calls.
         """
+        self.left()
         if self._conversation is None or not is_whole or end.stop is not None:
             return
         # The token that ends a reply is the next rendering's to write: some write another one there.
         written = self._written[:-1] if end.ended_itself else self._written
         for message in self._said.messages():
             self._record(self._conversation, message, written)
+
+    def left(self) -> None:
+        """The client has what it was told, whole or not: if it sends that back, this is where it got it."""
+        if self._conversation is not None:
+            for message in self._said.messages(drops_calls=True):
+                reply = self._transcripts.canonical_reply(message)
+                words = self._conversation.words(len(self._conversation.keys), reply)
+                self._transcripts.lineages.note(words, self._bound.held.live)
 
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
         transcripts, held, thought = self._transcripts, self._bound.held, thought_digest(message.reasoning)
@@ -265,7 +280,6 @@ class Turn:
             transcripts.thoughts.keep(key, message.reasoning)
         if self._beginning is None or transcripts.is_changed(message):
             return
-        transcripts.lineages.note(key, held.live)
         transcripts.store.add(
             key,
             len(conversation.keys),

@@ -44,9 +44,8 @@ def test_the_four_scenarios_are_as_expected(family: str, script: Script, serve: 
     ("family", "does", "least"),
     [
         ("qwen3", "calls", "0.95"),
-        # A question that loses its id behind a transient message is read again, and so is all of a state.
-        ("qwen3", "says", "0.5"),
-        ("qwen3_5", "calls", "0.3"),
+        ("qwen3", "says", "0.95"),
+        ("qwen3_5", "calls", "0.95"),
     ],
 )
 def test_openclaw_is_served(family: str, does: str, least: str, script: Script, serve: Serve):

@@ -38,6 +38,7 @@ class Talk:
         own: by the word of a message, the message id that was sent with it last.
         date, block: what its first message says of now; none if that is empty.
         blocks: for each tenant all that were ever sent in this chat: by all who go on from its replies.
+        moved: some replies were written for another tenant: whose they are cannot be told then.
     """
 
     tenant: bytes
@@ -47,6 +48,7 @@ class Talk:
     date: str = ""
     block: str = ""
     blocks: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
+    moved: bool = False
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ class World:
         self._talks: list[Talk] = []
         self._replies: dict[tuple[str, ...], Reply] = {}
         self._thoughts: dict[str, set[_Thought]] = {}
-        self._dates: set[tuple[bytes, str]] = set()
+        self._nows: set[tuple[bytes, str]] = set()
         self._read_with: dict[tuple[bytes, tuple[str, ...]], list[set[str]]] = {}
 
     def live(self, requests: int) -> None:
@@ -138,6 +140,7 @@ class World:
         fork.session = self._random.choice(SESSIONS)
         if self._maybe(0.15):
             fork.tenant = self._random.choice(TENANTS)
+            fork.moved = talk.moved or fork.tenant != talk.tenant
         if fork.messages[-1].role == "user" and self._maybe(0.3):
             fork.messages[-1] = user(self.word())
             self._give_id(fork)
@@ -156,7 +159,7 @@ class World:
         if not self._strict and self._maybe(0.2):
             self._give_now(talk)
         talk.blocks.setdefault(talk.tenant, set()).add(talk.block)
-        self._dates.add((talk.tenant, talk.date))
+        self._nows |= {(talk.tenant, talk.date), (talk.tenant, talk.block)}
         tools = list(TOOLS) if self._trait != MOVING else []
         if not self._strict and self._maybe(0.2):
             self._random.shuffle(tools)
@@ -348,8 +351,8 @@ class World:
                 assert said[-1:] == now, "not the newest"
             elif said:
                 assert f"[No longer: {name}]" in read[read.rindex(said[-1]) :], "no longer so"
-        assert set(words(read, "k")) <= talk.blocks[talk.tenant], "of another chat"
-        assert {(talk.tenant, date) for date in words(read, "d")} <= self._dates, "of another tenant"
+        assert talk.moved or set(words(read, "k")) <= talk.blocks[talk.tenant], "of another chat"
+        assert {(talk.tenant, word) for word in words(read, "dk")} <= self._nows, "of another tenant"
         assert words(read, "c") == words(request.messages[-1].content, "c"), "a carrier that is gone"
 
     def _made_behind(self, index: int, request: ChatRequest) -> list[set[str]]:

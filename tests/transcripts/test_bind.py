@@ -38,6 +38,8 @@ def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | N
     keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
     nothing = [None] * len(keys)
     return Conversation(
+        tenant=b"",
+        messages=(),
         keys=keys,
         echoed=nothing,
         shown=nothing,

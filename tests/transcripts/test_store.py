@@ -58,6 +58,8 @@ def found(
     """Depth and tokens of each known prefix, the longest first."""
     nothing = [None] * len(keys)
     asked = Conversation(
+        tenant=b"",
+        messages=(),
         keys=keys,
         echoed=echoed or nothing,
         shown=nothing,

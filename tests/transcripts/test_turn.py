@@ -41,6 +41,8 @@ def prompt_of(*messages: Message) -> Prompt:
         text += CLOSER
     nothing = [None] * len(messages)
     conversation = Conversation(
+        tenant=b"",
+        messages=canonical(in_native_form(messages, "ordinal")),
         keys=chain(CanonicalKey.of(b""), canonical(in_native_form(messages, "ordinal"))),
         echoed=[thought_digest(message.reasoning) for message in messages],
         shown=nothing,
