@@ -184,6 +184,62 @@ def _turned[Item](items: Sequence[Item], by: int) -> list[Item]:
     return [*items[by:], *items[:by]]
 
 
+# ---------------------------------------------------------------------------- what says how things are now
+
+
+def _with_line_in_front(line: Callable[[int], str]) -> Spell:
+    """The system prompt begins with it."""
+    return lambda messages, number: [
+        {**messages[0], "content": f"{line(number)}\n{messages[0]['content']}"},
+        *messages[1:],
+    ]
+
+
+def _with_line_behind(line: Callable[[int], str]) -> Spell:
+    """The system prompt ends with it."""
+    return lambda messages, number: [
+        {**messages[0], "content": f"{messages[0]['content']}\n{line(number)}"},
+        *messages[1:],
+    ]
+
+
+def _clock(number: int) -> str:
+    return f"Current time is 10:{number:02}."
+
+
+def _date(number: int) -> str:
+    """It is midnight before the third request."""
+    return f"Today's date: 2026-11-{20 + (number > 1)}"
+
+
+def _inbound(number: int) -> str:
+    content = json.dumps({"schema": "inbound", "channel": f"chat{number}"}, indent=2)
+    return f"## Inbound Context (trusted metadata)\nOf this message.\n\n```json\n{content}\n```"
+
+
+def _inbound_at_times(number: int) -> str:
+    return "" if number % 2 else _inbound(0)
+
+
+def _git_status(number: int) -> str:
+    return (
+        "gitStatus: This is the git status at the start of the conversation.\n\nCurrent branch: main\n\n"
+        f"Status:\n M file{number}.py\n\nRecent commits:\n{number:07x} A change\n"
+    )
+
+
+def _with_statistics(messages: Sequence[Message], number: int) -> list[Message]:
+    """What a sub-agent took so far, in the first question."""
+    first, question, *others = messages
+    return [first, {**question, "content": f"{question['content']}\nStats: runtime {number}s"}, *others]
+
+
+def _with_carrier(messages: Sequence[Message], number: int) -> list[Message]:
+    """OpenClaw: a user message at the end of each request that the next one does not have."""
+    context = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nRuns: {number}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    return [*messages, {"role": "user", "content": context}]
+
+
 THOUGHT, CALLS = "reasoning_content", "tool_calls"
 
 CLIENTS: dict[str, Client] = {
@@ -214,4 +270,15 @@ CLIENTS: dict[str, Client] = {
     # Behind a reply that the server wrote: the same words with another id may be another client's.
     "message-id": Client(title="message id vanishes", spell=with_message_id, hears=(CALLS,)),
     "title": Client(title="a title in between", asks_titles=True),
+    "clock-first": Client(title="clock in front of the system prompt", spell=_with_line_in_front(_clock)),
+    "clock-last": Client(title="clock behind the system prompt", spell=_with_line_behind(_clock)),
+    "midnight": Client(title="date at midnight", spell=_with_line_behind(_date)),
+    "statistics": Client(title="run statistics change", spell=_with_statistics),
+    # One chat's own: they may change behind a reply that the server wrote.
+    "inbound": Client(title="inbound block changes", spell=_with_line_behind(_inbound), hears=(CALLS,)),
+    "inbound-at-times": Client(
+        title="inbound block now and then", spell=_with_line_behind(_inbound_at_times), hears=(CALLS,)
+    ),
+    "git": Client(title="git status changes", spell=_with_line_behind(_git_status), hears=(CALLS,)),
+    "carrier": Client(title="carrier at the end", spell=_with_carrier, hears=(CALLS,)),
 }

@@ -170,7 +170,7 @@ class Settings:
     canonicalizes: bool = _variable(
         "CACHE_CANONICALIZE_TOOL_CONTEXT", BOOLEAN, True,
         "Find conversations again although clients change metadata in them: the table of rules in "
-        "prompt/canonical.", _PROMPT_CACHE, shown="true",
+        "prompt/drift.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
     drift: Literal["note", "exact"] = _variable(
         "CACHE_DRIFT_POLICY", choice(("note", "exact")), "note",

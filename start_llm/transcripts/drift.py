@@ -16,7 +16,7 @@ type Told = tuple[LiveField, bytes | None]
 
 _MOST_TOKENS = 256
 _SHARE_OF_SAVED = 0.1
-_SHARE_OF_PROMPT = 0.04
+_SHARE_OF_PROMPT = 0.1
 
 
 @dataclass(frozen=True, slots=True)

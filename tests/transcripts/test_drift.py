@@ -292,10 +292,10 @@ def test_a_path_with_too_many_notes_is_left():
         (257, 0, 1000, 1100, False),
         (900, 0, 10_000, 30_000, True),
         (1001, 0, 10_000, 30_000, False),
-        (20, 236, 5000, 6000, True),
-        (20, 237, 5000, 6000, False),
-        (20, 780, 19_000, 20_000, True),
-        (20, 781, 19_000, 20_000, False),
+        (20, 236, 1500, 2000, True),
+        (20, 237, 1500, 2000, False),
+        (20, 1980, 19_000, 20_000, True),
+        (20, 1981, 19_000, 20_000, False),
     ],
 )
 def test_what_a_note_may_cost(tokens, before, saved, prompt, expected):
