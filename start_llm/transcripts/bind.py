@@ -116,15 +116,16 @@ def _is_one_lineage(
 ) -> bool:
     """What tells of one project or chat changes only where a reply that was written here stands behind it.
 
-    And only if nobody else got that reply.
+    And only if nobody else got that reply. What was told behind the last one is nobody's yet.
     """
     changed = {change.field for change in told if change.field.is_block}
     if not changed:
         return True
     if held.replied <= max(field.message for field in changed):
         return False
-    is_same_text = drift.blocks(held.live) == drift.blocks(drift.values_of(conversation.live))
-    return is_same_text or lineages.is_only(conversation.words(held.replied), held.live)
+    answered = held.live[: held.replied]
+    is_answered = drift.blocks(answered) == drift.blocks(held.live)
+    return is_answered and lineages.is_only(conversation.words(held.replied), answered)
 
 
 def with_note(bound: Bound, conversation: Conversation, encode: Encode) -> Bound | None:

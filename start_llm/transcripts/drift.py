@@ -54,14 +54,10 @@ def values_of(live: Iterable[Sequence[LiveValue]]) -> tuple[tuple[Told, ...], ..
     return tuple(tuple((value.field, value.digest) for value in message) for message in live)
 
 
-def blocks(live: Iterable[Sequence[Told]]) -> dict[LiveField, bytes | None]:
-    """What the messages themselves say of one project or chat, and no note behind them."""
-    found: dict[LiveField, bytes | None] = {}
-    for message, told in enumerate(live):
-        for field, digest in told:
-            if field.is_block and field.message == message:
-                found.setdefault(field, digest)
-    return found
+def blocks(live: Iterable[Sequence[Told]]) -> dict[LiveField, bytes]:
+    """What was said last of one project or chat, by messages or notes."""
+    last = dict(one for message in live for one in message if one[0].is_block)
+    return {field: digest for field, digest in last.items() if digest is not None}
 
 
 def note(told: Iterable[Change]) -> str:

@@ -225,6 +225,21 @@ def test_a_block_that_changes_where_two_chats_got_the_same_reply_is_read_afresh(
 
 
 @pytest.mark.parametrize("trait", BOUND)
+def test_a_note_of_another_chat_is_read_by_nobody_else(trait):
+    """Both began alike, then one of them changed; their words and the replies to them are the same."""
+    first = Dated(trait, block("k1x"))
+    second = Dated(trait, block("k1x"), first.server)
+    first.ask(ANSWER)
+    second.ask(ANSWER)
+    first.say(block("k2x"))
+    for _ in range(2):
+        assert words(first.ask(ANSWER), "k")[-1] == "k2x"
+        assert set(words(second.ask(ANSWER), "k")) == {"k1x"}
+    second.say(block("k3x"))
+    assert "k2x" not in words(second.ask(ANSWER), "k")
+
+
+@pytest.mark.parametrize("trait", BOUND)
 def test_a_block_that_changes_before_anything_was_answered_is_content(trait):
     talk = Dated(trait, block("k1x"))
     request = talk.request()
