@@ -186,7 +186,7 @@ def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monke
 
 
 def test_a_first_turn_goes_on_with_another_clock(talk: Talk, monkeypatch: pytest.MonkeyPatch):
-    """The system prompt begins with the clock; the question, which is most of the prompt, is told the new one."""
+    """It stands in the system prompt; the question, which is most of the prompt, is told the new one."""
     monkeypatch.setattr("start_llm.engine.prefill._LONGEST", 256)  # a fast model would skip the moment
     seed = next(seed for seed in range(5) if give_up(talk, retried(seed, "Current time is 10:00.\n")))
     _, computed = talk.said(retried(seed, "Current time is 10:07.\n"))
