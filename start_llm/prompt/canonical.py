@@ -59,11 +59,16 @@ def canonical(
     """
     schemas = {tool_name(tool): tool for tool in late_tools}
     return [
-        CanonicalMessage(
-            _encoded(_parts(bare, schemas)), left_out=len(message.content) - len(bare.content.strip())
-        )
+        _canonical(bare, schemas, len(message.content))
         for message, bare in zip(messages, _changed(messages, rules), strict=True)
     ]
+
+
+def _canonical(bare: Message, schemas: Mapping[str, Mapping[str, Json]], characters: int) -> CanonicalMessage:
+    """The text stands behind the rest, as it is: it is long, and JSON has no zero byte."""
+    text = bare.content.strip()
+    data = _encoded(_parts(bare, schemas)) + b"\0" + text.encode(errors="surrogatepass")
+    return CanonicalMessage(data, left_out=characters - len(text))
 
 
 def own_digests(messages: Sequence[Message]) -> list[bytes | None]:
@@ -77,15 +82,15 @@ def own_digests(messages: Sequence[Message]) -> list[bytes | None]:
 
 def live_values(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[tuple[LiveValue, ...]]:
     """For each message what it says of now: what the rules of these classes leave out."""
-    found: list[list[LiveValue]] = [[] for _ in messages]
-    for rule in rules:
-        if not rule.says_now:
-            continue
-        for index, bare in enumerate(_changed(messages, [rule])):
-            if bare is not messages[index]:
-                field = LiveField(rule.name, index, rule.drift == "block")
-                found[index].append(LiveValue(field, rule.value(messages[index].content)))
-    return [tuple(values) for values in found]
+    living = _applying(messages, [rule for rule in rules if rule.says_now])
+    return [
+        tuple(
+            LiveValue(LiveField(rule.name, index, rule.drift == "block"), rule.value(message.content))
+            for rule in of_message
+            if _without(message, [rule]) is not message
+        )
+        for index, (message, of_message) in enumerate(living)
+    ]
 
 
 def canonical_reply(reply: Message) -> CanonicalMessage:
@@ -108,14 +113,17 @@ def root_key(
 
 def _changed(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[Message]:
     """The messages without what the rules take out."""
-    roles: set[Role] = set()
+    return (_without(message, of_message) for message, of_message in _applying(messages, rules))
+
+
+def _applying(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[tuple[Message, Sequence[Rule]]]:
+    """Each message, and the rules that are about it."""
+    of_first: dict[Role, list[Rule]] = {}
+    for rule in rules:
+        of_first.setdefault(rule.role, []).append(rule)
+    of_later = {role: [rule for rule in some if not rule.is_first] for role, some in of_first.items()}
     for message in messages:
-        is_first = message.role not in roles
-        roles.add(message.role)
-        yield _without(
-            message,
-            [rule for rule in rules if rule.role == message.role and (is_first or not rule.is_first)],
-        )
+        yield message, of_first.pop(message.role, None) or of_later.get(message.role, ())
 
 
 def _without(message: Message, rules: Sequence[Rule]) -> Message:
@@ -128,7 +136,8 @@ def _without(message: Message, rules: Sequence[Rule]) -> Message:
 
 
 def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
-    parts: dict[str, Json] = {"role": message.role, "content": message.content.strip()}
+    """All but the text."""
+    parts: dict[str, Json] = {"role": message.role}
     if message.tool_calls:
         parts["calls"] = [_call(call) for call in message.tool_calls]
     if message.role == "tool":

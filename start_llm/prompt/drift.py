@@ -29,6 +29,7 @@ class Rule:
         is_first: it stands in the first message of its role alone.
         drift: its class.
         lesson: number of the lesson that has the evidence.
+        mark: words that it has.
         pattern: finds it: lines, or a section from its heading to its end.
         is_for_the_model: it is taken out of the prompt too.
     """
@@ -39,6 +40,7 @@ class Rule:
     is_first: bool
     drift: Drift
     lesson: int
+    mark: str
     pattern: re.Pattern[str]
     is_for_the_model: bool = False
 
@@ -47,7 +49,7 @@ class Rule:
         return self.drift in ("live", "block")
 
     def without(self, text: str) -> str:
-        return self.pattern.sub("", text)
+        return self.pattern.sub("", text) if self.mark in text else text
 
     def value(self, text: str) -> str:
         """What it says, a clock to the minute."""
@@ -58,57 +60,72 @@ class Rule:
 _SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
 
 
-def _line(beginning: str) -> re.Pattern[str]:
+def _line(beginning: str) -> tuple[str, re.Pattern[str]]:
     """A whole line that begins so."""
-    return re.compile(rf"^[ \t]*{beginning}[^\n]*(?:\n|\Z)", re.MULTILINE)
+    return beginning, re.compile(rf"^[ \t]*{beginning}[^\n]*(?:\n|\Z)", re.MULTILINE)
 
 
 # Its fields, and the line break behind them; the text that follows may begin without one (lesson 18).
-_BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?")
-_MESSAGE_ID = re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE)
+_BILLING = (
+    "x-anthropic-billing-header:",
+    re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?"),
+)
+_MESSAGE_ID = (
+    '"message_id"',
+    re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE),
+)
+_STATISTICS = "Stats: runtime ", re.compile(r"\bStats: runtime [^\n•]*")
 # From its heading, and an empty one in front of it, to the end of its JSON.
-_INBOUND = re.compile(
-    r"^(?:## Group Chat Context\n)?##+ Inbound Context \(trusted metadata\)\n"
-    r"(?:(?!#|```)[^\n]*\n){0,10}```json\n(?:(?!```)[^\n]*\n)*```[ \t]*(?:\n+|\Z)",
-    re.MULTILINE,
+_INBOUND = (
+    "Inbound Context (trusted metadata)",
+    re.compile(
+        r"^(?:## Group Chat Context\n)?##+ Inbound Context \(trusted metadata\)\n"
+        r"(?:(?!#|```)[^\n]*\n){0,10}```json\n(?:(?!```)[^\n]*\n)*```[ \t]*(?:\n+|\Z)",
+        re.MULTILINE,
+    ),
 )
 # From its first line to the last of its commits.
-_GIT_STATUS = re.compile(
-    r"^gitStatus: [^\n]*\n(?:(?!Recent commits:)[^\n]*\n){0,500}?Recent commits:\n(?:[^\n]+(?:\n|\Z))*",
-    re.MULTILINE,
+_GIT_STATUS = (
+    "gitStatus: ",
+    re.compile(
+        r"^gitStatus: [^\n]*\n(?:(?!Recent commits:)[^\n]*\n){0,500}?Recent commits:\n(?:[^\n]+(?:\n|\Z))*",
+        re.MULTILINE,
+    ),
 )
-_CARRIER = re.compile(
-    r"\A\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n.*\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z", re.DOTALL
+_CARRIER = (
+    "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+    re.compile(
+        r"\A\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n.*\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z",
+        re.DOTALL,
+    ),
 )
 
 RULES: tuple[Rule, ...] = (
-    Rule("billing header", "Claude Code", "system", True, "transport", 18, _BILLING, is_for_the_model=True),
-    Rule("message id in a metadata block", "OpenClaw", "user", False, "own", 19, _MESSAGE_ID),
-    Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, _line("Today's date: ")),
-    Rule("current date", "pi", "system", True, "live", 22, _line("Current date: ")),
-    Rule(
-        "current time", "the original server's users", "system", True, "live", 22, _line("Current time is ")
-    ),
+    Rule("billing header", "Claude Code", "system", True, "transport", 18, *_BILLING, is_for_the_model=True),
+    Rule("message id in a metadata block", "OpenClaw", "user", False, "own", 19, *_MESSAGE_ID),
+    Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, *_line("Today's date: ")),
+    Rule("current date", "pi", "system", True, "live", 22, *_line("Current date: ")),
+    Rule("current time", "the original server's", "system", True, "live", 22, *_line("Current time is ")),
     Rule(
         "current time of a message",
-        "the original server's users",
+        "the original server's",
         "user",
         False,
         "live",
         22,
-        _line("Current time is "),
+        *_line("Current time is "),
     ),
-    Rule("run statistics", "OpenClaw", "user", False, "live", 22, re.compile(r"\bStats: runtime [^\n•]*")),
-    Rule("inbound context", "OpenClaw", "system", True, "block", 22, _INBOUND),
-    Rule("git status", "Claude Code", "system", True, "block", 22, _GIT_STATUS),
-    Rule("internal context", "OpenClaw", "user", False, "transient", 23, _CARRIER),
+    Rule("run statistics", "OpenClaw", "user", False, "live", 22, *_STATISTICS),
+    Rule("inbound context", "OpenClaw", "system", True, "block", 22, *_INBOUND),
+    Rule("git status", "Claude Code", "system", True, "block", 22, *_GIT_STATUS),
+    Rule("internal context", "OpenClaw", "user", False, "transient", 23, *_CARRIER),
 )
 
 
 def is_transient(message: Message) -> bool:
     """The next request will not have this message."""
     return any(
-        rule.role == message.role and rule.pattern.search(message.content)
+        rule.role == message.role and rule.without(message.content) != message.content
         for rule in RULES
         if rule.drift == "transient"
     )

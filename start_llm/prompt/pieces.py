@@ -44,10 +44,10 @@ class PieceEncoder:
         """Args:
         cuts: ascending character positions in `text`, each in front of an added token.
         """
-        ids: list[int] = []
+        ids = array("I")
         counts: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            ids += self._piece(text[start:end])
+            ids.extend(self._piece(text[start:end]))
             counts.append(len(ids))
         return Encoded(tuple(ids), tuple(counts[:-1]))
 

@@ -188,7 +188,10 @@ class Preparer:
         return in_native_form(messages, self.facts.call_ids)
 
     def _apart(self, message: Message) -> Message:
-        return thought_apart(message, self._family.thought) if self._policy.with_rules else message
+        is_reply = message.role == "assistant"
+        return (
+            thought_apart(message, self._family.thought) if is_reply and self._policy.with_rules else message
+        )
 
     def _conversation(
         self,

@@ -82,7 +82,7 @@ def bind(
     moved = prefix.length - end
     rest = [Boundary(one.message, one.tokens + moved) for one in boundaries if one.tokens > end]
     return Bound(
-        ids=(*prefix.tokens(), *ids[end:]),
+        ids=_begun_with(prefix.tokens(), ids, end),
         boundaries=(*recorded, *rest),
         held=_held(prefix, conversation),
         prefix=prefix,
@@ -90,9 +90,15 @@ def bind(
     )
 
 
+def _begun_with(recorded: array[int], ids: tuple[int, ...], end: int) -> tuple[int, ...]:
+    """The recorded tokens in place of those up to `end`. Often they are the same: making a tuple is dear."""
+    is_same = len(recorded) == end and array("I", ids[:end]) == recorded
+    return ids if is_same else (*recorded, *ids[end:])
+
+
 def _held(prefix: Variant, conversation: Conversation) -> Held:
     recorded, behind = prefix.held(), slice(prefix.depth + 1, None)
-    live = drift.values_of(conversation.live)[behind]
+    live = drift.values_of(conversation.live[behind])
     return Held(
         thoughts=(*recorded.thoughts, *conversation.shown[behind]),
         own=(*recorded.own, *conversation.own[behind]),
@@ -104,7 +110,7 @@ def _held(prefix: Variant, conversation: Conversation) -> Held:
 
 def changes(held: Held, conversation: Conversation) -> list[drift.Change]:
     """What a conversation says of now, and these tokens with its new messages do not."""
-    new = drift.values_of(conversation.live)[len(held.live) :]
+    new = drift.values_of(conversation.live[len(held.live) :])
     return drift.changes((*held.live, *new), conversation.live)
 
 
