@@ -146,6 +146,34 @@ def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
         assert plain.server.get("/stats")["transcripts"]["bound"] == 2
 
 
+def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder: Any):
+    """With a clock that changes in each turn: nothing of the old one is read."""
+    rng, messages, tally = random.Random(6), [system("Exact")], Tally()
+    with ExitStack() as servers:
+        exact = servers.enter_context(talking(folder, drift="exact"))
+        plain = servers.enter_context(talking(folder, drift="exact", prompt_cache=False))
+        for minute in range(3):
+            clock = {**messages[0], "content": f"Current time is 10:0{minute}.\n{messages[0]['content']}"}
+            sent = [clock, *messages[1:], user(words(rng, 9))]
+            choice = exact.ask(sent, return_token_ids=True)["choices"][0]
+            tally.compare(choice["token_ids"], chatted(plain.server, sent))
+            assert exact.prompts[-1] == plain.prompts[-1]
+            assert text_of(exact, exact.prompts[-1]).count("Current time is") == 1
+            messages += [sent[-1], {"role": "assistant", "content": choice["message"]["content"]}]
+    assert tally.tokens > REPLY_TOKENS
+    tally.assert_ties_are_rare()
+
+
+def chatted(plain: Server, messages: Sequence[Message]) -> Reference:
+    body = {"messages": messages, "max_tokens": REPLY_TOKENS, "temperature": 0, "return_token_ids": True}
+    answer = plain.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 2})
+    choice = answer["choices"][0]
+    best = [
+        sorted(one["logprob"] for one in token["top_logprobs"]) for token in choice["logprobs"]["content"]
+    ]
+    return Reference(tuple(choice["token_ids"]), tuple(high - low for low, high in best))
+
+
 def test_sub_agents_do_not_disturb_and_a_branch_returns_to_where_it_was(talk: Talk):
     rng = random.Random(4)
     main = [system("Branch"), user(words(rng, 30))]
