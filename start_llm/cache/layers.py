@@ -238,6 +238,18 @@ class Layers:
         return sum(leaf.nbytes for leaf, _ in _sliced(caches) if not leaf.empty())
 
 
+def compact(caches: Sequence[Any]) -> None:
+    """Compute leaves, and let go of larger arrays that they are views of. What is no view is not copied."""
+    for leaf in _leaves(caches):
+        if not leaf.empty():
+            leaf.state = tree_map(_compacted, leaf.state)
+            mx.eval(leaf.state)
+
+
+def _compacted(value: Any) -> Any:
+    return mx.contiguous(value) if isinstance(value, mx.array) else value
+
+
 def _emptied(leaf: Any, kind: _Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
     arrays = kind.arrays(leaf)
     parts = [tuple(_own(array[..., start:end, :]) for array in arrays) for start, end in spans]

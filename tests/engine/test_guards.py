@@ -6,6 +6,7 @@ is kept can be compared with the tokens that it is kept for.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -229,3 +230,22 @@ def test_the_cache_knows_what_a_batch_holds():
     engine.finish(*rows)
     engine.say((1, 2, 3))
     assert engine.cached.live_bytes == 0
+
+
+def active_bytes() -> int:
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+def test_when_a_long_row_leaves_a_batch_the_padding_of_the_others_leaves_memory():
+    """mlx_lm takes it away by a view of the wider arrays, which would keep them until the next step."""
+    engine = counting()
+    engine.say(PROMPTS[0])
+    before, kept = active_bytes(), engine.cached.stored_bytes
+    long = engine.submit(job(tuple(index % VOCABULARY for index in range(900)), 5))
+    others = [engine.submit(job(prompt, 300)) for prompt in PROMPTS[1:]]
+    engine.step_until(lambda: long.look() and long.ending)
+    grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
+    assert active_bytes() - before < grown + 100_000
+    engine.finish(*others)
