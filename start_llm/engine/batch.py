@@ -133,6 +133,9 @@ class Batch:
             return []
         self._dictate()
         _, responses = self._generator.next()
+        if len(responses) < len(self._rows):
+            # Rows have been copied in: what they were copied from goes before anybody asks for more memory.
+            mx.eval([cache.state for cache in self._running.prompt_cache])
         return [Sampled(self._rows[one.uid], int(one.token), one.logprobs) for one in responses]
 
     def _dictate(self) -> None:

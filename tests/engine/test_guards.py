@@ -249,3 +249,22 @@ def test_when_a_long_row_leaves_a_batch_the_padding_of_the_others_leaves_memory(
     grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
     assert active_bytes() - before < grown + 100_000
     engine.finish(*others)
+
+
+class Slow(Counting):
+    """Has much else to compute before it comes to its caches."""
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        said, work = super().__call__(tokens, cache), mx.ones((1500, 1500))
+        return 0 * (work @ work @ work).sum() + said + 0 * cache[0].keys.sum()
+
+
+def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
+    engine = counting(network=Slow(has_state=False))
+    engine.say(PROMPTS[0])
+    before, kept = active_bytes(), engine.cached.stored_bytes
+    rows = [engine.submit(job([start, *range(1, 399)] * 4, 5)) for start in (300, 310, 320)]
+    engine.step_until(lambda: engine.cache.beside_bytes)
+    grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
+    assert mx.get_active_memory() - before < grown + 100_000
+    engine.finish(*rows)
