@@ -11,6 +11,7 @@ from typing import Protocol, Self
 from start_llm.core.chat import ChatRequest, GenerationOptions, GenerationRequest, Origin
 from start_llm.core.errors import ContextOverflow
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text
+from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.prompt import Prompt
@@ -42,6 +43,10 @@ class EnginePort(Protocol):
     """What the service needs of an engine."""
 
     def submit(self, job: Job) -> Generation: ...
+
+    def peek(self, job: Job) -> Restored:
+        """What the cache would restore of its prompt."""
+        ...
 
 
 class ServiceTokenizer(TemplateTokenizer, Protocol):
@@ -104,8 +109,19 @@ class Service:
         generation = self._engine.submit(job)
         turn.asked()
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
-        account = Account(self._reports, line, _asked(request, origin, prompt, turn))
+        account = Account(self._reports, line, _asked(request, origin, prompt, turn), turn.explained)
         return Answer(generation, output, turn, account)
+
+    def explain(self, request: GenerationRequest) -> Explanation:
+        """What is known of the prompt of a request, and why not more. Generates and remembers nothing.
+
+        Raises:
+            RequestError: the request cannot be served.
+            EngineDied: the engine does not answer.
+        """
+        prompt = self._preparer.prepare(request)
+        turn = self._transcripts.begin(prompt, self._traits.context_window)
+        return turn.explained(self._engine.peek(self._plan(request, prompt, turn)))
 
     def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
         return Job(

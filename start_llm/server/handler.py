@@ -25,11 +25,12 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Reply, openai_error, openai_refusal
+from start_llm.protocols.base import Call, Reply, openai_error, openai_refusal
+from start_llm.protocols.explained import explained
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Page, Wire, find
+from start_llm.server.routes import Explainer, Page, Wire, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -81,10 +82,14 @@ class Handler(BaseHTTPRequestHandler):
         self._unread_body = self._may_have_body()
         try:
             endpoint = find(self.command, self.path)
-            if isinstance(endpoint, Page):
-                self._send_json(*endpoint.render(self.server.site.status))
-            else:
-                self._generate(endpoint)
+            match endpoint:
+                case Page():
+                    self._send_json(*endpoint.render(self.server.site.status))
+                case Explainer(wire):
+                    explanation = self.server.site.service.explain(self._call(wire).request)
+                    self._send_json(200, explained(explanation))
+                case Wire():
+                    self._generate(endpoint)
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
@@ -99,14 +104,18 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = serve  # noqa: N815 - names of http.server
 
-    def _generate(self, wire: Wire) -> None:
+    def _call(self, wire: Wire) -> Call:
+        """What is asked for, and by which tenant."""
         self._refusal = wire.refusal
         headers = {name.lower(): value for name, value in self.headers.items()}
         site = self.server.site
         call = wire.parse(parse_body(self._read_body()), headers, site.model)
-        request = replace(call.request, tenant=site.tenants.of(headers))
+        return replace(call, request=replace(call.request, tenant=site.tenants.of(headers)))
+
+    def _generate(self, wire: Wire) -> None:
+        call, site = self._call(wire), self.server.site
         origin = Origin(call.reply.id, wire.path, site.model.id)
-        with site.service.respond(request, origin) as answer:
+        with site.service.respond(call.request, origin) as answer:
             if call.stream:
                 self._stream(call.reply, answer)
             else:

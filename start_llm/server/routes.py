@@ -23,6 +23,13 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
+class Explainer:
+    """An endpoint that takes what `wire` takes, and tells what would become of it."""
+
+    wire: Wire
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """An endpoint that tells: a status code and a JSON body, at once."""
 
@@ -39,6 +46,7 @@ WIRES: Mapping[str, Wire] = {
     _TEXT.path: _TEXT,
     "/completions": _TEXT,
 }
+EXPLAINERS: Mapping[str, Explainer] = {"/v1/cache/explain": Explainer(_CHAT)}
 PAGES: Mapping[str, Page] = {
     "/": Page(Status.greeting),
     "/health": Page(Status.health),
@@ -49,7 +57,7 @@ PAGES: Mapping[str, Page] = {
 _MODEL_PREFIX = "/v1/models/"
 
 
-def find(method: str, target: str) -> Wire | Page:
+def find(method: str, target: str) -> Wire | Explainer | Page:
     """The endpoint for a request line. Query strings and a trailing slash do not matter.
 
     Raises:
@@ -57,10 +65,10 @@ def find(method: str, target: str) -> Wire | Page:
         MethodNotAllowed: the path exists, and answers other methods.
     """
     path = target.partition("?")[0].rstrip("/") or "/"
-    endpoint = WIRES.get(path) or PAGES.get(path) or _one_model(path)
+    endpoint = WIRES.get(path) or EXPLAINERS.get(path) or PAGES.get(path) or _one_model(path)
     if endpoint is None:
-        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *PAGES])}.")
-    allowed = ("POST",) if isinstance(endpoint, Wire) else ("GET", "HEAD")
+        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *EXPLAINERS, *PAGES])}.")
+    allowed = ("GET", "HEAD") if isinstance(endpoint, Page) else ("POST",)
     if method not in allowed:
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)
     return endpoint
