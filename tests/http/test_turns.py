@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from start_llm.core.chat import ChatRequest
+from start_llm.protocols.base import Context
 from start_llm.protocols.fields import parse_body
 from start_llm.protocols.openai_chat import parse
 from tests.http.conftest import FamilyServer
@@ -25,7 +26,8 @@ RESULT = "Fifty-two, says the file."
 def tokens_of(server: Server, **fields: Any) -> tuple[int, ...]:
     """What the model of a server reads for a request."""
     site = server.app._listener.site
-    request = parse(parse_body(json.dumps(fields).encode()), {}, site.model).request
+    context = Context(site.model, b"", site.seal)
+    request = parse(parse_body(json.dumps(fields).encode()), {}, context).request
     assert isinstance(request, ChatRequest)
     return site.service._preparer.prepare(request).tokens.ids
 
