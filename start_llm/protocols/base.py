@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import RequestError
 from start_llm.core.events import Finished, Output
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.notices import Notices
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 
 _ID_ALPHABET = string.ascii_letters + string.digits
@@ -19,9 +21,14 @@ _ID_ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One server-sent event: JSON data, or a bare word such as `[DONE]`."""
+    """One server-sent event: JSON data, or a bare word such as `[DONE]`.
+
+    Attributes:
+        event: its name, for protocols that name their events.
+    """
 
     data: Mapping[str, Json] | str
+    event: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +50,15 @@ class Context:
     Attributes:
         tenant: whose request it is.
         seal: for thoughts that a client carries.
+        responses: that a client may go on from.
+        notices: for what is left out of a request.
     """
 
     model: ModelFacts
     tenant: bytes
     seal: Seal
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    notices: Notices = field(default_factory=Notices)
 
 
 class Reply(Protocol):
