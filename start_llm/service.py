@@ -112,6 +112,15 @@ class Service:
         account = Account(self._reports, line, _asked(request, origin, prompt, turn), turn.explained)
         return Answer(generation, output, turn, account)
 
+    def count(self, request: GenerationRequest) -> int:
+        """Tokens of the prompt that `respond` would make of this request now. Nothing of it is left behind.
+
+        Raises:
+            RequestError: the prompt cannot be made. One that is too long is counted all the same.
+        """
+        prompt = self._preparer.prepare(request)
+        return len(self._transcripts.begin(prompt, self._traits.context_window).tokens)
+
     def explain(self, request: GenerationRequest) -> Explanation:
         """What is known of the prompt of a request, and why not more. Generates and remembers nothing.
 

@@ -1,26 +1,33 @@
-"""The generation fields that OpenAI's chat and text completions share."""
+"""The generation fields that OpenAI's protocols share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from start_llm.core.chat import GenerationOptions, Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.sampling import BIAS_RANGE, RANGES, SEED_RANGE, Range, SamplingChoice
+from start_llm.protocols.effort import unread_template_options
 from start_llm.protocols.fields import Fields, type_name
 
-_TOKEN_COUNT = Range(1, 2**31 - 1)
+TOKEN_COUNT = Range(1, 2**31 - 1)
 _MOST_STOPS = 16
 _LONGEST_STOP = 1000
+# The server decides these; a client that could set them could make the template do something else.
+_RESERVED_TEMPLATE_OPTIONS = frozenset(
+    "messages conversation tools tokenize chat_template add_generation_prompt continue_final_message "
+    "return_dict return_tensors return_assistant_tokens_mask padding truncation max_length "
+    "tokenizer_kwargs strftime_now".split()
+)
 
 
 def read_options(body: Fields, *, vocabulary: int, top_logprobs: int | None) -> GenerationOptions:
     """Every field that shapes the reply. `max_completion_tokens` wins over `max_tokens`."""
-    max_tokens = body.integer("max_tokens", _TOKEN_COUNT)
+    max_tokens = body.integer("max_tokens", TOKEN_COUNT)
     return GenerationOptions(
-        max_tokens=body.integer("max_completion_tokens", _TOKEN_COUNT) or max_tokens,
+        max_tokens=body.integer("max_completion_tokens", TOKEN_COUNT) or max_tokens,
         stop=_stops(body),
         sampling=_sampling(body),
         presence_penalty=body.number("presence_penalty", RANGES["presence_penalty"]) or 0.0,
@@ -98,11 +105,29 @@ def is_switched_off(value: Json) -> bool:
     return value is False or (isinstance(value, dict) and not value.get("enabled"))
 
 
+def is_free_choice(value: Json) -> bool:
+    return value in ("auto", "none")
+
+
+FREE_TOOL_CHOICE = NotYet(
+    "tool_choice", is_free_choice, "must be 'auto' or 'none': a forced call is not supported yet"
+)
 COMMON_NOT_YET = (
     NotYet("n", is_one, "must be 1: one reply is made for each request"),
     NotYet("adapter", is_none_word, "names an adapter, and none is mounted on this server"),
     NotYet("hlg", is_switched_off, "asks for tone-curve sampling, which this server does not have"),
 )
+
+
+def read_template_options(body: Fields) -> Mapping[str, Json]:
+    """Variables for the chat template, without those that are the server's own."""
+    options = body.object("chat_template_kwargs")
+    if options is None:
+        return {}
+    for name in options.data:
+        if name in _RESERVED_TEMPLATE_OPTIONS:
+            raise options.fail(name, "is decided by the server")
+    return unread_template_options(options.data)
 
 
 def read_stream(body: Fields) -> tuple[bool, bool]:

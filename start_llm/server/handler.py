@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
-from start_llm.core.chat import Json, Origin
+from start_llm.core.chat import GenerationRequest, Json, Origin
 from start_llm.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -25,12 +25,11 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Call, Reply, openai_error, openai_refusal
-from start_llm.protocols.explained import explained
+from start_llm.protocols.base import Call, Context, Reply, openai_error, openai_refusal
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Explainer, Page, Wire, find
+from start_llm.server.routes import Own, Page, Question, Wire, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -81,15 +80,16 @@ class Handler(BaseHTTPRequestHandler):
         self._refusal = openai_refusal
         self._unread_body = self._may_have_body()
         try:
-            endpoint = find(self.command, self.path)
-            match endpoint:
-                case Page():
-                    self._send_json(*endpoint.render(self.server.site.status))
-                case Explainer(wire):
-                    explanation = self.server.site.service.explain(self._call(wire).request)
-                    self._send_json(200, explained(explanation))
-                case Wire():
-                    self._generate(endpoint)
+            match find(self.command, self.path):
+                case Page(render):
+                    self._send_json(*render(self.server.site.status))
+                case Own(render):
+                    self._send_json(200, render(self._context()))
+                case Question(wire, ask):
+                    _, request = self._read_call(wire)
+                    self._send_json(200, ask(self.server.site.service, request))
+                case Wire() as wire:
+                    self._generate(wire)
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
@@ -104,18 +104,26 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = serve  # noqa: N815 - names of http.server
 
-    def _call(self, wire: Wire) -> Call:
-        """What is asked for, and by which tenant."""
-        self._refusal = wire.refusal
-        headers = {name.lower(): value for name, value in self.headers.items()}
+    def _lower_headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    def _context(self) -> Context:
         site = self.server.site
-        call = wire.parse(parse_body(self._read_body()), headers, site.model)
-        return replace(call, request=replace(call.request, tenant=site.tenants.of(headers)))
+        tenant = site.tenants.of(self._lower_headers())
+        return Context(site.model, tenant, site.seal, site.responses, site.notices)
+
+    def _read_call(self, wire: Wire) -> tuple[Call, GenerationRequest]:
+        """What is asked, and that with its tenant."""
+        self._refusal = wire.refusal
+        context = self._context()
+        call = wire.parse(parse_body(self._read_body()), self._lower_headers(), context)
+        return call, replace(call.request, tenant=context.tenant)
 
     def _generate(self, wire: Wire) -> None:
-        call, site = self._call(wire), self.server.site
+        call, request = self._read_call(wire)
+        site = self.server.site
         origin = Origin(call.reply.id, wire.path, site.model.id)
-        with site.service.respond(call.request, origin) as answer:
+        with site.service.respond(request, origin) as answer:
             if call.stream:
                 self._stream(call.reply, answer)
             else:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
-from start_llm.protocols import openai_chat, openai_completions
-from start_llm.protocols.base import Parser, openai_refusal
+from start_llm.protocols import openai_chat, openai_completions, openai_responses
+from start_llm.protocols.base import Context, Parser, openai_refusal
+from start_llm.protocols.explained import explained
 from start_llm.server.status import Status
+from start_llm.service import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,18 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Explainer:
-    """An endpoint that takes what `wire` takes, and tells what would become of it."""
+class Question:
+    """An endpoint that takes what `wire` takes, and says something of it without computing anything."""
 
     wire: Wire
+    ask: Callable[[Service, GenerationRequest], Mapping[str, Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """An endpoint that shows or changes what is kept for a tenant, at once."""
+
+    render: Callable[[Context], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +48,25 @@ class Page:
 
 _CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
 _TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
+_RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
+_RESPONSE_TOKENS = Question(
+    _RESPONSES, lambda service, request: openai_responses.counted(service.count(request))
+)
+_EXPLAIN = Question(_CHAT, lambda service, request: explained(service.explain(request)))
 _MODELS = Page(Status.models)
 
-WIRES: Mapping[str, Wire] = {
+type Endpoint = Wire | Question | Own | Page
+WIRES: Mapping[str, Wire | Question] = {
     _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
     _TEXT.path: _TEXT,
     "/completions": _TEXT,
+    _RESPONSES.path: _RESPONSES,
+    "/responses": _RESPONSES,
+    f"{_RESPONSES.path}/input_tokens": _RESPONSE_TOKENS,
+    "/responses/input_tokens": _RESPONSE_TOKENS,
+    "/v1/cache/explain": _EXPLAIN,
 }
-EXPLAINERS: Mapping[str, Explainer] = {"/v1/cache/explain": Explainer(_CHAT)}
 PAGES: Mapping[str, Page] = {
     "/": Page(Status.greeting),
     "/health": Page(Status.health),
@@ -55,9 +75,11 @@ PAGES: Mapping[str, Page] = {
     "/models": _MODELS,
 }
 _MODEL_PREFIX = "/v1/models/"
+_RESPONSE_PREFIXES = ("/v1/responses/", "/responses/")
+_READING = ("GET", "HEAD")
 
 
-def find(method: str, target: str) -> Wire | Explainer | Page:
+def find(method: str, target: str) -> Endpoint:
     """The endpoint for a request line. Query strings and a trailing slash do not matter.
 
     Raises:
@@ -65,13 +87,21 @@ def find(method: str, target: str) -> Wire | Explainer | Page:
         MethodNotAllowed: the path exists, and answers other methods.
     """
     path = target.partition("?")[0].rstrip("/") or "/"
-    endpoint = WIRES.get(path) or EXPLAINERS.get(path) or PAGES.get(path) or _one_model(path)
-    if endpoint is None:
-        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *EXPLAINERS, *PAGES])}.")
-    allowed = ("GET", "HEAD") if isinstance(endpoint, Page) else ("POST",)
-    if method not in allowed:
+    endpoints = _endpoints(path)
+    if not endpoints:
+        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *PAGES])}.")
+    if method not in endpoints:
+        allowed = tuple(endpoints)
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)
-    return endpoint
+    return endpoints[method]
+
+
+def _endpoints(path: str) -> Mapping[str, Endpoint]:
+    """What is at a path, by method."""
+    if path in WIRES:
+        return {"POST": WIRES[path]}
+    page = PAGES.get(path) or _one_model(path)
+    return dict.fromkeys(_READING, page) if page else _one_response(path)
 
 
 def _one_model(path: str) -> Page | None:
@@ -79,3 +109,14 @@ def _one_model(path: str) -> Page | None:
         return None
     name = unquote(path.removeprefix(_MODEL_PREFIX))
     return Page(lambda status: status.model(name))
+
+
+def _one_response(path: str) -> Mapping[str, Endpoint]:
+    prefix = next((prefix for prefix in _RESPONSE_PREFIXES if path.startswith(prefix)), None)
+    if prefix is None:
+        return {}
+    name = unquote(path.removeprefix(prefix))
+    told = Own(lambda context: openai_responses.kept(context, name))
+    return dict.fromkeys(_READING, told) | {
+        "DELETE": Own(lambda context: openai_responses.deleted(context, name))
+    }
