@@ -52,9 +52,9 @@ class Rule:
         return self.pattern.sub("", text) if self.mark in text else text
 
     def value(self, text: str) -> str:
-        """What it says, a clock to the minute."""
-        lines = "\n".join(match[0].strip() for match in self.pattern.finditer(text))
-        return _SECONDS.sub(r"\1", lines)
+        """What it says: a line with its clock to the minute, a block as it stands."""
+        found = "\n".join(match[0].strip() for match in self.pattern.finditer(text))
+        return found if self.drift == "block" else _SECONDS.sub(r"\1", found)
 
 
 _SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -10,9 +11,11 @@ from random import Random
 from start_llm.core.chat import ChatRequest, Json, KeptThoughts, Message, Thinking, ToolCall
 from tests.prompt.fakes import result, system, user
 from tests.prompt.replies import TOOLS
+from tests.transcripts.notes import known
 from tests.transcripts.world import (
     BILLING,
     BLOCK,
+    BLOCK_FORM,
     CARRIER,
     DATE,
     MOVING,
@@ -36,7 +39,7 @@ class Talk:
 
     Attributes:
         own: by the word of a message, the message id that was sent with it last.
-        date, block: what its first message says of now; none if that is empty.
+        date, block: what its first message says of now, a block with a line for each word; none if empty.
         blocks: for each tenant all that were ever sent in this chat: by all who go on from its replies.
         moved: some replies were written for another tenant: whose they are cannot be told then.
     """
@@ -46,7 +49,7 @@ class Talk:
     messages: list[Message]
     own: dict[str, str] = field(default_factory=dict[str, str])
     date: str = ""
-    block: str = ""
+    block: tuple[str, ...] = ()
     blocks: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
     moved: bool = False
 
@@ -151,15 +154,19 @@ class World:
             talk.own[said_in(talk.messages[-1])[0]] = self.word("m")
 
     def _give_now(self, talk: Talk) -> None:
-        """Another date, another block, or none."""
+        """Another date; lines of the block that change, come, go and come twice; or none."""
         talk.date = self.word("d") if self._maybe(0.7) else ""
-        talk.block = self.word("k") if self._maybe(0.5) else ""
+        kept = [word for word in talk.block if self._maybe(0.8)]
+        new = [self._random.choice((*talk.block, self.word("k"))) for _ in range(self._random.randrange(3))]
+        for word in new:
+            kept.insert(self._random.randint(0, len(kept)), word)
+        talk.block = tuple(kept) if self._maybe(0.7) else ()
 
     def _request(self, talk: Talk) -> ChatRequest:
         if not self._strict and self._maybe(0.2):
             self._give_now(talk)
-        talk.blocks.setdefault(talk.tenant, set()).add(talk.block)
-        self._nows |= {(talk.tenant, talk.date), (talk.tenant, talk.block)}
+        talk.blocks.setdefault(talk.tenant, set()).update(talk.block)
+        self._nows |= {(talk.tenant, word) for word in (talk.date, *talk.block)}
         tools = list(TOOLS) if self._trait != MOVING else []
         if not self._strict and self._maybe(0.2):
             self._random.shuffle(tools)
@@ -345,12 +352,13 @@ class World:
     def _check_now(self, read: str, request: ChatRequest, talk: Talk) -> None:
         """What is so now is what is said last; what was so is this chat's, or no more than a date."""
         first = request.messages[0].content
-        for kind, name in (("d", "today's date"), ("k", "inbound context")):
-            now, said = words(first, kind), words(read, kind)
-            if now:
-                assert said[-1:] == now, "not the newest"
-            elif said:
-                assert f"[No longer: {name}]" in read[read.rindex(said[-1]) :], "no longer so"
+        now, said = words(first, "d"), words(read, "d")
+        if now:
+            assert said[-1:] == now, "not the newest"
+        elif said:
+            assert "[No longer: today's date]" in read[read.rindex(said[-1]) :], "no longer so"
+        block = re.findall(BLOCK_FORM, first)
+        assert known(read, "inbound context", BLOCK_FORM) == (block[0] if block else None), "not as it is"
         assert talk.moved or set(words(read, "k")) <= talk.blocks[talk.tenant], "of another chat"
         assert {(talk.tenant, word) for word in words(read, "dk")} <= self._nows, "of another tenant"
         assert words(read, "c") == words(request.messages[-1].content, "c"), "a carrier that is gone"
@@ -365,8 +373,11 @@ class World:
 
 def _with_now(content: str, talk: Talk) -> str:
     date = DATE.format(talk.date) if talk.date else ""
-    block = BLOCK.format(talk.block) if talk.block else ""
-    return f"{date}{block}{content}"
+    return f"{date}{_block(talk)}{content}"
+
+
+def _block(talk: Talk) -> str:
+    return BLOCK.format('",\n  "'.join(talk.block)) if talk.block else ""
 
 
 def _name(message: Message) -> tuple[str, ...]:

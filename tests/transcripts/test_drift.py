@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from start_llm.core.canonical import LiveField, LiveValue
 from start_llm.core.chat import Message
 from start_llm.prompt.canonical import live_values
 from start_llm.transcripts.drift import Change, changes, note, pays, values_of
+from start_llm.transcripts.lines import changed_lines
 from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
+from tests.transcripts.notes import changed, known
 from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import BLOCK, CARRIER, DATE, MOVING, Server, words
+from tests.transcripts.world import BLOCK, BLOCK_FORM, CARRIER, DATE, MOVING, Server, words
 
 FRIDAY, SATURDAY = DATE.format("d1x"), DATE.format("d2x")
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
@@ -31,6 +36,8 @@ Recent commits:
 0000000 {0}
 
 """
+
+GIT_FORM = r"gitStatus: [^\n]*\n(?:(?!Recent commits:)[^\n]*\n)*Recent commits:\n[0-9a-f]{7} \w*"
 
 
 class Dated(Talk):
@@ -139,7 +146,13 @@ def test_seconds_are_no_news():
         ((value,),) = live_values([system(f"Current time is {clock}\nBe brief.")])
         return value
 
-    assert said("10:00:31").digest == said("10:00:59").digest != said("10:01:00").digest
+    assert said("10:00:31") == said("10:00:59") != said("10:01:00")
+
+
+def test_seconds_in_a_block_stay_as_they_are():
+    """Its lines are named as they stand in the prompt."""
+    ((value,),) = live_values([system("You help.\n" + GIT.format("at 10:00:31"))])
+    assert "0000000 at 10:00:31" in value.text
 
 
 FORMS = {
@@ -199,7 +212,30 @@ def test_a_block_that_changes_within_its_chat_is_told(trait, form):
     read = talk.ask(ANSWER)
     assert "k1x" in words(read, "k")
     assert words(read, "k")[-1] == "k2x"
-    assert read.index("[Now: ") < read.rindex("k2x")
+    assert read.index("[Changed in ") < read.rindex("k2x")
+
+
+SEQUENCES = {
+    "there and back": ["k1x", "k2x", "k1x"],
+    "gone and back": ["k1x", None, "k1x"],
+    "gone and another": ["k1x", None, "k2x", "k1x"],
+    "once more": ["k1x", "k2x", "k2x", "k3x"],
+    "late": [None, "k1x", "k2x"],
+}
+
+
+@pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.parametrize("form", [pytest.param(0, id="inbound"), pytest.param(1, id="git")])
+@pytest.mark.parametrize("names", SEQUENCES.values(), ids=SEQUENCES)
+def test_whoever_reads_the_prompt_in_order_knows_the_block(trait, form, names):
+    text, name = ((BLOCK, "inbound context"), (GIT, "git status"))[form]
+    talk = Dated(trait, "")
+    for told in names:
+        now = text.format(told) if told else ""
+        talk.say(now)
+        read = talk.ask(ANSWER)
+        assert known(read, name, (BLOCK_FORM, GIT_FORM)[form]) == (now.strip() or None)
+    assert talk.server.transcripts.metrics.bound >= len(names) - 1
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -320,16 +356,69 @@ def test_what_a_note_may_cost(tokens, before, saved, prompt, expected):
 def test_what_was_told_last_counts():
     field = LiveField("clock", 0, is_block=False)
     ten, eleven = LiveValue(field, "10:00"), LiveValue(field, "11:00")
-    told = [((field, ten.digest),), ((field, eleven.digest),)]
+    told = [((field, "10:00"),), ((field, "11:00"),)]
     assert changes(told, [(eleven,), ()]) == []
-    assert changes(told, [(ten,), ()]) == [Change(field, ten)]
-    assert changes(told, [(), ()]) == [Change(field, None)]
+    assert changes(told, [(ten,), ()]) == [Change(field, ten, "11:00")]
+    assert changes(told, [(), ()]) == [Change(field, None, "11:00")]
     assert changes([*told, ((field, None),)], [(), ()]) == []
+    assert changes([*told, ((field, None),)], [(ten,), ()]) == [Change(field, ten)]
     assert changes((), [(ten,)]) == [Change(field, ten)]
-    assert values_of([(ten,), ()]) == (((field, ten.digest),), ())
+    assert values_of([(ten,), ()]) == (((field, "10:00"),), ())
 
 
 def test_a_note_has_one_form():
     field = LiveField("clock", 0, is_block=False)
     told = [Change(field, LiveValue(field, "10:00")), Change(field, None)]
     assert note(told) == "\n\n[Now: 10:00]\n[No longer: clock]"
+
+
+# ------------------------------------------------------------------------------------------ lines of a block
+
+
+def change(before: str | None, now: str) -> str:
+    field = LiveField("git status", 0, is_block=True)
+    return Change(field, LiveValue(field, now), before).line
+
+
+LONG = "Status:\n" + "\n".join(f" M file{number}.py" for number in range(9))
+
+
+def test_a_note_for_a_block_tells_the_lines_that_changed():
+    now = LONG.replace(" M file3.py", " M other.py").replace("file5.py", "file5.py\n?? new.py")
+    told = "[Changed in git status:\n- M file3.py\n+ M other.py\n  M file5.py\n+?? new.py\n]"
+    assert change(LONG, now) == told
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (None, LONG),
+        ("Status:\n(clean)", "Status:\n M a.py"),
+        (LONG, "\n".join(reversed(LONG.split("\n")))),
+        (f"{{\n{LONG}\n}}\n{{\n{LONG}\n}}", f"{{\n{LONG}\n}}\n{{\n1\n{LONG}\n}}"),
+        (LONG, "New\n" + LONG),
+        (LONG, LONG + "\n M more.py" * 500),
+    ],
+    ids=["never told", "short", "all in another order", "no telling where", "in front", "too long"],
+)
+def test_a_block_is_told_as_a_whole_where_its_lines_would_not_be_shorter_or_not_clear(before, now):
+    assert change(before, now) == f"[Now: {now}]"
+
+
+def test_a_line_of_a_live_value_is_told_as_it_is():
+    field = LiveField("clock", 0, is_block=False)
+    assert Change(field, LiveValue(field, LONG + "\nx"), LONG).line == f"[Now: {LONG}\nx]"
+
+
+LINES = st.lists(st.sampled_from(["", "a", "b", "c", " a", "-b", "+c", "]", "d\x0be", "longer than that"]))
+
+
+@settings(max_examples=500, deadline=None)
+@given(blocks=st.lists(LINES.map(lambda lines: "\n".join(["Now", *lines])), min_size=2, max_size=6))
+def test_whoever_reads_the_notes_in_order_knows_the_block(blocks: list[str]) -> None:
+    read = blocks[0]
+    for before, now in pairwise(blocks):
+        lines = changed_lines(before, now)
+        if lines:
+            assert changed(read, lines.split("\n")) == now
+        read = now

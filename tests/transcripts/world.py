@@ -54,6 +54,7 @@ MOVING = "tools_before_last_user"
 OWN = '{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n'
 DATE = "Today's date: {}\n"
 BLOCK = '## Inbound Context (trusted metadata)\nOf this chat.\n```json\n{{"chat": "{}"}}\n```\n'
+BLOCK_FORM = r"## Inbound Context \(trusted metadata\)\nOf this chat\.\n```json\n(?:(?!```)[^\n]*\n)*```"
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
 _THOUGHTS = re.compile(
