@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from start_llm.core.canonical import LiveField, LiveValue
 from start_llm.core.chat import Message
 from start_llm.prompt.canonical import live_values
 from start_llm.transcripts.drift import Change, changes, note, pays, values_of
-from start_llm.transcripts.lines import changed_lines
 from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
-from tests.transcripts.notes import changed, known
+from tests.transcripts.notes import known
 from tests.transcripts.test_laws import ANSWER, Talk
 from tests.transcripts.world import BLOCK, BLOCK_FORM, CARRIER, DATE, MOVING, Server, words
 
@@ -158,6 +154,8 @@ def test_seconds_in_a_block_stay_as_they_are():
 FORMS = {
     "opencode": ("today's date", "Today's date: Sat Nov 21 2026", "<env>\n  {}\n</env>"),
     "pi": ("current date", "Current date: 2026-11-21", "{}"),
+    "openclaw": ("current date", "Current date: 2026-11-21", "## Temporal Context\n{}\nAsk the tool."),
+    "zone": ("time zone", "Time zone: Europe/Vienna", "## Temporal Context\n{}\nAsk the tool."),
     "clock": ("current time", "Current time is 10:00 in Vienna.", "{}\nAnd so on."),
     "git": ("git status", GIT.format("main").strip(), "{}"),
     "inbound": ("inbound context", BLOCK.format("a").strip(), "{}\n# Project Context"),
@@ -183,11 +181,12 @@ def test_statistics_of_a_run_are_found_in_a_question():
         result("Today's date: never\nStats: runtime 1s", "c1"),
         reply("Current time is 10:00"),
         user("Today's date: never"),
+        user("Time zone: UTC\nGo."),
         system("It said: Today's date: never"),
         user("<system-reminder>\n# somebody's heading\nToday's date: never\n</system-reminder>"),
         system("Current date: 2026-11-21"),
     ],
-    ids=["a result", "a reply", "a question", "in a sentence", "a reminder", "all of a message"],
+    ids=["a result", "a reply", "a question", "a zone", "in a sentence", "a reminder", "all of a message"],
 )
 def test_the_same_words_elsewhere_are_content(message: Message):
     assert live_values([message]) == [()]
@@ -370,55 +369,3 @@ def test_a_note_has_one_form():
     field = LiveField("clock", 0, is_block=False)
     told = [Change(field, LiveValue(field, "10:00")), Change(field, None)]
     assert note(told) == "\n\n[Now: 10:00]\n[No longer: clock]"
-
-
-# ------------------------------------------------------------------------------------------ lines of a block
-
-
-def change(before: str | None, now: str) -> str:
-    field = LiveField("git status", 0, is_block=True)
-    return Change(field, LiveValue(field, now), before).line
-
-
-LONG = "Status:\n" + "\n".join(f" M file{number}.py" for number in range(9))
-
-
-def test_a_note_for_a_block_tells_the_lines_that_changed():
-    now = LONG.replace(" M file3.py", " M other.py").replace("file5.py", "file5.py\n?? new.py")
-    told = "[Changed in git status:\n- M file3.py\n+ M other.py\n  M file5.py\n+?? new.py\n]"
-    assert change(LONG, now) == told
-
-
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        (None, LONG),
-        ("Status:\n(clean)", "Status:\n M a.py"),
-        (LONG, "\n".join(reversed(LONG.split("\n")))),
-        (f"{{\n{LONG}\n}}\n{{\n{LONG}\n}}", f"{{\n{LONG}\n}}\n{{\n1\n{LONG}\n}}"),
-        (LONG, "New\n" + LONG),
-        (LONG, LONG + "\n M more.py" * 500),
-    ],
-    ids=["never told", "short", "all in another order", "no telling where", "in front", "too long"],
-)
-def test_a_block_is_told_as_a_whole_where_its_lines_would_not_be_shorter_or_not_clear(before, now):
-    assert change(before, now) == f"[Now: {now}]"
-
-
-def test_a_line_of_a_live_value_is_told_as_it_is():
-    field = LiveField("clock", 0, is_block=False)
-    assert Change(field, LiveValue(field, LONG + "\nx"), LONG).line == f"[Now: {LONG}\nx]"
-
-
-LINES = st.lists(st.sampled_from(["", "a", "b", "c", " a", "-b", "+c", "]", "d\x0be", "longer than that"]))
-
-
-@settings(max_examples=500, deadline=None)
-@given(blocks=st.lists(LINES.map(lambda lines: "\n".join(["Now", *lines])), min_size=2, max_size=6))
-def test_whoever_reads_the_notes_in_order_knows_the_block(blocks: list[str]) -> None:
-    read = blocks[0]
-    for before, now in pairwise(blocks):
-        lines = changed_lines(before, now)
-        if lines:
-            assert changed(read, lines.split("\n")) == now
-        read = now
