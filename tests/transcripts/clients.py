@@ -124,7 +124,7 @@ class World:
         first = [] if self._trait == MOVING or self._maybe(0.3) else [system(self.word())]
         talk = Talk(self._random.choice(TENANTS), self._random.choice(SESSIONS), [*first, user(self.word())])
         self._give_id(talk)
-        talk.now = talk.now.other(self._random, self.word)
+        talk.now = Now(reminds=self._maybe(0.5)).other(self._random, self.word)
         return talk
 
     def _fork(self, talk: Talk) -> Talk:

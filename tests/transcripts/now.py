@@ -9,7 +9,7 @@ from random import Random
 
 from start_llm.core.chat import Message
 from tests.transcripts.notes import known
-from tests.transcripts.world import BLOCK, BLOCK_FORM, DATE, REMINDER, REMINDER_FORM, words
+from tests.transcripts.world import BLOCK, BLOCK_FORM, DATE, INSTRUCTIONS, INSTRUCTIONS_FORM, REMINDER, words
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,17 @@ class Now:
     Attributes:
         date, block: in the system message.
         rules: in a reminder of the first question.
+        reminds: there is one, whether or not it has rules.
     """
 
     date: str = ""
     block: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    reminds: bool = False
 
     @property
     def words(self) -> set[str]:
-        return {self.date, *self.block, *self.rules}
+        return {self.date, *self.block, *(self.rules if self.reminds else ())}
 
     @property
     def system(self) -> str:
@@ -36,7 +38,8 @@ class Now:
 
     @property
     def reminder(self) -> str:
-        return REMINDER.format("\n".join(self.rules), "always") if self.rules else ""
+        rules = INSTRUCTIONS.format("\n".join(self.rules)) if self.rules else ""
+        return REMINDER.format(rules, "always") if self.reminds else ""
 
     def other(self, random: Random, word: Callable[[str], str]) -> Now:
         """Another date; lines that change, come, go and come twice; or none."""
@@ -44,6 +47,7 @@ class Now:
             date=word("d") if random.random() < 0.7 else "",
             block=_other(self.block, random, lambda: word("k")),
             rules=_other(self.rules, random, lambda: word("r")),
+            reminds=self.reminds,
         )
 
 
@@ -64,7 +68,9 @@ def check_now(read: str, messages: Sequence[Message]) -> None:
         assert "[No longer: today's date]" in read[read.rindex(said[-1]) :], "no longer so"
     assert known(read, "inbound context", BLOCK_FORM) == _found(BLOCK_FORM, first), "not as it is"
     asked = next((message.content for message in messages if message.role == "user"), "")
-    assert known(read, "project instructions", REMINDER_FORM) == _found(REMINDER_FORM, asked), "not as it is"
+    assert known(read, "project instructions", INSTRUCTIONS_FORM) == _found(INSTRUCTIONS_FORM, asked), (
+        "not as it is"
+    )
 
 
 def _found(form: str, text: str) -> str | None:

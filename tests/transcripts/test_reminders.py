@@ -9,7 +9,7 @@ from tests.prompt.fakes import call, reply, result, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known
 from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import MOVING, REMINDER, REMINDER_FORM, Server, words
+from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, MOVING, REMINDER, Server, words
 
 WORDS = "plain"
 """Its questions end with no token, so that nothing can stand behind their texts."""
@@ -47,7 +47,7 @@ class Reminded(Talk):
 
 
 def reminder(rule: str, date: str = "d1x") -> str:
-    return REMINDER.format(rule, date)
+    return REMINDER.format(INSTRUCTIONS.format(rule) if rule else "", date)
 
 
 def test_what_claude_code_reminds_of_is_found():
@@ -85,7 +85,17 @@ def test_what_a_reminder_says_anew_is_told(trait):
     read = talk.ask(ANSWER)
     assert read.startswith(computed)
     assert "[Now: Today's date is d2x.]" in read[len(computed) :]
-    assert known(read, "project instructions", REMINDER_FORM) == "# claudeMd\nFollow these.\n\nr2x"
+    assert known(read, "project instructions", INSTRUCTIONS_FORM) == "# claudeMd\nFollow these.\n\nr2x"
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_instructions_that_come_and_go_are_told(trait):
+    talk = Reminded(trait, reminder("r1x"))
+    talk.ask(ANSWER)
+    for rule in ("", "r1x", "r2x"):
+        talk.remind(reminder(rule))
+        told = known(talk.ask(ANSWER), "project instructions", INSTRUCTIONS_FORM)
+        assert told == (INSTRUCTIONS.format(rule).strip() if rule else None)
 
 
 @pytest.mark.parametrize("trait", BOUND)

@@ -57,11 +57,11 @@ DATE = "Today's date: {}\n"
 BLOCK = '## Inbound Context (trusted metadata)\nOf this chat.\n```json\n{{"chat": "{}"}}\n```\n'
 BLOCK_FORM = r"## Inbound Context \(trusted metadata\)\nOf this chat\.\n```json\n(?:(?!```)[^\n]*\n)*```"
 REMINDER = (
-    "<system-reminder>\nWhat you can use:\n# claudeMd\nFollow these.\n\n{}\n"
-    "# currentDate\nToday's date is {}.\n\n"
+    "<system-reminder>\nWhat you can use:\n{}# currentDate\nToday's date is {}.\n\n"
     "      IMPORTANT: this context may or may not be relevant.\n</system-reminder>\n\n"
 )
-REMINDER_FORM = r"# claudeMd\nFollow these\.\n(?:\nr\d+x)+"
+INSTRUCTIONS = "# claudeMd\nFollow these.\n\n{}\n"
+INSTRUCTIONS_FORM = r"# claudeMd\nFollow these\.\n(?:\nr\d+x)+"
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
 _THOUGHTS = re.compile(
