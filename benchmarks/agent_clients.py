@@ -250,7 +250,7 @@ def _temporal_context(number: int) -> str:
 
 
 def _with_changing_reminder(messages: Sequence[Message], number: int) -> list[Message]:
-    """Claude Code 2.1.197: the first question begins with it, and a session that is continued reads it anew."""
+    """Claude Code 2.1.197: the first question begins with it; who continues a session reads it anew."""
     first, question, *others = messages
     reminder = (
         "<system-reminder>\nYou can use the following context:\n# claudeMd\nThe project's instructions:\n\n"
@@ -266,11 +266,9 @@ def _with_changing_reminder(messages: Sequence[Message], number: int) -> list[Me
 
 def _with_reminders(messages: Sequence[Message], _: int) -> list[Message]:
     """Each question has one, and keeps it."""
+    reminder = "\n<system-reminder>\nStep {}.\n</system-reminder>"
     return [
-        {
-            **message,
-            "content": f"{message['content']}\n\n<system-reminder>\nStep {index}.\n</system-reminder>",
-        }
+        {**message, "content": message["content"] + reminder.format(index)}
         if message["role"] == "user"
         else message
         for index, message in enumerate(messages)

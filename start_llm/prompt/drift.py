@@ -100,7 +100,7 @@ _GIT_STATUS = (
     ),
 )
 # A wrapper, and no class: what stands in it has a heading, which decides. Others of its headings are content.
-_REMINDER = re.compile(r"<system-reminder>\n(?:(?!<system-reminder>).)*?</system-reminder>", re.DOTALL)
+_REMINDER = re.compile(r"<system-reminder>\n(?:[^<]++|<(?!/?system-reminder>))*+</system-reminder>")
 _REMINDER_DATE = (
     "# currentDate",
     re.compile(r"(?<=\n# currentDate\n)Today's date is [^\n]*\n"),
