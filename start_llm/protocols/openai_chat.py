@@ -18,7 +18,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import Call, Frame, ModelFacts, new_id, openai_error
-from start_llm.protocols.effort import read_thinking, unread_template_options
+from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai_messages import read_messages, read_tools
@@ -31,14 +31,9 @@ from start_llm.protocols.openai_options import (
 )
 from start_llm.protocols.openai_usage import closing_frames, usage_json
 from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
-# The server decides these; a client that could set them could make the template do something else.
-_RESERVED_TEMPLATE_OPTIONS = frozenset(
-    "messages conversation tools tokenize chat_template add_generation_prompt continue_final_message "
-    "return_dict return_tensors return_assistant_tokens_mask padding truncation max_length "
-    "tokenizer_kwargs strftime_now".split()
-)
 
 
 def _tool_choice_is_free(value: Json) -> bool:
@@ -73,7 +68,7 @@ def parse(body: Fields, headers: Mapping[str, str], model: ModelFacts) -> Call:
         tools=tools,
         late_tools=late_tools,
         thinking=read_thinking(body),
-        template_options=_template_options(body),
+        template_options=read_template_options(body),
         options=read_options(
             body, vocabulary=model.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
         ),
@@ -88,16 +83,6 @@ def parse(body: Fields, headers: Mapping[str, str], model: ModelFacts) -> Call:
         with_logprobs=wants_logprobs,
     )
     return Call(request, reply, stream)
-
-
-def _template_options(body: Fields) -> Mapping[str, Json]:
-    options = body.object("chat_template_kwargs")
-    if options is None:
-        return {}
-    for name in options.data:
-        if name in _RESERVED_TEMPLATE_OPTIONS:
-            raise options.fail(name, "is decided by the server")
-    return unread_template_options(options.data)
 
 
 @dataclass(slots=True)

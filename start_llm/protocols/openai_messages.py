@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
-from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, parse_embedded, type_name
+from start_llm.protocols.images import unseen_image
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -18,7 +18,6 @@ _ROLES: Mapping[str, Role] = {
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _TOOL_REFERENCE = "tool_reference"
 _IMAGE_PARTS = ("image_url", "input_image", "image")
-UNSEEN_IMAGE = "[image: this model cannot see images]"
 
 
 def read_messages(body: Fields) -> tuple[Message, ...]:
@@ -85,9 +84,7 @@ def _part(part: Fields, *, may_hold_images: bool) -> str:
             raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
         return text
     if kind in _IMAGE_PARTS:
-        if may_hold_images:
-            return UNSEEN_IMAGE
-        raise InvalidRequest(f"'{part.path}' is an image, and this model cannot see images.", param=part.path)
+        return unseen_image(part, is_refused=not may_hold_images)
     raise part.fail("type", f"is {kind!r}; this model reads text")
 
 

@@ -8,61 +8,20 @@ from typing import cast
 
 from start_llm.core.chat import GenerationOptions, Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.core.sampling import BIAS_RANGE, RANGES, SEED_RANGE, Range, SamplingChoice
 from start_llm.protocols.fields import Fields, type_name
-
-_TOKEN_COUNT = Range(1, 2**31 - 1)
-_MOST_STOPS = 16
-_LONGEST_STOP = 1000
+from start_llm.protocols.generation import TOKEN_COUNT, read_generation
 
 
 def read_options(body: Fields, *, vocabulary: int, top_logprobs: int | None) -> GenerationOptions:
     """Every field that shapes the reply. `max_completion_tokens` wins over `max_tokens`."""
-    max_tokens = body.integer("max_tokens", _TOKEN_COUNT)
-    return GenerationOptions(
-        max_tokens=body.integer("max_completion_tokens", _TOKEN_COUNT) or max_tokens,
-        stop=_stops(body),
-        sampling=_sampling(body),
-        presence_penalty=body.number("presence_penalty", RANGES["presence_penalty"]) or 0.0,
-        frequency_penalty=body.number("frequency_penalty", RANGES["frequency_penalty"]) or 0.0,
-        logit_bias=_logit_bias(body, vocabulary),
-        seed=body.integer("seed", SEED_RANGE),
+    max_tokens = body.integer("max_tokens", TOKEN_COUNT)
+    return read_generation(
+        body,
+        max_tokens=body.integer("max_completion_tokens", TOKEN_COUNT) or max_tokens,
+        stop="stop",
+        vocabulary=vocabulary,
         top_logprobs=top_logprobs,
     )
-
-
-def _sampling(body: Fields) -> SamplingChoice:
-    return SamplingChoice(
-        temperature=body.number("temperature", RANGES["temperature"]),
-        top_p=body.number("top_p", RANGES["top_p"]),
-        top_k=body.integer("top_k", RANGES["top_k"]),
-        min_p=body.number("min_p", RANGES["min_p"]),
-        repetition_penalty=body.number("repetition_penalty", RANGES["repetition_penalty"]),
-        repetition_context_size=body.integer("repetition_context_size", RANGES["repetition_context_size"]),
-    )
-
-
-def _stops(body: Fields) -> tuple[str, ...]:
-    stops = body.texts("stop")
-    if len(stops) > _MOST_STOPS:
-        raise body.fail("stop", f"has {len(stops)} strings; at most {_MOST_STOPS} are accepted")
-    if any(not stop or len(stop) > _LONGEST_STOP for stop in stops):
-        raise body.fail("stop", f"must hold strings of 1 to {_LONGEST_STOP} characters")
-    return tuple(dict.fromkeys(stops))
-
-
-def _logit_bias(body: Fields, vocabulary: int) -> dict[int, float]:
-    entries = body.object("logit_bias")
-    if entries is None:
-        return {}
-    biases: dict[int, float] = {}
-    for key in entries.data:
-        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocabulary):
-            raise body.fail("logit_bias", f"has the key {key!r}; keys are token ids below {vocabulary}")
-        bias = entries.number(key, BIAS_RANGE)
-        if bias is not None:
-            biases[int(key)] = bias
-    return biases
 
 
 @dataclass(frozen=True, slots=True)
