@@ -18,6 +18,7 @@ from start_llm.configured import (
     cache_limits,
     engine_config,
     kept_thoughts,
+    make_seal,
     make_trace,
     model_family,
     model_name,
@@ -213,7 +214,8 @@ class App:
         )
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
         tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
-        self._listener.open(Site(service=service, status=status, model=facts, tenants=tenants))
+        seal = make_seal(self._settings, self._terminal.say)
+        self._listener.open(Site(service=service, status=status, model=facts, seal=seal, tenants=tenants))
         self._introduce(card, ready.footprint, family, preparer)
 
     def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:

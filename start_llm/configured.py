@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from start_llm.models import families
 from start_llm.models.footprint import Footprint, usable_memory
 from start_llm.models.loader import LoadedModel
 from start_llm.prompt.prepare import PromptPolicy
+from start_llm.protocols.seal import KEY_BYTES, Seal
+from start_llm.protocols.seal_key import kept_key
 from start_llm.proxy.config import ProxyConfig
 from start_llm.server.listener import ServerLimits
 from start_llm.service import ModelTraits
@@ -40,6 +43,16 @@ def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], Non
     """What is written of requests; None if nothing is to be."""
     root = ROOT / Path(settings.log_root).expanduser()
     return start_trace(root, cache, say, with_prompts=settings.traces_prompts) if settings.traces else None
+
+
+def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
+    """What opens the thoughts that clients send back, after a restart too if its key can be kept."""
+    path = ROOT / Path(settings.state_root).expanduser() / "seal.key"
+    try:
+        return Seal(kept_key(path))
+    except OSError as error:
+        say(f"The key of sealed thoughts cannot be kept ({error}). This one is for this process alone.")
+        return Seal(secrets.token_bytes(KEY_BYTES))
 
 
 def prompt_policy(settings: Settings) -> PromptPolicy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -21,6 +21,7 @@ from start_llm.output.tool_calls.schema import Tools
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
 from start_llm.telemetry.account import Account, Reports
+from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.telemetry.terminal import RequestLine
 from start_llm.telemetry.trace import Asked, session_digest
 from start_llm.transcripts.turn import Transcripts, Turn
@@ -87,6 +88,8 @@ class Service:
         self._tokenizer = tokenizer
         self._preparer = preparer
         self._transcripts = transcripts
+        # What is only counted is bound as well, and no binding for `/stats`.
+        self._uncounted = replace(transcripts, metrics=TranscriptMetrics())
         self._traits = traits
         self._reports = reports
 
@@ -106,6 +109,15 @@ class Service:
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
         account = Account(self._reports, line, _asked(request, origin, prompt, turn))
         return Answer(generation, output, turn, account)
+
+    def count(self, request: GenerationRequest) -> int:
+        """Tokens of the prompt that `respond` would make of this request now. Nothing of it is left behind.
+
+        Raises:
+            RequestError: the prompt cannot be made. One that is too long is counted all the same.
+        """
+        prompt = self._preparer.prepare(request)
+        return len(self._uncounted.begin(prompt, self._traits.context_window).tokens)
 
     def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
         return Job(

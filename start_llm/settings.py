@@ -106,6 +106,11 @@ class Settings:
         "STREAM_KEEP_ALIVE_SECONDS", number(Range(0.01, 10)), 8.0,
         "Silence in a stream after which an empty data event is sent, so that clients keep waiting.", _SERVER,
     )  # fmt: skip
+    state_root: str = _variable(
+        "STATE_ROOT", TEXT, "state",
+        "Folder of what outlives the server, seen from the repository: the key by which it knows its own "
+        "thoughts when clients send them back sealed.", _SERVER,
+    )  # fmt: skip
     proxy: bool = _variable(
         "PROXY", BOOLEAN, True, "Run the LiteLLM proxy; off is what --no-proxy says.", _PROXY, shown="true"
     )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A server that a test starts in a process of its own would write its trace into this checkout.
 os.environ["ENABLE_REQUEST_LOGGING"] = "false"
+# Nor is what any server of a test keeps to stand there.
+_state = tempfile.TemporaryDirectory()
+os.environ["STATE_ROOT"] = _state.name
 
 TinyModel = Callable[..., Path]
 ChainModel = Callable[..., Path]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import time
 import urllib.request
@@ -52,7 +53,8 @@ class Server:
 def serving(folder: Path, **settings: Any) -> Generator[Server]:
     """Serve the model in `folder` without proxy and trace; `settings` are fields of `Settings`."""
     output = io.StringIO()
-    settings = {"mlx_port": 0, "proxy": False, "traces": False} | settings
+    state = os.environ["STATE_ROOT"]
+    settings = {"mlx_port": 0, "proxy": False, "traces": False, "state_root": state} | settings
     app = App(Settings(model_path=str(folder), **settings), Terminal(output))
     app.start()
     try:

@@ -154,11 +154,12 @@ class Desk:
         self.metrics = RequestMetrics()
         self.screen = io.StringIO()
         self.trace = Traced()
+        self.transcripts = transcripts(lambda token: chr(token).encode(), lambda text: [*map(ord, text)])
         self.service = Service(
             engine=self.engine,
             tokenizer=tokenizer,
             preparer=Preparer(tokenizer, family),
-            transcripts=transcripts(lambda token: chr(token).encode(), lambda text: [*map(ord, text)]),
+            transcripts=self.transcripts,
             traits=ModelTraits(
                 vocabulary=2**16,
                 family=family,
@@ -175,6 +176,10 @@ class Desk:
     def planned(self, request: ChatRequest | TextRequest) -> Job:
         self.answer(request)
         return self.engine.jobs[-1]
+
+    def stats(self) -> Any:
+        told = self.transcripts.metrics
+        return replace(self.metrics), told.bound, told.fresh, told.nodes, told.notes
 
     def lines(self) -> list[str]:
         """What the terminal shows, without the clock."""
@@ -242,6 +247,24 @@ def test_a_full_engine_leaves_nothing_behind():
     with pytest.raises(Overloaded):
         desk.answer()
     assert (desk.metrics.in_flight, desk.metrics.endings, desk.lines()) == (0, {}, [])
+
+
+# ----------------------------------------------------------------------------------------------- counting
+
+
+@pytest.mark.parametrize("request_", [chat(), chat(tools=(TOOL,)), text(), text((1, 2, 3))])
+def test_what_is_counted_is_what_would_be_computed_and_nothing_is_left_of_it(request_):
+    desk = Desk(window=1000)
+    before = desk.stats()
+    counted = desk.service.count(request_)
+    assert (desk.stats(), desk.engine.jobs) == (before, [])
+    assert counted == len(desk.planned(request_).prompt)
+
+
+def test_a_prompt_that_is_too_long_is_counted_and_one_that_cannot_be_made_is_refused():
+    assert Desk().service.count(text(tuple(range(WINDOW + 5)))) == WINDOW + 5
+    with pytest.raises(InvalidRequest, match="a reply cannot begin"):
+        Desk().service.count(chat(role="assistant"))
 
 
 # ----------------------------------------------------------------------------------------------- the plan

@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import os
 import re
 import shutil
 import socket
@@ -89,6 +90,7 @@ VALUES: dict[str, Values] = {
     "HTTP_BODY_TIMEOUT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
     "HTTP_WRITE_TIMEOUT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
     "STREAM_KEEP_ALIVE_SECONDS": Values([("0.01", 0.01), ("10", 10), ("2.5", 2.5)], [*NUMBER, "0", "10.1"]),
+    "STATE_ROOT": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
     "PROXY": Values([("false", False), ("off", False), ("0", False)], ["maybe", "2"]),
     "PROXY_PORT": Values([("1", 1), ("65535", 65535), (" 81 ", 81)], [*WHOLE, "0", "65536"]),
     "PROXY_MODEL_ID": Values([("mine", "mine"), ("openai/x", "openai/x"), ("é", "é")], []),
@@ -345,6 +347,7 @@ def running(folder: Path, **variables: str) -> Generator[Server]:
     """The application as these variables make it."""
     output = io.StringIO()
     base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"}
+    base["STATE_ROOT"] = os.environ["STATE_ROOT"]
     app = App(load(environment(**(base | variables))), Terminal(output))
     app.start()
     try:
@@ -782,6 +785,19 @@ def checks_traced_prompts(models: Models) -> None:
         assert line["reply"] == said
 
 
+def checks_state(models: Models) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "new"
+        with running(models.plain, STATE_ROOT=str(root)) as server:
+            key = (root / "seal.key").read_bytes()
+            assert "cannot be kept" not in server.printed()
+        with running(models.plain, STATE_ROOT=str(root)):
+            assert (root / "seal.key").read_bytes() == key
+    with running(models.plain, STATE_ROOT=__file__) as server:
+        assert server.printed().count("The key of sealed thoughts cannot be kept") == 1
+        assert reply(server)
+
+
 def checks_proxy(models: Models) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -831,6 +847,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "HTTP_BODY_TIMEOUT_SECONDS": checks_body,
     "HTTP_WRITE_TIMEOUT_SECONDS": checks_write,
     "STREAM_KEEP_ALIVE_SECONDS": checks_keep_alive,
+    "STATE_ROOT": checks_state,
     "PROXY": checks_proxy,
     "PROXY_PORT": checks_proxy,
     "PROXY_MODEL_ID": checks_proxy_config(PROXY_MODEL_ID="mine"),

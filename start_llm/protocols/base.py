@@ -12,6 +12,7 @@ from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import RequestError
 from start_llm.core.events import Finished, Output
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.seal import Seal
 
 _ID_ALPHABET = string.ascii_letters + string.digits
 
@@ -33,6 +34,20 @@ class ModelFacts:
     id: str
     vocabulary: int
     token_bytes: Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a parser has to know beside the request.
+
+    Attributes:
+        tenant: whose request it is.
+        seal: for thoughts that a client carries.
+    """
+
+    model: ModelFacts
+    tenant: bytes
+    seal: Seal
 
 
 class Reply(Protocol):
@@ -73,7 +88,7 @@ class Call:
     stream: bool
 
 
-type Parser = Callable[[Fields, Mapping[str, str], ModelFacts], Call]
+type Parser = Callable[[Fields, Mapping[str, str], Context], Call]
 
 
 def new_id(prefix: str) -> str:

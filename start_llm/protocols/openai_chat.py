@@ -17,7 +17,7 @@ from start_llm.core.events import (
     Reasoning,
 )
 from start_llm.core.sampling import Range
-from start_llm.protocols.base import Call, Frame, ModelFacts, new_id, openai_error
+from start_llm.protocols.base import Call, Context, Frame, ModelFacts, new_id, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.logprobs import chat_logprobs
@@ -55,8 +55,9 @@ _NOT_YET = (
 )
 
 
-def parse(body: Fields, headers: Mapping[str, str], model: ModelFacts) -> Call:
+def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
     """A chat completion request. Transport-only fields end here."""
+    model = context.model
     refuse_unbuilt(body, _NOT_YET)
     stream, include_usage = read_stream(body)
     top_logprobs = body.integer("top_logprobs", _TOP_LOGPROBS) or 0

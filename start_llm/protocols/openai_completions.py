@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from start_llm.core.chat import Json, TextRequest
 from start_llm.core.events import Content, Finished, Output
 from start_llm.core.sampling import Range
-from start_llm.protocols.base import Call, Frame, ModelFacts, new_id, openai_error
+from start_llm.protocols.base import Call, Context, Frame, ModelFacts, new_id, openai_error
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.logprobs import TextOffsets, text_logprobs
 from start_llm.protocols.openai_options import (
@@ -43,8 +43,9 @@ _NOT_YET = (
 )
 
 
-def parse(body: Fields, headers: Mapping[str, str], model: ModelFacts) -> Call:
+def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
     """A text completion request."""
+    model = context.model
     refuse_unbuilt(body, _NOT_YET)
     stream, include_usage = read_stream(body)
     top_logprobs = body.integer("logprobs", _TOP_LOGPROBS)

@@ -25,7 +25,7 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Reply, openai_error, openai_refusal
+from start_llm.protocols.base import Context, Reply, openai_error, openai_refusal
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
@@ -103,8 +103,9 @@ class Handler(BaseHTTPRequestHandler):
         self._refusal = wire.refusal
         headers = {name.lower(): value for name, value in self.headers.items()}
         site = self.server.site
-        call = wire.parse(parse_body(self._read_body()), headers, site.model)
-        request = replace(call.request, tenant=site.tenants.of(headers))
+        context = Context(site.model, site.tenants.of(headers), site.seal)
+        call = wire.parse(parse_body(self._read_body()), headers, context)
+        request = replace(call.request, tenant=context.tenant)
         origin = Origin(call.reply.id, wire.path, site.model.id)
         with site.service.respond(request, origin) as answer:
             if call.stream:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from start_llm.core.errors import PortError
 from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
 from start_llm.server.status import Status
 from start_llm.service import Service
@@ -61,6 +62,7 @@ class Site:
     service: Service
     status: Status
     model: ModelFacts
+    seal: Seal
     tenants: Tenants = field(default_factory=Tenants)
 
 

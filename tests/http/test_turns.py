@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from start_llm.core.chat import ChatRequest
+from start_llm.protocols.base import Context
 from start_llm.protocols.fields import parse_body
 from start_llm.protocols.openai_chat import parse
 from tests.http.conftest import FamilyServer
@@ -25,7 +26,8 @@ RESULT = "Fifty-two, says the file."
 def tokens_of(server: Server, **fields: Any) -> tuple[int, ...]:
     """What the model of a server reads for a request."""
     site = server.app._listener.site
-    request = parse(parse_body(json.dumps(fields).encode()), {}, site.model).request
+    context = Context(site.model, b"", site.seal)
+    request = parse(parse_body(json.dumps(fields).encode()), {}, context).request
     assert isinstance(request, ChatRequest)
     return site.service._preparer.prepare(request).tokens.ids
 
@@ -205,3 +207,26 @@ def test_a_developer_is_read_as_a_system(name, family: FamilyServer):
         for role in ("system", "developer")
     )
     assert one == other
+
+
+# ----------------------------------------------------------------------------------------------- counting
+
+
+def test_a_prompt_is_counted_as_it_is_computed_with_the_thoughts_that_are_kept(family: FamilyServer):
+    """The client leaves the thought out; what is bound has it."""
+    server = family("hermes")
+    body: dict[str, Any] = {"messages": QUESTION, **asking("thought"), "enable_thinking": True}
+    first = server.post("/v1/chat/completions", body)["choices"][0]["message"]
+    body["messages"] = [
+        *QUESTION,
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": "And then?"},
+    ]
+    site = server.app._listener.site
+    context = Context(site.model, b"", site.seal)
+    request = parse(parse_body(json.dumps(body).encode()), {}, context).request
+    before = server.get("/stats")["transcripts"]
+    counted = site.service.count(request)
+    assert server.get("/stats")["transcripts"] | {"healed_thoughts": 0} == before | {"healed_thoughts": 0}
+    assert counted == server.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
+    assert server.get("/stats")["transcripts"]["bound"] == before["bound"] + 1

@@ -17,8 +17,9 @@ from start_llm.engine.reply import ReplyWriter
 from start_llm.output.splitter import PlainSplitter, Splitter, make_splitter
 from start_llm.output.stream import OutputStream
 from start_llm.output.tool_calls.schema import Tools
-from start_llm.protocols.base import Frame, ModelFacts, Reply
+from start_llm.protocols.base import Context, Frame, ModelFacts, Reply
 from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.seal import KEY_BYTES, Seal
 
 PIECES = [
     b"Hello",
@@ -40,6 +41,7 @@ PIECES = [
 END = PIECES.index(b"<end>")
 THINK, ANSWER, CALL, CALLED = range(END + 1, len(PIECES))
 MODEL = ModelFacts("lab/loaded", 1000, lambda token: PIECES[token])
+CONTEXT = Context(MODEL, b"tenant", Seal(bytes(KEY_BYTES)))
 USAGE = Usage(prompt=7, cached=4, completion=3, reasoning=2)
 TOOL: Mapping[str, Json] = {"type": "function", "function": {"name": "read"}}
 _FAMILY = Family(name="qwen3", thought=ThoughtMarks("<think>", "</think>", cut=""), formats=("hermes",))

@@ -23,7 +23,7 @@ from start_llm.core.sampling import SamplingChoice
 from start_llm.protocols.base import Call
 from start_llm.protocols.openai_chat import parse
 from tests.protocols.helpers import (
-    MODEL,
+    CONTEXT,
     TOOL,
     USAGE,
     body,
@@ -57,7 +57,7 @@ CALLS: list[Output] = [
 
 
 def call(headers: dict[str, str] | None = None, /, **fields: Any) -> Call:
-    return parse(body(**{"messages": MESSAGES, **fields}), headers or {}, MODEL)
+    return parse(body(**{"messages": MESSAGES, **fields}), headers or {}, CONTEXT)
 
 
 def request(**fields: Any) -> ChatRequest:

@@ -12,11 +12,11 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Content, Finished, Output
 from start_llm.protocols.base import Call
 from start_llm.protocols.openai_completions import parse
-from tests.protocols.helpers import MODEL, PIECES, USAGE, body, events, replies, streamed, whole
+from tests.protocols.helpers import CONTEXT, PIECES, USAGE, body, events, replies, streamed, whole
 
 
 def call(**fields: Any) -> Call:
-    return parse(body(**{"prompt": "hi", **fields}), {}, MODEL)
+    return parse(body(**{"prompt": "hi", **fields}), {}, CONTEXT)
 
 
 def prompt(value: Any) -> Any:

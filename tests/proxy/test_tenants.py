@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import urllib.request
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def test_two_tenants_with_one_history_share_nothing_on_either_port(
     monkeypatch.setattr("start_llm.app.LOGS", tmp_path)
     proxy_port, screen = free_port(), io.StringIO()
     model = str(tiny_model("qwen3"))
-    settings = Settings(model_path=model, mlx_port=0, proxy_port=proxy_port, traces=False)
+    settings = Settings(
+        model_path=model, mlx_port=0, proxy_port=proxy_port, traces=False, state_root=os.environ["STATE_ROOT"]
+    )
     app = App(settings, Terminal(screen))
     app.start()
     try:

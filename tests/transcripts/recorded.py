@@ -16,12 +16,13 @@ from typing import Any
 from start_llm.core.chat import ChatRequest, Message, ToolCall
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
 from start_llm.protocols import openai_chat
-from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.base import Context, ModelFacts
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.sessions import session_id
 
 _FOLDER = Path(__file__).with_name("echoes")
-_FACTS = ModelFacts("local-model", 1000, lambda _: b"")
+_CONTEXT = Context(ModelFacts("local-model", 1000, lambda _: b""), b"", Seal(bytes(KEY_BYTES)))
 _BETWEEN = "\n\n"
 
 type Body = Mapping[str, Any]
@@ -70,7 +71,7 @@ def _outputs(parts: Sequence[Body]) -> Iterator[Output]:
 
 
 def chat(body: Body, headers: Headers) -> ChatRequest:
-    request = openai_chat.parse(Fields(dict(body)), headers, _FACTS).request
+    request = openai_chat.parse(Fields(dict(body)), headers, _CONTEXT).request
     assert isinstance(request, ChatRequest)
     return request
 
