@@ -19,9 +19,10 @@ _ID_ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One server-sent event: JSON data, or a bare word such as `[DONE]`."""
+    """One server-sent event: JSON data, or a bare word such as `[DONE]`, and its name if it has one."""
 
     data: Mapping[str, Json] | str
+    event: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class Reply(Protocol):
         """The one that the client is told."""
         ...
 
-    def opening(self) -> Iterable[Frame]:
-        """Sent at once, before the prompt is computed."""
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:
+        """Sent at once, before the prompt is computed. What the cache has of it is not known yet."""
         ...
 
     def keep_alive(self) -> Frame:
@@ -88,7 +89,7 @@ class Call:
     stream: bool
 
 
-type Parser = Callable[[Fields, Mapping[str, str], Context], Call]
+type Parser[T] = Callable[[Fields, Mapping[str, str], Context], T]
 
 
 def new_id(prefix: str) -> str:

@@ -99,7 +99,7 @@ class ChatReply:
     created: int = field(default_factory=lambda: int(time.time()))
     call_ids: dict[int, str] = field(default_factory=dict[int, str])
 
-    def opening(self) -> Iterable[Frame]:
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:  # noqa: ARG002 - told at the end
         yield self._chunk({"role": "assistant", "content": ""})
 
     def keep_alive(self) -> Frame:

@@ -18,6 +18,7 @@ from start_llm.core.errors import (
     ClientGone,
     EngineDied,
     HeadersTooLarge,
+    InternalError,
     InvalidRequest,
     LengthRequired,
     MethodNotAllowed,
@@ -25,11 +26,11 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Context, Reply, openai_error, openai_refusal
+from start_llm.protocols.base import Context, Parser, Reply, openai_refusal
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Page, Wire, find
+from start_llm.server.routes import Counter, Page, Wire, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -80,15 +81,17 @@ class Handler(BaseHTTPRequestHandler):
         self._refusal = openai_refusal
         self._unread_body = self._may_have_body()
         try:
-            endpoint = find(self.command, self.path)
-            if isinstance(endpoint, Page):
-                self._send_json(*endpoint.render(self.server.site.status))
-            else:
-                self._generate(endpoint)
+            match find(self.command, self.path):
+                case Page() as page:
+                    self._send_json(*page.render(self.server.site.status))
+                case Counter() as counter:
+                    self._count(counter)
+                case Wire() as wire:
+                    self._generate(wire)
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
-            self._send_json(500, openai_error(str(error), kind="server_error"))
+            self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
 
@@ -101,11 +104,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, wire: Wire) -> None:
         self._refusal = wire.refusal
-        headers = {name.lower(): value for name, value in self.headers.items()}
         site = self.server.site
-        context = Context(site.model, site.tenants.of(headers), site.seal)
-        call = wire.parse(parse_body(self._read_body()), headers, context)
-        request = replace(call.request, tenant=context.tenant)
+        call, tenant = self._read(wire.parse)
+        request = replace(call.request, tenant=tenant)
         origin = Origin(call.reply.id, wire.path, site.model.id)
         with site.service.respond(request, origin) as answer:
             if call.stream:
@@ -113,10 +114,23 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._send_whole(call.reply, answer)
 
+    def _count(self, counter: Counter) -> None:
+        self._refusal = counter.refusal
+        request, tenant = self._read(counter.parse)
+        tokens = self.server.site.service.count(replace(request, tenant=tenant))
+        self._send_json(200, counter.render(tokens))
+
+    def _read[T](self, parse: Parser[T]) -> tuple[T, bytes]:
+        """What the body says, and whose request it is."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        site = self.server.site
+        context = Context(site.model, site.tenants.of(headers), site.seal)
+        return parse(parse_body(self._read_body()), headers, context), context.tenant
+
     def _stream(self, reply: Reply, answer: Answer) -> None:
         stream = EventStream(self.wfile.write, chunked=self.request_version == "HTTP/1.1")
         self._send_head(HTTPStatus.OK, stream.headers)
-        stream.send(reply.opening())
+        stream.send(reply.opening(answer.prompt_tokens))
         for event in answer.events():
             self._look_after_client(event)
             match event:
@@ -143,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
                 case Finished():
                     self._send_json(200, reply.whole(outputs, event))
                 case Failed(message):
-                    self._send_json(500, openai_error(message, kind="server_error"))
+                    self._refuse(InternalError(message))
                 case _:
                     pass
 

@@ -16,10 +16,11 @@ _HEADERS = {
 
 
 def encode(frame: Frame) -> bytes:
-    """One event: `data: ...` and a blank line."""
-    if isinstance(frame.data, str):
-        return b"data: " + frame.data.encode() + b"\n\n"
-    return b"data: " + json.dumps(frame.data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One event: its name if it has one, `data: ...`, and a blank line."""
+    name = f"event: {frame.event}\n" if frame.event else ""
+    data = frame.data
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"{name}data: {text}\n\n".encode()
 
 
 class EventStream:

@@ -15,7 +15,7 @@ from typing import Any
 
 from start_llm.core.chat import ChatRequest, Message, ToolCall
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.protocols import openai_chat
+from start_llm.protocols import anthropic_messages, openai_chat
 from start_llm.protocols.base import Context, ModelFacts
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.seal import KEY_BYTES, Seal
@@ -80,46 +80,9 @@ def chat(body: Body, headers: Headers) -> ChatRequest:
 
 
 def messages(body: Body, headers: Headers) -> ChatRequest:
-    """What a parser of Anthropic's messages has to do with them, for as long as there is none."""
-    told = Message(role="system", content=_joined(body["system"]))
-    read = (one for item in body["messages"] for one in _blocks(item))
-    schemas = [_function(tool, tool["input_schema"]) for tool in body["tools"]]
-    is_late = [tool.get("defer_loading", False) for tool in body["tools"]]
-    return ChatRequest(
-        messages=(told, *read),
-        tools=tuple(schema for schema, late in zip(schemas, is_late, strict=True) if not late),
-        late_tools=tuple(schema for schema, late in zip(schemas, is_late, strict=True) if late),
-        session_id=session_id(Fields(dict(body)), headers),
-    )
-
-
-def _blocks(item: Mapping[str, Any]) -> Iterator[Message]:
-    """A message of a user may hold results and text: results are messages of their own.
-
-    The texts of a reply are what the model wrote around its calls: nothing stood between them.
-    """
-    content: Any = item["content"]
-    blocks: list[Body] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    texts = [block for block in blocks if block["type"] == "text"]
-    if item["role"] == "assistant":
-        thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
-        calls = [
-            ToolCall(block["id"], block["name"], block["input"])
-            for block in blocks
-            if block["type"] == "tool_use"
-        ]
-        yield Message(
-            role="assistant",
-            content=_joined(texts, between=""),
-            reasoning="".join(thoughts) or None,
-            tool_calls=tuple(calls),
-        )
-        return
-    for block in blocks:
-        if block["type"] == "tool_result":
-            yield Message(role="tool", content=block["content"], tool_call_id=block["tool_use_id"])
-    if texts:
-        yield Message(role=item["role"], content=_joined(texts))
+    request = anthropic_messages.parse(Fields(dict(body)), headers, _CONTEXT).request
+    assert isinstance(request, ChatRequest)
+    return request
 
 
 # ---------------------------------------------------------------------------------------------- /v1/responses
