@@ -26,6 +26,7 @@ from start_llm.configured import (
     page_size,
     prompt_policy,
     proxy_config,
+    response_store,
     server_limits,
 )
 from start_llm.core.family import Family
@@ -42,6 +43,7 @@ from start_llm.prompt.canonical import canonical_reply
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
@@ -203,6 +205,7 @@ class App:
             weights_bytes=ready.footprint.weights_bytes,
             model_type=ready.footprint.model_type,
         )
+        responses = response_store(self._settings)
         status = Status(
             card=card,
             batch=self._settings.batch,
@@ -210,12 +213,21 @@ class App:
             engine=self._engine_metrics,
             cache=self._cache_metrics,
             transcripts=transcripts.metrics,
+            responses=responses,
             engine_is_alive=engine.is_alive,
         )
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
         tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
-        seal = make_seal(self._settings, self._terminal.say)
-        self._listener.open(Site(service=service, status=status, model=facts, seal=seal, tenants=tenants))
+        site = Site(
+            service=service,
+            status=status,
+            model=facts,
+            seal=make_seal(self._settings, self._terminal.say),
+            tenants=tenants,
+            responses=responses,
+            notices=Notices(self._terminal.say),
+        )
+        self._listener.open(site)
         self._introduce(card, ready.footprint, family, preparer)
 
     def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:

@@ -18,6 +18,7 @@ from start_llm.models import families
 from start_llm.models.footprint import Footprint, usable_memory
 from start_llm.models.loader import LoadedModel
 from start_llm.prompt.prepare import PromptPolicy
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
 from start_llm.proxy.config import ProxyConfig
@@ -53,6 +54,10 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
     except OSError as error:
         say(f"The key of sealed thoughts cannot be kept ({error}). This one is for this process alone.")
         return Seal(secrets.token_bytes(KEY_BYTES))
+
+
+def response_store(settings: Settings) -> ResponseStore:
+    return ResponseStore(settings.response_bytes, settings.response_kept_s)
 
 
 def prompt_policy(settings: Settings) -> PromptPolicy:

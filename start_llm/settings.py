@@ -111,6 +111,14 @@ class Settings:
         "Folder of what outlives the server, seen from the repository: the key by which it knows its own "
         "thoughts when clients send them back sealed.", _SERVER,
     )  # fmt: skip
+    response_kept_s: float = _variable(
+        "RESPONSE_STORE_TTL_SECONDS", number(Range(0, 10**9)), 3600,
+        "Time for which a response can be gone on from (previous_response_id); 0 = none is kept.", _SERVER,
+    )  # fmt: skip
+    response_bytes: int = _variable(
+        "RESPONSE_STORE_MAX_BYTES", integer(0, 2**40), 32 * 2**20,
+        "Memory for them, in bytes of JSON; the least recently used go first. 0 = none is kept.", _SERVER,
+    )  # fmt: skip
     proxy: bool = _variable(
         "PROXY", BOOLEAN, True, "Run the LiteLLM proxy; off is what --no-proxy says.", _PROXY, shown="true"
     )

@@ -45,7 +45,10 @@ def test_curl_line_gets_an_answer(line: str) -> None:
 
 def test_readme_shows_the_endpoints_with_curl() -> None:
     shown = "\n".join(CURL_LINES)
-    assert all(path in shown for path in ("/v1/models", "/v1/chat/completions", "/v1/completions", "/stats"))
+    assert all(
+        path in shown
+        for path in ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/stats")
+    )
 
 
 def test_readme_names_the_test_command() -> None:

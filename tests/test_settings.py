@@ -91,6 +91,8 @@ VALUES: dict[str, Values] = {
     "HTTP_WRITE_TIMEOUT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
     "STREAM_KEEP_ALIVE_SECONDS": Values([("0.01", 0.01), ("10", 10), ("2.5", 2.5)], [*NUMBER, "0", "10.1"]),
     "STATE_ROOT": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
+    "RESPONSE_STORE_TTL_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
+    "RESPONSE_STORE_MAX_BYTES": Values([("0", 0), ("7", 7), (str(2**40), 2**40)], [*WHOLE, "-1"]),
     "PROXY": Values([("false", False), ("off", False), ("0", False)], ["maybe", "2"]),
     "PROXY_PORT": Values([("1", 1), ("65535", 65535), (" 81 ", 81)], [*WHOLE, "0", "65536"]),
     "PROXY_MODEL_ID": Values([("mine", "mine"), ("openai/x", "openai/x"), ("é", "é")], []),
@@ -798,6 +800,38 @@ def checks_state(models: Models) -> None:
         assert reply(server)
 
 
+def goes_on(server: Server) -> bool:
+    """Whether a response is there for the next one."""
+    body = {"input": "Is it?", "max_output_tokens": 1}
+    name = server.post("/v1/responses", body)["id"]
+    try:
+        server.post("/v1/responses", {**body, "previous_response_id": name})
+    except urllib.error.HTTPError as error:
+        assert error.code == 404
+        return False
+    return True
+
+
+def checks_response_age(models: Models) -> None:
+    with running(models.thinker, RESPONSE_STORE_TTL_SECONDS="0") as server:
+        assert not goes_on(server)
+        assert server.get("/stats")["response_store"]["ttl_ms"] == 0
+    with running(models.thinker) as server:
+        assert goes_on(server)
+        assert server.get("/stats")["response_store"]["ttl_ms"] == 3_600_000
+
+
+def checks_response_bytes(models: Models) -> None:
+    with running(models.thinker, RESPONSE_STORE_MAX_BYTES="100") as server:
+        assert not goes_on(server)
+        assert server.get("/stats")["response_store"] == {
+            "entries": 0, "bytes": 0, "max_bytes": 100, "ttl_ms": 3_600_000
+        }  # fmt: skip
+    with running(models.thinker) as server:
+        assert goes_on(server)
+        assert server.get("/stats")["response_store"]["entries"] == 2
+
+
 def checks_proxy(models: Models) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -848,6 +882,8 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "HTTP_WRITE_TIMEOUT_SECONDS": checks_write,
     "STREAM_KEEP_ALIVE_SECONDS": checks_keep_alive,
     "STATE_ROOT": checks_state,
+    "RESPONSE_STORE_TTL_SECONDS": checks_response_age,
+    "RESPONSE_STORE_MAX_BYTES": checks_response_bytes,
     "PROXY": checks_proxy,
     "PROXY_PORT": checks_proxy,
     "PROXY_MODEL_ID": checks_proxy_config(PROXY_MODEL_ID="mine"),

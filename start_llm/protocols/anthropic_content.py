@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.protocols.content import TOOL_REFERENCE, UNSEEN_IMAGE, unseen
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.images import UNSEEN_IMAGE, unseen_image
 
 type Opener = Callable[[str], str | None]
 """The thought in a signature of ours; None if it is not ours."""
@@ -19,7 +19,7 @@ type ToolSchemas = tuple[Mapping[str, Json], ...]
 _BETWEEN_SYSTEM_BLOCKS = "\n\n"
 """So that each block begins a line, as what clients put there does (lesson 18)."""
 _FAILED = "[The call failed]\n"
-_TEXT, _IMAGE, _CALL, _RESULT, _REFERENCE = "text", "image", "tool_use", "tool_result", "tool_reference"
+_TEXT, _IMAGE, _CALL, _RESULT = "text", "image", "tool_use", "tool_result"
 _FUNCTION_TYPES = (None, "custom")
 
 
@@ -106,13 +106,13 @@ def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
 def _refuse_images(blocks: Sequence[Fields]) -> None:
     for block in blocks:
         if block.value("type") == _IMAGE:
-            unseen_image(block, is_refused=True)
+            unseen(block, UNSEEN_IMAGE, is_refused=True)
 
 
 def _result(block: Fields) -> Message:
     blocks = _blocks(block, "content")
     failed = _FAILED if block.boolean("is_error") else ""
-    references, _ = _parted(blocks, _REFERENCE)
+    references, _ = _parted(blocks, TOOL_REFERENCE)
     return Message(
         role="tool",
         content=failed + _joined(blocks),
@@ -243,7 +243,7 @@ def _search_result(block: Fields) -> str:
 _TEXTS: Mapping[str, Callable[[Fields], str]] = {
     _TEXT: _required_text,
     _IMAGE: lambda _: UNSEEN_IMAGE,
-    _REFERENCE: lambda _: "",
+    TOOL_REFERENCE: lambda _: "",
     "document": _document,
     "search_result": _search_result,
 }

@@ -44,20 +44,12 @@ _DELTAS: Mapping[Member, tuple[str, str]] = {
 
 def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
     """A request for a message. Transport-only fields end here."""
-    limit = _limit(body)
-    reply = MessagesReply(
-        requested_model=body.text("model") or context.model.id,
-        seal=lambda thought: context.seal.seal(thought, context.tenant),
-        is_silent=limit == 0,
-    )
-    # One token is the least that can be made; it is not told.
-    request = _request(body, headers, context, max_tokens=limit or 1)
-    return Call(request, reply, body.boolean("stream"))
+    return _call(body, headers, context, limit=_limit(body))
 
 
-def parse_count(body: Fields, headers: Mapping[str, str], context: Context) -> ChatRequest:
-    """The request whose prompt is to be counted."""
-    return _request(body, headers, context, max_tokens=None)
+def parse_count(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
+    """The request whose prompt is to be counted: it needs no limit."""
+    return _call(body, headers, context, limit=0)
 
 
 def count_json(tokens: int) -> dict[str, Json]:
@@ -73,22 +65,27 @@ def _limit(body: Fields) -> int:
     return limit
 
 
-def _request(
-    body: Fields, headers: Mapping[str, str], context: Context, *, max_tokens: int | None
-) -> ChatRequest:
+def _call(body: Fields, headers: Mapping[str, str], context: Context, *, limit: int) -> Call:
     tools, late_tools = read_tools(body) if _may_call(body) else ((), ())
-    return ChatRequest(
+    request = ChatRequest(
         messages=read_conversation(body, lambda sealed: context.seal.open(sealed, context.tenant)),
         tools=tools,
         late_tools=late_tools,
         thinking=read_thinking(body),
         template_options=read_template_options(body),
+        # One token is the least that can be made; whoever asked for none is not told of it.
         options=read_generation(
-            body, max_tokens=max_tokens, stop="stop_sequences", vocabulary=context.model.vocabulary
+            body, max_tokens=limit or 1, stop="stop_sequences", vocabulary=context.model.vocabulary
         ),
         session_id=session_id(body, headers),
         lineage=lineage(body),
     )
+    reply = MessagesReply(
+        requested_model=body.text("model") or context.model.id,
+        seal=lambda thought: context.seal.seal(thought, context.tenant),
+        is_silent=limit == 0,
+    )
+    return Call(request, reply, body.boolean("stream"))
 
 
 def _may_call(body: Fields) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import RequestError
 from start_llm.core.events import Finished, Output
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.notices import Notices
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 
 _ID_ALPHABET = string.ascii_letters + string.digits
@@ -19,7 +21,11 @@ _ID_ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One server-sent event: JSON data, or a bare word such as `[DONE]`, and its name if it has one."""
+    """One server-sent event: JSON data, or a bare word such as `[DONE]`.
+
+    Attributes:
+        event: its name, for protocols that name their events.
+    """
 
     data: Mapping[str, Json] | str
     event: str | None = None
@@ -44,11 +50,15 @@ class Context:
     Attributes:
         tenant: whose request it is.
         seal: for thoughts that a client carries.
+        responses: that a client may go on from.
+        notices: for what is left out of a request.
     """
 
     model: ModelFacts
     tenant: bytes
     seal: Seal
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    notices: Notices = field(default_factory=Notices)
 
 
 class Reply(Protocol):
@@ -89,7 +99,7 @@ class Call:
     stream: bool
 
 
-type Parser[T] = Callable[[Fields, Mapping[str, str], Context], T]
+type Parser = Callable[[Fields, Mapping[str, str], Context], Call]
 
 
 def new_id(prefix: str) -> str:

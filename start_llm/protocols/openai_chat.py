@@ -24,6 +24,7 @@ from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai_messages import read_messages, read_tools
 from start_llm.protocols.openai_options import (
     COMMON_NOT_YET,
+    FREE_TOOL_CHOICE,
     NotYet,
     read_options,
     read_stream,
@@ -36,19 +37,13 @@ from start_llm.protocols.template_options import read_template_options
 _TOP_LOGPROBS = Range(0, 20)
 
 
-def _tool_choice_is_free(value: Json) -> bool:
-    return value in ("auto", "none")
-
-
 def _format_is_text(value: Json) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
 _NOT_YET = (
     *COMMON_NOT_YET,
-    NotYet(
-        "tool_choice", _tool_choice_is_free, "must be 'auto' or 'none': a forced call is not supported yet"
-    ),
+    FREE_TOOL_CHOICE,
     NotYet(
         "response_format", _format_is_text, "must be {'type': 'text'}: other formats are not supported yet"
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
-from start_llm.protocols.fields import Fields, parse_embedded, type_name
-from start_llm.protocols.images import unseen_image
+from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_content
+from start_llm.protocols.fields import Fields
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -15,9 +15,6 @@ _ROLES: Mapping[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_TOOL_REFERENCE = "tool_reference"
-_IMAGE_PARTS = ("image_url", "input_image", "image")
 
 
 def read_messages(body: Fields) -> tuple[Message, ...]:
@@ -39,7 +36,7 @@ def _message(item: Fields, *, may_hold_images: bool) -> Message:
     role = _ROLES.get(name)
     if role is None:
         raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
-    content = _content(item, may_hold_images=may_hold_images)
+    content = read_content(item, may_hold_images=may_hold_images)
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
         return Message(role=role, content=content, reasoning=reasoning, tool_calls=_tool_calls(item))
@@ -54,40 +51,6 @@ def _message(item: Fields, *, may_hold_images: bool) -> Message:
     return Message(role=role, content=content, tool_references=_tool_references(item), name=item.text("name"))
 
 
-def _content(item: Fields, *, may_hold_images: bool) -> str:
-    value = item.value("content")
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise item.expected("content", "a string or an array of parts")
-    parts: list[str] = []
-    for index, part in enumerate(value):
-        where = f"content[{index}]"
-        if isinstance(part, str):
-            parts.append(part)
-        elif isinstance(part, dict):
-            parts.append(_part(Fields(part, item.path_of(where)), may_hold_images=may_hold_images))
-        else:
-            raise item.fail(where, f"must be a string or an object, not {type_name(part)}")
-    return "".join(parts)
-
-
-def _part(part: Fields, *, may_hold_images: bool) -> str:
-    kind = part.required_text("type")
-    if kind == _TOOL_REFERENCE:
-        return ""
-    if kind in _TEXT_PARTS:
-        text = part.text(_TEXT_PARTS[kind])
-        if text is None:
-            raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
-        return text
-    if kind in _IMAGE_PARTS:
-        return unseen_image(part, is_refused=not may_hold_images)
-    raise part.fail("type", f"is {kind!r}; this model reads text")
-
-
 def _tool_references(item: Fields) -> tuple[str, ...]:
     """Late tools that a result makes known; their schemas are shown in its place."""
     if not isinstance(item.value("content"), list):
@@ -95,7 +58,7 @@ def _tool_references(item: Fields) -> tuple[str, ...]:
     references = [
         Fields(part, item.path_of(f"content[{index}]"))
         for index, part in enumerate(item.array("content"))
-        if isinstance(part, dict) and part.get("type") == _TOOL_REFERENCE
+        if isinstance(part, dict) and part.get("type") == TOOL_REFERENCE
     ]
     return tuple(part.required_text("tool_name") for part in references)
 
@@ -109,21 +72,8 @@ def _tool_call(call: Fields) -> ToolCall:
     if function is None:
         raise call.fail("function", "is required and must be an object")
     return ToolCall(
-        id=call.text("id") or "", name=function.required_text("name"), arguments=_arguments(function)
+        id=call.text("id") or "", name=function.required_text("name"), arguments=read_arguments(function)
     )
-
-
-def _arguments(function: Fields) -> Mapping[str, Json]:
-    """Clients send the arguments as JSON text. Text that is no object is kept whole under `raw`."""
-    value = function.value("arguments")
-    if value is None or value == "":
-        return {}
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, str):
-        raise function.expected("arguments", "a string of JSON")
-    parsed = parse_embedded(value)
-    return parsed if isinstance(parsed, dict) else {"raw": value}
 
 
 type ToolSchemas = tuple[Mapping[str, Json], ...]

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
-from start_llm.core.chat import Json, Origin
+from start_llm.core.chat import GenerationRequest, Json, Origin
 from start_llm.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -26,11 +26,11 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Context, Parser, Reply, openai_refusal
+from start_llm.protocols.base import Call, Context, Reply, openai_refusal
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Counter, Page, Wire, find
+from start_llm.server.routes import Count, Own, Page, Wire, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -82,10 +82,13 @@ class Handler(BaseHTTPRequestHandler):
         self._unread_body = self._may_have_body()
         try:
             match find(self.command, self.path):
-                case Page() as page:
-                    self._send_json(*page.render(self.server.site.status))
-                case Counter() as counter:
-                    self._count(counter)
+                case Page(render):
+                    self._send_json(*render(self.server.site.status))
+                case Own(render):
+                    self._send_json(200, render(self._context()))
+                case Count(wire, told):
+                    _, request = self._read_call(wire)
+                    self._send_json(200, told(self.server.site.service.count(request)))
                 case Wire() as wire:
                     self._generate(wire)
         except RequestError as error:
@@ -102,30 +105,30 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = serve  # noqa: N815 - names of http.server
 
-    def _generate(self, wire: Wire) -> None:
-        self._refusal = wire.refusal
+    def _lower_headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    def _context(self) -> Context:
         site = self.server.site
-        call, tenant = self._read(wire.parse)
-        request = replace(call.request, tenant=tenant)
+        tenant = site.tenants.of(self._lower_headers())
+        return Context(site.model, tenant, site.seal, site.responses, site.notices)
+
+    def _read_call(self, wire: Wire) -> tuple[Call, GenerationRequest]:
+        """What is asked, and that with its tenant."""
+        self._refusal = wire.refusal
+        context = self._context()
+        call = wire.parse(parse_body(self._read_body()), self._lower_headers(), context)
+        return call, replace(call.request, tenant=context.tenant)
+
+    def _generate(self, wire: Wire) -> None:
+        call, request = self._read_call(wire)
+        site = self.server.site
         origin = Origin(call.reply.id, wire.path, site.model.id)
         with site.service.respond(request, origin) as answer:
             if call.stream:
                 self._stream(call.reply, answer)
             else:
                 self._send_whole(call.reply, answer)
-
-    def _count(self, counter: Counter) -> None:
-        self._refusal = counter.refusal
-        request, tenant = self._read(counter.parse)
-        tokens = self.server.site.service.count(replace(request, tenant=tenant))
-        self._send_json(200, counter.render(tokens))
-
-    def _read[T](self, parse: Parser[T]) -> tuple[T, bytes]:
-        """What the body says, and whose request it is."""
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        site = self.server.site
-        context = Context(site.model, site.tenants.of(headers), site.seal)
-        return parse(parse_body(self._read_body()), headers, context), context.tenant
 
     def _stream(self, reply: Reply, answer: Answer) -> None:
         stream = EventStream(self.wfile.write, chunked=self.request_version == "HTTP/1.1")

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from start_llm.core.errors import PortError
 from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.notices import Notices
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
 from start_llm.server.status import Status
@@ -64,6 +66,8 @@ class Site:
     model: ModelFacts
     seal: Seal
     tenants: Tenants = field(default_factory=Tenants)
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    notices: Notices = field(default_factory=Notices)
 
 
 class Connections:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from start_llm.core.chat import GenerationRequest, Json
+from start_llm.core.chat import Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
-from start_llm.protocols import anthropic_messages, openai_chat, openai_completions
+from start_llm.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
 from start_llm.protocols.anthropic_errors import anthropic_refusal
-from start_llm.protocols.base import Call, Parser, openai_refusal
+from start_llm.protocols.base import Context, Parser, openai_refusal
 from start_llm.server.status import Status
 
 type Refusal = Callable[[RequestError], dict[str, Json]]
@@ -21,17 +21,23 @@ class Wire:
     """An endpoint that generates: the path to call it by, how to read a body, and how to say no."""
 
     path: str
-    parse: Parser[Call]
+    parse: Parser
     refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
-    """An endpoint that says how many tokens the prompt of a request has, and how it says that."""
+class Count:
+    """An endpoint that says how many tokens the prompt of such a request has: what to read, what to say."""
 
-    parse: Parser[GenerationRequest]
-    render: Callable[[int], dict[str, Json]]
-    refusal: Refusal
+    wire: Wire
+    told: Callable[[int], Mapping[str, Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """An endpoint that shows or changes what is kept for a tenant, at once."""
+
+    render: Callable[[Context], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +50,26 @@ class Page:
 _CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
 _TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
 _MESSAGES = Wire("/v1/messages", anthropic_messages.parse, anthropic_refusal)
+_MESSAGE_TOKENS = Count(
+    Wire("/v1/messages/count_tokens", anthropic_messages.parse_count, anthropic_refusal),
+    anthropic_messages.count_json,
+)
+_RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
+_RESPONSE_TOKENS = Count(_RESPONSES, openai_responses.counted)
 _MODELS = Page(Status.models)
 
-WIRES: Mapping[str, Wire] = {
+type Endpoint = Wire | Count | Own | Page
+WIRES: Mapping[str, Wire | Count] = {
     _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
     _TEXT.path: _TEXT,
     "/completions": _TEXT,
     _MESSAGES.path: _MESSAGES,
-}
-COUNTERS: Mapping[str, Counter] = {
-    "/v1/messages/count_tokens": Counter(
-        anthropic_messages.parse_count, anthropic_messages.count_json, anthropic_refusal
-    ),
+    _MESSAGE_TOKENS.wire.path: _MESSAGE_TOKENS,
+    _RESPONSES.path: _RESPONSES,
+    "/responses": _RESPONSES,
+    f"{_RESPONSES.path}/input_tokens": _RESPONSE_TOKENS,
+    "/responses/input_tokens": _RESPONSE_TOKENS,
 }
 PAGES: Mapping[str, Page] = {
     "/": Page(Status.greeting),
@@ -67,9 +80,11 @@ PAGES: Mapping[str, Page] = {
     "/models": _MODELS,
 }
 _MODEL_PREFIX = "/v1/models/"
+_RESPONSE_PREFIXES = ("/v1/responses/", "/responses/")
+_READING = ("GET", "HEAD")
 
 
-def find(method: str, target: str) -> Wire | Counter | Page:
+def find(method: str, target: str) -> Endpoint:
     """The endpoint for a request line. Query strings and a trailing slash do not matter.
 
     Raises:
@@ -77,13 +92,21 @@ def find(method: str, target: str) -> Wire | Counter | Page:
         MethodNotAllowed: the path exists, and answers other methods.
     """
     path = target.partition("?")[0].rstrip("/") or "/"
-    endpoint = WIRES.get(path) or COUNTERS.get(path) or PAGES.get(path) or _one_model(path)
-    if endpoint is None:
-        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *COUNTERS, *PAGES])}.")
-    allowed = ("GET", "HEAD") if isinstance(endpoint, Page) else ("POST",)
-    if method not in allowed:
+    endpoints = _endpoints(path)
+    if not endpoints:
+        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *PAGES])}.")
+    if method not in endpoints:
+        allowed = tuple(endpoints)
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)
-    return endpoint
+    return endpoints[method]
+
+
+def _endpoints(path: str) -> Mapping[str, Endpoint]:
+    """What is at a path, by method."""
+    if path in WIRES:
+        return {"POST": WIRES[path]}
+    page = PAGES.get(path) or _one_model(path)
+    return dict.fromkeys(_READING, page) if page else _one_response(path)
 
 
 def _one_model(path: str) -> Page | None:
@@ -91,3 +114,14 @@ def _one_model(path: str) -> Page | None:
         return None
     name = unquote(path.removeprefix(_MODEL_PREFIX))
     return Page(lambda status: status.model(name))
+
+
+def _one_response(path: str) -> Mapping[str, Endpoint]:
+    prefix = next((prefix for prefix in _RESPONSE_PREFIXES if path.startswith(prefix)), None)
+    if prefix is None:
+        return {}
+    name = unquote(path.removeprefix(prefix))
+    told = Own(lambda context: openai_responses.kept(context, name))
+    return dict.fromkeys(_READING, told) | {
+        "DELETE": Own(lambda context: openai_responses.deleted(context, name))
+    }

@@ -16,10 +16,10 @@ _HEADERS = {
 
 
 def encode(frame: Frame) -> bytes:
-    """One event: its name if it has one, `data: ...`, and a blank line."""
-    name = f"event: {frame.event}\n" if frame.event else ""
+    """One event: its name if it has one, `data: ...` and a blank line."""
     data = frame.data
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {frame.event}\n" if frame.event else ""
     return f"{name}data: {text}\n\n".encode()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 
 
@@ -40,6 +41,7 @@ class Status:
     engine: EngineMetrics
     cache: CacheMetrics
     transcripts: TranscriptMetrics
+    responses: ResponseStore
     engine_is_alive: Callable[[], bool]
     started_at: int = field(default_factory=lambda: int(time.time()))
 
@@ -77,7 +79,7 @@ class Status:
             "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
             "prompt_cache": self._prompt_cache(),
             "transcripts": self._transcripts(),
-            "response_store": dict.fromkeys(("entries", "bytes", "max_bytes", "ttl_ms")),
+            "response_store": self.responses.counts(),
             "kv_quant": dict.fromkeys(("mode", "layers", "attention")),
             "admission": {
                 "max_safe_context": self.card.context_window,

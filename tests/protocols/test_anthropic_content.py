@@ -10,7 +10,7 @@ from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.canonical import for_the_model
 from start_llm.protocols.anthropic_content import read_conversation, read_tools
-from start_llm.protocols.images import UNSEEN_IMAGE
+from start_llm.protocols.content import UNSEEN_IMAGE
 from tests.protocols.helpers import body
 
 USER = {"role": "user", "content": "hi"}

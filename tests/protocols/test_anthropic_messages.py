@@ -205,7 +205,8 @@ def test_a_missing_limit_is_told_as_anthropic_does():
 
 def test_what_is_counted_is_what_would_be_asked():
     fields = {"system": "Be brief.", "messages": MESSAGES, "tools": [TOOL], "thinking": {"type": "disabled"}}
-    counted, asked = parse_count(body(**fields), {}, CONTEXT), request(**fields)
+    counted, asked = parse_count(body(**fields), {}, CONTEXT).request, request(**fields)
+    assert isinstance(counted, ChatRequest)
     assert (counted.messages, counted.tools, counted.thinking) == (
         asked.messages,
         asked.tools,

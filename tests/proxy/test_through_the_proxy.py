@@ -143,7 +143,10 @@ MESSAGE = {"model": "claude-x", "max_tokens": 2, "messages": MESSAGES, "top_k": 
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/v1/messages", MESSAGE), ("/v1/responses", {"model": "gpt-x", "input": "Hello"})],
+    [
+        ("/v1/messages", MESSAGE),
+        ("/v1/responses", {"model": "gpt-x", "input": "Hello", "max_output_tokens": 16}),
+    ],
 )
 def test_other_protocols_pass_untranslated(proxied: Proxied, path: str, body: dict[str, Any]):
     proxied.tunnel.clear()
@@ -163,10 +166,10 @@ def test_a_message_comes_back_in_its_own_form(proxied: Proxied):
     assert usage["cache_read_input_tokens"] > 1
 
 
-def test_what_the_server_does_not_speak_yet_is_not_found(proxied: Proxied):
-    answer = proxied.ask("/v1/responses", {"model": "gpt-x", "input": "Hello"})
-    assert answer.status == 404
-    assert "There is nothing at" in answer.json["error"]["message"]
+def test_a_response_comes_back_in_its_own_form(proxied: Proxied):
+    answer = proxied.ask("/v1/responses", {"model": "gpt-x", "input": "Hello", "max_output_tokens": 16})
+    assert answer.status == 200, answer.json
+    assert (answer.json["object"], answer.json["usage"]["output_tokens"]) == ("response", 16)
 
 
 def test_a_wrong_value_is_a_400_that_names_the_field(proxied: Proxied):
@@ -180,7 +183,7 @@ def test_a_token_count_is_asked_of_the_server(proxied: Proxied):
     body = {"model": "claude-x", "messages": [{"role": "user", "content": "Hello"}]}
     answer = proxied.ask("/v1/messages/count_tokens", body)
     assert len(proxied.tunnel.heard("/v1/responses/input_tokens")) == 1
-    assert answer.json["input_tokens"] > 0, "LiteLLM's own estimate, until the server counts"
+    assert answer.json["input_tokens"] > 0, "what the server says to that, or LiteLLM's own estimate"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,7 @@ from start_llm.models.footprint import measure
 from start_llm.models.loader import load
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
@@ -107,6 +108,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
             engine=metrics,
             cache=CacheMetrics(),
             transcripts=known.metrics,
+            responses=ResponseStore(),
             engine_is_alive=engine.is_alive,
         ),
         model=ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes),

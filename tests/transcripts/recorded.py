@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.chat import ChatRequest, Message, ToolCall
+from start_llm.core.chat import ChatRequest
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.protocols import anthropic_messages, openai_chat
+from start_llm.protocols import anthropic_messages, openai_chat, openai_responses
 from start_llm.protocols.base import Context, ModelFacts
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.seal import KEY_BYTES, Seal
-from start_llm.protocols.sessions import session_id
 
 _FOLDER = Path(__file__).with_name("echoes")
 _CONTEXT = Context(ModelFacts("local-model", 1000, lambda _: b""), b"", Seal(bytes(KEY_BYTES)))
@@ -89,57 +88,9 @@ def messages(body: Body, headers: Headers) -> ChatRequest:
 
 
 def responses(body: Body, headers: Headers) -> ChatRequest:
-    """What a parser of OpenAI's responses has to do with them, for as long as there is none.
-
-    Items of the assistant that follow each other are one reply.
-    """
-    read: list[Message] = []
-    for item in body["input"]:
-        one = _ITEMS[item["type"]](item)
-        if read and read[-1].role == one.role == "assistant":
-            one = _with_more(read.pop(), one)
-        read.append(one)
-    functions = [tool for tool in body["tools"] if tool["type"] == "function"]
-    return ChatRequest(
-        messages=tuple(read),
-        tools=tuple(_function(tool, tool["parameters"]) for tool in functions),
-        session_id=session_id(Fields(dict(body)), headers),
-    )
-
-
-def _message_item(item: Body) -> Message:
-    role = "system" if item["role"] == "developer" else item["role"]
-    return Message(role=role, content=_joined(item["content"]))
-
-
-def _reasoning_item(item: Body) -> Message:
-    return Message(role="assistant", reasoning=_joined(item["content"], between=""))
-
-
-def _call_item(item: Body) -> Message:
-    call = ToolCall(item["call_id"], item["name"], json.loads(item["arguments"]))
-    return Message(role="assistant", tool_calls=(call,))
-
-
-def _output_item(item: Body) -> Message:
-    return Message(role="tool", content=item["output"], tool_call_id=item["call_id"])
-
-
-_ITEMS: Mapping[str, Callable[[Body], Message]] = {
-    "message": _message_item,
-    "reasoning": _reasoning_item,
-    "function_call": _call_item,
-    "function_call_output": _output_item,
-}
-
-
-def _with_more(reply: Message, more: Message) -> Message:
-    return replace(
-        reply,
-        content=reply.content + more.content,
-        reasoning=reply.reasoning or more.reasoning,
-        tool_calls=(*reply.tool_calls, *more.tool_calls),
-    )
+    request = openai_responses.parse(Fields(dict(body)), headers, _CONTEXT).request
+    assert isinstance(request, ChatRequest)
+    return request
 
 
 def _joined(blocks: Sequence[Body], *, between: str = _BETWEEN) -> str:

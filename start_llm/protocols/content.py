@@ -1,0 +1,88 @@
+"""Text out of the forms that clients have for it: strings, parts, arguments of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import InvalidRequest
+from start_llm.protocols.fields import Fields, parse_embedded, type_name
+
+TOOL_REFERENCE = "tool_reference"
+UNSEEN_IMAGE = "[image: this model cannot see images]"
+UNSEEN_FILE = "[file: this model cannot read files]"
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_UNSEEN_PARTS = {
+    **dict.fromkeys(("image_url", "input_image", "image"), UNSEEN_IMAGE),
+    "input_file": UNSEEN_FILE,
+}
+_REFUSALS = {
+    UNSEEN_IMAGE: "is an image, and this model cannot see images",
+    UNSEEN_FILE: "is a file, and this model cannot read files",
+}
+
+
+def read_content(item: Fields, name: str = "content", *, may_hold_images: bool) -> str:
+    """A string or an array of parts, joined.
+
+    Args:
+        may_hold_images: what the model cannot see becomes a note; otherwise it is refused.
+    """
+    value = item.value(name)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise item.expected(name, "a string or an array of parts")
+    parts: list[str] = []
+    for index, part in enumerate(value):
+        where = f"{name}[{index}]"
+        if isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, dict):
+            parts.append(_part(Fields(part, item.path_of(where)), may_hold_images=may_hold_images))
+        else:
+            raise item.fail(where, f"must be a string or an object, not {type_name(part)}")
+    return "".join(parts)
+
+
+def _part(part: Fields, *, may_hold_images: bool) -> str:
+    kind = part.required_text("type")
+    if kind == TOOL_REFERENCE:
+        return ""
+    if kind in _TEXT_PARTS:
+        text = part.text(_TEXT_PARTS[kind])
+        if text is None:
+            raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
+        return text
+    if kind in _UNSEEN_PARTS:
+        return unseen(part, _UNSEEN_PARTS[kind], is_refused=not may_hold_images)
+    raise part.fail("type", f"is {kind!r}; this model reads text")
+
+
+def unseen(part: Fields, note: str, *, is_refused: bool) -> str:
+    """The note that stands for a part that the model cannot see.
+
+    Args:
+        is_refused: it is asked about now. Others become the note: refused, they would come back every turn.
+
+    Raises:
+        InvalidRequest: names a part that is refused.
+    """
+    if is_refused:
+        raise InvalidRequest(f"'{part.path}' {_REFUSALS[note]}.", param=part.path)
+    return note
+
+
+def read_arguments(call: Fields) -> Mapping[str, Json]:
+    """Clients send the arguments as JSON text. Text that is no object is kept whole under `raw`."""
+    value = call.value("arguments")
+    if value is None or value == "":
+        return {}
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
+        raise call.expected("arguments", "a string of JSON")
+    parsed = parse_embedded(value)
+    return parsed if isinstance(parsed, dict) else {"raw": value}

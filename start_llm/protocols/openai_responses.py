@@ -1,0 +1,209 @@
+"""POST /v1/responses, and what is asked about one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message
+from start_llm.core.errors import RequestError
+from start_llm.core.sampling import Range
+from start_llm.protocols.base import Call, Context, openai_error
+from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation import TOKEN_COUNT
+from start_llm.protocols.openai_options import (
+    COMMON_NOT_YET,
+    FREE_TOOL_CHOICE,
+    NotYet,
+    read_options,
+    refuse_unbuilt,
+)
+from start_llm.protocols.response_store import Kept
+from start_llm.protocols.responses_input import Item, ItemReader, new_items
+from start_llm.protocols.responses_reply import ResponseReply
+from start_llm.protocols.responses_tools import Toolbox, read_toolbox
+from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.template_options import read_template_options
+
+_TOP_LOGPROBS = Range(0, 20)
+
+
+def _is_false(value: Json) -> bool:
+    return value is False
+
+
+def _is_nothing(_: Json) -> bool:
+    return False
+
+
+_NOT_YET = (
+    *COMMON_NOT_YET,
+    FREE_TOOL_CHOICE,
+    NotYet("background", _is_false, "must be false: a response is made while its client waits"),
+    NotYet("conversation", _is_nothing, "is not kept on this server; send previous_response_id"),
+    NotYet("prompt", _is_nothing, "names a stored prompt, and this server has none; send input"),
+)
+_TEXT_FORMAT: Json = {"type": "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a request is about: items of earlier responses, its own, and the instructions in force."""
+
+    earlier: Sequence[Item]
+    new: Sequence[Item]
+    instructions: str | None
+
+    @property
+    def items(self) -> list[Item]:
+        return [*self.earlier, *self.new]
+
+    @property
+    def fields(self) -> list[Fields]:
+        """All items, each with its place in the request."""
+        earlier = [Fields(item, f"previous_response_id[{at}]") for at, item in enumerate(self.earlier)]
+        return [*earlier, *(Fields(item, f"input[{at}]") for at, item in enumerate(self.new))]
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
+    """A response request. Transport-only fields end here."""
+    refuse_unbuilt(body, _NOT_YET)
+    _check_unread(body, context)
+    conversation = _read_conversation(body, context)
+    toolbox = read_toolbox(body, context.notices.tell)
+    options = _read_options(body, context)
+    request = ChatRequest(
+        messages=_read_messages(body, conversation, toolbox, context),
+        tools=() if body.value("tool_choice") == "none" else toolbox.schemas,
+        thinking=read_thinking(body),
+        template_options=read_template_options(body),
+        options=options,
+        session_id=session_id(body, headers),
+        lineage=lineage(body),
+    )
+    reply = ResponseReply(
+        asked=_repeated(body, context, conversation, options),
+        toolbox=toolbox,
+        as_summary=_wants_summary(body),
+        sealed=partial(context.seal.seal, tenant=context.tenant),
+        keep=partial(_keep, context, conversation, body.boolean("store", default=True)),
+    )
+    return Call(request, reply, body.boolean("stream"))
+
+
+def refusal(error: RequestError) -> dict[str, Json]:
+    """What is wrong with the messages is wrong with the input."""
+    param = "input" if error.param == "messages" else error.param
+    return openai_error(error.message, kind=error.kind, param=param, code=error.code)
+
+
+def counted(tokens: int) -> dict[str, Json]:
+    """The body of /v1/responses/input_tokens."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+def kept(context: Context, name: str) -> Mapping[str, Json]:
+    """The body of GET /v1/responses/{id}."""
+    return context.responses.get(context.tenant, name).body
+
+
+def deleted(context: Context, name: str) -> Mapping[str, Json]:
+    """The body of DELETE /v1/responses/{id}."""
+    context.responses.delete(context.tenant, name)
+    return {"id": name, "object": "response", "deleted": True}
+
+
+# ----------------------------------------------------------------------------------------------- the request
+
+
+def _check_unread(body: Fields, context: Context) -> None:
+    """Fields that are known and change nothing here have their types all the same."""
+    body.boolean("parallel_tool_calls")
+    body.array("include")
+    body.object("metadata")
+    body.text("truncation")
+    body.integer("top_logprobs", _TOP_LOGPROBS)
+    text = body.object("text")
+    form = text.object("format") if text else None
+    if form is not None and form.value("type") not in (None, "text"):
+        context.notices.tell(f"text.format {form.value('type')!r} is not enforced yet.")
+
+
+def _read_conversation(body: Fields, context: Context) -> _Conversation:
+    """Instructions carry on from the earlier response when the request has none."""
+
+    def found(name: str, param: str) -> Item:
+        return context.responses.item(context.tenant, name, param=param)
+
+    instructions, previous = body.text("instructions"), body.text("previous_response_id")
+    if previous is None:
+        return _Conversation((), new_items(body, found), instructions)
+    earlier = context.responses.get(context.tenant, previous, param="previous_response_id")
+    told = earlier.instructions if instructions is None else instructions
+    return _Conversation(earlier.items, new_items(body, found), told)
+
+
+def _read_messages(
+    body: Fields, conversation: _Conversation, toolbox: Toolbox, context: Context
+) -> tuple[Message, ...]:
+    reader = ItemReader(
+        toolbox=toolbox,
+        opened=partial(context.seal.open, tenant=context.tenant),
+        tell=context.notices.tell,
+    )
+    messages = reader.messages(conversation.fields)
+    if not messages:
+        raise body.fail("input", "must be a string, or an array with at least one item that says something")
+    told = conversation.instructions
+    return (Message(role="system", content=told), *messages) if told else messages
+
+
+def _read_options(body: Fields, context: Context) -> GenerationOptions:
+    options = read_options(body, vocabulary=context.model.vocabulary, top_logprobs=None)
+    limit = body.integer("max_output_tokens", TOKEN_COUNT)
+    return replace(options, max_tokens=limit or options.max_tokens)
+
+
+# -------------------------------------------------------------------------------------------------- the reply
+
+
+def _wants_summary(body: Fields) -> bool:
+    """Clients that ask for a summary show that; the others get the thought as it is."""
+    asked = body.value("reasoning")
+    return isinstance(asked, dict) and any(asked.get(name) for name in ("summary", "generate_summary"))
+
+
+def _repeated(
+    body: Fields, context: Context, conversation: _Conversation, options: GenerationOptions
+) -> dict[str, Json]:
+    """What a response repeats of its request."""
+    reasoning, text = body.value("reasoning"), body.object("text")
+    asked: Mapping[str, Json] = reasoning if isinstance(reasoning, dict) else {}
+    return {
+        "model": body.text("model") or context.model.id,
+        "instructions": conversation.instructions,
+        "max_output_tokens": options.max_tokens,
+        "metadata": body.value("metadata") or {},
+        "parallel_tool_calls": body.boolean("parallel_tool_calls", default=True),
+        "previous_response_id": body.value("previous_response_id"),
+        "prompt_cache_key": body.value("prompt_cache_key"),
+        "reasoning": {name: asked.get(name) for name in ("effort", "summary")},
+        "store": body.boolean("store", default=True),
+        "temperature": options.sampling.temperature,
+        "text": {"format": text.value("format") if text and text.value("format") else _TEXT_FORMAT},
+        "tool_choice": body.value("tool_choice") or "auto",
+        "tools": body.array("tools"),
+        "top_p": options.sampling.top_p,
+        "truncation": body.text("truncation") or "disabled",
+        "user": body.value("user"),
+    }
+
+
+def _keep(
+    context: Context, conversation: _Conversation, is_wanted: bool, name: str, body: Mapping[str, Json]
+) -> None:
+    if is_wanted:
+        told = Kept(input=conversation.items, instructions=conversation.instructions, body=body)
+        context.responses.keep(context.tenant, name, told)
