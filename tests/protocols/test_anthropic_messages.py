@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, Message, Thinking
 from start_llm.core.errors import (
@@ -197,6 +198,54 @@ def test_the_field_at_fault_is_named(fields, param):
     error = refusal(**fields)
     assert error.param == param
     assert param in error.message
+
+
+WRONG = {"boolean": True, "number": 7.5, "string": "x", "array": [[]], "object": {"x": 1}}
+RIGHT = {
+    "model": "string",
+    "messages": "",
+    "max_tokens": "",
+    "system": "string",
+    "stream": "boolean",
+    "stop_sequences": "string",
+    "temperature": "",
+    "top_p": "",
+    "top_k": "",
+    "tools": "",
+    "tool_choice": "object",
+    "thinking": "boolean string object",
+    "output_config": "object",
+    "chat_template_kwargs": "object",
+}
+"""Types that a field may have; a value of another one, or a number that it cannot be, is refused."""
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_wrong_type_is_refused_and_named(name):
+    for kind, value in WRONG.items():
+        if kind not in RIGHT[name].split():
+            error = refusal(**{name: value})
+            assert (error.param or "").startswith(name), kind
+
+
+_texts = st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "document", "ours", ""])
+_words = st.sampled_from(
+    "type text content source data thinking signature input name id tool_use_id is_error role".split()
+)
+_junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | _texts,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(_words, inside, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["user", "assistant", "system"]), _junk, _junk, _junk)
+def test_any_junk_is_read_or_refused(role, content, system, tool):
+    messages = [{"role": role, "content": content}]
+    try:
+        call(messages=messages, system=system, tools=[tool])
+    except InvalidRequest as error:
+        assert error.param
 
 
 def test_a_missing_limit_is_told_as_anthropic_does():
