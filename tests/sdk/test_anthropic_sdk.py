@@ -297,6 +297,14 @@ def test_25_counts_at_once(scripted):
     assert len(set(asyncio.run(run()))) == 25
 
 
+# ----------------------------------------------------------------------------------------------------- models
+
+
+def test_the_loaded_model_is_listed(client: Client, scripted: Server):
+    (model,) = client.call("models.list", limit=1000).data
+    assert model.id == scripted.get("/v1/models")["data"][0]["id"]
+
+
 # ----------------------------------------------------------------------------------------------------- errors
 
 
