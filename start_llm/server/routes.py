@@ -8,11 +8,14 @@ from urllib.parse import unquote
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
-from start_llm.protocols import openai_chat, openai_completions, openai_responses
+from start_llm.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
+from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.base import Context, Parser, openai_refusal
 from start_llm.protocols.explained import explained
 from start_llm.server.status import Status
 from start_llm.service import Service
+
+type Refusal = Callable[[RequestError], dict[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Wire:
 
     path: str
     parse: Parser
-    refusal: Callable[[RequestError], dict[str, Json]]
+    refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ class Page:
 
 _CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
 _TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
+_MESSAGES = Wire("/v1/messages", anthropic_messages.parse, anthropic_refusal)
+_MESSAGE_TOKENS = Count(
+    Wire("/v1/messages/count_tokens", anthropic_messages.parse_count, anthropic_refusal),
+    anthropic_messages.count_json,
+)
 _RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
 _RESPONSE_TOKENS = Question(
     _RESPONSES, lambda service, request: openai_responses.counted(service.count(request))
@@ -61,6 +69,8 @@ WIRES: Mapping[str, Wire | Question] = {
     "/chat/completions": _CHAT,
     _TEXT.path: _TEXT,
     "/completions": _TEXT,
+    _MESSAGES.path: _MESSAGES,
+    _MESSAGE_TOKENS.wire.path: _MESSAGE_TOKENS,
     _RESPONSES.path: _RESPONSES,
     "/responses": _RESPONSES,
     f"{_RESPONSES.path}/input_tokens": _RESPONSE_TOKENS,
@@ -69,6 +79,7 @@ WIRES: Mapping[str, Wire | Question] = {
 }
 PAGES: Mapping[str, Page] = {
     "/": Page(Status.greeting),
+    "/api/hello": Page(Status.greeting),
     "/health": Page(Status.health),
     "/stats": Page(Status.stats),
     "/v1/models": _MODELS,
