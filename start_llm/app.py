@@ -55,6 +55,7 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.lineage import Lineages
+from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits as TranscriptLimits
 from start_llm.transcripts.store import TranscriptStore
@@ -240,6 +241,7 @@ class App:
             thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
             seen=SeenConversations(),
             lineages=Lineages(),
+            recent=RecentConversations(),
             metrics=metrics,
             canonical_reply=canonical_reply,
             token_bytes=tokenizer.token_bytes,

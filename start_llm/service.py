@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, GenerationRequest, Origin
 from start_llm.core.errors import ContextOverflow
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text
+from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.prompt import Prompt
@@ -21,7 +22,6 @@ from start_llm.output.tool_calls.schema import Tools
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
 from start_llm.telemetry.account import Account, Reports
-from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.telemetry.terminal import RequestLine
 from start_llm.telemetry.trace import Asked, session_digest
 from start_llm.transcripts.turn import Transcripts, Turn
@@ -43,6 +43,10 @@ class EnginePort(Protocol):
     """What the service needs of an engine."""
 
     def submit(self, job: Job) -> Generation: ...
+
+    def peek(self, job: Job) -> Restored:
+        """What the cache would restore of its prompt."""
+        ...
 
 
 class ServiceTokenizer(TemplateTokenizer, Protocol):
@@ -88,8 +92,6 @@ class Service:
         self._tokenizer = tokenizer
         self._preparer = preparer
         self._transcripts = transcripts
-        # What is only counted is bound as well, and no binding for `/stats`.
-        self._uncounted = replace(transcripts, metrics=TranscriptMetrics())
         self._traits = traits
         self._reports = reports
 
@@ -107,7 +109,7 @@ class Service:
         generation = self._engine.submit(job)
         turn.asked()
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
-        account = Account(self._reports, line, _asked(request, origin, prompt, turn))
+        account = Account(self._reports, line, _asked(request, origin, prompt, turn), turn.explained)
         return Answer(generation, output, turn, account)
 
     def count(self, request: GenerationRequest) -> int:
@@ -117,7 +119,18 @@ class Service:
             RequestError: the prompt cannot be made. One that is too long is counted all the same.
         """
         prompt = self._preparer.prepare(request)
-        return len(self._uncounted.begin(prompt, self._traits.context_window).tokens)
+        return len(self._transcripts.begin(prompt, self._traits.context_window).tokens)
+
+    def explain(self, request: GenerationRequest) -> Explanation:
+        """What is known of the prompt of a request, and why not more. Generates and remembers nothing.
+
+        Raises:
+            RequestError: the request cannot be served.
+            EngineDied: the engine does not answer.
+        """
+        prompt = self._preparer.prepare(request)
+        turn = self._transcripts.begin(prompt, self._traits.context_window)
+        return turn.explained(self._engine.peek(self._plan(request, prompt, turn)))
 
     def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
         return Job(

@@ -40,7 +40,7 @@ def test_curl_line_gets_an_answer(line: str) -> None:
         assert events[-1] == "[DONE]"
         assert json.loads(events[-2])["choices"][0]["finish_reason"] == "stop"
     else:
-        assert not json.loads(done.stdout).get("error")
+        assert json.loads(done.stdout).get("error") is None
 
 
 def test_readme_shows_the_endpoints_with_curl() -> None:

@@ -124,6 +124,11 @@ class Engine:
         self.jobs.append(job)
         return self.script
 
+    def peek(self, job: Job) -> Restored:
+        if self.refusal:
+            raise self.refusal
+        return Restored(len(job.prompt) - 1)
+
 
 class Traced(Trace):
     """Keeps what it would write."""

@@ -21,6 +21,9 @@ from mlx.utils import tree_flatten, tree_map
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc keeps what is freed between things that stay; MLX allocates with it on Linux (lesson 14)."""
 
+_SMALL_BYTES = 2**20
+"""Beside more than this, the 16 KiB that `mx.contiguous` may leave are nothing."""
+
 type Arrays = tuple[mx.array, ...]
 """Arrays of one leaf."""
 
@@ -153,11 +156,8 @@ class Layers:
         return caches
 
     def settle(self, caches: Sequence[Any]) -> None:
-        """Compute what is still lazy, and let go of larger arrays that leaves are slices of."""
-        for leaf in _leaves(caches):
-            if not leaf.empty():
-                leaf.state = tree_map(_let_go, leaf.state)
-        mx.eval([leaf.state for leaf in _leaves(caches)])
+        """Caches that are kept: see `settle`."""
+        settle(caches)
 
     def view(self, caches: Sequence[Any], start: int, end: int) -> Cut:
         """Tokens `start` to `end` of all sliced leaves; not copied."""
@@ -238,16 +238,15 @@ class Layers:
         return sum(leaf.nbytes for leaf, _ in _sliced(caches) if not leaf.empty())
 
 
-def compact(caches: Sequence[Any]) -> None:
-    """Compute leaves, and let go of larger arrays that they are views of. What is no view is not copied."""
+def settle(caches: Sequence[Any]) -> None:
+    """Compute what is still lazy, and let go of larger arrays that leaves are views of.
+
+    One leaf after the other, so that little is there twice (lesson 27).
+    """
     for leaf in _leaves(caches):
         if not leaf.empty():
-            leaf.state = tree_map(_compacted, leaf.state)
+            leaf.state = tree_map(_let_go, leaf.state)
             mx.eval(leaf.state)
-
-
-def _compacted(value: Any) -> Any:
-    return mx.contiguous(value) if isinstance(value, mx.array) else value
 
 
 def _emptied(leaf: Any, kind: _Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
@@ -267,7 +266,10 @@ def _own(array: mx.array) -> mx.array:
 
 
 def _let_go(value: Any) -> Any:
-    return _own(value) if isinstance(value, mx.array) else value
+    """What is large, and no view of something much larger, is not copied."""
+    if not isinstance(value, mx.array):
+        return value
+    return _own(value) if value.nbytes < _SMALL_BYTES else mx.contiguous(value)
 
 
 def _one_behind_the_other(parts: Sequence[mx.array]) -> mx.array:

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from start_llm.cache.checkpoints import places, superseded
 from start_llm.cache.eviction import Evictor, Limits
@@ -39,6 +39,18 @@ class Opened:
 
     strand: Strand
     stops: tuple[int, ...]
+    restored: Restored
+
+
+class _Found(NamedTuple):
+    """What there is of a prompt.
+
+    Attributes:
+        matched: the full pages that it begins with.
+    """
+
+    matched: list[Page]
+    plan: Plan
     restored: Restored
 
 
@@ -83,25 +95,43 @@ class PromptCache:
             boundaries: ends of the messages, ascending, in tokens.
             told: tokens that stand for messages which were computed before, spelled otherwise perhaps.
         """
-        now, rejected = self._clock(), self._store.tree.rejected_keys
-        root = self._root(salt)
-        matched = self._store.tree.match(root, ids[:-1])
-        plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
-        kept = kept_length(root, matched, ids)
+        now, root = self._clock(), self._root(salt)
+        found = self._find(root, ids, boundaries, told)
+        plan = found.plan
         strand = self._taken(plan, root) if plan.hand_over else self._copied(plan, root, ids)
         self._use(strand, plan, now)
-        strand.boundaries = tuple(min(end, len(ids) - 1) for end in boundaries)
+        strand.boundaries = _ends(ids, boundaries)
         prompt_end = strand.boundaries[-1] if strand.boundaries else len(ids) - 1
         strand.shared_to = max(strand.shared_to, prompt_end)
         strand.prompt_length = len(ids)
-        last = matched[-1] if matched else root
-        once = max(self._ledger.known(last, ids[:-1], strand.boundaries), plan.length)
-        strand.known = max(once, min(told, len(ids) - 1))
-        rejected = self._store.tree.rejected_keys - rejected
-        restored = Restored(plan.length, _miss(plan, strand, kept, once), rejected)
-        self._note_lookup(plan, restored)
+        strand.known = found.restored.known
+        self._note_lookup(plan, found.restored)
         self._store.admit(strand)
-        return Opened(strand, self._stops(strand, matched), restored)
+        return Opened(strand, self._stops(strand, found.matched), found.restored)
+
+    def peek(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Restored:
+        """What `open` would restore. Nothing changes, and nothing is counted."""
+        rejected = self._store.tree.rejected_keys
+        found = self._find(self._root(salt), ids, boundaries, told)
+        self._store.tree.rejected_keys = rejected
+        return found.restored
+
+    def _find(self, root: Page, ids: tuple[int, ...], boundaries: Sequence[int], told: int) -> _Found:
+        rejected = self._store.tree.rejected_keys
+        matched = self._store.tree.match(root, ids[:-1])
+        plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
+        kept = kept_length(root, matched, ids)
+        last = matched[-1] if matched else root
+        once = max(self._ledger.known(last, ids[:-1], _ends(ids, boundaries)), plan.length)
+        known = max(once, min(told, len(ids) - 1))
+        restored = Restored(
+            plan.length,
+            _miss(plan, known=known, kept=kept, once=once),
+            rejected_keys=self._store.tree.rejected_keys - rejected,
+            kept=max(kept, plan.length),
+            known=known,
+        )
+        return _Found(matched, plan, restored)
 
     def _root(self, salt: bytes) -> Page:
         """Two digests of equal length: no salt can look like the end of an identity."""
@@ -261,15 +291,21 @@ class PromptCache:
         metrics.strands = len(store.strands)
 
 
-def _miss(plan: Plan, strand: Strand, kept: int, once: int) -> Miss | None:
+def _ends(ids: tuple[int, ...], boundaries: Sequence[int]) -> tuple[int, ...]:
+    """Ends of messages, at least one token short of all."""
+    return tuple(min(end, len(ids) - 1) for end in boundaries)
+
+
+def _miss(plan: Plan, *, known: int, kept: int, once: int) -> Miss | None:
     """Why no more is restored.
 
     Args:
+        known: tokens that stand for what was computed, in these words or in others.
         kept, once: how many of these very tokens are kept, and were ever computed.
     """
     if once > plan.length:
         return "no_state" if kept >= once else "evicted"
-    if strand.known > plan.length:
+    if known > plan.length:
         return "drift"
     return None if plan.length else "new"
 
@@ -294,6 +330,15 @@ class NoReuse:
         self._metrics.misses["off"] += 1
         self._metrics.computed_tokens += 1  # the last one, which no chunk computes
         return Opened(Strand(self._layers.fresh(), self._root), (), Restored(0, "off"))
+
+    def peek(
+        self,
+        ids: tuple[int, ...],  # noqa: ARG002
+        salt: bytes,  # noqa: ARG002
+        boundaries: Sequence[int],  # noqa: ARG002
+        told: int = 0,  # noqa: ARG002
+    ) -> Restored:
+        return Restored(0, "off")
 
     def grew(self, strand: Strand, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
         self._metrics.computed_tokens += len(tokens)

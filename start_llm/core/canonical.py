@@ -87,12 +87,38 @@ class LiveValue:
         return text_digest(self.text)
 
 
+class Ignored(NamedTuple):
+    """What a rule leaves out of a message, or of all of it, when conversations are compared.
+
+    Attributes:
+        rule, drift: its name and its class.
+        digest: of what is left out.
+    """
+
+    rule: str
+    drift: str
+    digest: bytes
+
+
+class Root(NamedTuple):
+    """What stands in front of the first message."""
+
+    options: CanonicalKey
+    tools: CanonicalKey
+
+    def key(self, tenant: bytes) -> CanonicalKey:
+        """Where a chain begins: whoever differs in any of these shares nothing."""
+        return CanonicalKey.of(tenant, self.options.digest, self.tools.digest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A request, as it is compared.
 
     Attributes:
         tenant: whose it is.
+        root: what stands in front of it.
+        roles: of the messages.
         messages: as they are compared.
         keys: of its prefixes: one for each message.
         echoed: for each message the digest of the thought that the client sent; None: it sent none.
@@ -101,9 +127,13 @@ class Conversation:
         live: for each message what it says of now, which its key leaves out too.
         notable: for each message whether a note may stand behind it.
         session: whose it is, as the client says, or as its first messages say.
+        ignored: for each message what else its key leaves out.
+        transient: messages behind these, which the next request will not have.
     """
 
     tenant: bytes
+    root: Root
+    roles: Sequence[str]
     messages: Sequence[CanonicalMessage]
     keys: Sequence[CanonicalKey]
     echoed: Sequence[bytes | None]
@@ -112,6 +142,8 @@ class Conversation:
     live: Sequence[tuple[LiveValue, ...]]
     notable: Sequence[bool]
     session: str
+    ignored: Sequence[tuple[Ignored, ...]]
+    transient: tuple[Ignored, ...] = ()
 
     def words(self, depth: int, *more: CanonicalMessage) -> CanonicalKey:
         """Names what was said up to a message, and then, whatever tools and options there were."""

@@ -25,11 +25,20 @@ class Restored:
         tokens: of the prompt, that need no computing.
         miss: why there are not more; None: there is nothing more that was ever computed.
         rejected_keys: candidates with the right key and other tokens, which were passed over.
+        kept: tokens of the prompt that are kept, whether or not there is state at their end.
+        known: tokens that stand for what was computed before, in these words or in others.
     """
 
     tokens: int
     miss: Miss | None = None
     rejected_keys: int = 0
+    kept: int = 0
+    known: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Tokens that have to be computed again."""
+        return max(self.known - self.tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
-from start_llm.cache.layers import compact
+from start_llm.cache.layers import settle
 from start_llm.engine.row import Row, Sampled
 from start_llm.engine.sampling import greedy
 
@@ -113,7 +113,7 @@ class Batch:
         # Else the batch as it was stays in memory until the next step: behind what is not computed yet, and
         # behind rows that are views of it, which is how mlx_lm takes padding away (lesson 26).
         mx.eval([cache.state for cache in caches])
-        compact(self._running.prompt_cache)
+        settle(self._running.prompt_cache)
         if not self._rows:
             self._forget_last_step()
         return Held(cast("list[Any]", caches), len(tokens))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
-from start_llm.core.events import Failed
+from start_llm.core.events import Failed, Restored
 from start_llm.core.job import Job
 from start_llm.engine.generation import Generation
+from start_llm.engine.look import Look
 from start_llm.engine.loop import STOPPING, EngineLoop, Inbox, Machinery
 from start_llm.telemetry.metrics import EngineMetrics
+
+_BETWEEN_LOOKS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,22 @@ class Engine:
             # It ended between the two lines above, and nobody reads the inbox any more.
             generation.emit(Failed(STOPPING))
         return generation
+
+    def peek(self, job: Job) -> Restored:
+        """What the cache would restore of a job's prompt if its turn came now. Computes nothing.
+
+        Raises:
+            EngineDied: the engine has stopped, or failed to tell.
+        """
+        look = Look(job)
+        self._inbox.put(look)
+        while self.is_alive():
+            with suppress(queue.Empty):
+                restored = look.wait(_BETWEEN_LOOKS_S)
+                if restored is None:
+                    break
+                return restored
+        raise EngineDied("The engine cannot tell what it has of this prompt.")
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()

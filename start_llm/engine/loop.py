@@ -18,13 +18,14 @@ from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.core.events import Failed
 from start_llm.engine.batch import Decoder
 from start_llm.engine.generation import Generation
+from start_llm.engine.look import Look
 from start_llm.engine.prefill import ChunkPacer, Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
 from start_llm.telemetry.metrics import EngineMetrics
 
-type Inbox = queue.SimpleQueue[Generation | None]
-"""Requests from HTTP threads; None asks the engine to stop."""
+type Inbox = queue.SimpleQueue[Generation | Look | None]
+"""Requests and questions from HTTP threads; None asks the engine to stop."""
 
 
 STOPPING = "The server is stopping."
@@ -107,11 +108,22 @@ class EngineLoop:
             while True:
                 self._note(self._inbox.get_nowait())
 
-    def _note(self, request: Generation | None) -> None:
-        if request is None:
-            self._stopping = True
-        else:
-            self._waiting.append(request)
+    def _note(self, request: Generation | Look | None) -> None:
+        match request:
+            case Generation():
+                self._waiting.append(request)
+            case Look():
+                self._guarded(partial(self._tell, request), partial(self._cannot_tell, request))
+            case None:
+                self._stopping = True
+
+    def _tell(self, look: Look) -> None:
+        job = look.job
+        look.answer(self._cache.peek(job.prompt.ids, job.salt, job.boundaries, job.known))
+
+    def _cannot_tell(self, look: Look) -> list[Generation]:
+        look.answer(None)
+        return []
 
     def _drop_cancelled(self) -> None:
         self._waiting = deque(request for request in self._waiting if not request.cancelled)

@@ -15,8 +15,10 @@ from typing import Literal
 from start_llm.core.canonical import (
     CanonicalKey,
     CanonicalMessage,
+    Ignored,
     LiveField,
     LiveValue,
+    Root,
     text_digest,
 )
 from start_llm.core.chat import Json, Message, Role, ToolCall
@@ -98,17 +100,30 @@ def canonical_reply(reply: Message) -> CanonicalMessage:
     return canonical([reply])[0]
 
 
-def root_key(
-    tenant: bytes, options: Mapping[str, Json], tools: Sequence[Mapping[str, Json]], dates: Sequence[str]
-) -> CanonicalKey:
-    """Where a chain begins: whoever differs in any of these shares nothing. Tools may come in any order.
+def ignored(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[tuple[Ignored, ...]]:
+    """For each message what rules leave out that does not say how things are now."""
+    leaving = _applying(messages, [rule for rule in rules if not rule.says_now])
+    return [
+        tuple(
+            Ignored(rule.name, rule.drift, text_digest(rule.value(message.content)))
+            for rule in of_message
+            if rule.without(message.content) != message.content
+        )
+        for message, of_message in leaving
+    ]
+
+
+def root_of(
+    options: Mapping[str, Json], tools: Sequence[Mapping[str, Json]], dates: Sequence[str] = ()
+) -> Root:
+    """What stands in front of the first message. Tools may come in any order.
 
     Args:
         options: of the template, without those that change nothing but what opens the reply.
         dates: that the template writes.
     """
-    told = _encoded([dict(options), list(dates)])
-    return CanonicalKey.of(tenant, told, *sorted(_encoded(dict(tool)) for tool in tools))
+    told = CanonicalKey.of(_encoded([dict(options), list(dates)]))
+    return Root(told, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
 
 
 def _changed(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[Message]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from start_llm.core.canonical import (
     CanonicalKey,
@@ -14,6 +15,7 @@ from start_llm.core.canonical import (
     Conversation,
     LiveField,
     LiveValue,
+    Root,
     chain,
     thought_digest,
 )
@@ -36,9 +38,10 @@ from start_llm.prompt.canonical import (
     DriftPolicy,
     canonical,
     for_the_model,
+    ignored,
     live_values,
     own_digests,
-    root_key,
+    root_of,
     rules_of,
 )
 from start_llm.prompt.drift import is_transient
@@ -73,6 +76,14 @@ _AS_THE_TEMPLATE_DOES = PromptPolicy()
 _UNSURE = "\0"
 _ASKING = ("user", "tool")
 _DATE = "the date"
+
+
+class _Compared(NamedTuple):
+    """Messages as they are compared, and the keys of their beginnings."""
+
+    root: Root
+    messages: list[CanonicalMessage]
+    keys: tuple[CanonicalKey, ...]
 
 
 class Preparer:
@@ -123,19 +134,19 @@ class Preparer:
             root = self._root(request, options, now)
         with _shallow("messages"):
             apart = [self._apart(message) for message in messages]
-            compared = canonical(apart, request.late_tools, rules=self._rules)
-            keys = chain(root, compared)
-            shown = self._for_the_model(messages, keys)
+            canonicals = canonical(apart, request.late_tools, rules=self._rules)
+            compared = _Compared(root, canonicals, chain(root.key(request.tenant), canonicals))
+            shown = self._for_the_model(messages, compared.keys)
             text = self._render(replace(request, messages=shown), transient, options, now)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
         boundaries = zip(text.places, encoded.cuts, strict=True)
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
-            conversation=self._conversation(request, shown, compared, keys, text, now),
+            conversation=self._conversation(request, transient, shown, compared, text, now),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
-            left_out=sum(message.left_out for message in compared),
+            left_out=sum(message.left_out for message in compared.messages),
             thought_is_open=self._opens_thought(text.tail),
             thinking=self._thinks(request.thinking),
         )
@@ -168,10 +179,10 @@ class Preparer:
 
     # ------------------------------------------------------------------------------------- what is compared
 
-    def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> CanonicalKey:
+    def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> Root:
         in_front = {name: value for name, value in options.items() if name not in self.facts.tail_options}
         dates = [] if self._tells_now else self._dates(now)
-        return root_key(request.tenant, in_front, request.tools, dates)
+        return root_of(in_front, request.tools, dates)
 
     @property
     def _tells_now(self) -> bool:
@@ -196,26 +207,35 @@ class Preparer:
     def _conversation(
         self,
         request: ChatRequest,
+        transient: tuple[Message, ...],
         messages: Sequence[Message],
-        compared: Sequence[CanonicalMessage],
-        keys: tuple[CanonicalKey, ...],
+        compared: _Compared,
         text: RenderedText,
         now: datetime,
     ) -> Conversation | None:
-        """None if no beginning of this prompt would be one of the next turn's."""
+        """None if no beginning of this prompt would be one of the next turn's.
+
+        Args:
+            transient: messages behind those of the request.
+            messages: those of the request, as the model is shown them.
+        """
         has_moving = {"tools": request.tools, "system": any(one.role == "system" for one in messages)}
         if any(has_moving[name] for name in self.facts.moving):
             return None
         return Conversation(
             tenant=request.tenant,
-            messages=compared,
-            keys=keys,
+            root=compared.root,
+            roles=[message.role for message in request.messages],
+            messages=compared.messages,
+            keys=compared.keys,
             echoed=[thought_digest(self._apart(message).reasoning) for message in request.messages],
             shown=list(_shown_thoughts([self._apart(message) for message in messages], text)),
             own=self._own(request.messages),
             live=self._live(request.messages, now),
             notable=[message.role in _ASKING for message in request.messages],
-            session=request.session_id or keys[_first_question(messages)].digest.hex(),
+            session=request.session_id or compared.keys[_first_question(messages)].digest.hex(),
+            ignored=ignored(request.messages, self._rules),
+            transient=tuple(one for some in ignored(transient, self._rules) for one in some),
         )
 
     def _own(self, messages: Sequence[Message]) -> list[bytes | None]:

@@ -30,7 +30,7 @@ from start_llm.protocols.base import Call, Context, Reply, openai_refusal
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Count, Own, Page, Wire, find
+from start_llm.server.routes import Own, Page, Question, Wire, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -86,9 +86,9 @@ class Handler(BaseHTTPRequestHandler):
                     self._send_json(*render(self.server.site.status))
                 case Own(render):
                     self._send_json(200, render(self._context()))
-                case Count(wire, told):
+                case Question(wire, ask):
                     _, request = self._read_call(wire)
-                    self._send_json(200, told(self.server.site.service.count(request)))
+                    self._send_json(200, ask(self.server.site.service, request))
                 case Wire() as wire:
                     self._generate(wire)
         except RequestError as error:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
 from start_llm.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
 from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.base import Context, Parser, openai_refusal
+from start_llm.protocols.explained import explained
 from start_llm.server.status import Status
+from start_llm.service import Service
 
 type Refusal = Callable[[RequestError], dict[str, Json]]
 
@@ -26,11 +28,11 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """An endpoint that says how many tokens the prompt of such a request has: what to read, what to say."""
+class Question:
+    """An endpoint that takes what `wire` takes, and says something of it without computing anything."""
 
     wire: Wire
-    told: Callable[[int], Mapping[str, Json]]
+    ask: Callable[[Service, GenerationRequest], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +52,19 @@ class Page:
 _CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
 _TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
 _MESSAGES = Wire("/v1/messages", anthropic_messages.parse, anthropic_refusal)
-_MESSAGE_TOKENS = Count(
+_MESSAGE_TOKENS = Question(
     Wire("/v1/messages/count_tokens", anthropic_messages.parse_count, anthropic_refusal),
-    anthropic_messages.count_json,
+    lambda service, request: anthropic_messages.count_json(service.count(request)),
 )
 _RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
-_RESPONSE_TOKENS = Count(_RESPONSES, openai_responses.counted)
+_RESPONSE_TOKENS = Question(
+    _RESPONSES, lambda service, request: openai_responses.counted(service.count(request))
+)
+_EXPLAIN = Question(_CHAT, lambda service, request: explained(service.explain(request)))
 _MODELS = Page(Status.models)
 
-type Endpoint = Wire | Count | Own | Page
-WIRES: Mapping[str, Wire | Count] = {
+type Endpoint = Wire | Question | Own | Page
+WIRES: Mapping[str, Wire | Question] = {
     _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
     _TEXT.path: _TEXT,
@@ -70,6 +75,7 @@ WIRES: Mapping[str, Wire | Count] = {
     "/responses": _RESPONSES,
     f"{_RESPONSES.path}/input_tokens": _RESPONSE_TOKENS,
     "/responses/input_tokens": _RESPONSE_TOKENS,
+    "/v1/cache/explain": _EXPLAIN,
 }
 PAGES: Mapping[str, Page] = {
     "/": Page(Status.greeting),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored, Text, Usage
+from start_llm.core.explanation import Explanation
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
 from start_llm.telemetry.trace import Asked, Ended, Texts, Trace
@@ -20,13 +22,19 @@ class Reports:
     trace: Trace | None = None
 
 
+type Explain = Callable[[Restored], Explanation]
+"""Why not more of a prompt is known than what was restored."""
+
+
 class Account:
     """What becomes of a request. Owned by its HTTP thread."""
 
-    def __init__(self, reports: Reports, line: RequestLine, asked: Asked) -> None:
+    def __init__(self, reports: Reports, line: RequestLine, asked: Asked, explain: Explain) -> None:
         self._reports = reports
         self._line = line
         self._asked = asked
+        self._explain = explain
+        self._explanation: Explanation | None = None
         self._restored: Restored | None = None
         self._prefilled = 0
         self._ending = "cancelled"
@@ -40,6 +48,9 @@ class Account:
         match event:
             case Restored():
                 self._restored = event
+                self._explanation = self._explain(event)
+                if self._explanation.is_miss:
+                    self._reports.terminal.missed(self._line, self._explanation)
             case Prefilling():
                 self._prefilled = event.done
                 self._reports.terminal.prefilling(self._line, event)
@@ -67,6 +78,8 @@ class Account:
 
     def _ended(self, replied: int) -> Ended:
         now, line, restored = time.perf_counter(), self._line, self._restored or Restored(0)
+        explanation = self._explanation or self._explain(restored)
+        cause = explanation.cause
         return Ended(
             ending=self._ending,
             cached_tokens=restored.tokens,
@@ -76,6 +89,12 @@ class Account:
             total_seconds=round(now - line.began, 4),
             cache_hit=restored.tokens > 0 if self._restored else None,
             miss_reason=restored.miss,
+            kept_tokens=restored.kept,
+            lost_tokens=explanation.lost,
+            divergent_message=cause.message if cause else None,
+            divergent_token=cause.token if cause else None,
+            drift_class=cause.drift if cause else None,
+            drift_rule=cause.rule if cause else None,
             cache_metrics_bumped_this_request={
                 "vlm_retreat": 0,
                 "hybrid_trim_miss": int(restored.miss == "no_state"),

@@ -113,9 +113,13 @@ class TranscriptMetrics:
     healed: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note_binding(self, recorded: int, replaced: int, refusal: str | None) -> None:
+    def note_binding(
+        self, recorded: int, replaced: int, refusal: str | None = None, note_tokens: int = 0
+    ) -> None:
         """`recorded` tokens take the place of `replaced` fresh ones, unless there is a refusal."""
         with self._lock:
+            self.notes += note_tokens > 0
+            self.note_tokens += note_tokens
             if refusal is not None:
                 self.refused[refusal] += 1
             if refusal is not None or not recorded:
@@ -124,11 +128,6 @@ class TranscriptMetrics:
             self.bound += 1
             self.bound_tokens += recorded
             self.kept_tokens += recorded - replaced
-
-    def note_note(self, tokens: int) -> None:
-        with self._lock:
-            self.notes += tokens > 0
-            self.note_tokens += tokens
 
     def note_healed(self) -> None:
         with self._lock:

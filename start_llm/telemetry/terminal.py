@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from start_llm.core.events import Prefilling, Usage
+from start_llm.core.explanation import Explanation
 
 _QUIET_PREFILL_S = 2.0
 _BETWEEN_PROGRESS_S = 2.0
@@ -81,6 +82,10 @@ class Terminal:
             f"{_clock()} {line.name:<12}  prefill {progress.done:,}/{progress.total:,} ({share:.0%})"
             f"  {progress.done / elapsed:,.0f} tok/s"
         )
+
+    def missed(self, line: RequestLine, explanation: Explanation) -> None:
+        """Why a conversation that is known has to be read again."""
+        self.say(f"{_clock()} {line.name:<12}  {explanation.line}")
 
     def finished(self, line: RequestLine, ending: str, usage: Usage | None) -> None:
         """One line for each request, however it ended."""

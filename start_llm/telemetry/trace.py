@@ -55,6 +55,12 @@ class Ended:
     total_seconds: float
     cache_hit: bool | None
     miss_reason: str | None
+    kept_tokens: int
+    lost_tokens: int
+    divergent_message: int | None
+    divergent_token: int | None
+    drift_class: str | None
+    drift_rule: str | None
     cache_metrics_bumped_this_request: Mapping[str, int]
 
 

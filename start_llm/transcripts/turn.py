@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, thought_digest
-from start_llm.core.chat import Json, KeptThoughts, Message, ToolCall
-from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Finished, Output, Reasoning
+from start_llm.core.chat import KeptThoughts, Message
+from start_llm.core.events import (
+    Finished,
+    Output,
+    Restored,
+)
+from start_llm.core.explanation import Against, Explanation
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.bind import (
@@ -20,13 +25,14 @@ from start_llm.transcripts.bind import (
     record_prompt,
     with_note,
 )
+from start_llm.transcripts.explain import Asked, again, differences
 from start_llm.transcripts.lineage import Lineages
+from start_llm.transcripts.recent import Computed, RecentConversations
 from start_llm.transcripts.safety import says_the_same
+from start_llm.transcripts.said import Said
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Held, TranscriptStore, Variant
 from start_llm.transcripts.thoughts import ThoughtStore
-
-_UNDECODABLE = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,7 @@ class Transcripts:
     Attributes:
         seen: what was ever computed, whether or not anything of it is left.
         lineages: whose replies are.
+        recent: what was computed last.
         canonical_reply: what is compared of a reply when it is sent back.
         token_bytes: the bytes that a token id stands for.
         encode: the tokens of a text, for notes.
@@ -73,6 +80,7 @@ class Transcripts:
     thoughts: ThoughtStore
     seen: SeenConversations
     lineages: Lineages
+    recent: RecentConversations
     metrics: TranscriptMetrics
     canonical_reply: Callable[[Message], CanonicalMessage]
     token_bytes: Callable[[int], bytes]
@@ -97,7 +105,7 @@ class Transcripts:
         conversation = prompt.conversation
         if conversation is None:
             bound = Bound(prompt.tokens.ids, prompt.boundaries, Held((), (), (), ()))
-            return Turn(self, prompt, bound, 0, Findings())
+            return Turn(self, prompt, bound, 0, Findings(), None)
         bound = bind(
             self.store,
             conversation,
@@ -109,14 +117,19 @@ class Transcripts:
         unbound = fresh(conversation, prompt.tokens.ids, prompt.boundaries)
         noted = with_note(bound, conversation, self.encode) if bound.prefix else bound
         refusal = self._refusal(noted, unbound, window) if noted else "costly"
-        self.metrics.note_binding(bound.prefix.length if bound.prefix else 0, bound.replaced, refusal)
         seen = self.seen.depth(conversation.keys)
         # Tokens of the fresh rendering that stand for messages which were computed before.
         old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
         chosen = unbound if refusal or not noted else noted
-        self.metrics.note_note(len(chosen.ids) - len(bound.ids) if chosen is noted else 0)
         known = max(len(chosen.ids) - (len(unbound.ids) - old), 0)
-        return Turn(self, prompt, chosen, known, Findings.of(chosen, seen, refusal))
+        findings = Findings.of(chosen, seen, refusal)
+        binding = _Binding(
+            bound.prefix.length if bound.prefix else 0,
+            bound.replaced,
+            refusal,
+            len(chosen.ids) - len(bound.ids) if chosen is noted else 0,
+        )
+        return Turn(self, prompt, chosen, known, findings, binding)
 
     def _refusal(self, bound: Bound, unbound: Bound, window: int) -> str | None:
         """Why the fresh rendering has to be taken, if it has."""
@@ -135,70 +148,13 @@ class Transcripts:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
-@dataclass(slots=True)
-class _Said:
-    """A reply, as a client will have it.
+class _Binding(NamedTuple):
+    """What is counted of how a prompt was bound: see `TranscriptMetrics`."""
 
-    Attributes:
-        content: the pieces of each text; a new text begins behind a call.
-        ended: the calls that are whole.
-    """
-
-    content: list[list[str]] = field(default_factory=lambda: [[]])
-    thought: list[str] = field(default_factory=list[str])
-    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
-    ended: set[int] = field(default_factory=set[int])
-
-    def add(self, output: Output) -> None:
-        match output:
-            case Content(text=text):
-                self.content[-1].append(text)
-            case Reasoning(text=text):
-                self.thought.append(text)
-            case CallStarted(index=index, name=name):
-                self.calls[index] = (name, [])
-                self.content.append([])
-            case CallArguments(index=index, text=text):
-                self.calls[index][1].append(text)
-            case CallEnded(index=index):
-                self.ended.add(index)
-
-    def messages(self, *, drops_calls: bool = False) -> list[Message]:
-        """It as clients send it back; none if it says nothing, or if a client would not get it as it was.
-
-        Where a call stood between two texts, some put a line break (lesson 17).
-
-        Args:
-            drops_calls: those that were cut are left out, as clients do.
-        """
-        texts = ["".join(pieces) for pieces in self.content]
-        joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
-        found = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
-        return [message for message in found if message is not None]
-
-    def _message(self, content: str, drops_calls: bool) -> Message | None:
-        told = [told for index, told in self.calls.items() if index in self.ended or not drops_calls]
-        calls = [_call(name, "".join(parts)) for name, parts in told]
-        if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
-            return None
-        thought = "".join(self.thought)
-        # What was taken for a thought until the reply ended without one was told as the answer too.
-        is_assumed = thought.strip() == content.strip()
-        return Message(
-            role="assistant",
-            content=content,
-            reasoning=None if is_assumed else thought or None,
-            tool_calls=tuple(call for call in calls if call is not None),
-        )
-
-
-def _call(name: str, arguments: str) -> ToolCall | None:
-    """None if the arguments are no object."""
-    try:
-        parsed = cast("Json", json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
-        return None
-    return ToolCall("", name, parsed) if isinstance(parsed, dict) else None
+    tokens: int
+    replaced: int
+    refusal: str | None
+    note_tokens: int
 
 
 class Turn:
@@ -211,15 +167,26 @@ class Turn:
     """
 
     def __init__(
-        self, transcripts: Transcripts, prompt: Prompt, bound: Bound, known: int, findings: Findings
+        self,
+        transcripts: Transcripts,
+        prompt: Prompt,
+        bound: Bound,
+        known: int,
+        findings: Findings,
+        binding: _Binding | None,
     ) -> None:
         self._transcripts = transcripts
+        self._request = prompt
         self._conversation = prompt.conversation
+        self._against = transcripts.recent.nearest(prompt.conversation) if prompt.conversation else None
+        self._binding = binding
+        self._computed: Computed | None = None
         self._bound = bound
         self._beginning = _beginning(prompt, bound)
         self._prompt: Variant | None = None
         self._written: list[int] = []
-        self._said = _Said()
+        self._said = Said()
+        self._has_left = False
         self.tokens = ModelTokens(bound.ids)
         self.boundaries = bound.boundaries
         self.known = known
@@ -236,9 +203,53 @@ class Turn:
 
     def asked(self) -> None:
         """The prompt is being computed: others may go on from it."""
-        if self._conversation is not None:
-            self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
-            self._transcripts.seen.note(*self._conversation.keys)
+        if self._conversation is None:
+            return
+        self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
+        self._transcripts.seen.note(*self._conversation.keys)
+        if self._binding:
+            self._transcripts.metrics.note_binding(*self._binding)
+        self._note_computed(self._conversation)
+
+    def explained(self, restored: Restored) -> Explanation:
+        """What is known of this prompt, and what it has otherwise than the turn before.
+
+        Args:
+            restored: what the cache has of it.
+        """
+        against, asked, findings = self._against, self._request, self.findings
+        found = Explanation(
+            prompt_tokens=len(self.tokens),
+            bound_messages=findings.messages,
+            bound_tokens=findings.tokens,
+            refusal=findings.refusal,
+            restored=restored,
+        )
+        if against is None or self._conversation is None:
+            return found
+        fresh_rendering = Asked(self._conversation, asked.tokens.ids, asked.boundaries)
+        to_read = Asked(self._conversation, self.tokens.ids, self.boundaries)
+        return replace(
+            found,
+            again=again(against, to_read, restored.tokens),
+            against=Against(messages=against.messages, tokens=len(against.ids)),
+            differences=tuple(differences(against, fresh_rendering, self._transcripts.text)),
+        )
+
+    def _note_computed(self, conversation: Conversation, reply: Sequence[Message] = ()) -> None:
+        """The next request is compared with this one."""
+        held = self._bound.held
+        thought = thought_digest(reply[0].reasoning) if reply else None
+        computed = Computed(
+            conversation=conversation,
+            ids=array("I", (*self.tokens.ids, *self._written)),
+            boundaries=self.boundaries,
+            thoughts=(*held.thoughts, thought),
+            noted=held.noted,
+            reply=tuple(map(self._transcripts.canonical_reply, reply)),
+        )
+        self._transcripts.recent.note(computed, instead_of=self._computed)
+        self._computed = computed
 
     def wrote(self, tokens: Sequence[int]) -> None:
         """The model has written these tokens."""
@@ -264,11 +275,16 @@ class Turn:
 
     def left(self) -> None:
         """The client has what it was told, whole or not: if it sends that back, this is where it got it."""
-        if self._conversation is not None:
-            for message in self._said.messages(drops_calls=True):
-                reply = self._transcripts.canonical_reply(message)
-                words = self._conversation.words(len(self._conversation.keys), reply)
-                self._transcripts.lineages.note(words, self._bound.held.live)
+        if self._conversation is None or self._has_left:
+            return
+        self._has_left = True
+        messages = self._said.messages(drops_calls=True)
+        for message in messages:
+            reply = self._transcripts.canonical_reply(message)
+            words = self._conversation.words(len(self._conversation.keys), reply)
+            self._transcripts.lineages.note(words, self._bound.held.live)
+        if messages:
+            self._note_computed(self._conversation, messages)
 
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
         transcripts, held, thought = self._transcripts, self._bound.held, thought_digest(message.reasoning)

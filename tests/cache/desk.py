@@ -77,7 +77,9 @@ class Desk:
 
     def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
         """Everything but the last token is computed."""
+        told = self.cache.peek(tuple(ids), salt, boundaries)
         opened = self.cache.open(tuple(ids), salt, boundaries)
+        assert opened.restored == told
         ends = [end for end in opened.stops if end < len(ids) - 1]
         for end in [*ends, len(ids) - 1]:
             self.compute(opened, ids[:end])

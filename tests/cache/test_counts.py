@@ -162,6 +162,7 @@ def test_without_a_cache_everything_is_computed():
     metrics = CacheMetrics()
     none = NoReuse(FakeLayers(), metrics)
     for _ in range(2):
+        assert none.peek(PROMPT, b"", (5,)) == Restored(0, "off")
         opened = none.open(PROMPT, b"", (5,))
         assert opened.restored == Restored(0, "off")
         strand = opened.strand

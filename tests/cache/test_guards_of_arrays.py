@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
-from start_llm.cache.layers import Layers
+from start_llm.cache.layers import Layers, settle
 
 LENGTH = 40
 SLACK = 20_000
@@ -93,7 +93,7 @@ def test_settled_caches_are_computed_where_it_was_done():
     def work() -> list[Any]:
         caches = fed()
         caches[2][0] = caches[2][0] + 1
-        Layers(Network()).settle(caches)
+        settle(caches)
         return caches
 
     assert first_numbers(on_a_thread(work)[2][0]) == [LENGTH]
@@ -115,9 +115,27 @@ def test_caches_that_came_out_of_a_batch_keep_nothing_of_it():
     caches[2][0] = batch[:1]
     mx.eval(batch, caches[2].state)
     layers = Layers(Network())
-    layers.settle(caches)
+    settle(caches)
     del batch
     assert active_bytes() - before < layers.nbytes(caches) + SLACK
+
+
+@pytest.mark.parametrize("are_views", [False, True])
+def test_settled_caches_are_never_there_twice(are_views):
+    caches = [KVCache() for _ in range(8)]
+    for one in caches:
+        one.keys, one.values = mx.zeros((1, 2, 4096, 64)) + 1, mx.zeros((1, 2, 4096, 64)) + 2
+        one.offset = 4096
+    mx.eval([one.state for one in caches])
+    if are_views:
+        for one in caches:
+            one.keys, one.values = (cast("mx.array", array)[..., :2048, :] for array in one.state[:2])
+            one.offset = 2048
+    before = active_bytes()
+    mx.reset_peak_memory()
+    settle(caches)
+    assert mx.get_peak_memory() - before <= before / 8
+    assert Layers(Network()).nbytes(caches) == pytest.approx(active_bytes(), abs=SLACK)
 
 
 @pytest.mark.parametrize("keeps", ["the caches", "one page"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import hypothesis
@@ -98,7 +99,11 @@ class Machine(RuleBasedStateMachine):
 
     def _open(self, ids: tuple[int, ...], salt: bytes, data: st.DataObject) -> None:
         boundaries = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=3)))
+        before = deepcopy(self.cache._metrics)
+        told = self.cache.peek(ids, salt, boundaries)
+        assert self.cache._metrics == before, "a question is counted"
         opened = self.cache.open(ids, salt, boundaries)
+        assert opened.restored == told
         self._check_opened(opened, ids, salt)
         row = LiveRow(opened.strand, ids, salt, opened.stops, opened.strand.caches)
         self.rows.append(row)

@@ -16,7 +16,7 @@ from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.generation import Generation
-from start_llm.engine.loop import EngineLoop, Machinery
+from start_llm.engine.loop import EngineLoop, Inbox, Machinery
 from start_llm.telemetry.metrics import EngineMetrics
 
 GREEDY = Sampling(temperature=0)
@@ -74,7 +74,7 @@ class Stepper:
 
     def __init__(self, machinery: Machinery, **changes: Any) -> None:
         self.metrics = EngineMetrics()
-        self.inbox: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self.inbox: Inbox = queue.SimpleQueue()
         self._machinery = replace(machinery, **changes)
         self.start_loop()
 

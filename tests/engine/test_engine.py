@@ -8,16 +8,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
 
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.errors import EngineDied, ModelError, Overloaded
-from start_llm.core.events import Failed, Finished
+from start_llm.core.events import Failed, Finished, Restored
 from start_llm.engine.engine import Engine, EngineConfig
 from start_llm.engine.loop import STOPPING
 from start_llm.telemetry.metrics import EngineMetrics
-from tests.engine.harness import Watched, Wrapped, job
+from tests.engine.harness import Breakdown, Watched, Wrapped, job
 
 PROMPT = tuple(range(30))
 
@@ -111,6 +114,39 @@ def test_requests_that_were_taken_in_still_count_as_waiting(machinery):
     turnstile.release(1000)
     assert all(isinstance(watched.wait(), Finished) for watched in everyone)
     assert engine.stop(10)
+
+
+# -------------------------------------------------------------------------------------------------- questions
+
+
+def test_what_is_known_is_told_while_others_are_computed(machinery):
+    engine = engine_of(lambda: machinery)
+    engine.start()
+    running = Watched(engine.submit(job(PROMPT, 300)))
+    assert engine.peek(job(PROMPT)) == Restored(0, "off")
+    assert running.look() is not None
+    assert running.ending is None
+    running.generation.cancel()
+    assert engine.stop(10)
+    with pytest.raises(EngineDied, match="cannot tell"):
+        engine.peek(job(PROMPT))
+
+
+def test_a_question_that_fails_hurts_nobody_else(machinery, monkeypatch):
+    metrics = EngineMetrics()
+    opaque = NoReuse(Layers(machinery.network))
+    monkeypatch.setattr(opaque, "peek", Mock(side_effect=Breakdown))
+    engine = engine_of(lambda: replace(machinery, cache=opaque), metrics=metrics)
+    engine.start()
+    running = Watched(engine.submit(job(PROMPT, 20)))
+    with pytest.raises(EngineDied, match="cannot tell"):
+        engine.peek(job(PROMPT))
+    assert isinstance(running.wait(), Finished)
+    assert metrics.failures == 1
+    assert engine.stop(10)
+
+
+# ---------------------------------------------------------------------------------------------- start and end
 
 
 def test_a_model_that_cannot_be_loaded_is_told_to_who_starts(machinery):
@@ -215,6 +251,8 @@ LIVES = """
 import sys
 from pathlib import Path
 import start_llm.engine.engine as engines
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.errors import ModelError
 from start_llm.core.events import Finished
 from start_llm.engine.loop import Machinery

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalKey, chain
 from start_llm.core.chat import Message, ToolCall
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, for_the_model, root_key
+from start_llm.prompt.canonical import canonical, for_the_model, root_of
 from start_llm.prompt.drift import RULES, Drift
 
 ROOT = CanonicalKey.of(b"")
@@ -185,13 +185,13 @@ def test_rules_leave_other_texts_alone(text):
 
 def test_who_shares_a_root():
     tools = [{"name": "read"}, {"name": "write"}]
-    root = root_key(b"", {"effort": "low"}, tools, ["21 Nov"])
-    assert root == root_key(b"", {"effort": "low"}, tools[::-1], ["21 Nov"])
+    root = root_of({"effort": "low"}, tools, ["21 Nov"]).key(b"")
+    assert root == root_of({"effort": "low"}, tools[::-1], ["21 Nov"]).key(b"")
     others = [
-        root_key(b"key", {"effort": "low"}, tools, ["21 Nov"]),
-        root_key(b"", {"effort": "high"}, tools, ["21 Nov"]),
-        root_key(b"", {"effort": "low"}, tools[:1], ["21 Nov"]),
-        root_key(b"", {"effort": "low"}, [*tools, tools[0]], ["21 Nov"]),
-        root_key(b"", {"effort": "low"}, tools, ["22 Nov"]),
+        root_of({"effort": "low"}, tools, ["21 Nov"]).key(b"key"),
+        root_of({"effort": "high"}, tools, ["21 Nov"]).key(b""),
+        root_of({"effort": "low"}, tools[:1], ["21 Nov"]).key(b""),
+        root_of({"effort": "low"}, [*tools, tools[0]], ["21 Nov"]).key(b""),
+        root_of({"effort": "low"}, tools, ["22 Nov"]).key(b""),
     ]
     assert len({root, *others}) == 6

@@ -54,6 +54,12 @@ ENDED = Ended(
     total_seconds=1.5,
     cache_hit=True,
     miss_reason=None,
+    kept_tokens=30,
+    lost_tokens=0,
+    divergent_message=None,
+    divergent_token=None,
+    drift_class=None,
+    drift_rule=None,
     cache_metrics_bumped_this_request={
         "vlm_retreat": 0,
         "hybrid_trim_miss": 1,

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from start_llm.core.canonical import CanonicalKey, Root
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.lineage import Lineages
+from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits, TranscriptStore
 from start_llm.transcripts.thoughts import ThoughtStore
 from start_llm.transcripts.turn import Transcripts
+
+ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
 
 
 def transcripts(
@@ -26,6 +30,7 @@ def transcripts(
         thoughts=ThoughtStore(most_bytes),
         seen=SeenConversations(),
         lineages=Lineages(),
+        recent=RecentConversations(),
         metrics=metrics,
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,

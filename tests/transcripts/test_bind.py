@@ -14,6 +14,7 @@ from start_llm.core.prompt import Boundary
 from start_llm.transcripts.bind import Bound, bind, record_prompt
 from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.store import Held, Limits, TranscriptStore
+from tests.transcripts.fakes import ROOT
 
 CLOSER, TAIL = 0, 99
 
@@ -39,6 +40,8 @@ def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | N
     nothing = [None] * len(keys)
     return Conversation(
         tenant=b"",
+        root=ROOT,
+        roles=["user"] * len(keys),
         messages=(),
         keys=keys,
         echoed=nothing,
@@ -46,6 +49,7 @@ def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | N
         own=nothing,
         live=[()] * len(keys),
         notable=[False] * len(keys),
+        ignored=[()] * len(keys),
         session="",
     )
 

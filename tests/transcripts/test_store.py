@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Root, chain
 from start_llm.transcripts.bind import rank
 from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.store import Held, Limits, TranscriptStore, Variant
@@ -59,6 +59,8 @@ def found(
     nothing = [None] * len(keys)
     asked = Conversation(
         tenant=b"",
+        root=Root(ROOT, ROOT),
+        roles=["user"] * len(keys),
         messages=(),
         keys=keys,
         echoed=echoed or nothing,
@@ -66,6 +68,7 @@ def found(
         own=nothing,
         live=[()] * len(keys),
         notable=[False] * len(keys),
+        ignored=[()] * len(keys),
         session=session,
     )
     variants = store.find(keys, lambda one: rank(one, asked, lineages=Lineages(), keeps_thoughts=True))

@@ -13,11 +13,11 @@ from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, live_values
+from start_llm.prompt.canonical import canonical, ignored, live_values
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
-from tests.transcripts.fakes import transcripts
+from tests.transcripts.fakes import ROOT, transcripts
 
 WINDOW = 1000
 CLOSER, TAIL, STOP = "|", ">", "#"
@@ -42,12 +42,15 @@ def prompt_of(*messages: Message) -> Prompt:
     nothing = [None] * len(messages)
     conversation = Conversation(
         tenant=b"",
+        root=ROOT,
+        roles=[message.role for message in messages],
         messages=canonical(in_native_form(messages, "ordinal")),
         keys=chain(CanonicalKey.of(b""), canonical(in_native_form(messages, "ordinal"))),
         echoed=[thought_digest(message.reasoning) for message in messages],
         shown=nothing,
         own=nothing,
         live=live_values(messages),
+        ignored=ignored(messages),
         notable=[message.role != "assistant" for message in messages],
         session="",
     )

@@ -31,9 +31,11 @@ from start_llm.core.events import (
     Event,
     Finished,
     Reasoning,
+    Restored,
     Usage,
 )
 from start_llm.core.events import Text as Written
+from start_llm.core.explanation import Explanation
 from start_llm.core.job import Job
 from start_llm.prompt.canonical import DriftPolicy
 from start_llm.prompt.prepare import Preparer, PromptPolicy
@@ -144,6 +146,10 @@ class Model:
         self.read = job.prompt.ids
         return self
 
+    def peek(self, job: Job) -> Restored:
+        """Nothing is kept here."""
+        return Restored(0, "evicted", known=job.known)
+
     def take(self, patience_s: float) -> list[Event]:
         text, how = self.next
         tokens = self._tokenizer.encode(text, as_document=False)
@@ -221,6 +227,9 @@ class Server:
         with self._service.respond(request, Origin("id", "/chat", "model")) as answer:
             events = list(answer.events())
         return text_of(self.trait, self.model.read), heard(events)
+
+    def explain(self, request: ChatRequest) -> Explanation:
+        return self._service.explain(request)
 
     def fresh(self, request: ChatRequest, kept: KeptThoughts | None = None) -> str:
         """The prompt of a server that has never seen anything."""

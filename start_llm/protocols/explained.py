@@ -1,0 +1,41 @@
+"""POST /v1/cache/explain: why a request is not known as far as its conversation is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from start_llm.core.chat import Json
+from start_llm.core.explanation import Difference, Explanation
+
+
+def explained(explanation: Explanation) -> Mapping[str, Json]:
+    """The body of the answer. `docs/explain.md` has every field."""
+    restored, against, cause = explanation.restored, explanation.against, explanation.cause
+    return {
+        "object": "cache.explanation",
+        "summary": explanation.line,
+        "prompt_tokens": explanation.prompt_tokens,
+        "cached_tokens": restored.tokens,
+        "kept_tokens": restored.kept,
+        "lost_tokens": explanation.lost,
+        "miss_reason": restored.miss,
+        "bound": {
+            "messages": explanation.bound_messages,
+            "tokens": explanation.bound_tokens,
+            "refusal": explanation.refusal,
+        },
+        "compared_with": {"messages": against.messages, "tokens": against.tokens} if against else None,
+        "divergence": _difference(cause) if cause else None,
+        "differences": [_difference(one) for one in explanation.differences],
+    }
+
+
+def _difference(difference: Difference) -> Json:
+    fields = asdict(difference)
+    return {
+        "message": fields.pop("message"),
+        "role": fields.pop("role"),
+        "class": fields.pop("drift"),
+        **fields,
+    }

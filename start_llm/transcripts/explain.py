@@ -1,0 +1,210 @@
+"""What a request has otherwise than what was computed last of its conversation. Pure functions."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from start_llm.core.canonical import Conversation, Ignored, LiveValue
+from start_llm.core.explanation import Difference
+from start_llm.core.prompt import Boundary
+from start_llm.transcripts.recent import Computed
+
+type Decode = Callable[[Sequence[int]], str]
+"""The text of tokens."""
+
+_BEFORE, _BEHIND = 16, 32
+"""Tokens that are shown around a difference."""
+
+
+class _Span(NamedTuple):
+    """Where a message stands in tokens; if that cannot be told, it and others."""
+
+    start: int
+    end: int
+    is_exact: bool = True
+
+
+class _Where(NamedTuple):
+    """Where what was computed and what is asked part, if they do."""
+
+    token: int | None
+    computed: str = ""
+    asked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as tokens."""
+
+    conversation: Conversation
+    ids: tuple[int, ...]
+    boundaries: Sequence[Boundary]
+
+
+def again(computed: Computed, asked: Asked, restored: int) -> int:
+    """Tokens of a request that were computed last for these very messages, and are computed again.
+
+    Args:
+        asked: as it will be read.
+        restored: tokens that need no computing.
+    """
+    said = Counter((*computed.conversation.messages, *computed.reply))
+    spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
+    known = [
+        span for span, message in zip(spans, asked.conversation.messages, strict=True) if said[message] > 0
+    ]
+    return sum(max(span.end - max(span.start, restored), 0) for span in dict.fromkeys(known))
+
+
+def differences(computed: Computed, asked: Asked, decode: Decode) -> list[Difference]:
+    """In the order of the messages, up to the first that says something else."""
+    return list(_Comparison(computed, asked, decode).run())
+
+
+class _Comparison:
+    def __init__(self, computed: Computed, asked: Asked, decode: Decode) -> None:
+        self._computed, self._asked, self._decode = computed, asked, decode
+        self._was, self._now = computed.conversation, asked.conversation
+        self._old_spans = _spans(computed.boundaries, computed.messages, len(computed.ids))
+        self._new_spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
+
+    def run(self) -> Iterator[Difference]:
+        for name, was, now in zip(("options", "tools"), self._was.root, self._now.root, strict=True):
+            if was != now:
+                yield self._in_front(f"have other {name}")
+                return
+        for index in range(min(len(self._was.messages), len(self._now.messages))):
+            found = list(self._of_message(index))
+            yield from found
+            if found and found[-1].drift == "content":
+                return
+        yield from self._of_reply()
+        yield from self._of_transient()
+
+    def _in_front(self, what: str) -> Difference:
+        where = self._apart(_Span(0, len(self._computed.ids)), _Span(0, len(self._asked.ids)))
+        return Difference(message=None, role=None, drift="content", rule=None, what=what, **where._asdict())
+
+    def _of_message(self, index: int) -> Iterator[Difference]:
+        if self._was.messages[index] != self._now.messages[index]:
+            yield self._at(index, "content", None, "says something else")
+            return
+        thought = self._of_thought(index)
+        if thought:
+            yield thought
+            return
+        known = [*self._of_live(index), *self._of_ignored(index)]
+        yield from known
+        if not known and not self._computed.noted[index] and self._is_alone(index):
+            spelled = self._at(index, "transport", None, "is spelled otherwise")
+            if spelled.token is not None:
+                yield spelled
+
+    def _is_alone(self, index: int) -> bool:
+        """What differs in its tokens is its own."""
+        return self._old_spans[index].is_exact and self._new_spans[index].is_exact
+
+    def _of_thought(self, index: int) -> Difference | None:
+        """What a client sends back of a thought has to be that thought."""
+        was, now = self._computed.thoughts[index], self._now.echoed[index]
+        if now in (None, was) or (was is None and self._was.echoed[index] == now):
+            return None
+        return self._at(index, "content", None, "has another thought")
+
+    def _of_live(self, index: int) -> Iterator[Difference]:
+        was, now = _by_name(self._was.live[index]), _by_name(self._now.live[index])
+        for name in dict.fromkeys((*was, *now)):
+            if was.get(name) != now.get(name):
+                value = now.get(name) or was[name]
+                drift = "block" if value.field.is_block else "live"
+                yield self._at(index, drift, name, _became(name in was, name in now))
+
+    def _of_ignored(self, index: int) -> Iterator[Difference]:
+        was, now = _by_rule(self._was.ignored[index]), _by_rule(self._now.ignored[index])
+        for rule in dict.fromkeys((*was, *now)):
+            if was.get(rule) != now.get(rule):
+                drift = (now.get(rule) or was[rule]).drift
+                yield self._at(index, drift, rule, _became(rule in was, rule in now))
+
+    def _of_reply(self) -> Iterator[Difference]:
+        """The reply to what was computed, as the client sends it back."""
+        index = len(self._was.messages)
+        if not self._computed.reply or index >= len(self._now.messages):
+            return
+        if self._now.messages[index] not in self._computed.reply:
+            yield self._at(index, "content", None, "is not the reply that was given")
+        elif self._now.echoed[index] not in (None, self._computed.thoughts[index]):
+            yield self._at(index, "content", None, "has another thought")
+
+    def _of_transient(self) -> Iterator[Difference]:
+        was, now = self._was.transient, self._now.transient
+        if was == now:
+            return
+        place = len(self._was.messages if was else self._now.messages)
+        where = self._behind(len(self._was.messages)) if was else _Where(None)
+        for rule in dict.fromkeys(one.rule for one in (*was, *now)):
+            what = _became(bool(was), bool(now))
+            yield Difference(
+                message=place, role="user", drift="transient", rule=rule, what=what, **where._asdict()
+            )
+
+    def _behind(self, messages: int) -> _Where:
+        """What is computed behind so many messages, if it is no longer asked for."""
+        start = max((one.tokens for one in self._computed.boundaries if one.message < messages), default=0)
+        end = max((one.tokens for one in self._asked.boundaries if one.message < messages), default=0)
+        return self._apart(_Span(start, len(self._computed.ids)), _Span(end, len(self._asked.ids)))
+
+    def _at(self, index: int, drift: str, rule: str | None, what: str) -> Difference:
+        is_read = rule is None or drift != "transport"
+        where = self._apart(self._old_spans[index], self._new_spans[index]) if is_read else _Where(None)
+        role = self._now.roles[index]
+        return Difference(message=index, role=role, drift=drift, rule=rule, what=what, **where._asdict())
+
+    def _apart(self, old: _Span, new: _Span) -> _Where:
+        was, now = self._computed.ids[old.start : old.end], array("I", self._asked.ids[new.start : new.end])
+        same = _common_length(was, now)
+        if same == len(was) == len(now):
+            return _Where(None)
+        token = old.start + same
+        return _Where(
+            token, self._text(self._computed.ids, token), self._text(self._asked.ids, new.start + same)
+        )
+
+    def _text(self, ids: Sequence[int], token: int) -> str:
+        return self._decode(ids[max(token - _BEFORE, 0) : token + _BEHIND])
+
+
+def _spans(boundaries: Sequence[Boundary], messages: int, end: int) -> list[_Span]:
+    """Of each message. Several share one where it cannot be told where the first of them ends."""
+    spans, start = list[_Span](), 0
+    for boundary in (*boundaries, Boundary(messages - 1, end)):
+        more = boundary.message + 1 - len(spans)
+        if more > 0:
+            spans += [_Span(start, boundary.tokens, is_exact=more == 1)] * more
+            start = boundary.tokens
+    return spans
+
+
+def _common_length(one: array[int], other: array[int]) -> int:
+    if one == other:
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _by_name(live: Sequence[LiveValue]) -> Mapping[str, LiveValue]:
+    return {value.field.name: value for value in live}
+
+
+def _by_rule(ignored: Sequence[Ignored]) -> Mapping[str, Ignored]:
+    return {one.rule: one for one in ignored}
+
+
+def _became(was: bool, now: bool) -> str:
+    if was and now:
+        return "has changed"
+    return "is gone" if was else "is new"

@@ -1,0 +1,78 @@
+"""What a client was told, as it will send it back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import cast
+
+from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
+
+_UNDECODABLE = "\ufffd"
+
+
+@dataclass(slots=True)
+class Said:
+    """A reply, as a client will have it.
+
+    Attributes:
+        content: the pieces of each text; a new text begins behind a call.
+        ended: the calls that are whole.
+    """
+
+    content: list[list[str]] = field(default_factory=lambda: [[]])
+    thought: list[str] = field(default_factory=list[str])
+    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
+    ended: set[int] = field(default_factory=set[int])
+
+    def add(self, output: Output) -> None:
+        match output:
+            case Content(text=text):
+                self.content[-1].append(text)
+            case Reasoning(text=text):
+                self.thought.append(text)
+            case CallStarted(index=index, name=name):
+                self.calls[index] = (name, [])
+                self.content.append([])
+            case CallArguments(index=index, text=text):
+                self.calls[index][1].append(text)
+            case CallEnded(index=index):
+                self.ended.add(index)
+
+    def messages(self, *, drops_calls: bool = False) -> list[Message]:
+        """It as clients send it back; none if it says nothing, or if a client would not get it as it was.
+
+        Where a call stood between two texts, some put a line break (lesson 17).
+
+        Args:
+            drops_calls: those that were cut are left out, as clients do.
+        """
+        texts = ["".join(pieces) for pieces in self.content]
+        joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
+        found = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
+        return [message for message in found if message is not None]
+
+    def _message(self, content: str, drops_calls: bool) -> Message | None:
+        told = [told for index, told in self.calls.items() if index in self.ended or not drops_calls]
+        calls = [_call(name, "".join(parts)) for name, parts in told]
+        if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
+            return None
+        thought = "".join(self.thought)
+        # What was taken for a thought until the reply ended without one was told as the answer too.
+        is_assumed = thought.strip() == content.strip()
+        return Message(
+            role="assistant",
+            content=content,
+            reasoning=None if is_assumed else thought or None,
+            tool_calls=tuple(call for call in calls if call is not None),
+        )
+
+
+def _call(name: str, arguments: str) -> ToolCall | None:
+    """None if the arguments are no object."""
+    try:
+        parsed = cast("Json", json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall("", name, parsed) if isinstance(parsed, dict) else None

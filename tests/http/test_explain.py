@@ -1,0 +1,156 @@
+"""POST /v1/cache/explain, and the same in the terminal and the trace: beside what then happens."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyModel
+from tests.http.test_trace import traced
+from tests.server.client import CHAT, wait_until
+from tests.server.client import ask as call
+from tests.serving import Server, serving
+
+PATH = "/v1/cache/explain"
+RULES = "Look after the lighthouse. " * 30
+MUCH = "Where is the boat, and who has rowed it there? " * 12
+FAMILIES = ["qwen3", "gemma3_text", "qwen3_5"]
+
+type Message = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Any:
+    return tiny_model(request.param, hidden=128, layers=2)
+
+
+def conversation(date: str = "21 November", rules: str = RULES, question: str = MUCH) -> list[Message]:
+    return [
+        {"role": "system", "content": f"Today's date: {date}\n{rules}"},
+        {"role": "user", "content": question},
+    ]
+
+
+def body(messages: list[Message], **more: Any) -> dict[str, Any]:
+    return {"messages": messages, "max_tokens": 12, "temperature": 0, "session_id": "lamp", **more}
+
+
+def ask(server: Server, messages: list[Message], **more: Any) -> tuple[list[Message], dict[str, Any]]:
+    """The conversation with the reply and another question, and the usage."""
+    answer = server.post("/v1/chat/completions", body(messages, **more))
+    text = answer["choices"][0]["message"]["content"]
+    more_said = [{"role": "assistant", "content": text}, {"role": "user", "content": "And now?"}]
+    return [*messages, *more_said], answer["usage"]
+
+
+def with_first(messages: list[Message], **changes: str) -> list[Message]:
+    return [conversation(**changes)[0], *messages[1:]]
+
+
+CHANGES = {
+    "nothing": ({}, None, None),
+    "a date": ({"date": "22 November"}, "live", "today's date"),
+    "rules": ({"rules": f"{RULES}Look twice."}, "content", None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_said_of_a_request_is_what_then_happens_to_it(folder, name):
+    changes, drift, rule = CHANGES[name]
+    with serving(folder, thinking=False) as server:
+        grown, _ = ask(server, conversation())
+        changed = with_first(grown, **changes)
+        told = server.post(PATH, body(changed))
+        again = server.post(PATH, body(changed))
+        _, usage = ask(server, changed)
+    assert told == again
+    assert (told["prompt_tokens"], told["cached_tokens"]) == (
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+    )
+    divergence = told["divergence"]
+    assert (divergence and (divergence["class"], divergence["rule"])) == (drift and (drift, rule))
+    assert told["compared_with"]["messages"] == 3
+
+
+def test_lost_tokens_are_those_of_the_messages_that_stayed_the_same(folder):
+    with serving(folder, thinking=False) as server:
+        grown, _ = ask(server, conversation())
+        told = server.post(PATH, body(with_first(grown, rules=f"Look twice. {RULES}")))
+    assert told["divergence"]["message"] == 0
+    assert "Look after" in told["divergence"]["computed"]
+    assert "Look twice" in told["divergence"]["asked"]
+    assert told["cached_tokens"] < 30
+    assert told["lost_tokens"] > 100
+    assert f"{told['lost_tokens']:,} tokens again: message 0 (system) says something else" in told["summary"]
+
+
+def test_explaining_costs_no_generation_and_no_token(folder):
+    with serving(folder, thinking=False) as server:
+        grown, _ = ask(server, conversation())
+        wait_until(lambda: not server.get("/stats")["batch"]["active_rows"], within_s=5)
+        before = server.get("/stats")
+        server.post(PATH, body(with_first(grown, rules="Be brief.")))
+        after = server.get("/stats")
+    assert after == before | {name: after[name] for name in after if "uptime" in name}
+
+
+def test_it_answers_while_a_reply_is_written(folder):
+    with serving(folder, thinking=False) as server:
+        grown, _ = ask(server, conversation())
+        running = threading.Thread(
+            target=ask, args=(server, conversation(question="Tell!")), kwargs={"max_tokens": 200}
+        )
+        running.start()
+        assert server.post(PATH, body(grown))["lost_tokens"] == 0
+        assert running.is_alive()
+        running.join()
+
+
+def test_nobody_is_told_of_what_another_key_has_asked(folder):
+    def explained(key: str) -> Any:
+        changed = body(with_first(conversation(), rules="Another."))
+        return call(server.port, "POST", PATH, changed, {"Authorization": f"Bearer {key}"}).json
+
+    with serving(folder, thinking=False, partitions=True) as server:
+        call(server.port, "POST", CHAT, body(conversation()), {"Authorization": "Bearer one"})
+        mine, theirs = explained("one"), explained("two")
+    assert mine["divergence"]["computed"]
+    assert (theirs["compared_with"], theirs["divergence"], theirs["differences"]) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "names"),
+    [
+        ({"messages": "hello"}, 400, "messages"),
+        ({}, 400, "messages"),
+        ({"messages": [], "tools": 3}, 400, "tools"),
+    ],
+)
+def test_a_bad_body_is_refused_as_a_chat_request_is(folder, sent, status, names):
+    with serving(folder, thinking=False) as server:
+        refusal = call(server.port, "POST", PATH, sent)
+    assert refusal.status == status
+    assert names in refusal.json["error"]["message"]
+
+
+def test_it_is_asked_by_post(folder):
+    with serving(folder, thinking=False) as server:
+        refusal = call(server.port, "GET", PATH)
+    assert (refusal.status, "POST" in refusal.json["error"]["message"]) == (405, True)
+
+
+def test_a_miss_prints_one_line_and_its_trace_says_the_same(folder, tmp_path):
+    with traced(folder, tmp_path / "traces") as desk:
+        grown, _ = ask(desk.server, conversation())
+        ask(desk.server, with_first(grown, rules=f"Look twice. {RULES}"))
+        first, second = desk.lines()
+        said = [line for line in desk.server.printed().splitlines() if "tokens again" in line]
+    assert len(said) == 1
+    assert "message 0 (system) says something else, from token" in said[0]
+    assert f"{second['lost_tokens']:,} tokens again" in said[0]
+    assert (second["drift_class"], second["divergent_message"]) == ("content", 0)
+    assert second["divergent_token"] < 40
+    assert (first["drift_class"], first["lost_tokens"]) == (None, 0)

@@ -1,0 +1,190 @@
+"""A response says the same whether it is streamed or not, in events that are where they belong."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Finished,
+    FinishReason,
+    Output,
+    Reasoning,
+)
+from start_llm.protocols.base import Frame
+from start_llm.protocols.openai_responses import parse
+from start_llm.protocols.responses_reply import ResponseReply
+from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies
+from tests.responses import Event, put_together
+
+TOOLS = [
+    {"type": "function", "name": "read"},
+    {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]},
+    {"type": "custom", "name": "note"},
+]
+FORMS = st.sampled_from([{}, {"reasoning": {"summary": "auto"}}])
+
+
+def reply(**fields: Any) -> ResponseReply:
+    made = parse(body(**{"input": "hi", "tools": TOOLS, "store": False, **fields}), {}, CONTEXT).reply
+    assert isinstance(made, ResponseReply)
+    return made
+
+
+def data(frame: Frame) -> Event:
+    told = json.loads(json.dumps(frame.data))
+    assert told["type"] == frame.event
+    return told
+
+
+def streamed(encoder: ResponseReply, outputs: list[Output], end: Finished) -> list[Event]:
+    frames = [*encoder.opening(7)]
+    for output in outputs:
+        frames += encoder.output(output)
+    return [data(frame) for frame in [*frames, *encoder.closing(end)]]
+
+
+def done(reason: FinishReason = "stop") -> Finished:
+    return Finished(reason, USAGE)
+
+
+def bare(told: Any) -> Any:
+    """Without ids and times, which are others each time."""
+    if isinstance(told, list):
+        return [bare(one) for one in told]
+    if isinstance(told, dict):
+        return {name: bare(one) for name, one in told.items() if not re.search("id$|_at$", name)}
+    return told
+
+
+@given(chat_replies, FORMS)
+def test_a_stream_says_what_the_whole_reply_says(made, form):
+    outputs, end = made
+    response = put_together(streamed(reply(**form), outputs, end))
+    assert bare(response) == bare(reply(**form).whole(outputs, end))
+    texts = {"message": Content, "reasoning": Reasoning}
+    for kind, event in texts.items():
+        said = "".join(output.text for output in outputs if isinstance(output, event))
+        items = [item for item in response["output"] if item["type"] == kind]
+        assert "".join(part["text"] for item in items for part in parts(item)) == said
+    calls = [output for output in outputs if isinstance(output, CallStarted)]
+    assert len([item for item in response["output"] if item["type"] == "function_call"]) == len(calls)
+
+
+def parts(item: Any) -> list[Any]:
+    return [*item.get("summary", []), *item.get("content", [])]
+
+
+def output_of(*outputs: Output, reason: FinishReason = "stop", **fields: Any) -> list[Any]:
+    return put_together(streamed(reply(**fields), list(outputs), done(reason)))["output"]
+
+
+def test_the_first_event_can_be_sent_before_anything_is_known():
+    created, working = map(data, reply().opening(7))
+    assert (created["type"], working["type"]) == ("response.created", "response.in_progress")
+    assert created["response"]["usage"] is None
+
+
+def test_a_life_sign_is_an_event_with_its_number():
+    encoder = reply()
+    events = [*map(data, encoder.opening(7)), data(encoder.keep_alive()), data(encoder.keep_alive())]
+    events += [data(frame) for frame in encoder.output(Content("Hi"))]
+    events += [data(encoder.keep_alive()), *(data(frame) for frame in encoder.closing(done()))]
+    assert [event["type"] for event in events[2:4]] == ["response.in_progress"] * 2
+    assert put_together(events)["output"][0]["content"][0]["text"] == "Hi"
+
+
+def test_usage_and_the_request_are_told():
+    response = reply(
+        model="mine", instructions="Be brief.", max_output_tokens=5, metadata={"a": "b"}, temperature=0.5,
+        reasoning={"effort": "low", "summary": "auto"}, parallel_tool_calls=False, prompt_cache_key="key",
+    ).whole([Content("Hi")], done())  # fmt: skip
+    assert response["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 10,
+    }
+    told = {
+        "model": "mine", "instructions": "Be brief.", "max_output_tokens": 5, "metadata": {"a": "b"},
+        "temperature": 0.5, "reasoning": {"effort": "low", "summary": "auto"}, "parallel_tool_calls": False,
+        "prompt_cache_key": "key", "tools": TOOLS, "tool_choice": "auto", "store": False,
+        "status": "completed", "previous_response_id": None,
+        "error": None, "incomplete_details": None, "object": "response",
+        "text": {"format": {"type": "text"}}, "truncation": "disabled",
+    }  # fmt: skip
+    assert {name: response[name] for name in told} == told
+
+
+def test_a_thought_is_told_as_it_is_and_as_a_summary_to_those_who_ask_for_one():
+    outputs = (Reasoning("Hm"), Reasoning("."), Content("Yes."))
+    thought, text = output_of(*outputs)
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert thought["summary"] == []
+    summary, _ = output_of(*outputs, reasoning={"summary": "auto"})
+    assert summary["summary"] == [{"type": "summary_text", "text": "Hm."}]
+    assert "content" not in summary
+    assert text["content"][0]["text"] == "Yes."
+    for item in (thought, summary):
+        assert CONTEXT.seal.open(item["encrypted_content"], CONTEXT.tenant) == "Hm."
+
+
+def test_every_call_is_an_item_by_the_names_of_the_client():
+    call, nested, custom = output_of(
+        CallStarted(0, "read"), CallArguments(0, '{"path":  "x"'), CallArguments(0, "}"), CallEnded(0),
+        CallStarted(1, "agents__close"), CallArguments(1, "{}"), CallEnded(1),
+        CallStarted(2, "note"), CallArguments(2, '{"input": "a '), CallArguments(2, '\\"b\\" 🐟"}'),
+        CallEnded(2),
+        reason="tool_calls",
+    )  # fmt: skip
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "read", '{"path":  "x"}')
+    assert "namespace" not in call
+    assert (nested["namespace"], nested["name"], nested["arguments"]) == ("agents", "close", "{}")
+    assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "note", 'a "b" 🐟')
+    assert len({one["call_id"] for one in (call, nested, custom)}) == 3
+    assert {one["status"] for one in (call, nested, custom)} == {"completed"}
+
+
+@pytest.mark.parametrize("arguments", ['{"text": "x"}', '{"input": 5}', '"x"', "[]", ""])
+def test_arguments_of_another_form_are_the_input_of_a_custom_call(arguments):
+    (call,) = output_of(CallStarted(0, "note"), CallArguments(0, arguments), CallEnded(0))
+    assert call["input"] == arguments
+
+
+def test_what_is_cut_is_incomplete():
+    encoder = reply()
+    events = streamed(
+        encoder, [Content("So"), CallStarted(0, "read"), CallArguments(0, '{"pa')], done("length")
+    )
+    response = put_together(events)
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+    (text,) = output_of(Content("So"), reason="length")
+    assert text["status"] == "incomplete"
+
+
+def test_a_call_that_a_stop_string_cut_is_incomplete_too():
+    (call,) = output_of(CallStarted(0, "read"), CallArguments(0, '{"pa'))
+    assert call["status"] == "incomplete"
+
+
+def test_a_failure_is_the_last_event():
+    encoder = reply()
+    events = [*map(data, encoder.opening(7)), *(data(frame) for frame in encoder.output(Content("So")))]
+    failed = data(encoder.failure("The engine is gone."))
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"] == {"code": "server_error", "message": "The engine is gone."}
+    assert failed["sequence_number"] == len(events)
+
+
+def test_an_empty_reply_has_no_items():
+    assert output_of() == output_of(Content(""), Reasoning("")) == []

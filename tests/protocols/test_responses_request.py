@@ -1,0 +1,523 @@
+"""What a response request asks for: items, tools, earlier responses, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from start_llm.core.chat import ChatRequest, Message, ToolCall
+from start_llm.core.errors import InvalidRequest, NotFound
+from start_llm.core.events import Content, Reasoning
+from start_llm.protocols import openai_chat
+from start_llm.protocols.base import Call, Context
+from start_llm.protocols.content import UNSEEN_FILE, UNSEEN_IMAGE
+from start_llm.protocols.notices import Notices
+from start_llm.protocols.openai_responses import counted, deleted, kept, parse, refusal
+from start_llm.protocols.seal import KEY_BYTES, Seal
+from tests.protocols.helpers import CONTEXT, MODEL, body, events
+
+SEAL = CONTEXT.seal
+ASK = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "How deep?"}]}
+SAY = {
+    "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+    "content": [{"type": "output_text", "text": "Deep.", "annotations": []}],
+}  # fmt: skip
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "read", "arguments": '{"path": "x"}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "52 m"}
+READ = {
+    "type": "function", "name": "read", "description": "Reads.", "strict": True,
+    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+}  # fmt: skip
+USER = Message(role="user", content="How deep?")
+
+
+def call_of(context: Context = CONTEXT, headers: dict[str, str] | None = None, **fields: Any) -> Call:
+    return parse(body(**{"input": "hi", **fields}), headers or {}, context)
+
+
+def request_of(context: Context = CONTEXT, /, **fields: Any) -> ChatRequest:
+    request = call_of(context, **fields).request
+    assert isinstance(request, ChatRequest)
+    return request
+
+
+def messages_of(*items: Any, **fields: Any) -> list[Message]:
+    return list(request_of(input=list(items), **fields).messages)
+
+
+def new_context() -> tuple[Context, list[str]]:
+    """One that has kept nothing yet, and what its terminal shows."""
+    said: list[str] = []
+    return Context(MODEL, b"tenant", SEAL, notices=Notices(said.append)), said
+
+
+def thought(**fields: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "rs_1", "summary": [], **fields}
+
+
+# ------------------------------------------------------------------------------------------------------ items
+
+
+def test_a_text_is_a_question():
+    assert request_of(input="How deep?").messages == (USER,)
+
+
+def test_items_are_messages_where_they_stand():
+    read = messages_of(
+        {"type": "message", "role": "developer", "content": "Be brief."},
+        ASK,
+        SAY,
+        {"role": "system", "content": "Late."},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "And "}, {"type": "text", "text": "now?"}],
+        },
+    )
+    assert read == [
+        Message(role="system", content="Be brief."),
+        USER,
+        Message(role="assistant", content="Deep."),
+        Message(role="system", content="Late."),
+        Message(role="user", content="And now?"),
+    ]
+
+
+def test_the_instructions_are_the_first_message():
+    (first, *_) = messages_of({"role": "developer", "content": "Later."}, ASK, instructions="First.")
+    assert first == Message(role="system", content="First.")
+    assert messages_of(ASK, instructions="") == [USER]
+
+
+def test_what_the_assistant_said_in_one_turn_is_one_message_as_a_chat_has_it():
+    later = {**CALL, "call_id": "c2", "name": "write", "arguments": "{}"}
+    told = thought(content=[{"type": "reasoning_text", "text": "Hm."}])
+    read = messages_of(ASK, told, SAY, CALL, later, {**SAY, "content": "\nBehind."}, RESULT)
+    chat = openai_chat.parse(
+        body(
+            messages=[
+                {"role": "user", "content": "How deep?"},
+                {
+                    "role": "assistant",
+                    "content": "Deep.\nBehind.",
+                    "reasoning_content": "Hm.",
+                    "tool_calls": [
+                        {"id": "c1", "function": {"name": "read", "arguments": '{"path": "x"}'}},
+                        {"id": "c2", "function": {"name": "write", "arguments": "{}"}},
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "52 m"},
+            ]
+        ),
+        {},
+        CONTEXT,
+    ).request
+    assert isinstance(chat, ChatRequest)
+    assert tuple(read) == chat.messages
+
+
+def test_results_part_one_turn_from_the_next():
+    read = messages_of(ASK, CALL, RESULT, thought(summary=[{"type": "summary_text", "text": "So."}]), SAY)
+    assert [message.role for message in read] == ["user", "assistant", "tool", "assistant"]
+    assert (read[3].reasoning, read[3].content) == ("So.", "Deep.")
+
+
+@pytest.mark.parametrize("last", [thought(summary=[{"text": "Hm."}]), CALL, SAY])
+def test_a_turn_may_be_there_to_be_continued(last):
+    *_, message = messages_of(ASK, last)
+    assert message.role == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("52 m", "52 m"),
+        ("", ""),
+        (None, ""),
+        ([{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}], "ab"),
+        ([{"type": "input_image", "image_url": "data:x"}], UNSEEN_IMAGE),
+        ([{"type": "input_file", "file_data": "x"}], UNSEEN_FILE),
+    ],
+)
+@pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
+def test_a_result_is_text(kind, output, text):
+    (*_, result) = messages_of(ASK, CALL, {"type": kind, "call_id": "c1", "output": output})
+    assert result == Message(role="tool", content=text, tool_call_id="c1")
+
+
+def test_what_the_model_cannot_see_is_refused_in_the_newest_question_alone():
+    image = {"type": "input_image", "image_url": "data:image/png;base64,x"}
+    old = {"role": "user", "content": [image, {"type": "input_file", "file_id": "x"}]}
+    assert messages_of(old, ASK)[0].content == UNSEEN_IMAGE + UNSEEN_FILE
+    with pytest.raises(InvalidRequest) as refused:
+        messages_of(ASK, {"role": "user", "content": [image]}, CALL, RESULT)
+    assert refused.value.param == "input[1].content[0]"
+
+
+def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():
+    context, said = new_context()
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    for _ in range(2):
+        assert request_of(context, input=[ASK, search, SAY]).messages == (
+            USER,
+            Message(role="assistant", content="Deep."),
+        )
+    assert said == ["Items of type 'web_search_call' are not shown to the model."]
+
+
+# --------------------------------------------------------------------------------------------------- thoughts
+
+
+def read_thought(tenant: bytes = CONTEXT.tenant, /, **fields: Any) -> str | None:
+    messages = request_of(Context(MODEL, tenant, SEAL), input=[ASK, thought(**fields), SAY]).messages
+    return messages[1].reasoning
+
+
+SEALED = SEAL.seal("\nExactly. 🐟\n", CONTEXT.tenant)
+CLEAR: dict[str, Any] = {"summary": [{"type": "summary_text", "text": "Short."}]}
+WHOLE: dict[str, Any] = {
+    "content": [{"type": "reasoning_text", "text": "Long"}, {"type": "reasoning_text", "text": "er."}]
+}
+
+
+@pytest.mark.parametrize("beside", [{}, CLEAR, WHOLE, CLEAR | WHOLE, {"summary": None, "content": None}])
+def test_a_sealed_thought_comes_back_exactly_whatever_is_beside_it(beside):
+    assert read_thought(**beside, encrypted_content=SEALED) == "\nExactly. 🐟\n"
+
+
+@pytest.mark.parametrize(
+    "sealed", [None, "", "enc1", SEALED[:-8], Seal(b"y" * KEY_BYTES).seal("Other.", b"tenant")]
+)
+def test_without_a_seal_of_ours_the_thought_in_clear_counts(sealed):
+    assert read_thought(**CLEAR, **WHOLE, encrypted_content=sealed) == "Longer."
+    assert read_thought(**CLEAR, encrypted_content=sealed) == "Short."
+    assert read_thought(encrypted_content=sealed) is None
+
+
+def test_a_thought_that_was_sealed_for_another_tenant_is_not_opened():
+    assert read_thought(b"other", encrypted_content=SEALED) is None
+    assert read_thought(b"other", **CLEAR, encrypted_content=SEALED) == "Short."
+
+
+def test_an_empty_thought_was_not_sent():
+    empty = {"content": [{"type": "reasoning_text", "text": ""}]}
+    assert messages_of(ASK, thought(**empty)) == messages_of(ASK) == [USER]
+
+
+def test_paragraphs_of_a_summary_stay_apart():
+    told = [{"type": "summary_text", "text": "One."}, {"type": "summary_text", "text": "Two."}]
+    assert read_thought(summary=told) == "One.\n\nTwo."
+
+
+# ------------------------------------------------------------------------------------------------------ tools
+
+
+def names_of(*tools: Any) -> list[str]:
+    return [schema["function"]["name"] for schema in schemas_of(*tools)]
+
+
+def schemas_of(*tools: Any) -> list[Any]:
+    return list(request_of(tools=list(tools)).tools)
+
+
+def test_a_function_is_told_as_a_template_knows_it():
+    assert schemas_of(READ) == [
+        {
+            "type": "function",
+            "function": {name: READ[name] for name in ("name", "description", "parameters")},
+        }
+    ]
+    assert schemas_of(
+        {"type": "function", "name": "x", "description": None, "parameters": None, "strict": None}
+    ) == [{"type": "function", "function": {"name": "x"}}]
+
+
+def namespace(name: str, *tools: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "tools": list(tools), **fields}
+
+
+def test_nested_functions_have_flat_names_and_what_is_said_of_all_is_said_with_the_first():
+    close = {"type": "function", "name": "close", "description": "Ends one."}
+    first, second = schemas_of(
+        namespace("agents", close, {"type": "function", "name": "open"}, description="Helpers.")
+    )
+    assert first["function"] == {"name": "agents__close", "description": "Helpers.\n\nEnds one."}
+    assert second["function"] == {"name": "agents__open"}
+
+
+def test_flat_names_are_unique():
+    inner = {"type": "function", "name": "close"}
+    flat = {"type": "function", "name": "a__close"}
+    tools = [namespace("a", inner), flat, namespace("a_", {**inner, "name": "_close"}), inner]
+    names = names_of(*tools)
+    assert len(set(names)) == len(names) == 4
+    assert names[1] == "a__close"
+    calls = [
+        {**CALL, "namespace": "a", "name": "close"},
+        {**CALL, "name": "a__close"},
+        {**CALL, "namespace": "a_", "name": "_close"},
+        {**CALL, "name": "close"},
+    ]
+    (_, reply) = messages_of(ASK, *calls, tools=tools)
+    assert [call.name for call in reply.tool_calls] == names
+
+
+def test_a_nested_call_is_read_under_its_flat_name_also_when_the_tool_is_gone():
+    nested = {**CALL, "namespace": "agents", "name": "close", "arguments": "{}"}
+    for tools in ([], [namespace("agents", {"type": "function", "name": "close"})]):
+        (_, reply) = messages_of(ASK, nested, tools=tools)
+        assert reply.tool_calls == (ToolCall("c1", "agents__close", {}),)
+
+
+def test_a_custom_tool_has_one_text():
+    (schema,) = schemas_of(
+        {"type": "custom", "name": "note", "description": "Notes.", "format": {"type": "text"}}
+    )
+    function = schema["function"]
+    assert (function["name"], function["description"]) == ("note", "Notes.")
+    assert function["parameters"]["properties"] == {"input": {"type": "string"}}
+    called = {"type": "custom_tool_call", "call_id": "c1", "name": "note", "input": 'a "b"\n'}
+    (_, reply) = messages_of(ASK, called)
+    assert reply.tool_calls == (ToolCall("c1", "note", {"input": 'a "b"\n'}),)
+
+
+def test_tools_that_cannot_be_offered_are_left_out_and_told_of_once():
+    context, said = new_context()
+    patch = {
+        "type": "custom",
+        "name": "patch",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
+    }
+    tools = [
+        READ,
+        {"type": "web_search", "external_web_access": True},
+        patch,
+        namespace("a", {"type": "namespace", "name": "b"}),
+    ]
+    for _ in range(2):
+        assert len(request_of(context, tools=tools).tools) == 1
+    assert said == [
+        "Tools of type 'web_search' are not offered to the model.",
+        "The tool 'patch' is not offered to the model: its input has a grammar.",
+        "Tools of type 'namespace' are not offered to the model.",
+    ]
+
+
+def test_no_tools_are_offered_to_who_wants_no_call():
+    assert request_of(tools=[READ], tool_choice="none").tools == ()
+    assert len(request_of(tools=[READ], tool_choice="auto").tools) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- options
+
+
+def test_options_are_read():
+    request = request_of(
+        max_output_tokens=7, temperature=0.5, top_p=0.9, top_k=3, seed=1, prompt_cache_key="key"
+    )
+    options = request.options
+    assert (options.max_tokens, options.seed) == (7, 1)
+    assert (options.sampling.temperature, options.sampling.top_p, options.sampling.top_k) == (0.5, 0.9, 3)
+    assert request.session_id == "key"
+    assert request_of().options.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("effort", "on", "level"),
+    [("none", False, None), ("low", True, "low"), (None, None, None), ("odd", None, None)],
+)
+def test_the_effort_of_reasoning_is_read(effort, on, level):
+    thinking = request_of(reasoning={"effort": effort, "summary": "auto"}).thinking
+    assert (thinking.on, thinking.effort) == (on, level)
+
+
+def test_fields_that_change_nothing_are_taken():
+    known: dict[str, Any] = {
+        "include": ["reasoning.encrypted_content"], "truncation": "auto", "metadata": {"a": "b"},
+        "user": "me",
+        "parallel_tool_calls": True, "service_tier": "auto", "safety_identifier": "x", "top_logprobs": 0,
+        "stream_options": {"include_obfuscation": False}, "max_tool_calls": 3, "text": {"verbosity": "low"},
+        "client_metadata": {"x": 1}, "background": False, "conversation": None, "prompt": None,
+    }  # fmt: skip
+    assert request_of(**known).messages == request_of(unknown={"x": 1}).messages == request_of().messages
+
+
+def test_a_format_is_taken_and_the_terminal_is_told_that_it_is_not_enforced():
+    context, said = new_context()
+    form = {"type": "json_schema", "name": "x", "schema": {}}
+    assert request_of(context, text={"format": form}).messages
+    assert request_of(context, text={"format": {"type": "text"}}).messages
+    assert said == ["text.format 'json_schema' is not enforced yet."]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": {"role": "user"}}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
+        ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "message", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "odd"}]}]}, "input[0].content[0].type"),
+        ({"input": [ASK, {**CALL, "name": ""}]}, "input[1].name"),
+        ({"input": [ASK, {**CALL, "arguments": 5}]}, "input[1].arguments"),
+        ({"input": [ASK, {**CALL, "namespace": 5}]}, "input[1].namespace"),
+        ({"input": [ASK, {**CALL, "call_id": 5}]}, "input[1].call_id"),
+        ({"input": [ASK, {**RESULT, "output": 5}]}, "input[1].output"),
+        ({"input": [ASK, thought(summary="x")]}, "input[1].summary"),
+        ({"input": [ASK, thought(content=[{"text": 5}])]}, "input[1].content[0].text"),
+        ({"input": [ASK, thought(encrypted_content=5)]}, "input[1].encrypted_content"),
+        ({"input": [ASK, {"id": 5}]}, "input[1].id"),
+        ({"instructions": 5}, "instructions"),
+        ({"previous_response_id": 5}, "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": "many"}, "max_output_tokens"),
+        ({"stream": "yes"}, "stream"),
+        ({"store": "yes"}, "store"),
+        ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"include": "x"}, "include"),
+        ({"metadata": "x"}, "metadata"),
+        ({"truncation": 5}, "truncation"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"text": "x"}, "text"),
+        ({"text": {"format": "x"}}, "text.format"),
+        ({"reasoning": 5}, "reasoning"),
+        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"model": 5}, "model"),
+        ({"temperature": 9}, "temperature"),
+        ({"tools": "x"}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{**READ, "parameters": "x"}]}, "tools[0].parameters"),
+        ({"tools": [{**READ, "description": 5}]}, "tools[0].description"),
+        ({"tools": [namespace("", READ)]}, "tools[0].name"),
+        ({"tools": [namespace("a", {"type": "function"})]}, "tools[0].tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "x", "format": "x"}]}, "tools[0].format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "read"}}, "tool_choice"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"n": 2}, "n"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_is_wrong_is_refused_with_the_name_of_the_field(fields, param):
+    with pytest.raises(InvalidRequest) as refused:
+        call_of(**fields)
+    assert refused.value.param == param
+    assert f"'{param}'" in refused.value.message
+
+
+def test_what_is_wrong_with_the_messages_is_wrong_with_the_input():
+    error: Any = refusal(InvalidRequest("No.", param="messages"))["error"]
+    assert (error["param"], error["message"]) == ("input", "No.")
+    other: Any = refusal(InvalidRequest("No.", param="tools[0].name"))["error"]
+    assert other["param"] == "tools[0].name"
+
+
+# ----------------------------------------------------------------------------------------------------- before
+
+
+def answered(context: Context, text: int = 0, **fields: Any) -> str:
+    """The id of a response that has ended."""
+    reply = call_of(context, **fields).reply
+    reply.whole(*events([text]))
+    return reply.id
+
+
+def test_a_request_goes_on_from_a_response():
+    context, _ = new_context()
+    first = answered(context, input=[ASK], instructions="Be brief.")
+    second = answered(context, input="Why?", previous_response_id=first)
+    third = request_of(context, input="And?", previous_response_id=second)
+    assert [(one.role, one.content) for one in third.messages] == [
+        ("system", "Be brief."),
+        ("user", "How deep?"),
+        ("assistant", "Hello"),
+        ("user", "Why?"),
+        ("assistant", "Hello"),
+        ("user", "And?"),
+    ]
+    other = request_of(context, input="And?", previous_response_id=second, instructions="Be long.")
+    assert [one.content for one in other.messages if one.role == "system"] == ["Be long."]
+    assert request_of(context, input=None, previous_response_id=first).messages[-1].content == "Hello"
+
+
+def test_a_streamed_response_can_be_gone_on_from_as_soon_as_its_end_is_told():
+    context, _ = new_context()
+    reply = call_of(context).reply
+    outputs, end = events([0])
+    for output in outputs:
+        list(reply.output(output))
+    assert context.responses.counts()["entries"] == 0
+    list(reply.closing(end))
+    assert request_of(context, previous_response_id=reply.id).messages[1].content == "Hello"
+
+
+def test_what_is_not_to_be_stored_is_not():
+    context, _ = new_context()
+    name = answered(context, store=False)
+    with pytest.raises(NotFound) as missing:
+        call_of(context, previous_response_id=name)
+    assert missing.value.param == "previous_response_id"
+    assert (missing.value.status, name in missing.value.message) == (404, True)
+
+
+def test_another_tenant_finds_nothing():
+    context, _ = new_context()
+    name = answered(context)
+    other = Context(MODEL, b"other", SEAL, context.responses)
+    with pytest.raises(NotFound):
+        call_of(other, previous_response_id=name)
+    with pytest.raises(NotFound):
+        call_of(other, input=[{"type": "item_reference", "id": output_id(context, name)}])
+    with pytest.raises(NotFound):
+        kept(other, name)
+    with pytest.raises(NotFound):
+        deleted(other, name)
+
+
+def output_id(context: Context, name: str) -> str:
+    output: Any = kept(context, name)["output"]
+    return output[0]["id"]
+
+
+def test_a_reference_stands_for_an_item_and_outlives_it():
+    context, _ = new_context()
+    first = answered(context)
+    for reference in ({"type": "item_reference"}, {}):
+        item = {**reference, "id": output_id(context, first)}
+        second = answered(context, input=[ASK, item])
+        assert kept(context, second)["status"] == "completed"
+    deleted(context, first)
+    again = request_of(context, input="So?", previous_response_id=second).messages
+    assert [one.content for one in again] == ["How deep?", "HelloHello", "So?"], "one turn, continued"
+    with pytest.raises(NotFound) as missing:
+        call_of(context, input=[ASK, {"type": "item_reference", "id": "gone"}])
+    assert missing.value.param == "input[1].id"
+
+
+def test_the_thought_of_a_response_that_is_gone_on_from_is_read_exactly():
+    context, _ = new_context()
+    reply = call_of(context).reply
+    _, end = events([0])
+    reply.whole([Reasoning("\nHm.\n"), Content("Yes.")], end)
+    (_, told, _) = request_of(context, previous_response_id=reply.id).messages
+    assert (told.reasoning, told.content) == ("\nHm.\n", "Yes.")
+
+
+def test_a_response_is_told_and_deleted():
+    context, _ = new_context()
+    name = answered(context)
+    assert (kept(context, name)["id"], kept(context, name)["status"]) == (name, "completed")
+    assert deleted(context, name) == {"id": name, "object": "response", "deleted": True}
+    for again in (kept, deleted):
+        with pytest.raises(NotFound):
+            again(context, name)
+
+
+def test_a_count_is_an_object_of_its_own():
+    assert counted(5) == {"object": "response.input_tokens", "input_tokens": 5}

@@ -1,0 +1,195 @@
+"""Why a request is not known as far as its conversation is: the message, the token, the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.explanation import Difference, Explanation
+from tests.prompt.fakes import reply, system, user
+from tests.templates.traits import TRAITS
+from tests.transcripts.test_drift import RULES_TEXT
+from tests.transcripts.test_laws import ANSWER, TOOLS, Talk
+from tests.transcripts.world import BILLING, BLOCK, CARRIER, DATE, MOVING, OWN, Reply, Server, text_of
+
+BOUND = [trait for trait in TRAITS if trait != MOVING]
+
+type Change = Callable[[tuple[Message, ...]], tuple[Message, ...]]
+
+
+def first_said(
+    billing: str = "a1", date: str = "d1x", block: str = "b1x", rules: str = RULES_TEXT
+) -> Message:
+    return system(BILLING.format(billing) + DATE.format(date) + BLOCK.format(block) + rules)
+
+
+def asked(own: str = "m1x", text: str = "v91x") -> Message:
+    return user(OWN.format(own) + text)
+
+
+class Known(Talk):
+    """A talk with a bit of everything that may change, one turn old."""
+
+    def __init__(self, trait: str, *behind: Message) -> None:
+        super().__init__(trait)
+        self.messages = (first_said(), asked(), *behind)
+        self.ask(ANSWER)
+        self.read = self.server.model.read
+        self.lasting = (*self.messages[:2], *self.messages[2 + len(behind) :])
+
+    def explained(self, *messages: Message, **changes: object) -> Explanation:
+        return self.server.explain(replace(self.request(), messages=messages, **changes))
+
+    def behind(self, token: int) -> str:
+        """What the model read from a token on."""
+        return text_of(self.trait, self.read[token:])
+
+
+class Planted(NamedTuple):
+    """A change of one class, and what has to be said of it."""
+
+    change: Change
+    drift: str
+    rule: str | None
+    message: int
+    computed: str = ""
+    asked: str = ""
+
+
+def at(index: int, message: Message) -> Change:
+    return lambda said: (*said[:index], message, *said[index + 1 :])
+
+
+PLANTED = {
+    "transport": Planted(at(0, first_said(billing="a2")), "transport", "billing header", 0),
+    "live": Planted(at(0, first_said(date="d2x")), "live", "today's date", 0, "1x", "2x"),
+    "block": Planted(at(0, first_said(block="b2x")), "block", "inbound context", 0, "1x", "2x"),
+    "own": Planted(at(1, asked(own="m2x")), "own", "message id in a metadata block", 1, "1x", "2x"),
+    "content of the system": Planted(
+        at(0, first_said(rules=RULES_TEXT.replace("v90x", "v80x"))), "content", None, 0, "90x", "80x"
+    ),
+    "content of a question": Planted(at(1, asked(text="v81x")), "content", None, 1, "91x", "81x"),
+    "content of a reply": Planted(at(2, reply("v87x")), "content", None, 2),
+}
+
+
+def one_difference(explanation: Explanation) -> Difference:
+    (difference,) = explanation.differences
+    assert explanation.cause == difference
+    return difference
+
+
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize("trait", BOUND)
+def test_a_planted_change_is_named_by_message_rule_and_class(trait, planted):
+    known = Known(trait)
+    difference = one_difference(known.explained(*planted.change(known.lasting)))
+    assert (difference.message, difference.drift, difference.rule) == (
+        planted.message,
+        planted.drift,
+        planted.rule,
+    )
+
+
+@pytest.mark.parametrize("planted", [one for one in PLANTED.values() if one.computed])
+@pytest.mark.parametrize("trait", BOUND)
+def test_a_planted_change_is_shown_on_both_sides_from_its_first_token_on(trait, planted):
+    known = Known(trait)
+    difference = one_difference(known.explained(*planted.change(known.lasting)))
+    assert difference.token is not None
+    assert known.behind(difference.token).startswith(planted.computed)
+    assert planted.computed in difference.computed
+    assert planted.asked in difference.asked
+    assert planted.asked not in difference.computed
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_what_the_model_does_not_read_has_no_token(trait):
+    known = Known(trait)
+    assert one_difference(known.explained(*PLANTED["transport"].change(known.lasting))).token is None
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_a_message_that_is_gone_is_named_with_the_end_of_what_stays(trait):
+    known = Known(trait, user(CARRIER.format("c1x")))
+    difference = one_difference(known.explained(*known.lasting))
+    assert (difference.drift, difference.rule, difference.message) == ("transient", "internal context", 2)
+    assert difference.what == "is gone"
+    assert difference.token is not None
+    assert "c1x" in known.behind(difference.token)
+    assert "v91x" not in known.behind(difference.token)
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_other_tools_and_options_stand_in_front_of_all_messages(trait):
+    known = Known(trait)
+    less = one_difference(known.explained(*known.lasting, tools=TOOLS[:-1]))
+    assert (less.message, less.drift, less.what) == (None, "content", "have other tools")
+    options = {"made_up": "yes"}
+    other = one_difference(known.explained(*known.lasting, template_options=options))
+    assert other.what == "have other options"
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_where_nothing_has_changed_nothing_differs(trait):
+    known = Known(trait)
+    explanation = known.explained(*known.lasting)
+    assert (explanation.differences, explanation.cause) == ((), None)
+    assert explanation.bound_messages == 3
+    assert explanation.against is not None
+    assert explanation.against.messages == 3
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_what_stops_is_the_cause_and_what_was_told_in_a_note_is_not(trait):
+    known = Known(trait)
+    change = (first_said(date="d2x"), known.lasting[1], reply("v87x"), *known.lasting[3:])
+    explanation = known.explained(*change)
+    assert [one.drift for one in explanation.differences] == ["live", "content"]
+    assert explanation.cause == explanation.differences[1]
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_another_thought_is_content(trait):
+    known = Known(trait)
+    said = replace(known.lasting[2], reasoning="t8x")
+    difference = one_difference(known.explained(*known.lasting[:2], said, *known.lasting[3:]))
+    assert (difference.message, difference.drift, difference.what) == (2, "content", "has another thought")
+
+
+def test_explaining_changes_nothing_and_generates_nothing():
+    known = Known("chatml_tools_first" if "chatml_tools_first" in BOUND else BOUND[0])
+    server, changed = known.server, PLANTED["content of a question"].change(known.lasting)
+    model, metrics = server.model.read, server.transcripts.metrics
+    before = (metrics.bound, metrics.fresh, metrics.nodes, metrics.variants, metrics.notes)
+    first = known.explained(*changed)
+    assert known.explained(*changed) == first
+    assert server.model.read is model
+    assert (metrics.bound, metrics.fresh, metrics.nodes, metrics.variants, metrics.notes) == before
+
+
+def test_nobody_is_told_of_another_tenants_conversation():
+    known = Known(BOUND[0])
+    changed = PLANTED["live"].change(known.lasting)
+    explanation = known.explained(*changed, tenant=b"somebody else")
+    assert (explanation.against, explanation.differences) == (None, ())
+    assert known.explained(*changed).against
+
+
+def test_a_session_that_is_named_is_compared_with_itself():
+    """Two chats with the same words; the one that the client names is meant."""
+    server = Server(BOUND[0], "true")
+
+    def ask(session: str, *messages: Message) -> ChatRequest:
+        return replace(Talk(server.trait, server=server).request(), messages=messages, session_id=session)
+
+    for session, text in (("one", "v1x"), ("two", "v2x")):
+        server.answer(ask(session, system(RULES_TEXT), user(text)), "v3x", Reply(ANSWER, (), ""))
+    of_one = server.explain(ask("one", system(RULES_TEXT), user("v4x")))
+    of_two = server.explain(ask("two", system(RULES_TEXT), user("v4x")))
+    assert "1x" in one_difference(of_one).computed
+    assert "2x" in one_difference(of_two).computed
