@@ -49,17 +49,20 @@ class Page:
     render: Callable[[Status], tuple[int, Mapping[str, Json]]]
 
 
+def _count(wire: Wire, told: Callable[[int], Mapping[str, Json]]) -> Question:
+    """How many tokens the prompt of such a request has."""
+    return Question(wire, lambda service, request: told(service.count(request)))
+
+
 _CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
 _TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
 _MESSAGES = Wire("/v1/messages", anthropic_messages.parse, anthropic_refusal)
-_MESSAGE_TOKENS = Question(
+_MESSAGE_TOKENS = _count(
     Wire("/v1/messages/count_tokens", anthropic_messages.parse_count, anthropic_refusal),
-    lambda service, request: anthropic_messages.count_json(service.count(request)),
+    anthropic_messages.count_json,
 )
 _RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
-_RESPONSE_TOKENS = Question(
-    _RESPONSES, lambda service, request: openai_responses.counted(service.count(request))
-)
+_RESPONSE_TOKENS = _count(_RESPONSES, openai_responses.counted)
 _EXPLAIN = Question(_CHAT, lambda service, request: explained(service.explain(request)))
 _MODELS = Page(Status.models)
 

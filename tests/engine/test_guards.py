@@ -252,11 +252,13 @@ def test_when_a_long_row_leaves_a_batch_the_padding_of_the_others_leaves_memory(
 
 
 class Slow(Counting):
-    """Has much else to compute before it comes to its caches."""
+    """Has much else to compute before it comes to its caches. That takes one array, over and over."""
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        said, work = super().__call__(tokens, cache), mx.ones((1500, 1500))
-        return 0 * (work @ work @ work).sum() + said + 0 * cache[0].keys.sum()
+        said, work = super().__call__(tokens, cache), mx.ones((200, 200))
+        for _ in range(200 if len(tokens) > 1 else 0):
+            work = mx.sin(work)
+        return 0 * work.sum() + said + 0 * cache[0].keys.sum()
 
 
 def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
@@ -266,5 +268,5 @@ def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
     rows = [engine.submit(job([start, *range(1, 399)] * 4, 5)) for start in (300, 310, 320)]
     engine.step_until(lambda: engine.cache.beside_bytes)
     grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
-    assert mx.get_active_memory() - before < grown + 100_000
+    assert mx.get_active_memory() - before < grown + 400_000
     engine.finish(*rows)
