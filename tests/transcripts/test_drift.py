@@ -275,6 +275,20 @@ def test_a_note_of_another_chat_is_read_by_nobody_else(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
+def test_nobody_reads_the_task_notification_of_another(trait):
+    """Two with the same words, tasks of which end at the same moment, and which get the same replies to that."""
+    first = Dated(trait, FRIDAY)
+    second = Dated(trait, FRIDAY, first.server)
+    for talk, task in ((first, "k1x"), (second, "k2x")):
+        talk.ask(ANSWER)
+        told = f"<task-notification>\n<task-id>{task}</task-id>\n<status>done</status>\n</task-notification>"
+        talk.messages = (*talk.messages[:-1], user(told))
+    for _ in range(3):
+        assert words(first.ask(ANSWER), "k") == ["k1x"]
+        assert words(second.ask(ANSWER), "k") == ["k2x"]
+
+
+@pytest.mark.parametrize("trait", BOUND)
 def test_a_block_that_changes_before_anything_was_answered_is_content(trait):
     talk = Dated(trait, block("k1x"))
     request = talk.request()
