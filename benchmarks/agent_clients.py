@@ -17,6 +17,7 @@ type Spell = Callable[[Sequence[Message], int], list[Message]]
 """Messages as a request of that number has them."""
 
 PARALLEL_CALLS = 3
+FIRST_EDITED = 3
 
 
 def _as_they_are(messages: Sequence[Message], _: int) -> list[Message]:
@@ -30,6 +31,7 @@ class Client:
     Attributes:
         title: what it changes.
         spell: its messages.
+        adds: what `spell` changes says something new, and counts as such.
         tools: its tools in the request of that number.
         calls: that a fixed reply makes.
         has_text: a fixed reply has a text beside its calls.
@@ -40,6 +42,7 @@ class Client:
 
     title: str = ""
     spell: Spell = _as_they_are
+    adds: bool = False
     tools: Callable[[int], Sequence[Tool]] = lambda _: TOOLS
     calls: int = 1
     has_text: bool = True
@@ -240,6 +243,58 @@ def _with_carrier(messages: Sequence[Message], number: int) -> list[Message]:
     return [*messages, {"role": "user", "content": context}]
 
 
+def _temporal_context(number: int) -> str:
+    """OpenClaw: midnight comes, and the machine moves, before the third request."""
+    date, zone = f"2026-11-{20 + (number > 1)}", "Europe/Vienna" if number > 1 else "UTC"
+    return f"## Temporal Context\nCurrent date: {date}\nTime zone: {zone}"
+
+
+def _with_changing_reminder(messages: Sequence[Message], number: int) -> list[Message]:
+    """Claude Code 2.1.197: the first question begins with it; who continues a session reads it anew."""
+    first, question, *others = messages
+    reminder = (
+        "<system-reminder>\nYou can use the following context:\n# claudeMd\nThe project's instructions:\n\n"
+        f"Use tabs.\nTest what you change.\nThis is version {number}.\n# currentDate\n"
+        f"Today's date is 2026-11-{20 + number}.\n\n      IMPORTANT: this context may not be relevant.\n"
+        "</system-reminder>\n\n"
+    )
+    return [first, {**question, "content": reminder + question["content"]}, *others]
+
+
+# ------------------------------------------------------------------------------------- what they add or edit
+
+
+def _with_reminders(messages: Sequence[Message], _: int) -> list[Message]:
+    """Each question has one, and keeps it."""
+    reminder = "\n<system-reminder>\nStep {}.\n</system-reminder>"
+    return [
+        {**message, "content": message["content"] + reminder.format(index)}
+        if message["role"] == "user"
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _with_system_messages(messages: Sequence[Message], _: int) -> list[Message]:
+    """Claude Code: behind each question, and there they stay."""
+    told: list[Message] = []
+    for index, message in enumerate(messages):
+        told.append(message)
+        if message["role"] == "user":
+            text = f"The date has changed. Today's date is now 2026-11-{index + 1:02}."
+            told.append({"role": "system", "content": text})
+    return told
+
+
+def _with_edited_result(messages: Sequence[Message], number: int) -> list[Message]:
+    """From the fourth request on, the first result says something else."""
+    edited = next((index for index, one in enumerate(messages) if one["role"] == "tool"), None)
+    if number < FIRST_EDITED or edited is None:
+        return list(messages)
+    result = {**messages[edited], "content": "This result was cleared."}
+    return [*messages[:edited], result, *messages[edited + 1 :]]
+
+
 THOUGHT, CALLS = "reasoning_content", "tool_calls"
 
 CLIENTS: dict[str, Client] = {
@@ -280,5 +335,10 @@ CLIENTS: dict[str, Client] = {
         title="inbound block now and then", spell=_with_line_behind(_inbound_at_times), hears=(CALLS,)
     ),
     "git": Client(title="git status changes", spell=_with_line_behind(_git_status), hears=(CALLS,)),
+    "temporal": Client(title="date and time zone change", spell=_with_line_behind(_temporal_context)),
+    "reminder": Client(title="first reminder changes", spell=_with_changing_reminder, hears=(CALLS,)),
+    "reminders": Client(title="a reminder in each question", spell=_with_reminders, adds=True),
+    "systems": Client(title="a system message behind each question", spell=_with_system_messages, adds=True),
+    "edit": Client(title="an old result edited", spell=_with_edited_result, adds=True),
     "carrier": Client(title="carrier at the end", spell=_with_carrier, hears=(CALLS,)),
 }

@@ -176,9 +176,10 @@ class Chat:
     def request(self) -> Request:
         """As the client spells it this time."""
         number = len(self.asked)
+        messages = self.client.spell(self.messages, number)
         return Request(
-            messages=self.client.spell(self.messages, number),
-            meant=list(self.messages),
+            messages=messages,
+            meant=messages if self.client.adds else list(self.messages),
             tools=self.client.tools(number),
             most_tokens=OWN_REPLY_TOKENS if self.client.hears else REPLY_TOKENS,
         )

@@ -151,11 +151,8 @@ class Service:
         window = self._traits.context_window
         room = window - prompt_length
         if room < 1:
-            raise ContextOverflow(
-                f"This model's maximum context length is {window} tokens. However, your messages resulted in "
-                f"{prompt_length} tokens, which leaves no room for a reply.",
-                param="messages" if isinstance(request, ChatRequest) else "prompt",
-            )
+            param = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise ContextOverflow(prompt_tokens=prompt_length, window=window, param=param)
         return min(request.options.max_tokens or self._traits.default_max_tokens or room, room)
 
     def _thought_limit(self, request: GenerationRequest, prompt: Prompt) -> ThoughtLimit | None:
@@ -238,6 +235,11 @@ class Answer:
         self._generation.cancel()
         self._turn.left()
         self._account.end(self._turn.replied, self._turn.texts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the prompt as the model reads it."""
+        return len(self._turn.tokens)
 
     def events(self) -> Iterator[Event]:
         """Events up to and including `Finished` or `Failed`; `Idle` at least every 50 ms of silence.

@@ -40,14 +40,21 @@ def test_curl_line_gets_an_answer(line: str) -> None:
         assert events[-1] == "[DONE]"
         assert json.loads(events[-2])["choices"][0]["finish_reason"] == "stop"
     else:
-        assert json.loads(done.stdout).get("error") is None
+        assert not json.loads(done.stdout).get("error")
 
 
 def test_readme_shows_the_endpoints_with_curl() -> None:
     shown = "\n".join(CURL_LINES)
     assert all(
         path in shown
-        for path in ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/stats")
+        for path in (
+            "/v1/models",
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/messages",
+            "/v1/responses",
+            "/stats",
+        )
     )
 
 

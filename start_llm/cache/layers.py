@@ -241,7 +241,7 @@ class Layers:
 def settle(caches: Sequence[Any]) -> None:
     """Compute what is still lazy, and let go of larger arrays that leaves are views of.
 
-    One leaf after the other, so that little is there twice (lesson 27).
+    One leaf after the other, so that little is there twice (lesson 28).
     """
     for leaf in _leaves(caches):
         if not leaf.empty():

@@ -77,14 +77,10 @@ class LiveField(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
-    """What a field says, as it stands in its message; a clock to the minute."""
+    """What a field says, as it stands in its message; the clock of a line to the minute."""
 
     field: LiveField
     text: str
-
-    @property
-    def digest(self) -> bytes:
-        return text_digest(self.text)
 
 
 class Ignored(NamedTuple):

@@ -14,6 +14,7 @@ StartLLMError
 │   ├── LengthRequired           411
 │   ├── BodyTooLarge             413
 │   ├── HeadersTooLarge          431
+│   ├── InternalError            500
 │   └── Overloaded               503
 ├── EngineDied                   the engine thread is gone: 500
 └── ClientGone                   nobody is left to answer
@@ -71,9 +72,23 @@ class InvalidRequest(RequestError):
 
 
 class ContextOverflow(InvalidRequest):
-    """The prompt does not fit the context window, whatever is evicted or waited for."""
+    """The prompt leaves no room in the context window, whatever is evicted or waited for.
+
+    Attributes:
+        prompt_tokens: its length.
+        window: tokens that prompt and reply may have together.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(self, *, prompt_tokens: int, window: int, param: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {window} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens, which leaves no room for a reply.",
+            param=param,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.window = window
 
 
 class NotFound(RequestError):
@@ -116,6 +131,13 @@ class HeadersTooLarge(RequestError):
     """The request line or the headers are too long."""
 
     status = 431
+
+
+class InternalError(RequestError):
+    """The engine failed before any of the reply was sent."""
+
+    status = 500
+    kind = "server_error"
 
 
 class Overloaded(RequestError):

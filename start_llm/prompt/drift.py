@@ -31,6 +31,7 @@ class Rule:
         lesson: number of the lesson that has the evidence.
         mark: words that it has.
         pattern: finds it: lines, or a section from its heading to its end.
+        within: finds what it has to stand in, if it does not count elsewhere.
         is_for_the_model: it is taken out of the prompt too.
     """
 
@@ -42,6 +43,7 @@ class Rule:
     lesson: int
     mark: str
     pattern: re.Pattern[str]
+    within: re.Pattern[str] | None = None
     is_for_the_model: bool = False
 
     @property
@@ -49,12 +51,17 @@ class Rule:
         return self.drift in ("live", "block")
 
     def without(self, text: str) -> str:
-        return self.pattern.sub("", text) if self.mark in text else text
+        if self.mark not in text:
+            return text
+        if self.within is None:
+            return self.pattern.sub("", text)
+        return self.within.sub(lambda around: self.pattern.sub("", around[0]), text)
 
     def value(self, text: str) -> str:
-        """What it says, a clock to the minute."""
-        lines = "\n".join(match[0].strip() for match in self.pattern.finditer(text))
-        return _SECONDS.sub(r"\1", lines)
+        """What it says: a line with its clock to the minute, a block as it stands."""
+        parts = self.within.findall(text) if self.within else [text]
+        found = "\n".join(match[0].strip() for part in parts for match in self.pattern.finditer(part))
+        return found if self.drift == "block" else _SECONDS.sub(r"\1", found)
 
 
 _SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
@@ -92,6 +99,21 @@ _GIT_STATUS = (
         re.MULTILINE,
     ),
 )
+# A wrapper, and no class: what stands in it has a heading, which decides. Others of its headings are content.
+_REMINDER = re.compile(r"<system-reminder>\n(?:[^<]++|<(?!/?system-reminder>))*+</system-reminder>")
+_REMINDER_DATE = (
+    "# currentDate",
+    re.compile(r"(?<=\n# currentDate\n)Today's date is [^\n]*\n"),
+    _REMINDER,
+)
+# To the next heading of its kind, one word that begins with a small letter, or to what ends the reminder.
+_INSTRUCTIONS = (
+    "# claudeMd",
+    re.compile(
+        r"(?<=\n)# claudeMd\n(?:(?!# [a-z]\w*\n|[ \t]*IMPORTANT: this context |</system-reminder>)[^\n]*\n)*"
+    ),
+    _REMINDER,
+)
 _CARRIER = (
     "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
     re.compile(
@@ -104,7 +126,8 @@ RULES: tuple[Rule, ...] = (
     Rule("billing header", "Claude Code", "system", True, "transport", 18, *_BILLING, is_for_the_model=True),
     Rule("message id in a metadata block", "OpenClaw", "user", False, "own", 19, *_MESSAGE_ID),
     Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, *_line("Today's date: ")),
-    Rule("current date", "pi", "system", True, "live", 22, *_line("Current date: ")),
+    Rule("current date", "pi, OpenClaw", "system", True, "live", 22, *_line("Current date: ")),
+    Rule("time zone", "OpenClaw", "system", True, "live", 27, *_line("Time zone: ")),
     Rule("current time", "the original server's", "system", True, "live", 22, *_line("Current time is ")),
     Rule(
         "current time of a message",
@@ -118,6 +141,8 @@ RULES: tuple[Rule, ...] = (
     Rule("run statistics", "OpenClaw", "user", False, "live", 22, *_STATISTICS),
     Rule("inbound context", "OpenClaw", "system", True, "block", 22, *_INBOUND),
     Rule("git status", "Claude Code", "system", True, "block", 22, *_GIT_STATUS),
+    Rule("date in the reminder", "Claude Code", "user", True, "live", 27, *_REMINDER_DATE),
+    Rule("project instructions", "Claude Code", "user", True, "block", 27, *_INSTRUCTIONS),
     Rule("internal context", "OpenClaw", "user", False, "transient", 23, *_CARRIER),
 )
 

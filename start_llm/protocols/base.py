@@ -69,8 +69,8 @@ class Reply(Protocol):
         """The one that the client is told."""
         ...
 
-    def opening(self) -> Iterable[Frame]:
-        """Sent at once, before the prompt is computed."""
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:
+        """Sent at once, before the prompt is computed. What the cache has of it is not known yet."""
         ...
 
     def keep_alive(self) -> Frame:

@@ -57,11 +57,22 @@ def _part(part: Fields, *, may_hold_images: bool) -> str:
             raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
         return text
     if kind in _UNSEEN_PARTS:
-        unseen = _UNSEEN_PARTS[kind]
-        if may_hold_images:
-            return unseen
-        raise InvalidRequest(f"'{part.path}' {_REFUSALS[unseen]}.", param=part.path)
+        return unseen(part, _UNSEEN_PARTS[kind], is_refused=not may_hold_images)
     raise part.fail("type", f"is {kind!r}; this model reads text")
+
+
+def unseen(part: Fields, note: str, *, is_refused: bool) -> str:
+    """The note that stands for a part that the model cannot see.
+
+    Args:
+        is_refused: it is asked about now. Others become the note: refused, they would come back every turn.
+
+    Raises:
+        InvalidRequest: names a part that is refused.
+    """
+    if is_refused:
+        raise InvalidRequest(f"'{part.path}' {_REFUSALS[note]}.", param=part.path)
+    return note
 
 
 def read_arguments(call: Fields) -> Mapping[str, Json]:

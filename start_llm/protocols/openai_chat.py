@@ -28,11 +28,11 @@ from start_llm.protocols.openai_options import (
     NotYet,
     read_options,
     read_stream,
-    read_template_options,
     refuse_unbuilt,
 )
 from start_llm.protocols.openai_usage import closing_frames, usage_json
 from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
 
@@ -94,7 +94,7 @@ class ChatReply:
     created: int = field(default_factory=lambda: int(time.time()))
     call_ids: dict[int, str] = field(default_factory=dict[int, str])
 
-    def opening(self) -> Iterable[Frame]:
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:  # noqa: ARG002 - told at the end
         yield self._chunk({"role": "assistant", "content": ""})
 
     def keep_alive(self) -> Frame:

@@ -96,7 +96,7 @@ class TextReply:
     def __post_init__(self) -> None:
         self.offsets = TextOffsets(self.model.token_bytes)
 
-    def opening(self) -> Iterable[Frame]:
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:  # noqa: ARG002 - told at the end
         yield self._chunk("")
 
     def keep_alive(self) -> Frame:

@@ -12,13 +12,12 @@ from start_llm.core.sampling import Range
 from start_llm.protocols.base import Call, Context, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation import TOKEN_COUNT
 from start_llm.protocols.openai_options import (
     COMMON_NOT_YET,
     FREE_TOOL_CHOICE,
-    TOKEN_COUNT,
     NotYet,
     read_options,
-    read_template_options,
     refuse_unbuilt,
 )
 from start_llm.protocols.response_store import Kept
@@ -26,6 +25,7 @@ from start_llm.protocols.responses_input import Item, ItemReader, new_items
 from start_llm.protocols.responses_reply import ResponseReply
 from start_llm.protocols.responses_tools import Toolbox, read_toolbox
 from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
 

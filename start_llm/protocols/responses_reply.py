@@ -53,7 +53,7 @@ class ResponseReply:
     _open: OutputItem | None = None
     _kind: type[Output] | None = None
 
-    def opening(self) -> Iterable[Frame]:
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:  # noqa: ARG002 - told at the end
         yield self._state("created")
         yield self._state("in_progress")
 

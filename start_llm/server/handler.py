@@ -18,6 +18,7 @@ from start_llm.core.errors import (
     ClientGone,
     EngineDied,
     HeadersTooLarge,
+    InternalError,
     InvalidRequest,
     LengthRequired,
     MethodNotAllowed,
@@ -25,7 +26,7 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Call, Context, Reply, openai_error, openai_refusal
+from start_llm.protocols.base import Call, Context, Reply, openai_refusal
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
@@ -93,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
-            self._send_json(500, openai_error(str(error), kind="server_error"))
+            self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
 
@@ -132,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, reply: Reply, answer: Answer) -> None:
         stream = EventStream(self.wfile.write, chunked=self.request_version == "HTTP/1.1")
         self._send_head(HTTPStatus.OK, stream.headers)
-        stream.send(reply.opening())
+        stream.send(reply.opening(answer.prompt_tokens))
         for event in answer.events():
             self._look_after_client(event)
             match event:
@@ -159,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
                 case Finished():
                     self._send_json(200, reply.whole(outputs, event))
                 case Failed(message):
-                    self._send_json(500, openai_error(message, kind="server_error"))
+                    self._refuse(InternalError(message))
                 case _:
                     pass
 

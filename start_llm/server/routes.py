@@ -8,11 +8,14 @@ from urllib.parse import unquote
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
-from start_llm.protocols import openai_chat, openai_completions, openai_responses
+from start_llm.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
+from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.base import Context, Parser, openai_refusal
 from start_llm.protocols.explained import explained
 from start_llm.server.status import Status
 from start_llm.service import Service
+
+type Refusal = Callable[[RequestError], dict[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Wire:
 
     path: str
     parse: Parser
-    refusal: Callable[[RequestError], dict[str, Json]]
+    refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,20 @@ class Page:
     render: Callable[[Status], tuple[int, Mapping[str, Json]]]
 
 
+def _count(wire: Wire, told: Callable[[int], Mapping[str, Json]]) -> Question:
+    """How many tokens the prompt of such a request has."""
+    return Question(wire, lambda service, request: told(service.count(request)))
+
+
 _CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
 _TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
-_RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
-_RESPONSE_TOKENS = Question(
-    _RESPONSES, lambda service, request: openai_responses.counted(service.count(request))
+_MESSAGES = Wire("/v1/messages", anthropic_messages.parse, anthropic_refusal)
+_MESSAGE_TOKENS = _count(
+    Wire("/v1/messages/count_tokens", anthropic_messages.parse_count, anthropic_refusal),
+    anthropic_messages.count_json,
 )
+_RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
+_RESPONSE_TOKENS = _count(_RESPONSES, openai_responses.counted)
 _EXPLAIN = Question(_CHAT, lambda service, request: explained(service.explain(request)))
 _MODELS = Page(Status.models)
 
@@ -61,6 +72,8 @@ WIRES: Mapping[str, Wire | Question] = {
     "/chat/completions": _CHAT,
     _TEXT.path: _TEXT,
     "/completions": _TEXT,
+    _MESSAGES.path: _MESSAGES,
+    _MESSAGE_TOKENS.wire.path: _MESSAGE_TOKENS,
     _RESPONSES.path: _RESPONSES,
     "/responses": _RESPONSES,
     f"{_RESPONSES.path}/input_tokens": _RESPONSE_TOKENS,
@@ -69,6 +82,7 @@ WIRES: Mapping[str, Wire | Question] = {
 }
 PAGES: Mapping[str, Page] = {
     "/": Page(Status.greeting),
+    "/api/hello": Page(Status.greeting),
     "/health": Page(Status.health),
     "/stats": Page(Status.stats),
     "/v1/models": _MODELS,

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.canonical import LiveField, LiveValue
+from start_llm.transcripts.lines import changed_lines
 
-type Told = tuple[LiveField, bytes | None]
-"""The digest of what a field was said to be; None: that it applies no longer."""
+type Told = tuple[LiveField, str | None]
+"""What a field was said to be; None: that it applies no longer."""
 
 _MOST_TOKENS = 256
 _SHARE_OF_SAVED = 0.1
@@ -21,18 +22,33 @@ _SHARE_OF_PROMPT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field, and what it says now; None if nothing does any more."""
+    """A field, and what it says now.
+
+    Attributes:
+        value: None if nothing says it any more.
+        before: what was told of it last; None: nothing, or that it applies no longer.
+    """
 
     field: LiveField
     value: LiveValue | None
+    before: str | None = None
 
     @property
     def told(self) -> Told:
-        return self.field, self.value.digest if self.value else None
+        return self.field, self.value.text if self.value else None
 
     @property
     def line(self) -> str:
-        return f"[Now: {self.value.text}]" if self.value else f"[No longer: {self.field.name}]"
+        """Of a block the lines that changed, if that is shorter than the whole."""
+        if self.value is None:
+            return f"[No longer: {self.field.name}]"
+        return min([f"[Now: {self.value.text}]", *self._difference(self.value.text)], key=len)
+
+    def _difference(self, now: str) -> list[str]:
+        if not self.field.is_block or self.before is None:
+            return []
+        lines = changed_lines(self.before, now)
+        return [] if lines is None else [f"[Changed in {self.field.name}:\n{lines}\n]"]
 
 
 def changes(told: Iterable[Sequence[Told]], live: Iterable[Sequence[LiveValue]]) -> list[Change]:
@@ -44,20 +60,24 @@ def changes(told: Iterable[Sequence[Told]], live: Iterable[Sequence[LiveValue]])
     """
     last = dict(one for message in told for one in message)
     now = {value.field: value for message in live for value in message}
-    new = [Change(field, value) for field, value in now.items() if last.get(field) != value.digest]
-    gone = [Change(field, None) for field, digest in last.items() if field not in now and digest is not None]
+    new = [
+        Change(field, value, last.get(field)) for field, value in now.items() if last.get(field) != value.text
+    ]
+    gone = [
+        Change(field, None, text) for field, text in last.items() if field not in now and text is not None
+    ]
     return [*new, *gone]
 
 
 def values_of(live: Iterable[Sequence[LiveValue]]) -> tuple[tuple[Told, ...], ...]:
     """What messages say themselves."""
-    return tuple(tuple((value.field, value.digest) for value in message) for message in live)
+    return tuple(tuple((value.field, value.text) for value in message) for message in live)
 
 
-def blocks(live: Iterable[Sequence[Told]]) -> dict[LiveField, bytes]:
+def blocks(live: Iterable[Sequence[Told]]) -> dict[LiveField, str]:
     """What was said last of one project or chat, by messages or notes."""
     last = dict(one for message in live for one in message if one[0].is_block)
-    return {field: digest for field, digest in last.items() if digest is not None}
+    return {field: text for field, text in last.items() if text is not None}
 
 
 def note(told: Iterable[Change]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from start_llm.core.canonical import CanonicalKey
+from start_llm.core.canonical import CanonicalKey, text_digest
 from start_llm.transcripts.drift import Told, blocks
 
 _MOST_REPLIES = 16_000
@@ -43,4 +43,4 @@ class Lineages:
 
 
 def _name(live: Iterable[Sequence[Told]]) -> bytes:
-    return repr(sorted(blocks(live).items())).encode()
+    return text_digest(repr(sorted(blocks(live).items())))

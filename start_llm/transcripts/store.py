@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
 
 from start_llm.core.canonical import CanonicalKey
 from start_llm.telemetry.metrics import TranscriptMetrics
@@ -78,7 +79,9 @@ class Variant:
 
     @property
     def nbytes(self) -> int:
-        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES
+        """With the texts that were told, although variants share those that stand in one request."""
+        told = sum(getsizeof(text) for message in self.live for _, text in message if text)
+        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + told
 
     def path(self) -> list[Variant]:
         """This one and all that it builds on, the first message first."""

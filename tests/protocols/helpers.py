@@ -106,7 +106,7 @@ def chunks(frames: Iterable[Frame]) -> list[dict[str, Any]]:
 
 def streamed(reply: Reply, outputs: list[Output], end: Finished) -> list[dict[str, Any]]:
     """All chunks of a stream."""
-    frames = [*reply.opening()]
+    frames = [*reply.opening(USAGE.prompt)]
     for output in outputs:
         frames += reply.output(output)
     return chunks([*frames, *reply.closing(end)])

@@ -45,7 +45,7 @@ def data(frame: Frame) -> Event:
 
 
 def streamed(encoder: ResponseReply, outputs: list[Output], end: Finished) -> list[Event]:
-    frames = [*encoder.opening()]
+    frames = [*encoder.opening(7)]
     for output in outputs:
         frames += encoder.output(output)
     return [data(frame) for frame in [*frames, *encoder.closing(end)]]
@@ -87,14 +87,14 @@ def output_of(*outputs: Output, reason: FinishReason = "stop", **fields: Any) ->
 
 
 def test_the_first_event_can_be_sent_before_anything_is_known():
-    created, working = map(data, reply().opening())
+    created, working = map(data, reply().opening(7))
     assert (created["type"], working["type"]) == ("response.created", "response.in_progress")
     assert created["response"]["usage"] is None
 
 
 def test_a_life_sign_is_an_event_with_its_number():
     encoder = reply()
-    events = [*map(data, encoder.opening()), data(encoder.keep_alive()), data(encoder.keep_alive())]
+    events = [*map(data, encoder.opening(7)), data(encoder.keep_alive()), data(encoder.keep_alive())]
     events += [data(frame) for frame in encoder.output(Content("Hi"))]
     events += [data(encoder.keep_alive()), *(data(frame) for frame in encoder.closing(done()))]
     assert [event["type"] for event in events[2:4]] == ["response.in_progress"] * 2
@@ -179,7 +179,7 @@ def test_a_call_that_a_stop_string_cut_is_incomplete_too():
 
 def test_a_failure_is_the_last_event():
     encoder = reply()
-    events = [*map(data, encoder.opening()), *(data(frame) for frame in encoder.output(Content("So")))]
+    events = [*map(data, encoder.opening(7)), *(data(frame) for frame in encoder.output(Content("So")))]
     failed = data(encoder.failure("The engine is gone."))
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"] == {"code": "server_error", "message": "The engine is gone."}

@@ -138,28 +138,38 @@ def test_usage_comes_back_with_cached_tokens(proxied: Proxied, stream: bool):
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 > 0
 
 
+MESSAGE = {"model": "claude-x", "max_tokens": 2, "messages": MESSAGES, "top_k": 3}
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/messages", {"model": "claude-x", "max_tokens": 2, "messages": MESSAGES, "top_k": 3}),
+        ("/v1/messages", MESSAGE),
         ("/v1/responses", {"model": "gpt-x", "input": "Hello", "max_output_tokens": 16}),
     ],
 )
 def test_other_protocols_pass_untranslated(proxied: Proxied, path: str, body: dict[str, Any]):
     proxied.tunnel.clear()
-    answer = proxied.ask(path, body)
+    proxied.ask(path, body)
     (heard,) = proxied.tunnel.heard(path)
     assert {name: heard.body[name] for name in body if name != "model"} == {
         name: value for name, value in body.items() if name != "model"
     }
-    if path == "/v1/responses":
-        assert answer.status == 200, answer.json
-        assert (answer.json["object"], answer.json["usage"]["output_tokens"]) == ("response", 16)
-        return
-    assert answer.status == 404, "the server does not speak it yet"
-    error = answer.json["error"]
-    assert "There is nothing at" in error["message"]
-    assert answer.json["type"] == "error"
+
+
+def test_a_message_comes_back_in_its_own_form(proxied: Proxied):
+    proxied.ask("/v1/messages", MESSAGE)
+    answer = proxied.ask("/v1/messages", MESSAGE).json
+    assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "max_tokens")
+    usage = answer["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (1, 2)
+    assert usage["cache_read_input_tokens"] > 1
+
+
+def test_a_response_comes_back_in_its_own_form(proxied: Proxied):
+    answer = proxied.ask("/v1/responses", {"model": "gpt-x", "input": "Hello", "max_output_tokens": 16})
+    assert answer.status == 200, answer.json
+    assert (answer.json["object"], answer.json["usage"]["output_tokens"]) == ("response", 16)
 
 
 def test_a_wrong_value_is_a_400_that_names_the_field(proxied: Proxied):

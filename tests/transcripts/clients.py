@@ -10,11 +10,10 @@ from random import Random
 from start_llm.core.chat import ChatRequest, Json, KeptThoughts, Message, Thinking, ToolCall
 from tests.prompt.fakes import result, system, user
 from tests.prompt.replies import TOOLS
+from tests.transcripts.now import Now, check_now
 from tests.transcripts.world import (
     BILLING,
-    BLOCK,
     CARRIER,
-    DATE,
     MOVING,
     OWN,
     SHAPES,
@@ -36,8 +35,8 @@ class Talk:
 
     Attributes:
         own: by the word of a message, the message id that was sent with it last.
-        date, block: what its first message says of now; none if that is empty.
-        blocks: for each tenant all that were ever sent in this chat: by all who go on from its replies.
+        now: what its first messages say of now.
+        nows: for each tenant all that was ever sent in this chat: by all who go on from its replies.
         moved: some replies were written for another tenant: whose they are cannot be told then.
     """
 
@@ -45,9 +44,8 @@ class Talk:
     session: str | None
     messages: list[Message]
     own: dict[str, str] = field(default_factory=dict[str, str])
-    date: str = ""
-    block: str = ""
-    blocks: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
+    now: Now = field(default_factory=Now)
+    nows: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
     moved: bool = False
 
     @property
@@ -61,8 +59,8 @@ class Talk:
     def copy(self, count: int) -> Talk:
         messages = self.messages[:count]
         is_this_chat = any(message.role == "assistant" for message in messages)
-        blocks = self.blocks if is_this_chat else dict[bytes, "set[str]"]()
-        return replace(self, messages=messages, own=dict(self.own), blocks=blocks)
+        nows = self.nows if is_this_chat else dict[bytes, "set[str]"]()
+        return replace(self, messages=messages, own=dict(self.own), nows=nows)
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class World:
         first = [] if self._trait == MOVING or self._maybe(0.3) else [system(self.word())]
         talk = Talk(self._random.choice(TENANTS), self._random.choice(SESSIONS), [*first, user(self.word())])
         self._give_id(talk)
-        self._give_now(talk)
+        talk.now = Now(reminds=self._maybe(0.5)).other(self._random, self.word)
         return talk
 
     def _fork(self, talk: Talk) -> Talk:
@@ -150,16 +148,11 @@ class World:
         if self._maybe(0.4):
             talk.own[said_in(talk.messages[-1])[0]] = self.word("m")
 
-    def _give_now(self, talk: Talk) -> None:
-        """Another date, another block, or none."""
-        talk.date = self.word("d") if self._maybe(0.7) else ""
-        talk.block = self.word("k") if self._maybe(0.5) else ""
-
     def _request(self, talk: Talk) -> ChatRequest:
         if not self._strict and self._maybe(0.2):
-            self._give_now(talk)
-        talk.blocks.setdefault(talk.tenant, set()).add(talk.block)
-        self._nows |= {(talk.tenant, talk.date), (talk.tenant, talk.block)}
+            talk.now = talk.now.other(self._random, self.word)
+        talk.nows.setdefault(talk.tenant, set()).update(talk.now.words)
+        self._nows |= {(talk.tenant, word) for word in talk.now.words}
         tools = list(TOOLS) if self._trait != MOVING else []
         if not self._strict and self._maybe(0.2):
             self._random.shuffle(tools)
@@ -192,11 +185,13 @@ class World:
         content = message.content
         match message.role:
             case "system" if message is talk.messages[0]:
-                content = _with_now(content, talk)
+                content = talk.now.system + content
                 if self._maybe(0.5):
                     content = BILLING.format(self.word("b")) + content
             case "user":
                 content = self._own_lines(said_in(message)[0], talk) + content
+                if message is next(one for one in talk.messages if one.role == "user"):
+                    content = talk.now.reminder + content
             case "assistant":
                 message = replace(message, reasoning=self._thought(message.reasoning))
             case _:
@@ -343,16 +338,10 @@ class World:
             assert any(word in one for one in made), f"{word} is foreign"
 
     def _check_now(self, read: str, request: ChatRequest, talk: Talk) -> None:
-        """What is so now is what is said last; what was so is this chat's, or no more than a date."""
-        first = request.messages[0].content
-        for kind, name in (("d", "today's date"), ("k", "inbound context")):
-            now, said = words(first, kind), words(read, kind)
-            if now:
-                assert said[-1:] == now, "not the newest"
-            elif said:
-                assert f"[No longer: {name}]" in read[read.rindex(said[-1]) :], "no longer so"
-        assert talk.moved or set(words(read, "k")) <= talk.blocks[talk.tenant], "of another chat"
-        assert {(talk.tenant, word) for word in words(read, "dk")} <= self._nows, "of another tenant"
+        """And what was so is this chat's, or no more than a date."""
+        check_now(read, request.messages)
+        assert talk.moved or set(words(read, "kr")) <= talk.nows[talk.tenant], "of another chat"
+        assert {(talk.tenant, word) for word in words(read, "dkr")} <= self._nows, "of another tenant"
         assert words(read, "c") == words(request.messages[-1].content, "c"), "a carrier that is gone"
 
     def _made_behind(self, index: int, request: ChatRequest) -> list[set[str]]:
@@ -361,12 +350,6 @@ class World:
         return [
             ids for message in replies for ids in self._read_with.get((request.tenant, _name(message)), ())
         ]
-
-
-def _with_now(content: str, talk: Talk) -> str:
-    date = DATE.format(talk.date) if talk.date else ""
-    block = BLOCK.format(talk.block) if talk.block else ""
-    return f"{date}{block}{content}"
 
 
 def _name(message: Message) -> tuple[str, ...]:

@@ -7,23 +7,21 @@ empty or left out, texts or parts, ids, metadata. Texts are our own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.chat import ChatRequest, Message, ToolCall
+from start_llm.core.chat import ChatRequest
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.protocols import openai_chat, openai_responses
-from start_llm.protocols.base import Context, ModelFacts
+from start_llm.protocols import anthropic_messages, openai_chat, openai_responses
+from start_llm.protocols.base import Context, ModelFacts, Parser
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.seal import KEY_BYTES, Seal
-from start_llm.protocols.sessions import session_id
 
 _FOLDER = Path(__file__).with_name("echoes")
 _CONTEXT = Context(ModelFacts("local-model", 1000, lambda _: b""), b"", Seal(bytes(KEY_BYTES)))
-_BETWEEN = "\n\n"
 
 type Body = Mapping[str, Any]
 type Headers = Mapping[str, str]
@@ -44,7 +42,7 @@ def recordings() -> list[str]:
 @cache
 def recording(name: str) -> list[Exchange]:
     data = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    read = _PROTOCOLS[data["protocol"]]
+    read = partial(_read, _PROTOCOLS[data["protocol"]])
     return [
         Exchange(
             read({**one["request"], "tools": data["tools"]}, one["headers"]), tuple(_outputs(one["reply"]))
@@ -67,81 +65,14 @@ def _outputs(parts: Sequence[Body]) -> Iterator[Output]:
             calls += 1
 
 
-# ------------------------------------------------------------------------------------------- chat completions
-
-
-def chat(body: Body, headers: Headers) -> ChatRequest:
-    request = openai_chat.parse(Fields(dict(body)), headers, _CONTEXT).request
+def _read(parse: Parser, body: Body, headers: Headers) -> ChatRequest:
+    request = parse(Fields(dict(body)), headers, _CONTEXT).request
     assert isinstance(request, ChatRequest)
     return request
 
 
-# ----------------------------------------------------------------------------------------------- /v1/messages
-
-
-def messages(body: Body, headers: Headers) -> ChatRequest:
-    """What a parser of Anthropic's messages has to do with them, for as long as there is none."""
-    told = Message(role="system", content=_joined(body["system"]))
-    read = (one for item in body["messages"] for one in _blocks(item))
-    schemas = [_function(tool, tool["input_schema"]) for tool in body["tools"]]
-    is_late = [tool.get("defer_loading", False) for tool in body["tools"]]
-    return ChatRequest(
-        messages=(told, *read),
-        tools=tuple(schema for schema, late in zip(schemas, is_late, strict=True) if not late),
-        late_tools=tuple(schema for schema, late in zip(schemas, is_late, strict=True) if late),
-        session_id=session_id(Fields(dict(body)), headers),
-    )
-
-
-def _blocks(item: Mapping[str, Any]) -> Iterator[Message]:
-    """A message of a user may hold results and text: results are messages of their own.
-
-    The texts of a reply are what the model wrote around its calls: nothing stood between them.
-    """
-    content: Any = item["content"]
-    blocks: list[Body] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    texts = [block for block in blocks if block["type"] == "text"]
-    if item["role"] == "assistant":
-        thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
-        calls = [
-            ToolCall(block["id"], block["name"], block["input"])
-            for block in blocks
-            if block["type"] == "tool_use"
-        ]
-        yield Message(
-            role="assistant",
-            content=_joined(texts, between=""),
-            reasoning="".join(thoughts) or None,
-            tool_calls=tuple(calls),
-        )
-        return
-    for block in blocks:
-        if block["type"] == "tool_result":
-            yield Message(role="tool", content=block["content"], tool_call_id=block["tool_use_id"])
-    if texts:
-        yield Message(role=item["role"], content=_joined(texts))
-
-
-# ---------------------------------------------------------------------------------------------- /v1/responses
-
-
-def responses(body: Body, headers: Headers) -> ChatRequest:
-    request = openai_responses.parse(Fields(dict(body)), headers, _CONTEXT).request
-    assert isinstance(request, ChatRequest)
-    return request
-
-
-def _joined(blocks: Sequence[Body], *, between: str = _BETWEEN) -> str:
-    return between.join(block["text"] for block in blocks)
-
-
-def _function(tool: Body, parameters: Body) -> dict[str, Any]:
-    function = {"name": tool["name"], "description": tool["description"], "parameters": dict(parameters)}
-    return {"type": "function", "function": function}
-
-
-_PROTOCOLS: Mapping[str, Callable[[Body, Headers], ChatRequest]] = {
-    "chat": chat,
-    "messages": messages,
-    "responses": responses,
+_PROTOCOLS: Mapping[str, Parser] = {
+    "chat": openai_chat.parse,
+    "messages": anthropic_messages.parse,
+    "responses": openai_responses.parse,
 }

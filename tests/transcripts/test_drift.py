@@ -12,8 +12,9 @@ from start_llm.prompt.canonical import live_values
 from start_llm.transcripts.drift import Change, changes, note, pays, values_of
 from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
+from tests.transcripts.notes import known
 from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import BLOCK, CARRIER, DATE, MOVING, Server, words
+from tests.transcripts.world import BLOCK, BLOCK_FORM, CARRIER, DATE, MOVING, Server, words
 
 FRIDAY, SATURDAY = DATE.format("d1x"), DATE.format("d2x")
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
@@ -31,6 +32,8 @@ Recent commits:
 0000000 {0}
 
 """
+
+GIT_FORM = r"gitStatus: [^\n]*\n(?:(?!Recent commits:)[^\n]*\n)*Recent commits:\n[0-9a-f]{7} \w*"
 
 
 class Dated(Talk):
@@ -139,12 +142,20 @@ def test_seconds_are_no_news():
         ((value,),) = live_values([system(f"Current time is {clock}\nBe brief.")])
         return value
 
-    assert said("10:00:31").digest == said("10:00:59").digest != said("10:01:00").digest
+    assert said("10:00:31") == said("10:00:59") != said("10:01:00")
+
+
+def test_seconds_in_a_block_stay_as_they_are():
+    """Its lines are named as they stand in the prompt."""
+    ((value,),) = live_values([system("You help.\n" + GIT.format("at 10:00:31"))])
+    assert "0000000 at 10:00:31" in value.text
 
 
 FORMS = {
     "opencode": ("today's date", "Today's date: Sat Nov 21 2026", "<env>\n  {}\n</env>"),
     "pi": ("current date", "Current date: 2026-11-21", "{}"),
+    "openclaw": ("current date", "Current date: 2026-11-21", "## Temporal Context\n{}\nAsk the tool."),
+    "zone": ("time zone", "Time zone: Europe/Vienna", "## Temporal Context\n{}\nAsk the tool."),
     "clock": ("current time", "Current time is 10:00 in Vienna.", "{}\nAnd so on."),
     "git": ("git status", GIT.format("main").strip(), "{}"),
     "inbound": ("inbound context", BLOCK.format("a").strip(), "{}\n# Project Context"),
@@ -170,11 +181,12 @@ def test_statistics_of_a_run_are_found_in_a_question():
         result("Today's date: never\nStats: runtime 1s", "c1"),
         reply("Current time is 10:00"),
         user("Today's date: never"),
+        user("Time zone: UTC\nGo."),
         system("It said: Today's date: never"),
         user("<system-reminder>\n# somebody's heading\nToday's date: never\n</system-reminder>"),
         system("Current date: 2026-11-21"),
     ],
-    ids=["a result", "a reply", "a question", "in a sentence", "a reminder", "all of a message"],
+    ids=["a result", "a reply", "a question", "a zone", "in a sentence", "a reminder", "all of a message"],
 )
 def test_the_same_words_elsewhere_are_content(message: Message):
     assert live_values([message]) == [()]
@@ -199,7 +211,30 @@ def test_a_block_that_changes_within_its_chat_is_told(trait, form):
     read = talk.ask(ANSWER)
     assert "k1x" in words(read, "k")
     assert words(read, "k")[-1] == "k2x"
-    assert read.index("[Now: ") < read.rindex("k2x")
+    assert read.index("[Changed in ") < read.rindex("k2x")
+
+
+SEQUENCES = {
+    "there and back": ["k1x", "k2x", "k1x"],
+    "gone and back": ["k1x", None, "k1x"],
+    "gone and another": ["k1x", None, "k2x", "k1x"],
+    "once more": ["k1x", "k2x", "k2x", "k3x"],
+    "late": [None, "k1x", "k2x"],
+}
+
+
+@pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.parametrize("form", [pytest.param(0, id="inbound"), pytest.param(1, id="git")])
+@pytest.mark.parametrize("names", SEQUENCES.values(), ids=SEQUENCES)
+def test_whoever_reads_the_prompt_in_order_knows_the_block(trait, form, names):
+    text, name = ((BLOCK, "inbound context"), (GIT, "git status"))[form]
+    talk = Dated(trait, "")
+    for told in names:
+        now = text.format(told) if told else ""
+        talk.say(now)
+        read = talk.ask(ANSWER)
+        assert known(read, name, (BLOCK_FORM, GIT_FORM)[form]) == (now.strip() or None)
+    assert talk.server.transcripts.metrics.bound >= len(names) - 1
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -320,13 +355,14 @@ def test_what_a_note_may_cost(tokens, before, saved, prompt, expected):
 def test_what_was_told_last_counts():
     field = LiveField("clock", 0, is_block=False)
     ten, eleven = LiveValue(field, "10:00"), LiveValue(field, "11:00")
-    told = [((field, ten.digest),), ((field, eleven.digest),)]
+    told = [((field, "10:00"),), ((field, "11:00"),)]
     assert changes(told, [(eleven,), ()]) == []
-    assert changes(told, [(ten,), ()]) == [Change(field, ten)]
-    assert changes(told, [(), ()]) == [Change(field, None)]
+    assert changes(told, [(ten,), ()]) == [Change(field, ten, "11:00")]
+    assert changes(told, [(), ()]) == [Change(field, None, "11:00")]
     assert changes([*told, ((field, None),)], [(), ()]) == []
+    assert changes([*told, ((field, None),)], [(ten,), ()]) == [Change(field, ten)]
     assert changes((), [(ten,)]) == [Change(field, ten)]
-    assert values_of([(ten,), ()]) == (((field, ten.digest),), ())
+    assert values_of([(ten,), ()]) == (((field, "10:00"),), ())
 
 
 def test_a_note_has_one_form():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Root, chain
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, LiveField, Root, chain
 from start_llm.transcripts.bind import rank
 from start_llm.transcripts.lineage import Lineages
 from start_llm.transcripts.store import Held, Limits, TranscriptStore, Variant
@@ -100,6 +100,13 @@ def test_the_longest_known_prefix_comes_first():
     assert found(store, keys) == [(1, (1, 2, 3)), (0, (1, 2))]
     assert found(store, keys_of("a", "x")) == [(0, (1, 2))]
     assert found(store, keys_of("x", "b")) == []
+
+
+def test_texts_that_were_told_take_room():
+    store, (key,) = store_of(), keys_of("a")
+    held = Held((None,), (None,), (((LiveField("git status", 0, is_block=True), "x" * 5000),),), (0,))
+    store.add(key, 0, [1, 2], held)
+    assert 5000 < store.metrics.nbytes < 6000
 
 
 def test_only_what_is_new_is_stored():

@@ -6,6 +6,7 @@ seen by its words:
     v1x  what anybody said      t1x  a thought             m1x  a message id, which changes
     b1x  a billing header       i1x  an id of a call       d1x  a date, which changes
     c1x  a carrier              k1x  a block of one chat, which changes
+    r1x  a rule of a project
 
 The model writes in its template's own form, or less tidily, and may be cut. What it reads is what the engine
 was given.
@@ -56,6 +57,13 @@ MOVING = "tools_before_last_user"
 OWN = '{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n'
 DATE = "Today's date: {}\n"
 BLOCK = '## Inbound Context (trusted metadata)\nOf this chat.\n```json\n{{"chat": "{}"}}\n```\n'
+BLOCK_FORM = r"## Inbound Context \(trusted metadata\)\nOf this chat\.\n```json\n(?:(?!```)[^\n]*\n)*```"
+REMINDER = (
+    "<system-reminder>\nWhat you can use:\n{}# currentDate\nToday's date is {}.\n\n"
+    "      IMPORTANT: this context may or may not be relevant.\n</system-reminder>\n\n"
+)
+INSTRUCTIONS = "# claudeMd\nFollow these.\n\n{}\n"
+INSTRUCTIONS_FORM = r"# claudeMd\nFollow these\.\n(?:\nr\d+x)+"
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
 _THOUGHTS = re.compile(

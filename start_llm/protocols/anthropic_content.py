@@ -1,0 +1,249 @@
+"""Anthropic's `system`, `messages` and `tools`, read into our own.
+
+Nothing that is merely unknown is refused: clients answer a refusal by changing their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.protocols.content import TOOL_REFERENCE, UNSEEN_IMAGE, unseen
+from start_llm.protocols.fields import Fields
+
+type Opener = Callable[[str], str | None]
+"""The thought in a signature of ours; None if it is not ours."""
+type ToolSchemas = tuple[Mapping[str, Json], ...]
+
+_BETWEEN_SYSTEM_BLOCKS = "\n\n"
+"""So that each block begins a line, as what clients put there does (lesson 18)."""
+_FAILED = "[The call failed]\n"
+_TEXT, _IMAGE, _CALL, _RESULT = "text", "image", "tool_use", "tool_result"
+_FUNCTION_TYPES = (None, "custom")
+
+
+def read_conversation(body: Fields, open_thought: Opener) -> tuple[Message, ...]:
+    """The system text, and the messages in the places where the client put them.
+
+    Raises:
+        InvalidRequest: no messages, an unknown role, content that is neither text nor blocks, an image in
+            the newest question.
+    """
+    items = list(body.objects("messages"))
+    if not items:
+        raise body.fail("messages", "must be an array with at least one message")
+    newest = max((index for index, item in enumerate(items) if item.value("role") == "user"), default=-1)
+    read = (
+        message
+        for index, item in enumerate(items)
+        for message in _messages(item, _Reading(open_thought, is_newest_user=index == newest))
+    )
+    return (*_system(body), *read)
+
+
+def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
+    """Function schemas in the form that templates know. Tools that run on Anthropic's servers are left out.
+
+    Those with `defer_loading` come second: they stand in no prefix, so that one more of them changes none.
+    """
+    tools: list[Mapping[str, Json]] = []
+    late: list[Mapping[str, Json]] = []
+    for tool in body.objects("tools"):
+        if tool.text("type") in _FUNCTION_TYPES:
+            (late if tool.boolean("defer_loading") else tools).append(_function(tool))
+    return tuple(tools), tuple(late)
+
+
+def _function(tool: Fields) -> dict[str, Json]:
+    function: dict[str, Json] = {"name": tool.required_text("name")}
+    description, schema = tool.text("description"), tool.object("input_schema")
+    if description is not None:
+        function["description"] = description
+    if schema is not None:
+        function["parameters"] = dict(schema.data)
+    return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What has to be known to read a message beside itself."""
+
+    open_thought: Opener
+    is_newest_user: bool
+
+
+def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
+    name = item.required_text("role")
+    read = _ROLES.get(name)
+    if read is None:
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+    return read(_blocks(item, "content"), reading)
+
+
+def _system(body: Fields) -> Iterator[Message]:
+    """One message, however many blocks the client made of it."""
+    texts = [_text_of(block) for block in _blocks(body, "system")]
+    if any(texts):
+        yield Message(role="system", content=_BETWEEN_SYSTEM_BLOCKS.join(text for text in texts if text))
+
+
+def _system_in_place(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:  # noqa: ARG001
+    yield Message(role="system", content=_joined(blocks))
+
+
+def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
+    """Results are messages of their own, in the order in which they were sent; what is said follows them."""
+    results, said = _parted(blocks, _RESULT)
+    yield from map(_result, results)
+    if not results and reading.is_newest_user:
+        _refuse_images(said)
+    text = _joined(said)
+    if text or not results:
+        yield Message(role="user", content=text)
+
+
+def _refuse_images(blocks: Sequence[Fields]) -> None:
+    for block in blocks:
+        if block.value("type") == _IMAGE:
+            unseen(block, UNSEEN_IMAGE, is_refused=True)
+
+
+def _result(block: Fields) -> Message:
+    blocks = _blocks(block, "content")
+    failed = _FAILED if block.boolean("is_error") else ""
+    references, _ = _parted(blocks, TOOL_REFERENCE)
+    return Message(
+        role="tool",
+        content=failed + _joined(blocks),
+        tool_call_id=block.text("tool_use_id"),
+        tool_references=tuple(reference.required_text("tool_name") for reference in references),
+    )
+
+
+def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
+    """Nothing stood between the texts of a reply but its calls."""
+    calls, others = _parted(blocks, _CALL)
+    thoughts, said = _parted(others, *_THOUGHTS)
+    thought = "".join(_THOUGHTS[str(one.value("type"))](one, reading.open_thought) for one in thoughts)
+    yield Message(
+        role="assistant",
+        content=_joined(said),
+        reasoning=thought or None,
+        tool_calls=tuple(map(_call, calls)),
+    )
+
+
+_ROLES: Mapping[str, Callable[[Sequence[Fields], _Reading], Iterator[Message]]] = {
+    "user": _question,
+    "assistant": _reply,
+    "system": _system_in_place,
+    "developer": _system_in_place,
+}
+
+
+def _call(block: Fields) -> ToolCall:
+    arguments = block.object("input")
+    return ToolCall(
+        id=block.text("id") or "",
+        name=block.required_text("name"),
+        arguments=arguments.data if arguments else {},
+    )
+
+
+def _thought(block: Fields, open_thought: Opener) -> str:
+    """As the model wrote it, if the signature is ours; else as the client tells it."""
+    told = block.text("thinking") or ""
+    return open_thought(block.text("signature") or "") or told
+
+
+def _hidden_thought(block: Fields, open_thought: Opener) -> str:
+    """Nobody can read another server's."""
+    return open_thought(block.text("data") or "") or ""
+
+
+_THOUGHTS: Mapping[str, Callable[[Fields, Opener], str]] = {
+    "thinking": _thought,
+    "redacted_thinking": _hidden_thought,
+}
+
+
+# ------------------------------------------------------------------------------------------------- blocks
+
+
+def _blocks(holder: Fields, name: str) -> list[Fields]:
+    """The blocks of a content; a string is one of text."""
+    value = holder.value(name)
+    if isinstance(value, str):
+        return [Fields({"type": _TEXT, "text": value}, holder.path_of(name))]
+    if value is not None and not isinstance(value, list):
+        raise holder.expected(name, "a string or an array of blocks")
+    return list(holder.objects(name))
+
+
+def _parted(blocks: Sequence[Fields], *kinds: str) -> tuple[list[Fields], list[Fields]]:
+    """Those of these types, and the others."""
+    chosen = [block for block in blocks if block.required_text("type") in kinds]
+    return chosen, [block for block in blocks if block.value("type") not in kinds]
+
+
+def _joined(blocks: Sequence[Fields]) -> str:
+    """A text in blocks is the same text as in one string."""
+    return "".join(map(_text_of, blocks))
+
+
+def _text_of(block: Fields) -> str:
+    """What the model reads of a block; of an unknown one its text, or that it was there."""
+    kind = block.required_text("type")
+    read = _TEXTS.get(kind)
+    if read is not None:
+        return read(block)
+    text = block.value("text")
+    return text if isinstance(text, str) else f"[{kind}: this model cannot read it]"
+
+
+def _required_text(block: Fields) -> str:
+    text = block.text("text")
+    if text is None:
+        raise block.fail("text", "is required and must be a string")
+    return text
+
+
+def _document(block: Fields) -> str:
+    """On lines of its own, between its title and what follows."""
+    source = block.object("source")
+    title = block.text("title")
+    text = _source_text(source) if source else None
+    if text is None:
+        return f"[document{f' {title}' if title else ''}: this model reads text alone]\n"
+    lines = [f"[document{f': {title}' if title else ''}]", block.text("context"), text]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def _source_text(source: Fields) -> str | None:
+    """None if it is no text."""
+    match source.value("type"):
+        case "text":
+            return source.text("data") or ""
+        case "content":
+            return _joined(_blocks(source, "content"))
+        case _:
+            return None
+
+
+def _search_result(block: Fields) -> str:
+    lines = [
+        f"[search result: {block.text('title') or ''}]",
+        block.text("source"),
+        _joined(_blocks(block, "content")),
+    ]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+_TEXTS: Mapping[str, Callable[[Fields], str]] = {
+    _TEXT: _required_text,
+    _IMAGE: lambda _: UNSEEN_IMAGE,
+    TOOL_REFERENCE: lambda _: "",
+    "document": _document,
+    "search_result": _search_result,
+}

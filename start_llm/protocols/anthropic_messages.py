@@ -1,0 +1,200 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from start_llm.core.chat import ChatRequest, Json
+from start_llm.core.errors import InvalidRequest
+from start_llm.core.events import Finished, FinishReason, Output, Usage
+from start_llm.core.sampling import Range
+from start_llm.protocols.anthropic_blocks import (
+    BlockGrew,
+    BlockStarted,
+    BlockStopped,
+    BlockWriter,
+    Member,
+    Step,
+    whole_blocks,
+)
+from start_llm.protocols.anthropic_content import read_conversation, read_tools
+from start_llm.protocols.anthropic_errors import anthropic_error
+from start_llm.protocols.base import Call, Context, Frame, new_id
+from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation import TOKEN_COUNT, read_generation
+from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.template_options import read_template_options
+
+_COUNT_OR_NONE = Range(0, TOKEN_COUNT.high)
+_STOP_REASONS: Mapping[FinishReason, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+_DELTAS: Mapping[Member, tuple[str, str]] = {
+    "thinking": ("thinking_delta", "thinking"),
+    "signature": ("signature_delta", "signature"),
+    "text": ("text_delta", "text"),
+    "input": ("input_json_delta", "partial_json"),
+}
+"""Type of the delta that makes a member of a block grow, and the name of the text in it."""
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
+    """A request for a message. Transport-only fields end here."""
+    return _call(body, headers, context, limit=_limit(body))
+
+
+def parse_count(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
+    """The request whose prompt is to be counted: it needs no limit."""
+    return _call(body, headers, context, limit=0)
+
+
+def count_json(tokens: int) -> dict[str, Json]:
+    """The answer of count_tokens."""
+    return {"input_tokens": tokens}
+
+
+def _limit(body: Fields) -> int:
+    """0 asks for the prompt to be computed, and for no reply."""
+    limit = body.integer("max_tokens", _COUNT_OR_NONE)
+    if limit is None:
+        raise InvalidRequest("max_tokens: Field required", param="max_tokens")
+    return limit
+
+
+def _call(body: Fields, headers: Mapping[str, str], context: Context, *, limit: int) -> Call:
+    tools, late_tools = read_tools(body) if _may_call(body) else ((), ())
+    request = ChatRequest(
+        messages=read_conversation(body, lambda sealed: context.seal.open(sealed, context.tenant)),
+        tools=tools,
+        late_tools=late_tools,
+        thinking=read_thinking(body),
+        template_options=read_template_options(body),
+        # One token is the least that can be made; whoever asked for none is not told of it.
+        options=read_generation(
+            body, max_tokens=limit or 1, stop="stop_sequences", vocabulary=context.model.vocabulary
+        ),
+        session_id=session_id(body, headers),
+        lineage=lineage(body),
+    )
+    reply = MessagesReply(
+        requested_model=body.text("model") or context.model.id,
+        seal=lambda thought: context.seal.seal(thought, context.tenant),
+        is_silent=limit == 0,
+    )
+    return Call(request, reply, body.boolean("stream"))
+
+
+def _may_call(body: Fields) -> bool:
+    """Calls can be forbidden; that they can be demanded is not built, and the model is free then."""
+    choice = body.object("tool_choice")
+    return choice is None or choice.text("type") != "none"
+
+
+@dataclass(slots=True)
+class MessagesReply:
+    """Encoder of one message.
+
+    Attributes:
+        seal: makes the signature of a thought.
+        is_silent: nothing of the reply is told.
+    """
+
+    requested_model: str
+    seal: Callable[[str], str]
+    is_silent: bool = False
+    id: str = field(default_factory=lambda: new_id("msg_"))
+    _writer: BlockWriter = field(init=False)
+    _blocks: int = 0
+
+    def __post_init__(self) -> None:
+        self._writer = BlockWriter(self.seal)
+
+    def opening(self, prompt_tokens: int) -> Iterable[Frame]:
+        """Some clients take the length of the prompt from here, and none of it from the end."""
+        message = self._message([], None, None, _usage(Usage(prompt_tokens, cached=0, completion=0)))
+        yield _frame("message_start", message=message)
+
+    def keep_alive(self) -> Frame:
+        return _frame("ping")
+
+    def output(self, event: Output) -> Iterable[Frame]:
+        if not self.is_silent:
+            yield from map(self._step, self._writer.feed(event))
+
+    def closing(self, end: Finished) -> Iterable[Frame]:
+        yield from map(self._step, self._writer.close())
+        reason, sequence = _stopped(end)
+        delta: Json = {"stop_reason": reason, "stop_sequence": sequence}
+        yield _frame("message_delta", delta=delta, usage=self._counts(end))
+        yield _frame("message_stop")
+
+    def failure(self, message: str) -> Frame:
+        return Frame(anthropic_error(message, status=500), event="error")
+
+    def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
+        writer = BlockWriter(self.seal)
+        steps = () if self.is_silent else _steps(writer, events)
+        return self._message(whole_blocks(steps), *_stopped(end), self._counts(end))
+
+    def _message(
+        self, content: list[Json], reason: str | None, sequence: str | None, usage: Json
+    ) -> dict[str, Json]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.requested_model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": usage,
+        }
+
+    def _counts(self, end: Finished) -> Json:
+        return {**_usage(end.usage), "output_tokens": 0} if self.is_silent else _usage(end.usage)
+
+    def _step(self, step: Step) -> Frame:
+        match step:
+            case BlockStarted(block):
+                self._blocks += 1
+                return self._block_frame("content_block_start", content_block=block)
+            case BlockGrew(member, text):
+                kind, name = _DELTAS[member]
+                return self._block_frame("content_block_delta", delta={"type": kind, name: text})
+            case BlockStopped():
+                return self._block_frame("content_block_stop")
+
+    def _block_frame(self, kind: str, **members: Json) -> Frame:
+        return _frame(kind, index=self._blocks - 1, **members)
+
+
+def _steps(writer: BlockWriter, events: list[Output]) -> Iterator[Step]:
+    for event in events:
+        yield from writer.feed(event)
+    yield from writer.close()
+
+
+def _frame(kind: str, **members: Json) -> Frame:
+    return Frame({"type": kind, **members}, event=kind)
+
+
+def _stopped(end: Finished) -> tuple[str, str | None]:
+    """`stop_reason` and `stop_sequence`."""
+    if end.reason == "stop" and end.stop is not None:
+        return "stop_sequence", end.stop
+    return _STOP_REASONS[end.reason], None
+
+
+def _usage(usage: Usage) -> dict[str, Json]:
+    """Real counts. `input_tokens` are those of the prompt that were computed."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
+    }

@@ -1,0 +1,65 @@
+"""The fields that shape a reply and have one name in every protocol, or nearly so."""
+
+from __future__ import annotations
+
+from start_llm.core.chat import GenerationOptions
+from start_llm.core.sampling import BIAS_RANGE, RANGES, SEED_RANGE, Range, SamplingChoice
+from start_llm.protocols.fields import Fields
+
+TOKEN_COUNT = Range(1, 2**31 - 1)
+_MOST_STOPS = 16
+_LONGEST_STOP = 1000
+
+
+def read_generation(
+    body: Fields, *, max_tokens: int | None, stop: str, vocabulary: int, top_logprobs: int | None = None
+) -> GenerationOptions:
+    """Every field that shapes the reply, but for its length.
+
+    Args:
+        stop: name of the field with the strings that end the reply.
+    """
+    return GenerationOptions(
+        max_tokens=max_tokens,
+        stop=_stops(body, stop),
+        sampling=_sampling(body),
+        presence_penalty=body.number("presence_penalty", RANGES["presence_penalty"]) or 0.0,
+        frequency_penalty=body.number("frequency_penalty", RANGES["frequency_penalty"]) or 0.0,
+        logit_bias=_logit_bias(body, vocabulary),
+        seed=body.integer("seed", SEED_RANGE),
+        top_logprobs=top_logprobs,
+    )
+
+
+def _sampling(body: Fields) -> SamplingChoice:
+    return SamplingChoice(
+        temperature=body.number("temperature", RANGES["temperature"]),
+        top_p=body.number("top_p", RANGES["top_p"]),
+        top_k=body.integer("top_k", RANGES["top_k"]),
+        min_p=body.number("min_p", RANGES["min_p"]),
+        repetition_penalty=body.number("repetition_penalty", RANGES["repetition_penalty"]),
+        repetition_context_size=body.integer("repetition_context_size", RANGES["repetition_context_size"]),
+    )
+
+
+def _stops(body: Fields, name: str) -> tuple[str, ...]:
+    stops = body.texts(name)
+    if len(stops) > _MOST_STOPS:
+        raise body.fail(name, f"has {len(stops)} strings; at most {_MOST_STOPS} are accepted")
+    if any(not stop or len(stop) > _LONGEST_STOP for stop in stops):
+        raise body.fail(name, f"must hold strings of 1 to {_LONGEST_STOP} characters")
+    return tuple(dict.fromkeys(stops))
+
+
+def _logit_bias(body: Fields, vocabulary: int) -> dict[int, float]:
+    entries = body.object("logit_bias")
+    if entries is None:
+        return {}
+    biases: dict[int, float] = {}
+    for key in entries.data:
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocabulary):
+            raise body.fail("logit_bias", f"has the key {key!r}; keys are token ids below {vocabulary}")
+        bias = entries.number(key, BIAS_RANGE)
+        if bias is not None:
+            biases[int(key)] = bias
+    return biases

@@ -1,0 +1,328 @@
+"""Anthropic's messages say what a chat says; what Claude Code sends back is bound at its replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.http.conftest import FamilyServer, Hearing
+from tests.http.forms import ANSWER, FORMS, PATH, PROSE, THINKING, THOUGHT, TOOLS, answers, thoughts
+from tests.http.reading import QUESTION, Called, Said
+from tests.http.scripts import asking, write_model
+from tests.protocols.anthropic_stream import named_events, put_together, without_ids
+from tests.server.breakable import BreakableServer, breakable
+from tests.server.client import Client, CutOff, Reply, ask, engine_is_free, wait_until
+from tests.serving import Server, serving
+
+PATH_OF_MESSAGES = "/v1/messages?beta=true"
+SCRIPTS = [(name, script) for name, form in FORMS.items() for script in {**thoughts(form), **answers(form)}]
+FINISH = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+CLOSERS = 32
+"""Tokens that a template writes behind a reply, around what is new and in front of a reply, at most."""
+
+GEMMA_RESULT = "<tool_response|>"
+
+type Json = dict[str, Any]
+
+
+def in_anthropics_form(tool: Json) -> Json:
+    function = tool["function"]
+    return {
+        "name": function["name"],
+        "description": function["description"],
+        "input_schema": function["parameters"],
+    }
+
+
+ANTHROPIC_TOOLS = [in_anthropics_form(tool) for tool in TOOLS]
+
+
+def post(server: Server | BreakableServer, body: Json, headers: dict[str, str] | None = None) -> Reply:
+    return ask(
+        server.port, "POST", PATH_OF_MESSAGES, {"model": "claude-x", "max_tokens": 900, **body}, headers
+    )
+
+
+def answered(server: Server, body: Json, headers: dict[str, str] | None = None) -> Json:
+    reply = post(server, body, headers)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def streamed(server: Server, body: Json) -> Json:
+    reply = post(server, {**body, "stream": True})
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return put_together(named_events(reply.body))
+
+
+def said(message: Json) -> Said:
+    blocks = message["content"]
+    calls = (block for block in blocks if block["type"] == "tool_use")
+    return Said(
+        content="".join(block["text"] for block in blocks if block["type"] == "text"),
+        reasoning="".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+        calls=tuple(Called(call["name"], json.dumps(call["input"])) for call in calls),
+        finish=FINISH[message["stop_reason"]],
+    )
+
+
+def with_plain_arguments(one: Said) -> Said:
+    calls = (Called(call.name, json.dumps(json.loads(call.arguments))) for call in one.calls)
+    return Said(content=one.content, reasoning=one.reasoning, calls=tuple(calls), finish=one.finish)
+
+
+@pytest.mark.parametrize(("name", "script"), SCRIPTS)
+def test_a_message_says_what_a_chat_completion_says(
+    name: str, script: str, family: FamilyServer, hearing: Hearing
+):
+    thinking = {"type": "enabled" if script in thoughts(FORMS[name]) else "disabled"}
+    body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": thinking, **asking(script)}
+    whole, stream = answered(family(name), body), streamed(family(name), body)
+    assert without_cached(without_ids(stream)) == without_cached(without_ids(whole))
+    assert said(whole) == with_plain_arguments(hearing(name, script).said)
+    kinds = [block["type"] for block in whole["content"]]
+    assert kinds == sorted(kinds, key=["thinking", "text", "tool_use"].index)
+
+
+def without_cached(message: Json) -> Json:
+    usage = message["usage"]
+    total = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    return {**message, "usage": (total, usage["output_tokens"], usage["output_tokens_details"])}
+
+
+# ------------------------------------------------------------------------------------------ what is sent back
+
+
+class ClaudeCode:
+    """A client as Claude Code is one: what it changes from turn to turn is what was recorded of it."""
+
+    def __init__(self, server: Server, *, omits_thoughts: bool = False, key: str = "one") -> None:
+        self.server = server
+        self.messages: list[Json] = []
+        self.usage: Json = {}
+        self._omits_thoughts = omits_thoughts
+        self._headers = {"x-api-key": key, "x-claude-code-session-id": "u1"}
+
+    def ask(self, *blocks: Json) -> Json:
+        """One turn. The newest message carries the mark that the one before it has lost."""
+        for message in self.messages:
+            message["content"] = _unmarked(message["content"])
+        marked = [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
+        self.messages.append({"role": "user", "content": marked})
+        message = answered(self.server, self.body, self._headers)
+        self.messages.append({"role": "assistant", "content": list(self._kept(message["content"]))})
+        self.usage = message["usage"]
+        return message
+
+    @property
+    def body(self) -> Json:
+        header = f"x-anthropic-billing-header: cc_version=2.1.126.d79; cch=d{len(self.messages)};"
+        user = {"device_id": "d1", "account_uuid": "", "session_id": "u1"}
+        return {
+            "system": [
+                {"type": "text", "text": header},
+                {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "\nWork for the user. Be brief.\n" * 4},
+            ],
+            "messages": self.messages,
+            "tools": ANTHROPIC_TOOLS,
+            "thinking": {"type": "adaptive", "display": "omitted"},
+            "metadata": {"user_id": json.dumps(user)},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        }
+
+    def results(self, text: str) -> list[Json]:
+        """Of all the calls of the last reply."""
+        return [
+            {"type": "tool_result", "tool_use_id": block["id"], "content": text, "is_error": False}
+            for block in self.messages[-1]["content"]
+            if block["type"] == "tool_use"
+        ]
+
+    def _kept(self, content: Sequence[Json]) -> Iterator[Json]:
+        for block in content:
+            if block["type"] == "thinking" and self._omits_thoughts:
+                yield {**block, "thinking": ""}
+            else:
+                yield block
+
+
+def _unmarked(content: list[Json] | str) -> list[Json] | str:
+    """Without the mark; a text alone becomes a string."""
+    if isinstance(content, str):
+        return content
+    bare = [{name: value for name, value in block.items() if name != "cache_control"} for block in content]
+    return bare[0]["text"] if [block["type"] for block in bare] == ["text"] else bare
+
+
+def text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`caller("glm")` is the folder of a model that thinks and calls, whatever it is asked.
+
+    Gemma goes on behind a result without a turn of its own, and then has an answer.
+    """
+
+    @cache
+    def folder(name: str) -> Path:
+        form = FORMS[name]
+        starts = {form.tail: form.thought(THOUGHT) + form.calls(PATH)}
+        starts |= {GEMMA_RESULT: ANSWER} if name == "gemma4" else {}
+        return write_model(tmp_path_factory.mktemp(name), form.trait, starts=starts)
+
+    return folder
+
+
+@pytest.mark.parametrize("omits_thoughts", [False, True], ids=["verbatim", "omitted"])
+@pytest.mark.parametrize("name", THINKING)
+def test_claude_code_is_bound_at_each_reply(name: str, omits_thoughts: bool, caller: Callable[[str], Path]):
+    with serving(caller(name)) as server:
+        claude = ClaudeCode(server, omits_thoughts=omits_thoughts)
+        assert said(claude.ask(text("Read it."))).calls[0].name == PATH[0]
+        for turn in range(3):
+            before = claude.usage
+            claude.ask(*(claude.results(f"Turn {turn}.") or [text(f"Turn {turn}.")]))
+            known = prompt_tokens(before) + before["output_tokens"] - 1
+            assert claude.usage["cache_read_input_tokens"] >= known
+            assert claude.usage["input_tokens"] <= CLOSERS
+        claude.ask(*claude.results("done"), text("Thanks. Again."))
+        assert claude.usage["input_tokens"] <= 2 * CLOSERS
+        stats = server.get("/stats")
+    assert stats["transcripts"]["bound"] == 4
+    assert stats["prompt_cache"]["efficiency"] >= 0.9
+
+
+def prompt_tokens(usage: Json) -> int:
+    return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+
+
+@pytest.mark.parametrize("key", ["one", "two"], ids=["its own", "another tenant's"])
+def test_a_signature_alone_gives_its_tenant_the_thought_again_on_another_server(
+    key: str, caller: Callable[[str], Path]
+):
+    """As after a restart: nothing of the conversation is known, and the client has left out the text."""
+    with ExitStack() as servers:
+        claude = ClaudeCode(servers.enter_context(serving(caller("qwen_xml"))), omits_thoughts=True)
+        claude.ask(text("Read it."))
+        other = servers.enter_context(serving(caller("qwen_xml")))
+        prompts = noting_prompts(other)
+        again = ClaudeCode(other, key=key)
+        again.messages = [*claude.messages]
+        again.ask(*again.results("done"))
+        (read,) = prompts
+    assert (THOUGHT in read) is (key == "one")
+
+
+def noting_prompts(server: Server) -> list[str]:
+    """The texts of the prompts that the engine is given from now on."""
+    engine: Any = server.app._engine
+    submit, texts = engine.submit, list[str]()
+    token_bytes = server.app._listener.site.model.token_bytes
+
+    def noting(job: Any) -> Any:
+        texts.append(b"".join(map(token_bytes, job.prompt.ids)).decode(errors="replace"))
+        return submit(job)
+
+    engine.submit = noting
+    return texts
+
+
+def test_one_more_late_tool_changes_nothing_in_front_of_its_reference(caller: Callable[[str], Path]):
+    with serving(caller("hermes")) as server:
+        prompts = noting_prompts(server)
+        claude = ClaudeCode(server)
+        claude.ask(text("Read it."))
+        late = {**ANTHROPIC_TOOLS[0], "name": "erase", "defer_loading": True}
+        found = [{"type": "tool_reference", "tool_name": "erase"}]
+        results = [{**result, "content": found} for result in claude.results("")]
+        claude.messages.append({"role": "user", "content": results})
+        body = {**claude.body, "tools": [late, *ANTHROPIC_TOOLS]}
+        usage = answered(server, body, claude._headers)["usage"]
+    assert usage["cache_read_input_tokens"] >= prompt_tokens(claude.usage)
+    before, after = prompts
+    assert "erase" not in before
+    assert after.index('"erase"') > after.index("</tool_call>")
+
+
+# -------------------------------------------------------------------------------------- life, failures, paths
+
+
+@pytest.fixture(scope="module")
+def broken_at_will(tiny_model: Callable[..., Path]) -> Iterator[BreakableServer]:
+    with breakable(tiny_model("qwen3")) as server:
+        yield server
+
+
+@pytest.fixture
+def breaking(broken_at_will: BreakableServer) -> Iterator[BreakableServer]:
+    yield broken_at_will
+    broken_at_will.network.is_broken = False
+    wait_until(lambda: engine_is_free(broken_at_will.port), within_s=5)
+
+
+def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(breaking: BreakableServer):
+    with Client(breaking.port) as client:
+        body = {"model": "x", "max_tokens": 10**5, "messages": QUESTION, "stream": True}
+        client.request("POST", PATH_OF_MESSAGES, body)
+        client.head()
+        chunks = client.chunks()
+        (start,) = named_events(next(chunks))
+        assert start["type"] == "message_start"
+        next(chunks)
+        breaking.network.is_broken = True
+        data = b""
+        with pytest.raises(CutOff):
+            for chunk in chunks:
+                data += chunk
+    failure = named_events(data)[-1]
+    assert (failure["type"], failure["error"]["type"]) == ("error", "api_error")
+    assert "out of order" in failure["error"]["message"]
+
+
+def test_a_failure_before_a_whole_reply_is_an_api_error(breaking: BreakableServer):
+    breaking.network.is_broken = True
+    reply = post(breaking, {"messages": QUESTION})
+    assert reply.status == 500
+    assert (reply.json["type"], reply.json["error"]["type"]) == ("error", "api_error")
+
+
+def test_a_long_prompt_is_read_with_signs_of_life(tiny_model: Callable[..., Path]):
+    with serving(tiny_model("qwen3"), keep_alive_s=0.02) as server, Client(server.port) as client:
+        long = [{"role": "user", "content": "\x01" * 60_000}]
+        client.request("POST", PATH_OF_MESSAGES, {"max_tokens": 9, "messages": long, "stream": True})
+        assert client.head()[0] == 200
+        chunks = client.chunks()
+        assert [named_events(next(chunks))[0]["type"] for _ in range(3)] == ["message_start", "ping", "ping"]
+
+
+@pytest.mark.parametrize("path", ["/", "/api/hello"])
+def test_clients_may_say_hello(path: str, family: FamilyServer):
+    with Client(family("hermes").port) as client:
+        reply = client.ask("HEAD", path)
+        assert (reply.status, reply.body) == (200, b"")
+        assert client.ask("GET", "/health").status == 200
+
+
+def test_a_wrong_method_is_refused(family: FamilyServer):
+    assert ask(family("hermes").port, "GET", "/v1/messages").status == 405
+    assert ask(family("hermes").port, "GET", "/v1/messages/count_tokens").status == 405
+
+
+def test_text_in_front_of_a_call_and_none_but_white_space(family: FamilyServer):
+    body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": {"type": "disabled"}}
+    kinds = [
+        [block["type"] for block in answered(family("hermes"), {**body, **asking(script)})["content"]]
+        for script in ("prose", "call")
+    ]
+    assert kinds == [["text", "tool_use"], ["tool_use"]]
+    first = answered(family("hermes"), {**body, **asking("prose")})["content"][0]
+    assert first == {"type": "text", "text": PROSE}

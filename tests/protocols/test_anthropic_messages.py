@@ -1,0 +1,392 @@
+"""Anthropic's messages: bodies to requests, events to blocks, streamed or whole."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.chat import ChatRequest, Message, Thinking
+from start_llm.core.errors import (
+    BodyTooLarge,
+    ContextOverflow,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestTimeout,
+)
+from start_llm.core.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Finished,
+    FinishReason,
+    Output,
+    Reasoning,
+)
+from start_llm.core.sampling import SamplingChoice
+from start_llm.protocols.anthropic_errors import anthropic_refusal
+from start_llm.protocols.anthropic_messages import count_json, parse, parse_count
+from start_llm.protocols.base import Call
+from tests.protocols.anthropic_stream import put_together, without_ids
+from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, whole
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "read", "input_schema": {"type": "object"}}
+USAGE_JSON = {
+    "input_tokens": 3,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 4,
+    "output_tokens": 3,
+    "output_tokens_details": {"thinking_tokens": 2},
+}
+REPLY: list[Output] = [
+    Content("\n"),
+    Reasoning("Look "),
+    Reasoning("it up."),
+    Content("\n\n"),
+    Content("Well"),
+    Content(".\n"),
+    CallStarted(0, "read"),
+    CallArguments(0, '{"path": "a'),
+    CallArguments(0, '.txt"}'),
+    CallEnded(0),
+    Content("\n"),
+    CallStarted(1, "write"),
+    CallArguments(1, "{}"),
+    CallEnded(1),
+]
+
+
+def call(headers: dict[str, str] | None = None, /, **fields: Any) -> Call:
+    return parse(body(**{"messages": MESSAGES, "max_tokens": 9, **fields}), headers or {}, CONTEXT)
+
+
+def request(**fields: Any) -> ChatRequest:
+    parsed = call(**fields).request
+    assert isinstance(parsed, ChatRequest)
+    return parsed
+
+
+def refusal(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as refused:
+        call(**fields)
+    return refused.value
+
+
+def end(reason: FinishReason = "stop", stop: str | None = None) -> Finished:
+    return Finished(reason, USAGE, stop)
+
+
+def events_of(outputs: Sequence[Output], end: Finished, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, after a look at their names."""
+    reply = call(**fields).reply
+    frames = [*reply.opening(USAGE.prompt)]
+    for output in outputs:
+        frames += reply.output(output)
+    frames += reply.closing(end)
+    events = [json.loads(json.dumps(frame.data)) for frame in frames]
+    assert [frame.event for frame in frames] == [event["type"] for event in events]
+    return events
+
+
+# --------------------------------------------------------------------------------------------------- requests
+
+
+def test_the_least_request_leaves_everything_to_the_server():
+    parsed = call()
+    assert isinstance(parsed.request, ChatRequest)
+    assert parsed.request.messages == (Message(role="user", content="hi"),)
+    assert parsed.request.options.max_tokens == 9
+    assert parsed.request.options.sampling == SamplingChoice()
+    assert parsed.request.thinking == Thinking()
+    assert not parsed.stream
+
+
+def test_fields_of_the_reply():
+    fields = {"temperature": 0.5, "top_p": 0.8, "top_k": 7, "stop_sequences": ["END", "\n\n"], "seed": 3}
+    options = request(**fields).options
+    assert options.sampling == SamplingChoice(temperature=0.5, top_p=0.8, top_k=7)
+    assert (options.stop, options.seed) == (("END", "\n\n"), 3)
+    assert call(stream=True).stream
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, Thinking(on=True, budget=2048)),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, Thinking(on=True)),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
+            Thinking(on=False, effort="high"),
+        ),
+        ({"output_config": {"effort": "low"}}, Thinking(on=True, effort="low")),
+        ({"output_config": {"effort": "max"}}, Thinking(on=True, effort="xhigh")),
+    ],
+    ids=str,
+)
+def test_thinking(fields, thinking):
+    assert request(**fields).thinking == thinking
+
+
+def test_a_session_is_found_in_the_metadata_and_in_a_header():
+    user = json.dumps({"device_id": "d", "account_uuid": "", "session_id": "s1"})
+    assert request(metadata={"user_id": user}).session_id == "s1"
+    found = call({"x-claude-code-session-id": "s2"}).request
+    assert found.session_id == "s2"
+
+
+@pytest.mark.parametrize("kind", ["auto", "any", "tool", "of_tomorrow"])
+def test_tools_are_offered_whatever_is_demanded_of_them(kind):
+    choice = {"type": kind, "name": "read", "disable_parallel_tool_use": True}
+    assert len(request(tools=[TOOL], tool_choice=choice).tools) == 1
+
+
+def test_calls_can_be_forbidden():
+    late = {**TOOL, "defer_loading": True}
+    forbidden = request(tools=[TOOL, late], tool_choice={"type": "none"})
+    assert (forbidden.tools, forbidden.late_tools) == ((), ())
+    assert len(request(tools=[TOOL, late]).late_tools) == 1
+
+
+def test_what_claude_code_sends_beside_is_ignored():
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    beside = {
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high", "format": schema},
+        "mcp_servers": [],
+        "service_tier": "auto",
+        "container": None,
+        "betas": ["x"],
+        "speed": "fast",
+    }
+    assert request(**beside) == request(output_config={"effort": "high"})
+
+
+def test_a_thought_of_ours_is_opened():
+    sealed = CONTEXT.seal.seal("\nHm.\n", CONTEXT.tenant)
+    block = {"type": "thinking", "thinking": "", "signature": sealed}
+    (_, reply) = request(messages=[*MESSAGES, {"role": "assistant", "content": [block]}]).messages
+    assert reply.reasoning == "\nHm.\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"temperature": 9}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": 5}, "stop_sequences"),
+        ({"stream": "yes"}, "stream"),
+        ({"thinking": 5}, "thinking"),
+        ({"tool_choice": "none"}, "tool_choice"),
+        ({"model": 5}, "model"),
+    ],
+    ids=str,
+)
+def test_the_field_at_fault_is_named(fields, param):
+    error = refusal(**fields)
+    assert error.param == param
+    assert param in error.message
+
+
+WRONG = {"boolean": True, "number": 7.5, "string": "x", "array": [[]], "object": {"x": 1}}
+RIGHT = {
+    "model": "string",
+    "messages": "",
+    "max_tokens": "",
+    "system": "string",
+    "stream": "boolean",
+    "stop_sequences": "string",
+    "temperature": "",
+    "top_p": "",
+    "top_k": "",
+    "tools": "",
+    "tool_choice": "object",
+    "thinking": "boolean string object",
+    "output_config": "object",
+    "chat_template_kwargs": "object",
+}
+"""Types that a field may have; a value of another one, or a number that it cannot be, is refused."""
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_wrong_type_is_refused_and_named(name):
+    for kind, value in WRONG.items():
+        if kind not in RIGHT[name].split():
+            error = refusal(**{name: value})
+            assert (error.param or "").startswith(name), kind
+
+
+_texts = st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "document", "ours", ""])
+_words = st.sampled_from(
+    "type text content source data thinking signature input name id tool_use_id is_error role".split()
+)
+_junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | _texts,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(_words, inside, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["user", "assistant", "system"]), _junk, _junk, _junk)
+def test_any_junk_is_read_or_refused(role, content, system, tool):
+    messages = [{"role": role, "content": content}]
+    try:
+        call(messages=messages, system=system, tools=[tool])
+    except InvalidRequest as error:
+        assert error.param
+
+
+def test_a_missing_limit_is_told_as_anthropic_does():
+    assert refusal(max_tokens=None).message == "max_tokens: Field required"
+
+
+def test_what_is_counted_is_what_would_be_asked():
+    fields = {"system": "Be brief.", "messages": MESSAGES, "tools": [TOOL], "thinking": {"type": "disabled"}}
+    counted, asked = parse_count(body(**fields), {}, CONTEXT).request, request(**fields)
+    assert isinstance(counted, ChatRequest)
+    assert (counted.messages, counted.tools, counted.thinking) == (
+        asked.messages,
+        asked.tools,
+        asked.thinking,
+    )
+    assert count_json(7) == {"input_tokens": 7}
+
+
+# ---------------------------------------------------------------------------------------------------- replies
+
+
+def test_a_reply_in_blocks():
+    message = without_ids(whole(call(model="claude-x").reply, REPLY, end("tool_calls")))
+    thought, text, read, write = message["content"]
+    assert thought["thinking"] == "Look it up."
+    assert CONTEXT.seal.open(thought["signature"], CONTEXT.tenant) == "Look it up."
+    assert CONTEXT.seal.open(thought["signature"], b"another") is None
+    assert text == {"type": "text", "text": "\n\nWell.\n"}
+    assert read == {"type": "tool_use", "name": "read", "input": {"path": "a.txt"}}
+    assert write == {"type": "tool_use", "name": "write", "input": {}}
+    assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "claude-x")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+    assert message["usage"] == USAGE_JSON
+
+
+def test_a_stream_begins_with_what_is_known():
+    start = events_of(REPLY, end())[0]["message"]
+    assert (start["content"], start["stop_reason"], start["stop_sequence"]) == ([], None, None)
+    usage = start["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (7, 0, 0)
+
+
+@given(chat_replies)
+def test_a_stream_says_what_the_whole_reply_says(made):
+    outputs, ending = made
+    streamed = without_ids(put_together(events_of(outputs, ending)))
+    assert streamed == without_ids(whole(call().reply, outputs, ending))
+
+
+@given(chat_replies)
+def test_nothing_is_lost_but_white_space_around_blocks(made):
+    outputs, ending = made
+    content = whole(call().reply, outputs, ending)["content"]
+    said = "".join(block["text"] for block in content if block["type"] == "text")
+    assert said.split() == "".join(one.text for one in outputs if isinstance(one, Content)).split()
+    thought = "".join(block["thinking"] for block in content if block["type"] == "thinking")
+    assert thought == "".join(one.text for one in outputs if isinstance(one, Reasoning))
+    names = [one.name for one in outputs if isinstance(one, CallStarted)]
+    assert [block["name"] for block in content if block["type"] == "tool_use"] == names
+    assert all(block["text"].strip() for block in content if block["type"] == "text")
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (end("stop"), ("end_turn", None)),
+        (end("length"), ("max_tokens", None)),
+        (end("tool_calls"), ("tool_use", None)),
+        (end("stop", "END"), ("stop_sequence", "END")),
+        (end("tool_calls", "END"), ("tool_use", None)),
+    ],
+    ids=str,
+)
+def test_why_a_reply_ended(ending, told):
+    message = whole(call().reply, REPLY, ending)
+    assert (message["stop_reason"], message["stop_sequence"]) == told
+    (delta,) = (event for event in events_of(REPLY, ending) if event["type"] == "message_delta")
+    assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == told
+    assert delta["usage"] == USAGE_JSON
+
+
+def test_a_call_that_was_cut_keeps_what_was_written():
+    cut: list[Output] = [CallStarted(0, "read"), CallArguments(0, '{"path": "a')]
+    (block,) = whole(call().reply, cut, end("length"))["content"]
+    assert block["input"] == {"raw": '{"path": "a'}
+    assert events_of(cut, end("length"))[-3] == {"type": "content_block_stop", "index": 0}
+
+
+def test_a_thought_that_was_cut_is_signed_too():
+    (block,) = whole(call().reply, [Reasoning("Hm")], end("length"))["content"]
+    assert CONTEXT.seal.open(block["signature"], CONTEXT.tenant) == "Hm"
+
+
+def test_without_a_limit_of_tokens_nothing_is_said():
+    asked = call(max_tokens=0)
+    assert asked.request.options.max_tokens == 1
+    message = whole(asked.reply, [Content("x")], end("length"))
+    assert (message["content"], message["usage"]["output_tokens"]) == ([], 0)
+    kinds = [event["type"] for event in events_of([Content("x")], end("length"), max_tokens=0)]
+    assert kinds == ["message_start", "message_delta", "message_stop"]
+
+
+def test_a_sign_of_life_is_an_event():
+    frame = call().reply.keep_alive()
+    assert (frame.event, frame.data) == ("ping", {"type": "ping"})
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+
+def test_a_failure_in_a_stream():
+    frame = call().reply.failure("The engine failed.")
+    assert frame.event == "error"
+    assert isinstance(frame.data, dict)
+    assert frame.data["type"] == "error"
+    assert frame.data["error"] == {"type": "api_error", "message": "The engine failed."}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (InvalidRequest("x"), "invalid_request_error"),
+        (MethodNotAllowed("x"), "invalid_request_error"),
+        (NotFound("x"), "not_found_error"),
+        (RequestTimeout("x"), "timeout_error"),
+        (BodyTooLarge("x"), "request_too_large"),
+        (InternalError("x"), "api_error"),
+        (Overloaded("x"), "overloaded_error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_have_anthropics_types(error: RequestError, kind):
+    told = anthropic_refusal(error)
+    assert re.fullmatch(r"req_[A-Za-z0-9]+", str(told.pop("request_id")))
+    assert told == {"type": "error", "error": {"type": kind, "message": "x"}}
+
+
+def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_know():
+    error = ContextOverflow(prompt_tokens=205_000, window=200_001, param="messages")
+    told = anthropic_refusal(error)["error"]
+    assert told == {
+        "type": "invalid_request_error",
+        "message": "prompt is too long: 205000 tokens > 200000 maximum",
+    }

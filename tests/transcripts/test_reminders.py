@@ -1,0 +1,128 @@
+"""A reminder is a wrapper: what changes in it under a heading that is known is told, all else is content."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.prompt.canonical import live_values
+from tests.prompt.fakes import call, reply, result, system, user
+from tests.templates.traits import TRAITS
+from tests.transcripts.notes import known
+from tests.transcripts.test_laws import ANSWER, Talk
+from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, MOVING, REMINDER, Server, words
+
+WORDS = "plain"
+"""Its questions end with no token, so that nothing can stand behind their texts."""
+BOUND = [trait for trait in TRAITS if trait not in (MOVING, WORDS)]
+ASKED = "v91x " + "Look at every file and say what is in it. " * 20
+OTHER = "<system-reminder>\n# userEmail\n{}\n</system-reminder>\n\n"
+RECORDED = """<system-reminder>
+As you answer the user's questions, you can use the following context:
+# claudeMd
+Codebase and user instructions are shown below.
+
+Contents of /work/CLAUDE.md (project instructions, checked into the codebase):
+
+# Tests
+Use tabs.
+# currentDate
+Today's date is 2026-11-21.
+
+      IMPORTANT: this context may or may not be relevant to your tasks.
+</system-reminder>
+
+Say one."""
+"""As recorded with 2.1.197, less the long sentences."""
+
+
+class Reminded(Talk):
+    """A talk whose first question begins with a reminder."""
+
+    def __init__(self, trait: str, reminder: str, server: Server | None = None) -> None:
+        super().__init__(trait, server=server)
+        self.remind(reminder)
+
+    def remind(self, reminder: str) -> None:
+        self.messages = (self.messages[0], user(reminder + ASKED), *self.messages[2:])
+
+
+def reminder(rule: str, date: str = "d1x") -> str:
+    return REMINDER.format(INSTRUCTIONS.format(rule) if rule else "", date)
+
+
+def test_what_claude_code_reminds_of_is_found():
+    ((date, instructions),) = live_values([user(RECORDED)])
+    assert date.text == "Today's date is 2026-11-21."
+    assert instructions.field.is_block
+    assert instructions.text.startswith("# claudeMd\nCodebase")
+    assert instructions.text.endswith("\n# Tests\nUse tabs.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RECORDED.replace("system-reminder", "reminder"),
+        RECORDED.replace("# claudeMd", "# userEmail").replace("# currentDate", "# lastDate"),
+        RECORDED.replace("# claudeMd", "## claudeMd").replace("# currentDate", "The # currentDate"),
+        "# claudeMd\nUse tabs.\n# currentDate\nToday's date is 2026-11-21.\n" + OTHER.format("ann"),
+    ],
+    ids=["another wrapper", "unknown headings", "no headings", "outside"],
+)
+def test_all_else_is_content(text):
+    assert live_values([user(text)]) == [()]
+
+
+def test_a_reminder_counts_in_the_first_question_alone():
+    rest = (system(RECORDED), user("Go."), user(RECORDED), reply(RECORDED, call("c1", path="x")))
+    assert set(live_values([*rest, result(RECORDED, "c1")])) == {()}
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_what_a_reminder_says_anew_is_told(trait):
+    talk = Reminded(trait, reminder("r1x"))
+    computed = talk.ask(ANSWER) + talk.written
+    talk.remind(reminder("r2x", "d2x"))
+    read = talk.ask(ANSWER)
+    assert read.startswith(computed)
+    assert "[Now: Today's date is d2x.]" in read[len(computed) :]
+    assert known(read, "project instructions", INSTRUCTIONS_FORM) == "# claudeMd\nFollow these.\n\nr2x"
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_instructions_that_come_and_go_are_told(trait):
+    talk = Reminded(trait, reminder("r1x"))
+    talk.ask(ANSWER)
+    for rule in ("", "r1x", "r2x"):
+        talk.remind(reminder(rule))
+        told = known(talk.ask(ANSWER), "project instructions", INSTRUCTIONS_FORM)
+        assert told == (INSTRUCTIONS.format(rule).strip() if rule else None)
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_another_reminder_that_changes_is_read_anew(trait):
+    talk = Reminded(trait, OTHER.format("r1x"))
+    talk.ask(ANSWER)
+    talk.remind(OTHER.format("r2x"))
+    fresh = talk.server.fresh(talk.request())
+    assert talk.ask(ANSWER) == fresh
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_nobody_reads_the_instructions_of_another_project(trait):
+    """Two with the same words, and the same replies to them."""
+    first = Reminded(trait, reminder("r1x"))
+    second = Reminded(trait, reminder("r2x"), first.server)
+    for _ in range(3):
+        assert set(words(first.ask(ANSWER), "r")) == {"r1x"}
+        assert set(words(second.ask(ANSWER), "r")) == {"r2x"}
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_instructions_that_change_where_two_projects_got_the_same_reply_are_read_afresh(trait):
+    """Nobody can tell whose the reply is."""
+    first = Reminded(trait, reminder("r1x"))
+    second = Reminded(trait, reminder("r2x"), first.server)
+    first.ask(ANSWER)
+    second.ask(ANSWER)
+    second.remind(reminder("r3x"))
+    assert set(words(second.ask(ANSWER), "r")) == {"r3x"}
