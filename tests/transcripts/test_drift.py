@@ -276,7 +276,7 @@ def test_a_note_of_another_chat_is_read_by_nobody_else(trait):
 
 @pytest.mark.parametrize("trait", BOUND)
 def test_nobody_reads_the_task_notification_of_another(trait):
-    """Two with the same words, tasks of which end at the same moment, and which get the same replies to that."""
+    """Two with the same words: their tasks end at one moment, and both get the same replies to that."""
     first = Dated(trait, FRIDAY)
     second = Dated(trait, FRIDAY, first.server)
     for talk, task in ((first, "k1x"), (second, "k2x")):
