@@ -21,7 +21,7 @@ As you answer the user's questions, you can use the following context:
 # claudeMd
 Codebase and user instructions are shown below.
 
-Contents of /work/CLAUDE.md (project instructions, checked into the codebase):
+Contents of /project/CLAUDE.md (project instructions, checked into the codebase):
 
 # Tests
 Use tabs.
