@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import time
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from start_llm.core.job import Job
+from start_llm.engine.prefill import Prefill
 from tests.conftest import TinyModel
+from tests.server.client import wait_until
 from tests.serving import Server, serving
 from tests.ties import Reference, Tally
 
@@ -207,17 +209,15 @@ def text_of(talk: Talk, ids: Sequence[int]) -> str:
 
 def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """No drift, no reply: what was computed of the prompt is enough."""
-    monkeypatch.setattr("start_llm.engine.prefill._LONGEST", 256)  # a fast model would skip the moment
-    given_up = (messages for seed in range(5) if give_up(talk, messages := retried(seed)))
-    _, computed = talk.said(next(given_up))
+    give_up(talk, retried(0), monkeypatch)
+    _, computed = talk.said(retried(0))
     assert computed <= 0.25 * len(talk.prompts[-1])
 
 
 def test_a_first_turn_goes_on_with_another_clock(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """It stands in the system prompt; the question, which is most of the prompt, is told the new one."""
-    monkeypatch.setattr("start_llm.engine.prefill._LONGEST", 256)  # a fast model would skip the moment
-    seed = next(seed for seed in range(5) if give_up(talk, retried(seed, "Current time is 10:00.\n")))
-    _, computed = talk.said(retried(seed, "Current time is 10:07.\n"))
+    give_up(talk, retried(1, "Current time is 10:00.\n"), monkeypatch)
+    _, computed = talk.said(retried(1, "Current time is 10:07.\n"))
     assert computed <= 0.25 * len(talk.prompts[-1])
     read = text_of(talk, talk.prompts[-1])
     assert read.index("Current time is 10:00.") < read.index("[Now: Current time is 10:07.]")
@@ -227,18 +227,24 @@ def retried(seed: int, clock: str = "") -> list[Message]:
     return [system(f"{clock}Retry {seed}"), user(words(random.Random(seed), 1500))]
 
 
-def give_up(talk: Talk, messages: Sequence[Message]) -> bool:
-    """Leave once four fifths of the prompt are computed. False if it was over before that was seen."""
-    body = {"messages": messages, "max_tokens": 4, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", talk.server.port, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body))
-    assert connection.getresponse().status == 200
-    metrics: Any = talk.server.app._engine_metrics
-    done, total = 0, 1
-    while done < 0.8 * total:
-        time.sleep(0.0005)
-        if metrics.prefill is None and (done or metrics.active_rows):
-            break
-        done, total = metrics.prefill or (0, 1)
-    connection.close()
-    return 0.8 * total <= done < total - 1
+def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave once four fifths of the prompt are computed: its prefill waits there until it is cancelled."""
+    reached, step = threading.Event(), Prefill.step
+
+    def held(prefill: Prefill, allowance: int) -> int:
+        computed = step(prefill, allowance)
+        if 0.8 * prefill.total <= prefill.done < prefill.total - 1:
+            reached.set()
+            wait_until(lambda: prefill.row.cancelled, within_s=30)
+        return computed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("start_llm.engine.prefill._LONGEST", 256)  # a fast model would skip the moment
+        patch.setattr(Prefill, "step", held)
+        body = {"messages": messages, "max_tokens": 4, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", talk.server.port, timeout=60)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        assert connection.getresponse().status == 200
+        assert reached.wait(60)
+        connection.close()
+        wait_until(lambda: not talk.server.get("/stats")["requests"]["in_flight"], within_s=30)
