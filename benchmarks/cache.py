@@ -14,7 +14,7 @@
   same chunks in mlx_lm's own caches say what attention alone takes.
 - `budget`: after every step of a random run with little room, MLX memory beside the weights over the budget
   and the caches of live rows, each row counted once: with rows that take turns, and with rows in a batch.
-- `growth`: resident memory of the process along a random run.
+- `growth`: resident memory of the process along a random run: the median of the end of each quarter.
 
 Everything runs in this process, on random models. --lengths replaces the prompt lengths of every section but
 the random runs, for a quick look. On Linux start it with the BLAS that install_and_run.py preloads.

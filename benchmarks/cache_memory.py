@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -34,6 +35,8 @@ SESSION_TOKENS = 500
 TURNS = 10
 SMALL_BUDGET_TOKENS = 1_000
 SMALL_PAGE = 32
+_SAMPLED = 0.2
+"""Of each quarter of a random run, its end: resident memory is looked at there."""
 REMEMBERED = 6
 """The conversations that `Talkers` may go on with, beside the first, and the requests that it may repeat."""
 
@@ -124,16 +127,18 @@ def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
 
 
 def growth(model: Model, conversations: int) -> Iterator[Row]:
-    """Resident memory after a quarter of the conversations, and after all of them."""
+    """Resident memory at the end of each quarter of the conversations: medians, since it goes up and down."""
     engine = CachedEngine(model, model.bytes_of().of(SMALL_BUDGET_TOKENS), page_size=SMALL_PAGE)
-    resident = [0]
+    quarter = conversations / 4
+    resident: list[list[int]] = [[], [], [], []]
     for done in _random_run(engine, conversations):
-        if len(resident) * conversations <= 4 * done:
-            resident.append(_resident_bytes())
-    first, *_, last = resident[1:]
+        place, behind = divmod(min(done, conversations) - 1, quarter)
+        if behind >= (1 - _SAMPLED) * quarter:
+            resident[int(place)].append(_resident_bytes())
+    medians = [statistics.median(samples) for samples in resident]
     told = f"conversation {conversations // 4:,} to {conversations:,}; {model.size}"
-    quarters = ", ".join(f"{held / 1e6:.1f}" for held in resident[1:])
-    measured = f"{last / first - 1:+.1%} ({quarters} MB)"
+    quarters = ", ".join(f"{held / 1e6:.1f}" for held in medians)
+    measured = f"{medians[-1] / medians[0] - 1:+.1%} ({quarters} MB)"
     yield Row("growth of resident memory", model.family, told, measured, "< 5 %")
 
 

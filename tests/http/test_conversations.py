@@ -166,6 +166,25 @@ def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder
     tally.assert_ties_are_rare()
 
 
+def test_with_the_policy_exact_all_is_reused_up_to_the_changed_field_and_nothing_behind_it(folder: Any):
+    """Up to the very token where no layer has state, else up to the last place in front of it with state."""
+    rng = random.Random(7)
+    front, behind = words(rng, 300), words(rng, 300)
+
+    def clocked(minute: int) -> list[Message]:
+        return [system(f"{front}\nCurrent time is 10:0{minute}.\n{behind}"), user("And?")]
+
+    with talking(folder, drift="exact") as talk:
+        talk.said(clocked(1))
+        _, computed = talk.said(clocked(2))
+        was, now = talk.prompts
+        cuts_anywhere = talk.server.get("/stats")["prompt_cache"]["checkpoints"] == 0
+    changed = next(place for place, (old, new) in enumerate(zip(was, now, strict=True)) if old != new)
+    assert changed > 300
+    reused = len(now) - computed
+    assert reused == changed if cuts_anywhere else reused <= changed
+
+
 def chatted(plain: Server, messages: Sequence[Message]) -> Reference:
     body = {"messages": messages, "max_tokens": REPLY_TOKENS, "temperature": 0, "return_token_ids": True}
     answer = plain.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 2})
