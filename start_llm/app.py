@@ -32,6 +32,7 @@ from start_llm.configured import (
 from start_llm.core.family import Family
 from start_llm.engine.engine import Engine
 from start_llm.engine.loop import Machinery
+from start_llm.launch.clients import CLIENTS
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure, usable_memory
 from start_llm.models.identity import identity
@@ -122,8 +123,8 @@ class App:
             folder = resolve(model_name(self._settings))
             self._terminal.say(f"start_llm {__version__}: loading {folder.name} ...")
             self._engine, ready = self._load(folder)
-            self._open(folder.name, self._engine, ready)
-            self._start_proxy(folder.name)
+            card = self._open(folder.name, self._engine, ready)
+            self._start_proxy(card)
         except BaseException:
             self.close()
             raise
@@ -186,7 +187,7 @@ class App:
             identity=identity(model),
         )
 
-    def _open(self, name: str, engine: Engine, ready: Ready) -> None:
+    def _open(self, name: str, engine: Engine, ready: Ready) -> ModelCard:
         family = model_family(self._settings, ready.model)
         tokenizer = ready.model.tokenizer
         transcripts = self._transcripts(tokenizer)
@@ -230,6 +231,7 @@ class App:
         )
         self._listener.open(site)
         self._introduce(card, ready.footprint, family, preparer)
+        return card
 
     def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:
         metrics = TranscriptMetrics()
@@ -251,10 +253,10 @@ class App:
             is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )
 
-    def _start_proxy(self, model: str) -> None:
+    def _start_proxy(self, card: ModelCard) -> None:
         if self._settings.proxy:
             self._proxy = Proxy(
-                proxy_config(self._settings, self.url, model, self._proxy_key),
+                proxy_config(self._settings, self.url, card.id, card.context_window, self._proxy_key),
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,
                 logs=LOGS,
@@ -304,5 +306,13 @@ def paste_lines(url: str, model: str) -> list[tuple[str, list[str]]]:
         (
             "For clients that speak OpenAI's protocol:",
             [f"export OPENAI_BASE_URL={url}/v1", "export OPENAI_API_KEY=local", f"# model: {model}"],
+        ),
+        (
+            f"For {', '.join(CLIENTS)}, in the folder to work in:",
+            [
+                shlex.join(
+                    [str(ROOT / "scripts" / "start_llm"), "launch", "--base-url", url, next(iter(CLIENTS))]
+                )
+            ],
         ),
     ]

@@ -1,4 +1,4 @@
-"""The command line: `python -m start_llm serve` and `python -m start_llm settings`."""
+"""The command line: `python -m start_llm serve`, `launch`, `config` and `settings`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from dotenv import dotenv_values
 
-# The tokenizer library warns that it has no PyTorch, which nothing here needs. Set before it is imported.
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
 from start_llm import settings as settings_table
 from start_llm import settings_text
-from start_llm.app import App
-from start_llm.configured import DEMO_MODEL, ROOT
 from start_llm.core.errors import StartupError
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.served import Served, addresses, find
+from start_llm.launch.setup import Setup, as_script, make_setup
+from start_llm.launch.start import become, program_of
+from start_llm.places import DEMO_MODEL, ROOT
 from start_llm.settings import Settings, Source
 from start_llm.telemetry.terminal import Terminal
+
+if TYPE_CHECKING:
+    from start_llm.app import App
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _FLAGS: Mapping[str, tuple[str, str]] = {
@@ -40,15 +43,48 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit status: 2 if it cannot start."""
     options = _parser().parse_args(arguments)
-    if options.command == "settings":
-        text = settings_text.as_env_file() if options.format == "env" else settings_text.as_markdown()
-        sys.stdout.write(text)
-        return 0
     try:
-        return serve(_sources(options), Terminal())
+        return _COMMANDS[options.command](options)
     except StartupError as error:
-        print(f"start_llm cannot start.\n{error}", file=sys.stderr)
+        what = f"set {options.client} up" if "client" in options else "start"
+        print(f"start_llm cannot {what}.\n{error}", file=sys.stderr)
         return 2
+
+
+def _serve(options: argparse.Namespace) -> int:
+    return serve(_sources(options), Terminal())
+
+
+def _settings(options: argparse.Namespace) -> int:
+    sys.stdout.write(settings_text.as_env_file() if options.format == "env" else settings_text.as_markdown())
+    return 0
+
+
+def _launch(options: argparse.Namespace) -> int:
+    program = program_of(CLIENTS[options.client], os.environ)
+    become(program, _setup(options), options.arguments, os.environ)
+
+
+def _config(options: argparse.Namespace) -> int:
+    sys.stdout.write(as_script(options.client, _setup(options)))
+    return 0
+
+
+def _setup(options: argparse.Namespace) -> Setup:
+    """What the client is told of the server that runs."""
+    settings = settings_table.load(*_outside())
+    urls = [options.base_url] if options.base_url else addresses(settings)
+    served: Served = find(urls, settings.proxy_key)
+    folder = ROOT / Path(settings.state_root).expanduser() / "clients" / options.client
+    return make_setup(CLIENTS[options.client], served, folder, os.environ)
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "serve": _serve,
+    "launch": _launch,
+    "config": _config,
+    "settings": _settings,
+}
 
 
 def serve(sources: Sequence[Source], terminal: Terminal) -> int:
@@ -57,7 +93,7 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
     for row in settings_table.waiting_for_later(*sources):
         terminal.say(f"{row.name} is set, but acts {row.acts}.")
     _leave_on_signals()
-    app = App(settings, terminal)
+    app = _app(settings, terminal)
     app.start()
     _warn_if_open(settings, terminal)
     _wait_for_a_signal()
@@ -66,6 +102,17 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
         _leave("Stopped while the engine was still computing.", 0)
     terminal.say("Stopped.")
     return 0
+
+
+def _app(settings: Settings, terminal: Terminal) -> App:
+    """The imports take seconds, and only this command needs them."""
+    # The tokenizer library warns that it has no PyTorch, which nothing here needs. Set before it is imported.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+    from start_llm.app import App  # noqa: PLC0415
+
+    return App(settings, terminal)
 
 
 def _leave(message: str, status: int) -> NoReturn:
@@ -121,8 +168,12 @@ def _sources(options: argparse.Namespace) -> list[Source]:
         flags["PROXY"] = "false"
     if options.no_cache:
         flags["PROMPT_CACHE"] = "false"
+    return [Source("command line", flags), *_outside()]
+
+
+def _outside() -> list[Source]:
     dotenv = {name: value for name, value in dotenv_values(ROOT / ".env").items() if value is not None}
-    return [Source("command line", flags), Source("environment", os.environ), Source(".env", dotenv)]
+    return [Source("environment", os.environ), Source(".env", dotenv)]
 
 
 def _given(options: argparse.Namespace, flag: str) -> str | None:
@@ -138,6 +189,17 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     server.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
     server.add_argument("--no-cache", action="store_true", help="compute every prompt anew")
+    launch = commands.add_parser(
+        "launch", help="start a coding client for the running server", allow_abbrev=False
+    )
+    config = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
+    for command in (launch, config):
+        command.add_argument(
+            "--base-url", metavar="URL", help="the server, if not where the settings have it"
+        )
+        command.add_argument("client", choices=CLIENTS)
+    # Options of ours stand in front of the client's name; whatever stands behind it is the client's.
+    launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
     table = commands.add_parser("settings", help="print every setting with default and meaning")
     table.add_argument("--format", choices=("env", "markdown"), default="markdown")
     return parser

@@ -17,6 +17,7 @@ from start_llm.engine.engine import EngineConfig
 from start_llm.models import families
 from start_llm.models.footprint import Footprint, usable_memory
 from start_llm.models.loader import LoadedModel
+from start_llm.places import DEMO_MODEL, ROOT
 from start_llm.prompt.prepare import PromptPolicy
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
@@ -28,8 +29,6 @@ from start_llm.settings import Settings
 from start_llm.telemetry.metrics import CacheMetrics
 from start_llm.telemetry.trace import Trace, start_trace
 
-ROOT = Path(__file__).resolve().parent.parent
-DEMO_MODEL = ROOT / "models" / "demo"
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 _SMALLEST_PAGE = 256
 
@@ -70,11 +69,12 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
     )
 
 
-def proxy_config(settings: Settings, backend: str, model: str, backend_key: str) -> ProxyConfig:
+def proxy_config(settings: Settings, backend: str, model: str, window: int, backend_key: str) -> ProxyConfig:
     return ProxyConfig(
         port=settings.proxy_port,
         backend=backend,
         model=settings.proxy_model_id or f"openai/{model}",
+        window=window,
         api_key=settings.proxy_key,
         backend_key=backend_key,
         python=settings.proxy_python or sys.executable,

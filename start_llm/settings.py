@@ -109,7 +109,7 @@ class Settings:
     state_root: str = _variable(
         "STATE_ROOT", TEXT, "state",
         "Folder of what outlives the server, seen from the repository: the key by which it knows its own "
-        "thoughts when clients send them back sealed.", _SERVER,
+        "thoughts when clients send them back sealed, and the folders of clients that it launches.", _SERVER,
     )  # fmt: skip
     response_kept_s: float = _variable(
         "RESPONSE_STORE_TTL_SECONDS", number(Range(0, 10**9)), 3600,

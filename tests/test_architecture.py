@@ -14,6 +14,7 @@ MOST_LINES = 400
 EVERYTHING = frozenset({"*"})
 LAYERS: Mapping[str, frozenset[str]] = {
     "core": frozenset(),
+    "places": frozenset(),
     "setting_kinds": frozenset({"core"}),
     "settings": frozenset({"core", "setting_kinds"}),
     "settings_text": frozenset({"settings"}),
@@ -28,6 +29,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "service": frozenset({"core", "telemetry", "prompt", "transcripts", "output"}),
     "server": frozenset({"core", "telemetry", "protocols", "service"}),
     "proxy": frozenset({"core", "settings"}),
+    "launch": frozenset({"core", "settings"}),
     "configured": EVERYTHING,
     "app": EVERYTHING,
     "cli": EVERYTHING,

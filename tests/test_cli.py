@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -211,6 +212,28 @@ def test_the_lines_for_clients_work_as_they_are_printed(server):
     done = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True, timeout=60)
     (model,) = json.loads(done.stdout)["data"]
     assert f"# model: {model['id']}" in server.output
+
+
+def test_the_line_for_coding_clients_works_as_it_is_printed(server, tmp_path):
+    """But for the environment, which stands in the checkout and not in this copy of it."""
+    (line,) = (line.strip() for line in server.lines if " launch --base-url " in line)
+    program, *words = shlex.split(line)
+    assert Path(program) == server.checkout / "scripts" / "start_llm"
+    (tmp_path / "claude").write_text(
+        "#!/bin/sh\necho $ANTHROPIC_BASE_URL $CLAUDE_CODE_MAX_CONTEXT_TOKENS\npwd\n"
+    )
+    (tmp_path / "claude").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [ROOT / "scripts" / "start_llm", *words],
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [f"http://127.0.0.1:{server.port} 5000", str(tmp_path)], done.stderr
 
 
 def test_each_finished_request_is_one_line(server):

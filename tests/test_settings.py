@@ -846,8 +846,8 @@ def checks_proxy(models: Models) -> None:
 
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        config = proxy_config(load(environment(**variables)), "http://127.0.0.1:1", "tiny", "backend")
-        default = proxy_config(load(), "http://127.0.0.1:1", "tiny", "backend")
+        config = proxy_config(load(environment(**variables)), "http://127.0.0.1:1", "tiny", 4096, "backend")
+        default = proxy_config(load(), "http://127.0.0.1:1", "tiny", 4096, "backend")
         assert config != default
         assert str(*variables.values()) in (config.model, config.python, config.api_key)
         assert (default.model, default.python, default.api_key) == ("openai/tiny", sys.executable, None)

@@ -4,7 +4,8 @@ StartLLMError
 ├── StartupError                 the server cannot start: message on stderr, exit status 2
 │   ├── SettingsError
 │   ├── ModelError
-│   └── PortError
+│   ├── PortError
+│   └── LaunchError              a client cannot be started
 ├── RequestError                 refused before the status line, with the protocol's own body
 │   ├── InvalidRequest           400
 │   │   └── ContextOverflow      400
@@ -43,6 +44,10 @@ class ModelError(StartupError):
 
 class PortError(StartupError):
     """The address cannot be bound."""
+
+
+class LaunchError(StartupError):
+    """A client cannot be started for a server, or there is none to start it for."""
 
 
 class RequestError(StartLLMError):

@@ -45,6 +45,7 @@ class ProxyConfig:
         port: on 127.0.0.1.
         backend: the server's own address, such as `http://127.0.0.1:8080`.
         model: the name that the proxy lists; any other name reaches the same model.
+        window: tokens that prompt and reply may have together, for clients that ask.
         api_key: what clients must send, or None.
         backend_key: what the proxy sends to the server.
         python: the interpreter that has LiteLLM.
@@ -53,6 +54,7 @@ class ProxyConfig:
     port: int
     backend: str
     model: str
+    window: int
     api_key: str | None
     backend_key: str
     python: str
@@ -105,6 +107,9 @@ def _entry(config: ProxyConfig, name: str, target: str, **more: Json) -> Json:
             # Anthropic's and the Responses protocol pass untranslated.
             "supported_endpoints": ["/v1/messages", "/v1/responses"],
             "cache_control_ttl": True,
+            # Told in /v1/models, where clients find out when to compact.
+            "max_input_tokens": config.window,
+            "max_output_tokens": config.window,
         },
     }
 

@@ -25,6 +25,7 @@ from tests.serving import Server, serving
 
 KEY = "open-sesame"
 MODEL = "openai/tiny"
+WINDOW = 4096
 NOBODY = ("00000000:0000", "00000000000000000000000000000000:0000")
 
 
@@ -99,6 +100,7 @@ def proxied(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> 
             port=port,
             backend=tunnel.url,
             model=MODEL,
+            window=WINDOW,
             api_key=KEY,
             backend_key="backend",
             python=sys.executable,

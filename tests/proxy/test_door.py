@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.conftest import Proxied
+from start_llm.core.errors import LaunchError
+from start_llm.launch.served import find
+from tests.proxy.conftest import KEY, MODEL, WINDOW, Proxied
 
 LOOPBACK = "0100007F"
 """127.0.0.1, as the kernel's tables write it."""
@@ -54,6 +56,16 @@ def test_there_are_no_pages_about_the_interface(proxied: Proxied, path: str):
 
 def test_only_the_configured_model_is_listed(proxied: Proxied):
     assert [model["id"] for model in proxied.ask("/v1/models").json["data"]] == ["openai/tiny"]
+
+
+def test_the_listed_model_tells_its_window_as_the_launcher_reads_it(proxied: Proxied):
+    served = find([f"http://127.0.0.1:{proxied.port}"], KEY)
+    assert (served.model, served.window, served.reply) == (MODEL, WINDOW, WINDOW // 4)
+
+
+def test_the_launcher_is_told_of_a_wrong_key(proxied: Proxied):
+    with pytest.raises(LaunchError, match=r"does not take the key: set PROXY_API_KEY.*\(401\)"):
+        find([f"http://127.0.0.1:{proxied.port}"], None)
 
 
 def test_it_listens_on_loopback_only(proxied: Proxied):

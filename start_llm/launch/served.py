@@ -1,0 +1,131 @@
+"""What clients are told of the running server: its address, its key, its model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from start_llm.core.errors import LaunchError
+from start_llm.settings import Settings
+
+NO_KEY = "local"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ASK_S = 15.0
+_MOST_BYTES = 2**20
+_WINDOW_NAMES = ("context_window", "max_input_tokens", "max_model_len", "context_length")
+_REPLY_NAMES = ("max_output_tokens",)
+_REFUSALS: Mapping[int, str] = {401: "does not take the key: set PROXY_API_KEY to the server's"}
+_PARTS_OF_THE_WINDOW = 4
+_LONGEST_REPLY = 32_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A running server, as clients have to know it.
+
+    Attributes:
+        url: without `/v1`.
+        key: the key that it asks for, or a placeholder, since no client starts without one.
+        window: tokens that prompt and reply may have together.
+        reply: tokens to ask for at most. Clients keep that much of the window free, so it is a part of it.
+    """
+
+    url: str
+    key: str
+    model: str
+    window: int
+    reply: int
+
+    @property
+    def is_local(self) -> bool:
+        return urlsplit(self.url).hostname in LOOPBACK
+
+
+def addresses(settings: Settings) -> list[str]:
+    """Where a server with these settings answers: the proxy, if there is one, and the server itself."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.mlx_host, settings.mlx_host)  # noqa: S104
+    own = f"http://{f'[{host}]' if ':' in host else host}:{settings.mlx_port}"
+    return [f"http://127.0.0.1:{settings.proxy_port}", own] if settings.proxy else [own]
+
+
+def find(urls: Sequence[str], key: str | None) -> Served:
+    """Ask the first address that answers.
+
+    Raises:
+        LaunchError: none does, or what answers cannot be worked with.
+    """
+    for url in urls:
+        bare = url.rstrip("/").removesuffix("/v1")
+        told = _told(f"{bare}/v1/models", key or NO_KEY)
+        if told is not None:
+            return _served(bare, key or NO_KEY, told)
+    raise LaunchError(
+        f"No server answers at {' or '.join(urls)}. Start one (python install_and_run.py) and wait until it "
+        "says that it answers, or name its address with --base-url."
+    )
+
+
+def _told(url: str, key: str) -> bytes | None:
+    """What stands there; None if nobody listens."""
+    try:
+        with closing(_open(url, key)) as reply:
+            return reply.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        raise LaunchError(f"{url} {_REFUSALS.get(error.code, 'refuses')} ({error.code}).") from None
+    except urllib.error.URLError:
+        return None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LaunchError(f"{url} gives no answer of a server: {error}.") from None
+
+
+def _open(url: str, key: str) -> Any:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("an address begins with http:// or https://")
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - see above
+    # A proxy of the environment is for the internet, and knows nothing of a server on this machine.
+    proxies = {} if urlsplit(url).hostname in LOOPBACK else None
+    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies)).open(request, timeout=_ASK_S)
+
+
+def _served(url: str, key: str, told: bytes) -> Served:
+    """The first model of the list: this server has one, and its proxy lists that one first."""
+    try:
+        entry = json.loads(told)["data"][0]
+        model, window = _name(entry["id"]), next(_numbers(entry, _WINDOW_NAMES))
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        beginning = told[:80].decode(errors="replace")
+        raise LaunchError(
+            f"{url}/v1/models names no model with a context window, as this server does. It says: {beginning}"
+        ) from None
+    most = next(_numbers(entry, _REPLY_NAMES), window)
+    return Served(url=url, key=key, model=model, window=window, reply=reply_limit(window, most))
+
+
+def _name(said: str) -> str:
+    """It is printed on a terminal, in lines to be pasted into a shell."""
+    if not said.isprintable():
+        raise ValueError(said)
+    return said
+
+
+def _numbers(entry: Mapping[str, Any], names: Sequence[str]) -> Iterator[int]:
+    for name in names:
+        value = entry.get(name)
+        if isinstance(value, int) and value > 0:
+            yield value
+
+
+def reply_limit(window: int, most: int) -> int:
+    """A quarter of the window, and at most what clients ask of a large model.
+
+    The server would let a reply have all that the prompt leaves. But clients compact as soon as the prompt
+    leaves less than the longest reply: with the whole window they would do nothing else.
+    """
+    return max(min(most, window // _PARTS_OF_THE_WINDOW, _LONGEST_REPLY), 1)

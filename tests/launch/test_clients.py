@@ -1,0 +1,256 @@
+"""What each client is told of a server: exactly."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.files import text_of
+from start_llm.launch.served import NO_KEY, Served, addresses, reply_limit
+from start_llm.launch.setup import make_setup
+from start_llm.settings import Settings
+
+FOLDER = Path("/private/folder")
+SERVED = Served(url="http://127.0.0.1:4000", key="sk-1", model="openai/tiny", window=131_072, reply=32_000)
+HOUR_MS = 3_600_000
+PAST_PROXIES = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost,::1")
+KEY = {"START_LLM_API_KEY": "sk-1"}
+ENTRY = {
+    "id": "openai/tiny",
+    "name": "openai/tiny",
+    "reasoning": True,
+    "input": ["text"],
+    "contextWindow": 131_072,
+    "maxTokens": 32_000,
+    "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+}
+
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    "claude": {
+        "CLAUDE_CONFIG_DIR": "/private/folder",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000",
+        "ANTHROPIC_AUTH_TOKEN": "sk-1",
+        "ANTHROPIC_MODEL": "openai/tiny",
+        "ANTHROPIC_SMALL_FAST_MODEL": "openai/tiny",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": "openai/tiny",
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": "openai/tiny",
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": "openai/tiny",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "131072",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "32000",
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "131072",
+        "API_TIMEOUT_MS": "3600000",
+        "API_FORCE_IDLE_TIMEOUT": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "DISABLE_TELEMETRY": "1",
+    },
+    "codex": {"CODEX_HOME": "/private/folder"} | KEY,
+    "opencode": KEY
+    | {
+        "OPENCODE_CONFIG": "/private/folder/opencode.json",
+        "OPENCODE_CONFIG_CONTENT": '{"model": "start_llm/openai/tiny", '
+        '"small_model": "start_llm/openai/tiny", "enabled_providers": ["start_llm"]}',
+        "OPENCODE_DB": "/private/folder/opencode.db",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_DISABLE_SHARE": "1",
+    },
+    "pi": KEY
+    | {
+        "PI_CODING_AGENT_DIR": "/private/folder",
+        "PI_CACHE_RETENTION": "long",
+        "PI_SKIP_VERSION_CHECK": "1",
+        "PI_TELEMETRY": "0",
+    },
+    "openclaw": KEY
+    | {
+        "OPENCLAW_STATE_DIR": "/private/folder",
+        "OPENCLAW_CONFIG_PATH": "/private/folder/openclaw.json",
+        "OPENCLAW_NO_AUTO_UPDATE": "1",
+    },
+}
+FILES: dict[str, dict[str, object]] = {
+    "claude": {".claude.json": {"hasCompletedOnboarding": True}},
+    "codex": {
+        "config.toml": {
+            "model": "openai/tiny",
+            "model_provider": "start_llm",
+            "model_context_window": 131_072,
+            "model_auto_compact_token_limit": 131_072 - 32_000,
+            "model_reasoning_effort": "medium",
+            "check_for_update_on_startup": False,
+            "model_providers": {
+                "start_llm": {
+                    "name": "start_llm",
+                    "base_url": "http://127.0.0.1:4000/v1",
+                    "env_key": "START_LLM_API_KEY",
+                    "wire_api": "responses",
+                    "stream_idle_timeout_ms": HOUR_MS,
+                }
+            },
+            "features": {"plugins": False},
+            "analytics": {"enabled": False},
+            "feedback": {"enabled": False},
+            "otel": {"exporter": "none"},
+        }
+    },
+    "opencode": {
+        "opencode.json": {
+            "$schema": "https://opencode.ai/config.json",
+            "autoupdate": False,
+            "share": "disabled",
+            "provider": {
+                "start_llm": {
+                    "npm": "@ai-sdk/openai-compatible",
+                    "name": "start_llm",
+                    "options": {
+                        "baseURL": "http://127.0.0.1:4000/v1",
+                        "apiKey": "{env:START_LLM_API_KEY}",
+                        "headerTimeout": False,
+                        "chunkTimeout": HOUR_MS,
+                    },
+                    "models": {
+                        "openai/tiny": {
+                            "name": "openai/tiny",
+                            "limit": {"context": 131_072, "output": 32_000},
+                            "tool_call": True,
+                            "reasoning": True,
+                        }
+                    },
+                }
+            },
+        }
+    },
+    "pi": {
+        "models.json": {
+            "providers": {
+                "start_llm": {
+                    "baseUrl": "http://127.0.0.1:4000/v1",
+                    "api": "openai-completions",
+                    "apiKey": "$START_LLM_API_KEY",
+                    "models": [ENTRY],
+                }
+            }
+        },
+        "settings.json": {
+            "defaultProvider": "start_llm",
+            "defaultModel": "openai/tiny",
+            "httpIdleTimeoutMs": 0,
+            "compaction": {"reserveTokens": 32_000, "keepRecentTokens": 20_000},
+        },
+    },
+    "openclaw": {
+        "openclaw.json": {
+            "models": {
+                "mode": "replace",
+                "providers": {
+                    "start_llm": {
+                        "baseUrl": "http://127.0.0.1:4000/v1",
+                        "apiKey": "${START_LLM_API_KEY}",
+                        "api": "openai-completions",
+                        "timeoutSeconds": 3600,
+                        "models": [ENTRY | {"compat": {"supportsPromptCacheKey": True}}],
+                    }
+                },
+            },
+            "agents": {
+                "defaults": {
+                    "model": {"primary": "start_llm/openai/tiny"},
+                    "workspace": "/private/folder/workspace",
+                }
+            },
+            "gateway": {"mode": "local"},
+            "update": {"checkOnStart": False},
+            "telemetry": {"enabled": False},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_environment_is_exactly_this(name):
+    setup = make_setup(CLIENTS[name], SERVED, FOLDER, {})
+    assert setup.environment == ENVIRONMENTS[name] | PAST_PROXIES
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_files_are_exactly_these(name):
+    setup = make_setup(CLIENTS[name], SERVED, FOLDER, {})
+    assert setup.files == {FOLDER / file: content for file, content in FILES[name].items()}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_each_file_reads_back_in_its_own_form(name):
+    for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, {}).files.items():
+        read = {".json": json.loads, ".toml": tomllib.loads}[path.suffix]
+        assert read(text_of(path, content)) == content
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_no_file_holds_the_key(name):
+    for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, {}).files.items():
+        assert SERVED.key not in text_of(path, content)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_variables_that_lead_elsewhere_go_and_all_others_stay(name):
+    client = CLIENTS[name]
+    theirs = {"PATH": "/bin", "HOME": "/home/me", "EDITOR": "vi"}
+    elsewhere = dict.fromkeys((*client.foreign, *ENVIRONMENTS[name]), "elsewhere")
+    over = make_setup(client, SERVED, FOLDER, {}).over(theirs | elsewhere)
+    assert over == theirs | ENVIRONMENTS[name] | PAST_PROXIES
+
+
+def test_hosts_that_the_user_keeps_from_a_proxy_stay_kept():
+    inherited = {"NO_PROXY": "intra.example, 127.0.0.1", "HTTP_PROXY": "http://10.0.0.1:3128"}
+    setup = make_setup(CLIENTS["pi"], SERVED, FOLDER, inherited)
+    assert setup.over(inherited)["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"
+    assert setup.over(inherited)["HTTP_PROXY"] == "http://10.0.0.1:3128"
+
+
+def test_a_server_elsewhere_may_need_the_proxy():
+    served = Served(url="https://llm.example", key="k", model="m", window=10_000, reply=2500)
+    assert "NO_PROXY" not in make_setup(CLIENTS["codex"], served, FOLDER, {}).environment
+
+
+def test_claude_is_not_given_a_compaction_window_that_it_complains_of():
+    served = Served(url="http://127.0.0.1:8080", key="k", model="m", window=99_999, reply=24_999)
+    environment = CLIENTS["claude"].environment(served, FOLDER)
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "99999"
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in environment
+
+
+@pytest.mark.parametrize(
+    ("window", "most", "limit"),
+    [
+        (196_608, 196_608, 32_000),
+        (131_072, 131_072, 32_000),
+        (131_072, 4096, 4096),
+        (40_960, 40_960, 10_240),
+        (3, 3, 1),
+    ],
+)
+def test_a_reply_is_at_most_a_quarter_of_the_window(window, most, limit):
+    assert reply_limit(window, most) == limit
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(), ["http://127.0.0.1:4000", "http://127.0.0.1:8080"]),
+        (Settings(proxy=False), ["http://127.0.0.1:8080"]),
+        (Settings(proxy_port=4001, mlx_port=81), ["http://127.0.0.1:4001", "http://127.0.0.1:81"]),
+        (Settings(proxy=False, mlx_host="0.0.0.0"), ["http://127.0.0.1:8080"]),
+        (Settings(proxy=False, mlx_host="::"), ["http://[::1]:8080"]),
+        (Settings(proxy=False, mlx_host="10.0.0.7"), ["http://10.0.0.7:8080"]),
+    ],
+)
+def test_the_settings_say_where_the_server_is(settings, expected):
+    assert addresses(settings) == expected
+    assert NO_KEY

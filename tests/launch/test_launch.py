@@ -1,0 +1,381 @@
+"""`launch` and `config` as a user calls them: real processes, a real server, a client that tells."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.served import find
+from start_llm.launch.setup import make_setup
+from start_llm.settings import all_rows
+from tests.serving import Server, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+WINDOW = 5000
+LEFT_OUT = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS"})
+"""What shells set of themselves."""
+
+# Tells what it was given, then does what its first argument says.
+FAKE = f"""#!{sys.executable}
+import json, os, signal, sys, time
+folder = os.environ["FAKE_FOLDER"]
+told = {{
+    "environment": dict(os.environ),
+    "arguments": sys.argv[1:],
+    "cwd": os.getcwd(),
+    "pid": os.getpid(),
+    "files": {{
+        os.path.join(where, name): open(os.path.join(where, name)).read()
+        for where, _, names in os.walk(folder) for name in names
+    }},
+}}
+with open(os.environ["FAKE_TOLD"] + ".part", "w") as file:
+    json.dump(told, file)
+os.rename(os.environ["FAKE_TOLD"] + ".part", os.environ["FAKE_TOLD"])
+if sys.argv[1:2] == ["exit"]:
+    sys.exit(int(sys.argv[2]))
+if sys.argv[1:2] == ["catch"]:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(100 + number))
+if sys.argv[1:2] in (["wait"], ["catch"]):
+    print("waiting", flush=True)
+    time.sleep(60)
+if sys.argv[1:2] == ["echo"]:
+    sys.stdout.write(sys.stdin.read())
+"""
+
+
+class Told(NamedTuple):
+    """What the fake client was given."""
+
+    environment: dict[str, str]
+    arguments: list[str]
+    cwd: str
+    pid: int
+    files: dict[str, str]
+
+
+class Home(NamedTuple):
+    """A place to launch from: programs, state, and where the fake client tells."""
+
+    folder: Path
+
+    @property
+    def programs(self) -> Path:
+        return self.folder / "bin"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    def environment(self, name: str, **more: str) -> dict[str, str]:
+        ours = {row.name for row in all_rows()}
+        inherited = {key: value for key, value in os.environ.items() if key not in ours | {"LD_PRELOAD"}}
+        return inherited | {
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "STATE_ROOT": str(self.state),
+            "FAKE_FOLDER": str(self.state / "clients" / name),
+            "FAKE_TOLD": str(self.folder / "told.json"),
+            **more,
+        }
+
+    def told(self) -> Told:
+        path = self.folder / "told.json"
+        told = Told(**json.loads(path.read_text()))
+        path.unlink()
+        return told
+
+    def run(self, *words: str, name: str = "pi", **more: Any) -> subprocess.CompletedProcess[str]:
+        options: dict[str, Any] = {"env": self.environment(name), "cwd": ROOT} | more
+        command = [sys.executable, "-m", "start_llm", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    home = Home(tmp_path)
+    home.programs.mkdir()
+    for client in CLIENTS.values():
+        program = home.programs / client.command
+        program.write_text(FAKE)
+        program.chmod(0o755)
+    return home
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model) -> Generator[Server]:
+    with serving(tiny_model("qwen3"), max_kv_size=WINDOW) as server:
+        yield server
+
+
+def told_apart(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in LEFT_OUT}
+
+
+# -----------------------------------------------------------------------------------------a client that runs
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, server):
+    words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
+    before = home.environment(name)
+    done = home.run("launch", "--base-url", server.url, name, *words, env=before)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    told = home.told()
+    folder = home.state / "clients" / name
+    setup = make_setup(CLIENTS[name], find([server.url], None), folder, before)
+    assert told.arguments == words
+    assert told.cwd == str(ROOT)
+    assert told_apart(told.environment) == told_apart(setup.over(before))
+    assert {path: json.loads(text) for path, text in told.files.items() if path.endswith(".json")} == {
+        str(path): content for path, content in setup.files.items() if path.suffix == ".json"
+    }
+    assert told.files.keys() == {str(path) for path in setup.files}
+    assert setup.served.window == WINDOW
+    assert setup.served.reply == WINDOW // 4
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
+    home.run("launch", "--base-url", server.url, name)
+    launched = home.told()
+    shutil.rmtree(home.state)
+    script = home.run("config", "--base-url", server.url, name, name=name)
+    assert (script.returncode, script.stderr) == (0, "")
+    assert script.stdout.splitlines()[-1] == CLIENTS[name].command
+    assert not home.state.exists(), "printing writes nothing"
+    foreign = dict.fromkeys(CLIENTS[name].foreign, "elsewhere")
+    environment = home.environment("pi") | foreign
+    subprocess.run(["bash", "-c", script.stdout], env=environment, cwd=ROOT, check=True, timeout=60)
+    pasted = home.told()
+    assert told_apart(pasted.environment) == told_apart(launched.environment)
+    assert pasted.files == launched.files
+    assert pasted.arguments == []
+
+
+def test_what_a_client_keeps_in_its_folder_is_there_the_next_time(home, server):
+    assert home.run("launch", "--base-url", server.url, "codex").returncode == 0
+    folder = home.state / "clients" / "codex"
+    (folder / "sessions").mkdir()
+    (folder / "sessions" / "one").write_text("said")
+    with (folder / "config.toml").open("a") as config:
+        config.write('[projects."/p"]\ntrust_level = "trusted"\n')
+    assert home.run("launch", "--base-url", server.url, "codex", name="codex").returncode == 0
+    told = home.told()
+    assert told.files[str(folder / "sessions" / "one")] == "said"
+    assert 'trust_level = "trusted"' in told.files[str(folder / "config.toml")]
+
+
+def test_the_key_is_the_proxys_and_a_placeholder_without_one(home, server):
+    keyed = home.environment("claude", PROXY_API_KEY="sk-mine")
+    assert home.run("launch", "--base-url", server.url, "claude", env=keyed).returncode == 0
+    assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-mine"
+    assert home.run("launch", "--base-url", server.url, "claude").returncode == 0
+    assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "local"
+
+
+def test_the_server_is_found_by_the_settings_also_while_its_proxy_is_not_there(home, server):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        ports = {"PROXY_PORT": str(nobody.getsockname()[1]), "MLX_PORT": str(server.port)}
+        assert home.run("launch", "claude", env=home.environment("claude", **ports)).returncode == 0
+    assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
+
+
+def test_a_base_url_may_end_in_v1_as_openai_clients_write_it(home, server):
+    assert home.run("launch", "--base-url", f"{server.url}/v1/", "claude").returncode == 0
+    assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
+
+
+def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model("qwen3"), tmp_path / 'it\'s a "tiny" $model')
+    with serving(folder) as server:
+        for name in ("claude", "codex"):
+            home.run("launch", "--base-url", server.url, name, name=name)
+            launched = home.told()
+            script = home.run("config", "--base-url", server.url, name, name=name).stdout
+            subprocess.run(["bash", "-c", script], env=home.environment(name), check=True, timeout=60)
+            pasted = home.told()
+            assert pasted.files == launched.files
+            assert told_apart(pasted.environment) == told_apart(launched.environment)
+    assert (
+        f"model = {json.dumps(folder.name)}\n" in pasted.files[str(home.state / "clients/codex/config.toml")]
+    )
+
+
+# ----------------------------------------------------------------------------------------status and signals
+
+
+@pytest.mark.parametrize("status", [0, 1, 42])
+def test_the_exit_status_is_the_clients(status, home, server):
+    assert home.run("launch", "--base-url", server.url, "pi", "exit", str(status)).returncode == status
+
+
+def test_standard_input_and_output_are_the_clients(home, server):
+    done = home.run("launch", "--base-url", server.url, "pi", "echo", input="said\nand done")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\nand done", "")
+
+
+def test_the_client_does_not_inherit_what_python_ignores(home, server):
+    """With SIGPIPE ignored, `yes` complains of a broken pipe."""
+    (home.programs / "pi").write_text("#!/bin/sh\nyes | head -n 1\n")
+    done = home.run("launch", "--base-url", server.url, "pi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status"), [("wait", lambda number: -number), ("catch", lambda n: 100 + n)]
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_client_and_its_end_is_seen(number, behaviour, status, home, server):
+    command = [sys.executable, "-m", "start_llm", "launch", "--base-url", server.url, "pi", behaviour]
+    with subprocess.Popen(
+        command,
+        env=home.environment("pi"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        assert home.told().pid == process.pid, "the client is the process that was started"
+        process.send_signal(number)
+        assert process.wait(20) == status(number)
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_client_that_is_not_there_is_told_with_how_to_install_it(home, server):
+    for name, client in CLIENTS.items():
+        environment = home.environment(name, PATH="/nowhere")
+        done = home.run("launch", "--base-url", server.url, name, env=environment)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"start_llm cannot set {name} up.\n"
+            f"{client.command} is not on PATH. It is installed with: {client.install}\n"
+        )
+    assert not home.state.exists()
+
+
+def test_a_program_that_cannot_be_run_is_told(home, server):
+    (home.programs / "pi").write_text("#!/no/such/interpreter\n")
+    done = home.run("launch", "--base-url", server.url, "pi")
+    assert done.returncode == 2
+    assert "bin/pi cannot be run: No such file or directory." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_server_both_addresses_are_named(home):
+    with socket.socket() as one, socket.socket() as other:
+        for nobody in (one, other):
+            nobody.bind(("127.0.0.1", 0))
+        proxy, own = (str(nobody.getsockname()[1]) for nobody in (one, other))
+        environment = home.environment("pi", PROXY_PORT=proxy, MLX_PORT=own)
+        for command in ("launch", "config"):
+            done = home.run(command, "pi", env=environment)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert f"No server answers at http://127.0.0.1:{proxy} or http://127.0.0.1:{own}." in done.stderr
+    assert not home.state.exists()
+
+
+@contextmanager
+def answering(*replies: bytes) -> Generator[str]:
+    """A server that says this, one reply to each connection; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for reply in replies:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(reply)
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.recv(65536)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(20)
+
+
+def page(body: str, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (
+            page("<html>router</html>"),
+            "names no model with a context window, as this server does. It says: <html>",
+        ),
+        (page('{"data": []}'), "names no model with a context window"),
+        (page('{"data": [{"id": "m"}]}'), "names no model with a context window"),
+        (page('{"data": [{"id": "m", "context_window": "much"}]}'), "names no model with a context window"),
+        (page('{"data": [{"id": 7, "context_window": 8}]}'), "names no model with a context window"),
+        (page('{"data": [{"id": "m\\nrm -r x", "context_window": 8}]}'), "names no model with a context"),
+        (page("[]"), "names no model with a context window"),
+        (page("no", "404 Not Found"), "/v1/models refuses (404)."),
+        (page("no", "401 Unauthorized"), "does not take the key: set PROXY_API_KEY to the server's (401)."),
+        (b"SSH-2.0-OpenSSH\r\n", "gives no answer of a server: "),
+        (b"", "gives no answer of a server: "),
+    ],
+)
+def test_something_else_that_answers_is_told(reply, sentence, home):
+    with answering(reply) as url:
+        done = home.run("launch", "--base-url", url, "pi")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"start_llm cannot set pi up.\n{url}")
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not home.state.exists()
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "file:///etc/passwd"])
+def test_an_address_that_is_none_is_told(url, home):
+    done = home.run("launch", "--base-url", url, "pi")
+    assert done.returncode == 2
+    assert "an address begins with http:// or https://" in done.stderr
+
+
+def test_other_servers_that_tell_a_window_under_another_name_do(home):
+    for name in ("max_input_tokens", "max_model_len", "context_length"):
+        with answering(
+            page(json.dumps({"data": [{"id": "m", name: 8192, "max_output_tokens": 1000}]}))
+        ) as url:
+            served = find([url], None)
+        assert (served.window, served.reply) == (8192, 1000)
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(home, server):
+    environment = home.environment("pi", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
+    environment = {name: value for name, value in environment.items() if name.lower() != "no_proxy"}
+    assert home.run("launch", "--base-url", server.url, "pi", env=environment).returncode == 0
+    assert home.told().environment["no_proxy"] == "127.0.0.1,localhost,::1"
+
+
+def test_a_client_starts_at_once(home, server):
+    """None of the imports that take seconds."""
+    code = "import sys, start_llm.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"mlx", "mlx_lm", "transformers", "numpy"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("words", [["launch"], ["config"], ["launch", "vim"], ["config", "pi", "more"]])
+def test_a_command_line_that_is_not_understood_is_explained(words, home):
+    done = home.run(*words)
+    assert done.returncode == 2
+    assert "usage: python -m start_llm" in done.stderr
