@@ -1,0 +1,39 @@
+"""Real coding agents, three turns each: every turn runs a tool, and computes what it adds and no more.
+
+CLIENTS_HOME=~/clients python install_and_run.py --test -m clients
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import Doors
+from tests.clients.model import ANSWER
+from tests.clients.table import AGENTS
+from tests.clients.talk import Turn, converse
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("port", [8080, 4000])
+@pytest.mark.parametrize("name", AGENTS)
+def test_three_turns(name: str, port: int, doors: Doors, clients_home: Path, tmp_path: Path):
+    agent = AGENTS[name]
+    if not agent.path(clients_home).exists():
+        pytest.skip(f"{name} is not installed: scripts/install_clients.sh {agent.folder}")
+    turns: list[Turn] = []
+    for turn in converse(agent, clients_home, doors.ports[port], doors.trace, tmp_path):
+        print(f"{name} on {port}: {turn}")
+        turns.append(turn)
+        assert turn.status == 0, turn.printed
+        assert ANSWER in turn.printed
+        assert turn.was_told_the_note, turn.printed
+    shares = [min(turn.efficiency, turn.cached) for turn in turns[1:]]
+    assert min(shares) >= 0.97, "\n".join(map(str, turns))
+    if None in (tries := [turn.tries for turn in turns]):
+        warnings.warn(f"{name} could have reached other machines: no network namespace here", stacklevel=1)
+    else:
+        assert tries == [0] * 3, "it looked for other machines"
