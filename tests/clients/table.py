@@ -212,8 +212,9 @@ def _opencode_files(place: Place) -> Mapping[str, str]:
 
 
 def _opencode_environment(_: Place) -> Mapping[str, str]:
+    """It installs a package for plugins in the background, with npm's code and settings."""
     switches = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS", "SHARE")
-    return {f"OPENCODE_DISABLE_{name}": "1" for name in switches}
+    return {"npm_config_offline": "true", **{f"OPENCODE_DISABLE_{name}": "1" for name in switches}}
 
 
 AGENTS: Mapping[str, Agent] = {

