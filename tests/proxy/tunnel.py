@@ -29,8 +29,12 @@ class Tunnel:
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http://127.0.0.1:{self.port}"
 
     def clear(self) -> None:
         for copy in self._copies:

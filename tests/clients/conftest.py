@@ -1,0 +1,53 @@
+"""Where the clients are, and one server for all of them: on its own port, and through the proxy."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.clients.model import write_agents_model
+from tests.clients.talk import Trace
+from tests.proxy.conftest import free_port
+from tests.serving import serving
+
+_PROXY_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """A running server.
+
+    Attributes:
+        ports: by the number that they have unless somebody chooses another.
+    """
+
+    trace: Trace
+    ports: Mapping[int, int]
+
+
+@pytest.fixture(scope="session")
+def clients_home() -> Path:
+    """Skips without it."""
+    home = os.environ.get("CLIENTS_HOME")
+    if not home:
+        pytest.skip("CLIENTS_HOME is not set: scripts/install_clients.sh says how the clients are installed")
+    return Path(home).resolve()
+
+
+@pytest.fixture(scope="session")
+def doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Doors]:
+    folder = write_agents_model(tmp_path_factory.mktemp("agents"))
+    traces, port = tmp_path_factory.mktemp("traces"), free_port()
+    settings = {"traces": True, "traces_prompts": True, "log_root": str(traces)}
+    with serving(folder, proxy=True, proxy_port=port, **settings) as server:
+        proxy = server.app._proxy
+        deadline = time.monotonic() + _PROXY_S
+        while not (proxy and proxy.is_ready):
+            assert time.monotonic() < deadline, server.printed()
+            time.sleep(0.1)
+        yield Doors(Trace(server, traces), {8080: server.port, 4000: port})

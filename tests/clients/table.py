@@ -1,0 +1,260 @@
+"""The agents: a row for each says how it is called for a turn, and how its next turn goes on.
+
+They are programs of others, installed by `scripts/install_clients.sh` into folders below CLIENTS_HOME. Each
+gets a home and a working folder of its own, so it meets no configuration but what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MODEL = "agents-model"
+KEY = "sk-local"
+WINDOW = 131_072
+REPLY = 8_192
+
+type Words = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a client runs, and what it talks to."""
+
+    home: Path
+    work: Path
+    url: str
+
+    @property
+    def v1(self) -> str:
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One client.
+
+    Attributes:
+        folder: below CLIENTS_HOME.
+        program: of its package.
+        first, later: words behind the program, for the first turn and for those that go on with it.
+        environment: besides what every client gets.
+        files: what is written before it starts: texts by their path in its home.
+        has_asides: its requests end with a message that is gone in the next one. What the model said behind
+            it has to be read again, without it.
+    """
+
+    folder: str
+    program: str
+    first: Callable[[Place, str], Words]
+    later: Callable[[Place, str], Words]
+    environment: Callable[[Place], Mapping[str, str]]
+    files: Callable[[Place], Mapping[str, str]] = lambda _: {}
+    has_asides: bool = False
+
+    def path(self, clients_home: Path) -> Path:
+        return clients_home / self.folder / "node_modules" / ".bin" / self.program
+
+
+# -------------------------------------------------------------------------------------------- Claude Code
+
+_CLAUDE = ("--dangerously-skip-permissions",)
+
+
+def _claude_environment(place: Place) -> Mapping[str, str]:
+    models = (
+        "MODEL",
+        "SMALL_FAST_MODEL",
+        "DEFAULT_HAIKU_MODEL",
+        "DEFAULT_SONNET_MODEL",
+        "DEFAULT_OPUS_MODEL",
+    )
+    switches = (
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+        "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL",
+        "DISABLE_AUTOUPDATER",
+        "DISABLE_ERROR_REPORTING",
+        "DISABLE_TELEMETRY",
+        "IS_SANDBOX",  # without it, root may not skip permissions
+    )
+    return {
+        "ANTHROPIC_BASE_URL": place.url,
+        "ANTHROPIC_AUTH_TOKEN": KEY,
+        **{f"ANTHROPIC_{name}": MODEL for name in models},
+        **dict.fromkeys(switches, "1"),
+    }
+
+
+def _claude(folder: str) -> Agent:
+    return Agent(
+        folder=folder,
+        program="claude",
+        first=lambda _, prompt: (*_CLAUDE, "-p", prompt),
+        later=lambda _, prompt: (*_CLAUDE, "--continue", "-p", prompt),
+        environment=_claude_environment,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- pi
+
+_PI = ("--provider", "local", "--model", MODEL)
+_FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
+_CARD = {
+    "id": MODEL,
+    "name": MODEL,
+    "reasoning": True,
+    "input": ["text"],
+    "cost": _FREE,
+    "contextWindow": WINDOW,
+    "maxTokens": REPLY,
+}
+
+
+def _pi_files(place: Place) -> Mapping[str, str]:
+    provider = {"baseUrl": place.v1, "api": "openai-completions", "apiKey": KEY, "models": [_CARD]}
+    return {
+        "agent/models.json": json.dumps({"providers": {"local": provider}}),
+        "agent/settings.json": json.dumps({"quietStartup": True}),
+    }
+
+
+# -------------------------------------------------------------------------------------------------- Codex
+
+_CODEX = ("--skip-git-repo-check",)
+_CODEX_SETTINGS = """
+model = {model}
+model_provider = "local"
+model_context_window = {window}
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+[model_providers.local]
+name = "local"
+base_url = {url}
+env_key = "LOCAL_KEY"
+wire_api = "responses"
+[features]
+plugins = false
+[analytics]
+enabled = false
+[feedback]
+enabled = false
+[otel]
+exporter = "none"
+[projects.{work}]
+trust_level = "trusted"
+"""
+
+
+def _codex_files(place: Place) -> Mapping[str, str]:
+    values = {"model": MODEL, "window": WINDOW, "url": place.v1, "work": str(place.work)}
+    quoted = {name: json.dumps(value) for name, value in values.items()}
+    return {".codex/config.toml": _CODEX_SETTINGS.format(**quoted)}
+
+
+# ----------------------------------------------------------------------------------------------- OpenClaw
+
+
+def _openclaw_words(_: Place, prompt: str) -> Words:
+    return ("agent", "--local", "--agent", "main", "--session-id", "notes", "--message", prompt)
+
+
+def _openclaw_files(place: Place) -> Mapping[str, str]:
+    provider = {"baseUrl": place.v1, "api": "openai-completions", "apiKey": KEY, "models": [_CARD]}
+    settings = {
+        "models": {"mode": "replace", "providers": {"local": {**provider, "timeoutSeconds": 600}}},
+        "agents": {"defaults": {"model": {"primary": f"local/{MODEL}"}, "workspace": str(place.work)}},
+        "update": {"checkOnStart": False},
+        "telemetry": {"enabled": False},
+        "gateway": {"mode": "local"},
+    }
+    return {"state/openclaw.json": json.dumps(settings)}
+
+
+def _openclaw_environment(place: Place) -> Mapping[str, str]:
+    switches = ("NO_RESPAWN", "NO_AUTO_UPDATE", "DISABLE_BONJOUR", "SKIP_CHANNELS")
+    state = place.home / "state"
+    return {
+        "OPENCLAW_STATE_DIR": str(state),
+        "OPENCLAW_CONFIG_PATH": str(state / "openclaw.json"),
+        **{f"OPENCLAW_{name}": "1" for name in switches},
+    }
+
+
+# ----------------------------------------------------------------------------------------------- opencode
+
+_OPENCODE = ("run", "--pure", "--model", f"local/{MODEL}")
+
+
+def _opencode_files(place: Place) -> Mapping[str, str]:
+    limits = {"context": WINDOW, "output": REPLY}
+    model = {"name": MODEL, "limit": limits, "tool_call": True, "reasoning": True}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "local",
+        "options": {"baseURL": place.v1, "apiKey": KEY},
+        "models": {MODEL: model},
+    }
+    off = ("autoupdate", "lsp", "formatter", "snapshot")
+    settings = {
+        **dict.fromkeys(off, False),
+        "share": "disabled",
+        "plugin": [],
+        "permission": {"*": "allow"},
+        "model": f"local/{MODEL}",
+        "small_model": f"local/{MODEL}",
+        "enabled_providers": ["local"],
+        "provider": {"local": provider},
+    }
+    return {".config/opencode/opencode.json": json.dumps(settings)}
+
+
+def _opencode_environment(_: Place) -> Mapping[str, str]:
+    """It installs a package for plugins in the background, with npm's code and settings."""
+    switches = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS", "SHARE")
+    return {"npm_config_offline": "true", **{f"OPENCODE_DISABLE_{name}": "1" for name in switches}}
+
+
+AGENTS: Mapping[str, Agent] = {
+    "claude": _claude("claude"),
+    "pi": Agent(
+        folder="pi",
+        program="pi",
+        first=lambda _, prompt: (*_PI, "-p", prompt),
+        later=lambda _, prompt: (*_PI, "--continue", "-p", prompt),
+        environment=lambda place: {
+            "PI_CODING_AGENT_DIR": str(place.home / "agent"),
+            **dict.fromkeys(("PI_OFFLINE", "PI_SKIP_VERSION_CHECK"), "1"),
+            "PI_TELEMETRY": "0",
+        },
+        files=_pi_files,
+    ),
+    "codex": Agent(
+        folder="codex",
+        program="codex",
+        first=lambda _, prompt: ("exec", *_CODEX, prompt),
+        later=lambda _, prompt: ("exec", "resume", "--last", *_CODEX, prompt),
+        environment=lambda place: {"CODEX_HOME": str(place.home / ".codex"), "LOCAL_KEY": KEY},
+        files=_codex_files,
+    ),
+    "openclaw": Agent(
+        folder="openclaw",
+        program="openclaw",
+        first=_openclaw_words,
+        later=_openclaw_words,
+        environment=_openclaw_environment,
+        files=_openclaw_files,
+        has_asides=True,
+    ),
+    "claude-2.1.126": _claude("claude-2.1.126"),
+    "opencode": Agent(
+        folder="opencode",
+        program="opencode",
+        first=lambda _, prompt: (*_OPENCODE, prompt),
+        later=lambda _, prompt: (*_OPENCODE, "--continue", prompt),
+        environment=_opencode_environment,
+        files=_opencode_files,
+    ),
+}

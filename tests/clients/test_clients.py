@@ -1,0 +1,59 @@
+"""Real coding agents, three turns each: every turn runs a tool, and computes what it adds and no more.
+
+CLIENTS_HOME=~/clients python install_and_run.py --test -m clients
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import Doors
+from tests.clients.model import ANSWER
+from tests.clients.table import AGENTS, Agent
+from tests.clients.talk import Turn, converse
+from tests.proxy.tunnel import Tunnel
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
+
+
+def installed(name: str, clients_home: Path) -> Agent:
+    agent = AGENTS[name]
+    if not agent.path(clients_home).exists():
+        pytest.skip(f"{name} is not installed: scripts/install_clients.sh {agent.folder}")
+    return agent
+
+
+@pytest.mark.parametrize("port", [8080, 4000])
+@pytest.mark.parametrize("name", AGENTS)
+def test_three_turns(name: str, port: int, doors: Doors, clients_home: Path, tmp_path: Path):
+    agent = installed(name, clients_home)
+    turns: list[Turn] = []
+    for turn in converse(agent, clients_home, doors.ports[port], doors.trace, tmp_path):
+        print(f"{name} on {port}: {turn}")
+        turns.append(turn)
+        assert turn.status == 0, turn.printed
+        assert ANSWER in turn.printed
+        assert turn.was_told_the_note, turn.printed
+    shares = [min(turn.efficiency, turn.cached) for turn in turns[1:]]
+    assert min(shares) >= 0.97, "\n".join(map(str, turns))
+    if None in (tries := [turn.tries for turn in turns]):
+        warnings.warn(f"{name} could have reached other machines: no network namespace here", stacklevel=1)
+    else:
+        assert tries == [0] * 3, "it looked for other machines"
+
+
+def test_the_older_claude_changes_its_header_with_every_request(
+    doors: Doors, clients_home: Path, tmp_path: Path
+):
+    """What `test_three_turns` says of it would say nothing otherwise."""
+    agent, tunnel = installed("claude-2.1.126", clients_home), Tunnel(doors.ports[8080])
+    (turn,) = converse(agent, clients_home, tunnel.port, doors.trace, tmp_path, turns=1)
+    tunnel.close()
+    systems = [str(one.body["system"]) for one in tunnel.heard("/v1/messages")]
+    marks = [mark for system in systems for mark in re.findall(r"cch=\w+", system)]
+    assert turn.status == 0, turn.printed
+    assert len(marks) == len(set(marks)) == len(turn.lines) == 2, marks

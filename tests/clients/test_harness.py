@@ -1,0 +1,96 @@
+"""What the tests with real clients stand on, without them."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients import relay
+from tests.clients.model import ANSWER, CALLS, COMMAND, QUESTION, write_agents_model
+from tests.clients.table import AGENTS, Place
+from tests.clients.talk import _run, efficiency
+from tests.http.forms import tool
+from tests.http.reading import post
+from tests.serving import Server, serving
+
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(write_agents_model(tmp_path_factory.mktemp("agents"))) as one:
+        yield one
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, thinking: bool):
+    tools = [tool("other"), tool(name, **dict.fromkeys(CALLS[name][1], "string"))]
+    messages = [{"role": "user", "content": f"{QUESTION} (1)"}]
+    for _ in range(2):
+        asked = {"messages": messages, "tools": tools, "enable_thinking": thinking}
+        said = post(server, asked).json["choices"][0]["message"]
+        (call,) = said["tool_calls"]
+        assert call["function"]["name"] == name
+        assert COMMAND in json.loads(call["function"]["arguments"]).values()
+        messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "It says this."}]
+        aside = {"role": "user", "content": "Nobody asked for this."}
+        said = post(server, {**asked, "messages": [*messages, aside]}).json["choices"][0]["message"]
+        assert said["content"] == ANSWER
+        messages += [said, {"role": "user", "content": f"{QUESTION} (2)"}]
+
+
+def test_who_has_no_tool_gets_an_answer(server: Server):
+    asked = {"messages": [{"role": "user", "content": QUESTION}]}
+    assert post(server, asked).json["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_tokens_that_were_computed_before_are_no_gain():
+    first = {"computed_tokens": 90, "lost_tokens": 0, "completion_tokens": 10}
+    second = {"computed_tokens": 40, "lost_tokens": 14, "completion_tokens": 5}
+    assert efficiency([first], None, has_asides=False) == 1
+    assert efficiency([second], first, has_asides=False) == 1 - 14 / 40
+    assert efficiency([second], first, has_asides=True) == 1 - 4 / 40
+    assert efficiency([first, second], None, has_asides=True) == 1 - 4 / 130
+    assert efficiency([], first, has_asides=False) == 0
+
+
+@pytest.mark.skipif(not relay.can_be_alone(PATH), reason="no network namespaces for us here")
+def test_a_client_reaches_one_port_and_its_other_tries_are_counted(tmp_path: Path):
+    (tmp_path / "word").write_text("reached")
+    site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Quiet(*args, directory=tmp_path))
+    threading.Thread(target=site.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{site.server_port}/word"
+    reach = f"import urllib.request; print(urllib.request.urlopen({url!r}).read())"
+    leave = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
+    try:
+        status, printed, tries = _run([sys.executable, "-c", reach], PATH, tmp_path, site.server_port)
+        assert (status, printed.strip(), tries) == (0, "b'reached'", 0)
+        status, printed, tries = _run([sys.executable, "-c", leave], PATH, tmp_path, site.server_port)
+        assert (status, "unreachable" in printed, tries) == (1, True, 1)
+    finally:
+        site.shutdown()
+        site.server_close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+        pass
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_client_is_told_of_nothing_but_its_own_place(name: str, tmp_path: Path):
+    place = Place(home=tmp_path / "home", work=tmp_path / "work", url="http://127.0.0.1:1")
+    agent = AGENTS[name]
+    told = [*agent.files(place).values(), *agent.environment(place).values()]
+    assert any(place.url in text for text in told)
+    urls = [word for text in told for word in text.replace('"', " ").split() if "://" in word]
+    assert [url for url in urls if not url.startswith(place.url)] == []
+    assert "hello" in agent.first(place, "hello")
+    assert "hello" in agent.later(place, "hello")
