@@ -48,6 +48,9 @@ class Asked:
 def again(computed: Computed, asked: Asked, restored: int) -> int:
     """Tokens of a request that were computed last for these very messages, and are computed again.
 
+    None are, if it has less than half of the messages: titles and sub-agents have the session of a conversation
+    and a question of it at most.
+
     Args:
         asked: as it will be read.
         restored: tokens that need no computing.
@@ -57,6 +60,8 @@ def again(computed: Computed, asked: Asked, restored: int) -> int:
     known = [
         span for span, message in zip(spans, asked.conversation.messages, strict=True) if said[message] > 0
     ]
+    if 2 * len(known) < computed.messages:
+        return 0
     return sum(max(span.end - max(span.start, restored), 0) for span in dict.fromkeys(known))
 
 

@@ -172,6 +172,15 @@ def test_explaining_changes_nothing_and_generates_nothing():
     assert (metrics.bound, metrics.fresh, metrics.nodes, metrics.variants, metrics.notes) == before
 
 
+def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
+    """It has the question in common with the conversation, and behind another beginning."""
+    known = Known(BOUND[0])
+    title = known.explained(system("v50x Name it."), known.lasting[1], session_id=None)
+    changed = known.explained(first_said(rules=f"v80x {RULES_TEXT}"), *known.lasting[1:])
+    assert (title.again, title.is_miss) == (0, False)
+    assert changed.again > 0
+
+
 def test_nobody_is_told_of_another_tenants_conversation():
     known = Known(BOUND[0])
     changed = PLANTED["live"].change(known.lasting)
