@@ -48,8 +48,8 @@ class Asked:
 def again(computed: Computed, asked: Asked, restored: int) -> int:
     """Tokens of a request that were computed last for these very messages, and are computed again.
 
-    None are, if it has less than half of the messages: titles and sub-agents have the session of a conversation
-    and a question of it at most.
+    None are, if it has less than half of the messages: titles and sub-agents have the session of a
+    conversation, and a question of it at most.
 
     Args:
         asked: as it will be read.
