@@ -13,8 +13,6 @@ from start_llm import __version__
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.configured import (
-    DEMO_MODEL,
-    ROOT,
     cache_limits,
     engine_config,
     kept_thoughts,
@@ -38,6 +36,7 @@ from start_llm.models.footprint import Footprint, measure, usable_memory
 from start_llm.models.identity import identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.tokenizer import Tokenizer
+from start_llm.places import DEMO_MODEL, ROOT
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
 from start_llm.prompt.canonical import canonical_reply

@@ -23,10 +23,11 @@ from dotenv import dotenv_values
 
 from start_llm import cli
 from start_llm.app import App
-from start_llm.configured import DEMO_MODEL, model_name, proxy_config
+from start_llm.configured import model_name, proxy_config
 from start_llm.core.errors import PortError, SettingsError
 from start_llm.core.family import FAMILY_NAMES
 from start_llm.models import families
+from start_llm.places import DEMO_MODEL
 from start_llm.settings import (
     LATER,
     NEVER,

@@ -1,4 +1,4 @@
-"""One request inside the engine: the only thing that crosses between the threads."""
+"""One request inside the engine: with `look`, the only thing that crosses between the threads."""
 
 from __future__ import annotations
 
