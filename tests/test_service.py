@@ -67,6 +67,9 @@ class Letters:
 
     added_tokens: Sequence[str] = ()
     end_texts: frozenset[str] = frozenset()
+    end_tokens = frozenset({ord("\n")})
+    control_tokens: Mapping[str, int] = {}
+    chat_template = ""
 
     def __init__(
         self, has_chat_template: bool = True, trims_leading_space: bool = False, tail: str = ""
@@ -94,6 +97,9 @@ class Letters:
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         return [*([1] if as_document and text else []), *map(ord, text)]
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
 
 
 class Script:

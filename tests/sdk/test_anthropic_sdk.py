@@ -243,10 +243,10 @@ def test_what_clients_send_beside_changes_nothing(client: Client):
     message = client.create(
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         metadata={"user_id": '{"session_id": "s"}'},
-        output_config={"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        output_config={"effort": "high"},
         thinking={"type": "enabled", "budget_tokens": 1024},
         tools=[{"type": "web_search_20250305", "name": "web_search"}, DEPTH],
-        tool_choice={"type": "any"},
+        tool_choice={"type": "auto"},
         extra_body={"context_management": {"edits": []}, "of_tomorrow": 1},
         extra_headers={"anthropic-beta": "of-tomorrow-2030-01-01", "anthropic-version": "2030-01-01"},
         extra_query={"beta": "true"},
