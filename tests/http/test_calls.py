@@ -6,7 +6,7 @@ import re
 import pytest
 
 from start_llm.output.tool_calls import FORMATS
-from tests.http.conftest import Hearing
+from tests.http.conftest import FamilyServer, Hearing
 from tests.http.forms import (
     ANSWER,
     FORMS,
@@ -22,7 +22,8 @@ from tests.http.forms import (
     thought_of_a_call,
     thoughts,
 )
-from tests.http.reading import REPORT, Heard, Said
+from tests.http.reading import QUESTION, REPORT, Heard, Said, post, said_whole
+from tests.http.scripts import asking
 from tests.templates.traits import TRAITS
 
 EVERY = list(FORMS)
@@ -125,8 +126,9 @@ def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, hearing: Hearing):
-    said = hearing(name, "call", tool_choice="none", max_tokens=40).said
+def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: FamilyServer):
+    asked = {"messages": QUESTION, "tools": TOOLS, "enable_thinking": False, **asking("call")}
+    said = said_whole(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
     assert said.calls == ()
     known = TRAITS[FORMS[name].trait].added_tokens
     marks = [text for one in FORMATS.values() for text in one.openers if text in known]
