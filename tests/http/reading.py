@@ -99,8 +99,8 @@ def hear(server: Server, **fields: Any) -> Heard:
     chunks = stream(server, body)
     choices = [chunk["choices"][0] for chunk in chunks]
     streamed = completions.read([*chunks, wire.DONE]).body
-    said = said_whole(whole)
-    assert said_whole(streamed) == said
+    said = said_whole(streamed)
+    assert said == said_whole(whole)
     assert not any("\ufffd" in str(choice["delta"]) for choice in choices), "a character is broken"
     assert without_cached(streamed["usage"]) == without_cached(whole["usage"])
     deltas = [choice["delta"] for choice in choices]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.grammar.messages import named_events, put_together
 from tests.proxy.conftest import KEY, MODEL, Answer, Proxied, until
 from tests.server.client import ask
 
@@ -166,6 +167,11 @@ def test_a_message_comes_back_in_its_own_form(proxied: Proxied):
     usage = answer["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (1, 2)
     assert usage["cache_read_input_tokens"] > 1
+
+
+def test_a_stream_of_a_message_keeps_its_grammar(proxied: Proxied):
+    answer = proxied.ask("/v1/messages", {**MESSAGE, "stream": True})
+    assert put_together(named_events(answer.text.encode()))["usage"]["output_tokens"] == 2
 
 
 def test_a_response_comes_back_in_its_own_form(proxied: Proxied):
