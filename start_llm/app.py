@@ -220,6 +220,7 @@ class App:
             context_window=min(traits.context_window, ready.admission.longest),
             usable_bytes=ready.admission.usable_bytes,
             budget_bytes=memory_budget(self._settings),
+            reasons=family.thought is not None,
             weights_bytes=ready.footprint.weights_bytes,
             model_type=ready.footprint.model_type,
         )

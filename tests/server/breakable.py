@@ -90,6 +90,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
     card = ModelCard(
         id="breakable",
         context_window=traits.context_window,
+        reasons=family.thought is not None,
         weights_bytes=ready.footprint.weights_bytes,
         budget_bytes=ready.admission.usable_bytes,
         usable_bytes=ready.admission.usable_bytes,
