@@ -150,6 +150,7 @@ class ChatRequest:
         form: what the reply may be; nothing of it stands in the prompt.
         template_options: extra variables for the chat template (`chat_template_kwargs`).
         tenant: whose request it is; tenants share nothing that was computed.
+        is_background: nobody waits in front of a screen for it, as far as its client says.
     """
 
     messages: tuple[Message, ...]
@@ -162,6 +163,7 @@ class ChatRequest:
     session_id: str | None = None
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,7 @@ class TextRequest:
     session_id: str | None = None
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
+    is_background: bool = False
 
 
 type GenerationRequest = ChatRequest | TextRequest

@@ -26,8 +26,11 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - both take seconds, and the parent is watched before
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
+    from start_llm.proxy.direct import Direct  # noqa: PLC0415
+    from start_llm.proxy.wording import OwnWords  # noqa: PLC0415
+
     config = uvicorn.Config(
-        app,
+        Direct(OwnWords(app)),
         host="127.0.0.1",
         port=port,
         log_level="warning",

@@ -8,16 +8,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import litellm
+from litellm.litellm_core_utils.fallback_generalizations import set_fallback_generalizations
 from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAuth
 
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
 
 _PORT = os.environ["START_LLM_PROXY_PORT"]
 _KEY = os.environ["START_LLM_PROXY_KEY"]
-_MODEL = os.environ["START_LLM_PROXY_MODEL"]
 _OWN_NAMES = frozenset(f"{name}:{_PORT}" for name in ("127.0.0.1", "localhost", "[::1]"))
 
-# Without this, LiteLLM drops or rewrites `thinking` of a model that it does not know.
+# One model answers to every name. What LiteLLM knows of the models of others would make it drop or rewrite
+# `thinking` and `output_config`, by the name that the client uses (lesson 29).
 _CAPABILITIES = {
     "litellm_provider": "anthropic",
     "mode": "chat",
@@ -29,7 +30,8 @@ _CAPABILITIES = {
     "input_cost_per_token": 0,
     "output_cost_per_token": 0,
 }
-litellm.register_model({name: dict(_CAPABILITIES) for name in (_MODEL, f"anthropic/{_MODEL}")})
+litellm.model_cost.clear()
+set_fallback_generalizations([{"name": "any", "pattern": ".*", "model_info": dict(_CAPABILITIES)}])
 
 
 async def user_api_key_auth(request: Any, api_key: str | None) -> UserAPIKeyAuth:

@@ -26,11 +26,12 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Call, Context, Reply, openai_refusal
+from start_llm.protocols.base import Call, Context, Reply, new_id
 from start_llm.protocols.fields import parse_body
+from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Own, Page, Question, Wire, find
+from start_llm.server.routes import OPENAI, Own, Page, Question, Wire, dialect, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -56,7 +57,6 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile = self._buffer = io.BufferedReader(self._reader, 65536)
         self.wfile = cast("io.BufferedIOBase", BoundedWriter(self.connection, limits.write_s))
         self._unread_body = False
-        self._refusal = openai_refusal
         self._last_look = 0.0
 
     def finish(self) -> None:
@@ -64,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
+        self._dialect, self._request_id = OPENAI, new_id("req_")
         try:
             self._reader.allow(self.server.limits.idle_s)
             if not self._buffer.peek(1):
@@ -78,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         """One request whose headers have been read."""
-        self._refusal = openai_refusal
+        self._dialect = dialect(self.path)
         self._unread_body = self._may_have_body()
         try:
             match find(self.command, self.path):
@@ -115,16 +116,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _read_call(self, wire: Wire) -> tuple[Call, GenerationRequest]:
         """What is asked, and that with its tenant."""
-        self._refusal = wire.refusal
         context = self._context()
         call = wire.parse(parse_body(self._read_body()), self._lower_headers(), context)
-        return call, replace(call.request, tenant=context.tenant)
+        is_background = background(self._lower_headers())
+        return call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
     def _generate(self, wire: Wire) -> None:
         call, request = self._read_call(wire)
         site = self.server.site
         origin = Origin(call.reply.id, wire.path, site.model.id)
         with site.service.respond(request, origin) as answer:
+            # The name that the client and the trace have for it.
+            self._request_id = call.reply.id
             if call.stream:
                 self._stream(call.reply, answer)
             else:
@@ -137,8 +140,6 @@ class Handler(BaseHTTPRequestHandler):
         for event in answer.events():
             self._look_after_client(event)
             match event:
-                case Piece():
-                    stream.send(reply.output(event))
                 case Finished():
                     stream.send(reply.closing(event))
                     stream.end()
@@ -147,6 +148,9 @@ class Handler(BaseHTTPRequestHandler):
                     # Without the last chunk the client sees that the stream was cut.
                     self.close_connection = True
                 case _:
+                    if isinstance(event, Piece):
+                        stream.send(reply.output(event))
+                    # Silence is also where the model writes what the client is not told, or not yet.
                     if stream.silent_for_s >= self.server.limits.keep_alive_s:
                         stream.send([reply.keep_alive()])
 
@@ -201,7 +205,7 @@ class Handler(BaseHTTPRequestHandler):
         return int(text)
 
     def _refuse(self, error: RequestError) -> None:
-        self._send_json(error.status, self._refusal(error), error.headers)
+        self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)
 
     def _send_json(
         self, status: int, payload: Mapping[str, Json], extra: Mapping[str, str] | None = None
@@ -216,6 +220,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
+        self.send_header(self._dialect.id_header, self._request_id)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

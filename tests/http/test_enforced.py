@@ -10,12 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests import responses
+from tests.grammar import messages, responses
 from tests.http.conftest import FamilyServer
 from tests.http.forms import FORMS, OTHER, PATH, TOOLS
 from tests.http.reading import QUESTION, Heard, hear, post
 from tests.http.scripts import asking
-from tests.protocols import anthropic_stream
 from tests.server.client import CHAT, ask
 from tests.serving import Server, serving
 from tests.templates.traits import trait_folder
@@ -171,7 +170,7 @@ def both_ways(server: Server, path: str, body: Mapping[str, Any]) -> list[dict[s
     whole = ask(server.port, "POST", path, body)
     streamed = ask(server.port, "POST", path, {**body, "stream": True})
     assert (whole.status, streamed.status) == (200, 200), whole.body
-    reader = anthropic_stream if path == MESSAGES else responses
+    reader = messages if path == MESSAGES else responses
     return [whole.json, reader.put_together(list(reader.named_events(streamed.body)))]
 
 

@@ -22,6 +22,13 @@ class Fish(BaseModel):
     lengths: Annotated[list[Annotated[int, Field(ge=0, le=99)]], Field(max_length=3)]
 
 
+class Catch(BaseModel):
+    """What the package sends of it is all that it checks: it leaves out bounds."""
+
+    kind: Literal["cod", "eel"]
+    is_long: bool
+
+
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel) -> Generator[Server]:
     with serving(tiny_model("qwen3", hidden=128, layers=2)) as running:
@@ -64,7 +71,7 @@ def test_a_message_is_parsed(server: Server):
             model="any",
             max_tokens=300,
             messages=QUESTION,
-            output_format=Fish,
+            output_format=Catch,
             extra_body={**BY_CHANCE, "temperature": 1},
         )
-    assert isinstance(message.parsed_output, Fish)
+    assert isinstance(message.parsed_output, Catch)
