@@ -2,9 +2,9 @@
 
     python benchmarks/load.py [--streams 64] [--tokens 60] [--batch N ...]
 
-Starts the server on a tiny random model, once for each `--batch`, and sends it all streams at the same moment.
-Every reply is compared with what mlx_lm says to the same prompt alone: another token counts as wrong unless
-the two were equally likely up to rounding.
+Starts the server on a tiny random model, once for each `--batch`, and sends it all streams at the same
+moment. Every reply is compared with what mlx_lm says to the same prompt alone: another token counts as wrong
+unless the two were equally likely up to rounding.
 """
 
 from __future__ import annotations

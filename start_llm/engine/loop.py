@@ -154,7 +154,7 @@ class EngineLoop:
         first = self._schedule.first
         prefill = self._prefill
         if first and prefill and self._cache.keeps:
-            if goes_first(first, prefill.row, prefill.row.due, prefill.done):
+            if goes_first(first, prefill.row, prefill.done):
                 self._guarded(self._stop_prefill, self._abandon_prefill)
         elif first and not prefill and not self._has_room(first):
             self._interrupt_longest_for(first)

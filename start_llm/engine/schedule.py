@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from start_llm.cache.pages import common_length
 from start_llm.core.job import Job
 from start_llm.engine.generation import Generation
 from start_llm.engine.row import Row
@@ -19,8 +18,6 @@ _BACKGROUND = 2.0
 """Requests that nobody looks at are taken for so many times as long."""
 _WORTH_STOPPING = 4
 """A prompt is stopped half way for those that need a part of what it still needs."""
-_LITTLE = 256
-"""Tokens. Computing so many twice is cheaper than to wait for them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -103,18 +100,14 @@ class Schedule:
         return generations
 
 
-def goes_first(waiting: Waiting, row: Row, due: float, done: int) -> bool:
+def goes_first(waiting: Waiting, row: Row, done: int) -> bool:
     """Whether a prompt that is being computed should be stopped for one that waits.
 
-    Not if that one would compute what this one is about to, which it finds if it waits.
+    If both begin alike, the one that goes first computes that for the other too.
 
     Args:
-        row, due, done: of the prompt that is being computed: `done` of its tokens are.
+        row, done: the prompt that is being computed: `done` of its tokens are.
     """
     job = waiting.generation.job
     to_do = 1 if waiting.row else len(job.prompt) - job.known
-    if waiting.due >= due or to_do * _WORTH_STOPPING > len(row.tokens) - done:
-        return False
-    if job.salt != row.generation.job.salt:
-        return True
-    return common_length(list(job.prompt.ids), row.tokens) <= done + _LITTLE
+    return waiting.due < row.due and to_do * _WORTH_STOPPING <= len(row.tokens) - done

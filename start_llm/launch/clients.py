@@ -97,6 +97,10 @@ def _claude_files(_served: Served, _folder: Path) -> Files:
 # --------------------------------------------------------------------------------------------------- Codex
 
 
+_CODEX_PROMPT = 12_000
+"""Tokens of its own prompt: about 10,000, with other tokenizers more."""
+
+
 def _codex_environment(served: Served, folder: Path) -> Environment:
     return {"CODEX_HOME": str(folder), KEY_VARIABLE: served.key}
 
@@ -114,7 +118,8 @@ def _codex_files(served: Served, _folder: Path) -> Files:
             "model": served.model,
             "model_provider": PROVIDER,
             "model_context_window": served.window,
-            "model_auto_compact_token_limit": served.window - served.reply,
+            "model_auto_compact_token_limit": _codex_growth(served),
+            "model_auto_compact_token_limit_scope": "body_after_prefix",
             "model_reasoning_effort": "medium",
             "check_for_update_on_startup": False,
             "model_providers": {PROVIDER: provider},
@@ -124,6 +129,14 @@ def _codex_files(served: Served, _folder: Path) -> Files:
             "otel": {"exporter": "none"},
         }
     }
+
+
+def _codex_growth(served: Served) -> int:
+    """Tokens that may come to a conversation before it is compacted, without those that it begins with.
+
+    Its own prompt, and questions of 20,000 tokens, are there again behind a compaction (lesson 35).
+    """
+    return max(served.window - served.reply - _CODEX_PROMPT, served.window // 4)
 
 
 # ------------------------------------------------------------------------------------------------ opencode
@@ -178,6 +191,10 @@ def _opencode_files(served: Served, _folder: Path) -> Files:
 # -------------------------------------------------------------------------------------------------- pi
 
 
+_PI_MARGIN = 4096
+"""Tokens that it leaves free besides those of the reply, which it asks for that many less of."""
+
+
 def _pi_environment(served: Served, folder: Path) -> Environment:
     return {
         "PI_CODING_AGENT_DIR": str(folder),
@@ -190,6 +207,7 @@ def _pi_environment(served: Served, folder: Path) -> Environment:
 
 
 def _pi_files(served: Served, _folder: Path) -> Files:
+    """It counts four characters for a token of what it keeps, and there may be four tokens in them."""
     provider: Json = {
         "baseUrl": f"{served.url}/v1",
         "api": "openai-completions",
@@ -203,8 +221,8 @@ def _pi_files(served: Served, _folder: Path) -> Files:
             "defaultModel": served.model,
             "httpIdleTimeoutMs": 0,
             "compaction": {
-                "reserveTokens": served.reply,
-                "keepRecentTokens": min(20_000, served.window // 4),
+                "reserveTokens": served.reply + _PI_MARGIN,
+                "keepRecentTokens": min(20_000, served.window // 8),
             },
         },
     }

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.clients.model import write_agents_model
+from tests.clients.table import Agent
 from tests.clients.talk import Trace
 from tests.proxy.conftest import free_port
 from tests.serving import serving
@@ -41,9 +44,16 @@ def clients_home() -> Path:
 
 @pytest.fixture(scope="session")
 def doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Doors]:
+    with open_doors(tmp_path_factory) as doors:
+        yield doors
+
+
+@contextmanager
+def open_doors(tmp_path_factory: pytest.TempPathFactory, **settings: Any) -> Generator[Doors]:
+    """A server with a proxy; `settings` are fields of `Settings`."""
     folder = write_agents_model(tmp_path_factory.mktemp("agents"))
     traces, port = tmp_path_factory.mktemp("traces"), free_port()
-    settings = {"traces": True, "traces_prompts": True, "log_root": str(traces)}
+    settings |= {"traces": True, "traces_prompts": True, "log_root": str(traces)}
     with serving(folder, proxy=True, proxy_port=port, **settings) as server:
         proxy = server.app._proxy
         deadline = time.monotonic() + _PROXY_S
@@ -51,3 +61,10 @@ def doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Gener
             assert time.monotonic() < deadline, server.printed()
             time.sleep(0.1)
         yield Doors(Trace(server, traces), {8080: server.port, 4000: port})
+
+
+def installed(agent: Agent, clients_home: Path) -> Agent:
+    """Skips without it."""
+    if not agent.path(clients_home).exists():
+        pytest.skip(f"{agent.folder} is not installed: scripts/install_clients.sh {agent.folder}")
+    return agent

@@ -18,6 +18,13 @@ QUESTION = "What does the note say today?"
 ANSWER = "The note is read, and the kettle may sing."
 NOTE = "note.txt"
 COMMAND = f"cat {NOTE}"
+SUMMARY = "So far a note was read, more than once, and nothing else is left to do."
+REQUESTS = (
+    "You are a context summarization",  # opencode, pi and OpenClaw, in a system text of their own
+    "CONTEXT CHECKPOINT COMPACTION",  # Codex
+    "Your task is to create a detailed summary",  # Claude Code
+)
+"""Words in which clients ask for a summary."""
 THOUGHT = "I look into the folder before I say anything."
 
 CALLS: Mapping[str, Call] = {
@@ -27,19 +34,43 @@ CALLS: Mapping[str, Call] = {
     "exec_command": ("exec_command", {"cmd": COMMAND}),
 }
 """By the name of the tool."""
+DELEGATE = "Let two others look at the note at once."
+SEARCH = "Which tool edits notebooks?"
+_DELEGATED = {"prompt": f"{QUESTION} (by another)", "subagent_type": "claude", "run_in_background": False}
+ERRANDS: Mapping[str, tuple[Call, ...]] = {
+    DELEGATE: (
+        ("Agent", {"description": "Read one", **_DELEGATED}),
+        ("Agent", {"description": "Read two", **_DELEGATED}),
+    ),
+    SEARCH: (("ToolSearch", {"query": "select:NotebookEdit", "max_results": 5}),),
+}
+"""Calls by the question that they follow."""
 _FORM = FORMS["glm"]
-_ANSWER = "answer"
+_ANSWER, _SUMMARY = "answer", "summary"
+_ERRANDS = {question: f"errand{number}" for number, question in enumerate(ERRANDS)}
 _HOOK = """
 {%- if add_generation_prompt -%}
-    {%- set next = namespace(script='answer') -%}
+    {%- set next = namespace(script='answer', system='', user='') -%}
     {%- for message in messages -%}
+        {%- if message.role == 'system' -%}
+            {%- set next.system = next.system ~ message.content -%}
+        {%- elif message.role == 'user' -%}
+            {%- set next.user = message.content -%}
+        {%- endif -%}
         {%- if message.role == 'user' and QUESTION in message.content -%}
             {%- for tool in tools or [] if tool.function.name in NAMES -%}
                 {%- set next.script = tool.function.name -%}
             {%- endfor -%}
+        {%- elif message.role == 'user' -%}
+            {%- for question, script in ERRANDS if question in message.content -%}
+                {%- set next.script = script -%}
+            {%- endfor -%}
         {%- elif message.role == 'tool' -%}
             {%- set next.script = 'answer' -%}
         {%- endif -%}
+    {%- endfor -%}
+    {%- for words in REQUESTS if words in next.system ~ next.user -%}
+        {%- set next.script = 'summary' -%}
     {%- endfor -%}
     {{- '<|' ~ next.script ~ ('|>' if enable_thinking is false else '+|>') -}}
 {%- endif -%}
@@ -49,10 +80,18 @@ _HOOK = """
 def write_agents_model(tmp: Path) -> Path:
     """The folder of the model, with the template of GLM and its kin."""
     trait = TRAITS[_FORM.trait]
-    said = {_ANSWER: _FORM.answer(ANSWER), **{name: _FORM.calls(call) for name, call in CALLS.items()}}
+    said = {
+        _ANSWER: _FORM.answer(ANSWER),
+        _SUMMARY: _FORM.answer(f"<summary>\n{SUMMARY}\n</summary>"),
+        **{name: _FORM.calls(call) for name, call in CALLS.items()},
+        **{script: _FORM.calls(*ERRANDS[question]) for question, script in _ERRANDS.items()},
+    }
     quiet = {f"<|{name}|>": text for name, text in said.items()}
     thinking = {f"<|{name}+|>": _FORM.thought(THOUGHT) + text for name, text in said.items()}
-    hook = _HOOK.replace("QUESTION", repr(QUESTION)).replace("NAMES", repr([*CALLS]))
+    hook = _HOOK
+    values = {"QUESTION": QUESTION, "NAMES": [*CALLS], "REQUESTS": [*REQUESTS]}
+    for name, value in {**values, "ERRANDS": [*map(list, _ERRANDS.items())]}.items():
+        hook = hook.replace(name, repr(value))
     scripts = quiet | thinking
     return trait_folder(
         _FORM.trait,
@@ -60,6 +99,6 @@ def write_agents_model(tmp: Path) -> Path:
         cut(trait, scripts),
         chat_template=trait.template + hook,
         words=[*scripts],
-        hidden=256,
+        hidden=320,
         layers=1,
     )

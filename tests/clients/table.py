@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 MODEL = "agents-model"
 KEY = "sk-local"
 WINDOW = 131_072
 REPLY = 8_192
+_LAUNCHER = Path(__file__).resolve().parents[2] / "scripts" / "start_llm"
 
 type Words = Sequence[str]
 
@@ -44,6 +45,8 @@ class Agent:
         files: what is written before it starts: texts by their path in its home.
         has_asides: its requests end with a message that is gone in the next one. What the model said behind
             it has to be read again, without it.
+        launched_as: its name for the launcher, which then says where the server is and what it has.
+        folder_of_its_tools: where its commands run.
     """
 
     folder: str
@@ -53,9 +56,17 @@ class Agent:
     environment: Callable[[Place], Mapping[str, str]]
     files: Callable[[Place], Mapping[str, str]] = lambda _: {}
     has_asides: bool = False
+    launched_as: str | None = None
+    folder_of_its_tools: Callable[[Place], Path] = lambda place: place.work
 
     def path(self, clients_home: Path) -> Path:
         return clients_home / self.folder / "node_modules" / ".bin" / self.program
+
+    def command(self, clients_home: Path, place: Place) -> Words:
+        """What stands in front of the words of a turn."""
+        if self.launched_as is None:
+            return (str(self.path(clients_home)),)
+        return (str(_LAUNCHER), "launch", "--base-url", place.url, self.launched_as)
 
 
 # -------------------------------------------------------------------------------------------- Claude Code
@@ -157,8 +168,11 @@ def _codex_files(place: Place) -> Mapping[str, str]:
 # ----------------------------------------------------------------------------------------------- OpenClaw
 
 
+_OPENCLAW = ("agent", "--local", "--agent", "main", "--session-id", "notes", "--message")
+
+
 def _openclaw_words(_: Place, prompt: str) -> Words:
-    return ("agent", "--local", "--agent", "main", "--session-id", "notes", "--message", prompt)
+    return (*_OPENCLAW, prompt)
 
 
 def _openclaw_files(place: Place) -> Mapping[str, str]:
@@ -258,3 +272,38 @@ AGENTS: Mapping[str, Agent] = {
         files=_opencode_files,
     ),
 }
+
+_EXEC = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+
+
+def _launched(name: str, first: Words, later: Words, **environment: str) -> Agent:
+    """As its user starts it.
+
+    Args:
+        environment: what the user sets besides.
+    """
+    return replace(
+        AGENTS[name],
+        launched_as=name,
+        first=lambda _, prompt: (*first, prompt),
+        later=lambda _, prompt: (*later, prompt),
+        environment=lambda place: {"STATE_ROOT": str(_state(place)), **environment},
+        files=lambda _: {},
+    )
+
+
+def _state(place: Place) -> Path:
+    return place.home / "state"
+
+
+LAUNCHED: Mapping[str, Agent] = {
+    "claude": _launched("claude", (*_CLAUDE, "-p"), (*_CLAUDE, "--continue", "-p"), IS_SANDBOX="1"),
+    "pi": _launched("pi", ("-p",), ("--continue", "-p")),
+    "codex": _launched("codex", ("exec", *_EXEC), ("exec", "resume", "--last", *_EXEC)),
+    "openclaw": replace(
+        _launched("openclaw", _OPENCLAW, _OPENCLAW),
+        folder_of_its_tools=lambda place: _state(place) / "clients" / "openclaw" / "workspace",
+    ),
+    "opencode": _launched("opencode", ("run",), ("run", "--continue"), npm_config_offline="true"),
+}
+"""The clients of the launcher, which meet no configuration but its own."""

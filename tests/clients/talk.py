@@ -100,41 +100,68 @@ class Trace:
             yield from map(json.loads, path.read_text().splitlines())
 
 
-def converse(
-    agent: Agent, clients_home: Path, port: int, trace: Trace, root: Path, turns: int = 3
-) -> Iterator[Turn]:
-    """Ask a client a few times; it has the new folder `root` for itself.
+class Talk:
+    """A conversation with a client, which has the new folder `root` for itself.
 
     Args:
         port: of the server, or of the proxy.
     """
-    place = Place(home=root / "home", work=root / "work", url=f"http://127.0.0.1:{port}")
-    for folder in (place.home / "tmp", place.work):
-        folder.mkdir(parents=True)
-    for name, text in agent.files(place).items():
-        path = place.home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    environment = _environment(agent, clients_home, place)
-    trace.new_lines()
-    before: Line | None = None
-    for number in range(turns):
+
+    def __init__(self, agent: Agent, clients_home: Path, port: int, trace: Trace, root: Path) -> None:
+        self.place = Place(home=root / "home", work=root / "work", url=f"http://127.0.0.1:{port}")
+        self._agent, self._port, self._trace = agent, port, trace
+        self._command = agent.command(clients_home, self.place)
+        for folder in (self.place.home / "tmp", self.place.work):
+            folder.mkdir(parents=True)
+        for name, text in agent.files(self.place).items():
+            path = self.place.home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self._environment = _environment(agent, clients_home, self.place)
+        self._before: Line | None = None
+        self._turns = 0
+        trace.new_lines()
+
+    def ask(self, note_lines: int = 0) -> Turn:
+        """The question of the note, whose first line is new.
+
+        Args:
+            note_lines: that the note has behind it.
+        """
         note = f"note-{secrets.token_hex(4)}"
-        (place.work / NOTE).write_text(f"{note}\n")
-        words = (agent.later if number else agent.first)(place, f"{QUESTION} ({secrets.token_hex(4)})")
-        command = [str(agent.path(clients_home)), *words]
-        status, printed, tries = _run(command, environment, place.work, port)
-        lines = trace.new_lines()
-        share = efficiency(lines, before, has_asides=agent.has_asides)
-        before = lines[-1] if lines else before
-        yield Turn(status, printed, note, tries, lines, share)
+        behind = "".join(f"{line}: {secrets.token_hex(16)}\n" for line in range(note_lines))
+        path = self._agent.folder_of_its_tools(self.place) / NOTE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{note}\n{behind}")
+        return self.say(f"{QUESTION} ({secrets.token_hex(4)})", note)
+
+    def say(self, prompt: str, note: str = "") -> Turn:
+        words = (self._agent.later if self._turns else self._agent.first)(self.place, prompt)
+        self._turns += 1
+        status, printed, tries = _run(
+            [*self._command, *words], self._environment, self.place.work, self._port
+        )
+        lines = self._trace.new_lines()
+        share = efficiency(lines, self._before, has_asides=self._agent.has_asides)
+        self._before = lines[-1] if lines else self._before
+        return Turn(status, printed, note, tries, lines, share)
+
+
+def converse(
+    agent: Agent, clients_home: Path, port: int, trace: Trace, root: Path, turns: int = 3
+) -> Iterator[Turn]:
+    """Ask a client a few times."""
+    talk = Talk(agent, clients_home, port, trace, root)
+    for _ in range(turns):
+        yield talk.ask()
 
 
 def _environment(agent: Agent, clients_home: Path, place: Place) -> dict[str, str]:
     """Nothing of ours: no keys, no proxies, no configuration."""
     home = place.home
     folders = {"CONFIG": ".config", "DATA": ".local/share", "CACHE": ".cache", "STATE": ".local/state"}
-    path = [*(str(clients_home / node) for node in _NODES), "/usr/local/bin", "/usr/bin", "/bin"]
+    programs = [*_NODES, f"{agent.folder}/node_modules/.bin"]
+    path = [*(str(clients_home / folder) for folder in programs), "/usr/local/bin", "/usr/bin", "/bin"]
     return {
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),

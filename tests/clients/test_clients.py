@@ -11,26 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conftest import Doors
+from tests.clients.conftest import Doors, installed
 from tests.clients.model import ANSWER
-from tests.clients.table import AGENTS, Agent
+from tests.clients.table import AGENTS
 from tests.clients.talk import Turn, converse
 from tests.proxy.tunnel import Tunnel
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 
-def installed(name: str, clients_home: Path) -> Agent:
-    agent = AGENTS[name]
-    if not agent.path(clients_home).exists():
-        pytest.skip(f"{name} is not installed: scripts/install_clients.sh {agent.folder}")
-    return agent
-
-
 @pytest.mark.parametrize("port", [8080, 4000])
 @pytest.mark.parametrize("name", AGENTS)
 def test_three_turns(name: str, port: int, doors: Doors, clients_home: Path, tmp_path: Path):
-    agent = installed(name, clients_home)
+    agent = installed(AGENTS[name], clients_home)
     turns: list[Turn] = []
     for turn in converse(agent, clients_home, doors.ports[port], doors.trace, tmp_path):
         print(f"{name} on {port}: {turn}")
@@ -50,7 +43,7 @@ def test_the_older_claude_changes_its_header_with_every_request(
     doors: Doors, clients_home: Path, tmp_path: Path
 ):
     """What `test_three_turns` says of it would say nothing otherwise."""
-    agent, tunnel = installed("claude-2.1.126", clients_home), Tunnel(doors.ports[8080])
+    agent, tunnel = installed(AGENTS["claude-2.1.126"], clients_home), Tunnel(doors.ports[8080])
     (turn,) = converse(agent, clients_home, tunnel.port, doors.trace, tmp_path, turns=1)
     tunnel.close()
     systems = [str(one.body["system"]) for one in tunnel.heard("/v1/messages")]

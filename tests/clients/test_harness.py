@@ -6,13 +6,22 @@ import http.server
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.clients import relay
-from tests.clients.model import ANSWER, CALLS, COMMAND, QUESTION, write_agents_model
+from tests.clients.model import (
+    ANSWER,
+    CALLS,
+    COMMAND,
+    ERRANDS,
+    QUESTION,
+    REQUESTS,
+    SUMMARY,
+    write_agents_model,
+)
 from tests.clients.table import AGENTS, Place
 from tests.clients.talk import _run, efficiency
 from tests.http.forms import tool
@@ -49,6 +58,33 @@ def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, 
 def test_who_has_no_tool_gets_an_answer(server: Server):
     asked = {"messages": [{"role": "user", "content": QUESTION}]}
     assert post(server, asked).json["choices"][0]["message"]["content"] == ANSWER
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+@pytest.mark.parametrize("words", REQUESTS)
+def test_who_asks_for_a_summary_gets_one(server: Server, words: str, role: str):
+    tools = [tool("bash", command="string")]
+    messages = [{"role": "user", "content": QUESTION}, {"role": role, "content": f"{words} of this."}]
+    said = post(server, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
+    assert said["content"] == f"<summary>\n{SUMMARY}\n</summary>"
+    messages += [said, {"role": "user", "content": QUESTION}]
+    said = post(server, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
+    assert ("tool_calls" in said) == (role == "user"), "what a system text asks for holds"
+
+
+@pytest.mark.parametrize("question", ERRANDS)
+def test_an_errand_is_its_calls(server: Server, question: str):
+    calls = ERRANDS[question]
+    tools = [
+        tool(name, **{key: _TYPES[type(value)] for key, value in given.items()}) for name, given in calls
+    ]
+    asked = {"messages": [{"role": "user", "content": f"{question} (1)"}], "tools": tools[:1]}
+    said = post(server, asked).json["choices"][0]["message"]["tool_calls"]
+    functions = [call["function"] for call in said]
+    assert [(one["name"], json.loads(one["arguments"])) for one in functions] == [*calls]
+
+
+_TYPES: Mapping[type, str] = {str: "string", int: "integer", bool: "boolean"}
 
 
 def test_tokens_that_were_computed_before_are_no_gain():

@@ -82,7 +82,8 @@ FILES: dict[str, dict[str, object]] = {
             "model": "openai/tiny",
             "model_provider": "start_llm",
             "model_context_window": 131_072,
-            "model_auto_compact_token_limit": 131_072 - 32_000,
+            "model_auto_compact_token_limit": 131_072 - 32_000 - 12_000,
+            "model_auto_compact_token_limit_scope": "body_after_prefix",
             "model_reasoning_effort": "medium",
             "check_for_update_on_startup": False,
             "model_providers": {
@@ -142,7 +143,7 @@ FILES: dict[str, dict[str, object]] = {
             "defaultProvider": "start_llm",
             "defaultModel": "openai/tiny",
             "httpIdleTimeoutMs": 0,
-            "compaction": {"reserveTokens": 32_000, "keepRecentTokens": 20_000},
+            "compaction": {"reserveTokens": 32_000 + 4096, "keepRecentTokens": 131_072 // 8},
         },
     },
     "openclaw": {
@@ -224,6 +225,22 @@ def test_claude_is_not_given_a_compaction_window_that_it_complains_of():
     environment = CLIENTS["claude"].environment(served, FOLDER)
     assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "99999"
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in environment
+
+
+@pytest.mark.parametrize("window", [12_000, 20_000, 40_960, 131_072, 262_144])
+def test_compaction_comes_in_time_and_does_not_come_again_at_once(window):
+    """At the limit a whole reply has room; behind a compaction the limit is not reached."""
+    reply = reply_limit(window, window)
+    served = Served(url="http://127.0.0.1:8080", key="k", model="m", window=window, reply=reply)
+    codex = CLIENTS["codex"].files(served, FOLDER)["config.toml"]
+    assert codex["model_auto_compact_token_limit_scope"] == "body_after_prefix"
+    assert codex["model_auto_compact_token_limit"] == max(window // 4, window - reply - 12_000)
+    match CLIENTS["pi"].files(served, FOLDER)["settings.json"]["compaction"]:
+        case {"reserveTokens": int(reserve), "keepRecentTokens": int(kept)}:
+            assert reserve == reply + 4096, "pi keeps that many free besides the reply"
+            assert 4 * kept <= window // 2, "pi takes four characters for a token"
+        case other:
+            raise AssertionError(other)
 
 
 @pytest.mark.parametrize(
