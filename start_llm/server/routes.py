@@ -16,6 +16,7 @@ from start_llm.server.status import Status
 from start_llm.service import Service
 
 type Refusal = Callable[[RequestError], dict[str, Json]]
+type Ask = Callable[[Service, GenerationRequest], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Question:
     """An endpoint that takes what `wire` takes, and says something of it without computing anything."""
 
     wire: Wire
-    ask: Callable[[Service, GenerationRequest], Mapping[str, Json]]
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,29 @@ _RESPONSE_PREFIXES = ("/v1/responses/", "/responses/")
 _READING = ("GET", "HEAD")
 
 
+OPEN = frozenset({"/", "/api/hello", "/health"})
+"""They ask for no key: who looks whether a server is there may have none, and they tell nothing else."""
+
+
+def refusal_at(target: str) -> Refusal:
+    """How to say no in the words of the protocol that a path belongs to, be there something or not."""
+    path = _path_of(target)
+    match WIRES.get(path):
+        case Wire(refusal=refusal) | Question(wire=Wire(refusal=refusal)):
+            return refusal
+        case _:
+            return anthropic_refusal if path.startswith(f"{_MESSAGES.path}/") else openai_refusal
+
+
+def asks_key(target: str) -> bool:
+    """Whether who sends this request line has to have a key."""
+    return _path_of(target) not in OPEN
+
+
+def _path_of(target: str) -> str:
+    return target.partition("?")[0].rstrip("/") or "/"
+
+
 def find(method: str, target: str) -> Endpoint:
     """The endpoint for a request line. Query strings and a trailing slash do not matter.
 
@@ -100,7 +124,7 @@ def find(method: str, target: str) -> Endpoint:
         NotFound: no such path.
         MethodNotAllowed: the path exists, and answers other methods.
     """
-    path = target.partition("?")[0].rstrip("/") or "/"
+    path = _path_of(target)
     endpoints = _endpoints(path)
     if not endpoints:
         raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *PAGES])}.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.protocols.response_store import ResponseStore
+from start_llm.server.leaving import Leaving
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 
 
@@ -33,6 +34,7 @@ class Status:
     Attributes:
         batch: replies that may be generated at once.
         engine_is_alive: whether requests can still be served.
+        leaving: whether new ones still are.
     """
 
     card: ModelCard
@@ -43,6 +45,7 @@ class Status:
     transcripts: TranscriptMetrics
     responses: ResponseStore
     engine_is_alive: Callable[[], bool]
+    leaving: Leaving = field(default_factory=Leaving)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     def greeting(self) -> tuple[int, Mapping[str, Json]]:
@@ -51,6 +54,12 @@ class Status:
     def health(self) -> tuple[int, Mapping[str, Json]]:
         if not self.engine_is_alive():
             return 503, {"status": "failed", "reason": "the engine thread has ended"}
+        if self.leaving.has_begun:
+            return 503, {
+                "status": "draining",
+                "reason": "the server is stopping",
+                "in_flight": self.leaving.inside,
+            }
         return 200, {"status": "ok", "model": self.card.id}
 
     def models(self) -> tuple[int, Mapping[str, Json]]:
