@@ -147,8 +147,10 @@ def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            abandon()
-            os._exit(130)
+            try:
+                abandon()
+            finally:
+                os._exit(130)
         asked = True
 
     signal.set_wakeup_fd(writer)

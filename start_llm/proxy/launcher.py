@@ -42,7 +42,13 @@ def claim_port(port: int, logs: Path, say: Say) -> Lock:
         PortError: somebody else holds the port; nothing was touched.
     """
     lock = Lock(logs / f"proxy-{port}.lock")
-    if not lock.take():
+    try:
+        is_ours = lock.take()
+    except OSError as error:
+        raise PortError(
+            f"PROXY_PORT={port} cannot be claimed: {error.filename or logs}: {error.strerror}."
+        ) from error
+    if not is_ours:
         raise PortError(
             f"PROXY_PORT={port} belongs to a server that is running (pid {lock.holder()}); choose another "
             "with --proxy-port, or --no-proxy."
@@ -107,8 +113,7 @@ class Proxy:
         return self._ready.is_set()
 
     def abandon(self) -> None:
-        """End the proxy at once, from wherever: the process is about to end."""
-        self._stopping.set()
+        """End the proxy at once, from a signal's handler too, so without any lock (lesson 6)."""
         if self._child:
             self._child.kill()
         self._folder.cleanup()

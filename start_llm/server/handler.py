@@ -122,7 +122,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _admit(self) -> None:
         """Nothing of a request is looked at, and its body is not read, before this."""
-        address = str(self.connection.getsockname()[0])
+        try:
+            address = str(self.connection.getsockname()[0])
+        except OSError as error:
+            # Some systems know no address any more of a connection that was reset.
+            raise ClientGone(str(error)) from error
         self.server.site.door.admit(self.headers.items(), address, asks_key=asks_key(self.path))
 
     def _say(self, wire: Wire, ask: Ask) -> None:

@@ -126,3 +126,9 @@ def test_a_broken_record_knows_nobody(tmp_path: Path, text: str):
     path.write_text(text)
     assert Record(path).read() is None
     assert Record(tmp_path / "missing.json").read() is None
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
+    (tmp_path / "logs").touch()
+    with pytest.raises(PortError, match=r"PROXY_PORT=1 cannot be claimed: .*logs: Not a directory\."):
+        claim_port(1, tmp_path / "logs", print)
