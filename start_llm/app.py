@@ -223,6 +223,7 @@ class App:
         card = ModelCard(
             id=name,
             context_window=traits.context_window,
+            reasons=family.thought is not None,
             weights_bytes=ready.footprint.weights_bytes,
             model_type=ready.footprint.model_type,
         )

@@ -44,10 +44,12 @@ class BlockWriter:
 
     Args:
         seal: makes the signature of a thought.
+        shows_thoughts: if not, a thought is told by its signature alone.
     """
 
-    def __init__(self, seal: Callable[[str], str]) -> None:
+    def __init__(self, seal: Callable[[str], str], *, shows_thoughts: bool = True) -> None:
         self._seal = seal
+        self._shows_thoughts = shows_thoughts
         self._open: str | None = None
         self._thought: list[str] = []
         self._space: list[str] = []
@@ -84,7 +86,8 @@ class BlockWriter:
         if self._open != "thinking":
             yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
         self._thought.append(text)
-        yield BlockGrew("thinking", text)
+        if self._shows_thoughts:
+            yield BlockGrew("thinking", text)
 
     def _say(self, text: str) -> Iterator[Step]:
         if self._open == "text":

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import ContextOverflow, RequestError
-from start_llm.protocols.base import new_id
 
 _KINDS: Mapping[int, str] = {
     401: "authentication_error",
@@ -20,16 +19,16 @@ _KINDS: Mapping[int, str] = {
 }
 
 
-def anthropic_error(message: str, *, status: int) -> dict[str, Json]:
+def anthropic_error(message: str, *, status: int, request_id: str) -> dict[str, Json]:
     """The body of an error with this status code."""
     kind = _KINDS.get(status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": new_id("req_")}
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
-def anthropic_refusal(error: RequestError) -> dict[str, Json]:
+def anthropic_refusal(error: RequestError, request_id: str) -> dict[str, Json]:
     """A reply is limited to the room that its prompt leaves, so nothing but a prompt can be too long."""
     message = _overflow(error) if isinstance(error, ContextOverflow) else error.message
-    return anthropic_error(message, status=error.status)
+    return anthropic_error(message, status=error.status, request_id=request_id)
 
 
 def _overflow(error: ContextOverflow) -> str:

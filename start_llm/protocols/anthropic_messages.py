@@ -84,8 +84,15 @@ def _call(body: Fields, headers: Mapping[str, str], context: Context, *, limit: 
         requested_model=body.text("model") or context.model.id,
         seal=lambda thought: context.seal.seal(thought, context.tenant),
         is_silent=limit == 0,
+        shows_thoughts=_shows_thoughts(body),
     )
     return Call(request, reply, body.boolean("stream"))
+
+
+def _shows_thoughts(body: Fields) -> bool:
+    """A client that asks to omit them sends them back by their signatures."""
+    thinking = body.value("thinking")
+    return not (isinstance(thinking, dict) and Fields(thinking, "thinking").text("display") == "omitted")
 
 
 def _may_call(body: Fields) -> bool:
@@ -101,17 +108,19 @@ class MessagesReply:
     Attributes:
         seal: makes the signature of a thought.
         is_silent: nothing of the reply is told.
+        shows_thoughts: not only their signatures are told.
     """
 
     requested_model: str
     seal: Callable[[str], str]
     is_silent: bool = False
+    shows_thoughts: bool = True
     id: str = field(default_factory=lambda: new_id("msg_"))
     _writer: BlockWriter = field(init=False)
     _blocks: int = 0
 
     def __post_init__(self) -> None:
-        self._writer = BlockWriter(self.seal)
+        self._writer = self._new_writer()
 
     def opening(self, prompt_tokens: int) -> Iterable[Frame]:
         """Some clients take the length of the prompt from here, and none of it from the end."""
@@ -133,12 +142,15 @@ class MessagesReply:
         yield _frame("message_stop")
 
     def failure(self, message: str) -> Frame:
-        return Frame(anthropic_error(message, status=500), event="error")
+        return Frame(anthropic_error(message, status=500, request_id=self.id), event="error")
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
-        writer = BlockWriter(self.seal)
+        writer = self._new_writer()
         steps = () if self.is_silent else _steps(writer, events)
         return self._message(whole_blocks(steps), *_stopped(end), self._counts(end))
+
+    def _new_writer(self) -> BlockWriter:
+        return BlockWriter(self.seal, shows_thoughts=self.shows_thoughts)
 
     def _message(
         self, content: list[Json], reason: str | None, sequence: str | None, usage: Json

@@ -20,14 +20,19 @@ def _scored(entry: ScoredToken, token_bytes: TokenBytes) -> dict[str, Json]:
     return {"token": _text(raw), "logprob": entry.logprob, "bytes": list(raw)}
 
 
-def _chat_entry(entry: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Json]:
+def _entry(entry: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Json]:
     top: list[Json] = [_scored(alternative, token_bytes) for alternative in entry.top]
     return {**_scored(entry.chosen, token_bytes), "top_logprobs": top}
 
 
+def logprob_entries(entries: Iterable[TokenLogprobs], token_bytes: TokenBytes) -> list[Json]:
+    """Each token with its alternatives, as chats and responses tell them."""
+    return [_entry(entry, token_bytes) for entry in entries]
+
+
 def chat_logprobs(entries: Iterable[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Json]:
     """`logprobs` of a chat choice or chunk."""
-    return {"content": [_chat_entry(entry, token_bytes) for entry in entries], "refusal": None}
+    return {"content": logprob_entries(entries, token_bytes), "refusal": None}
 
 
 class TextOffsets:

@@ -21,13 +21,15 @@ from start_llm.protocols.openai_options import (
     refuse_unbuilt,
 )
 from start_llm.protocols.response_store import Kept
-from start_llm.protocols.responses_input import Item, ItemReader, new_items
+from start_llm.protocols.responses_input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses_reply import ResponseReply
 from start_llm.protocols.responses_tools import Toolbox, read_toolbox
 from start_llm.protocols.sessions import lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
+_LOGPROBS = "message.output_text.logprobs"
+"""What a request includes to be told log-probabilities."""
 
 
 def _is_false(value: Json) -> bool:
@@ -88,6 +90,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
         toolbox=toolbox,
         as_summary=_wants_summary(body),
         sealed=partial(context.seal.seal, tenant=context.tenant),
+        token_bytes=context.model.token_bytes,
         keep=partial(_keep, context, conversation, body.boolean("store", default=True)),
     )
     return Call(request, reply, body.boolean("stream"))
@@ -121,10 +124,8 @@ def deleted(context: Context, name: str) -> Mapping[str, Json]:
 def _check_unread(body: Fields, context: Context) -> None:
     """Fields that are known and change nothing here have their types all the same."""
     body.boolean("parallel_tool_calls")
-    body.array("include")
     body.object("metadata")
     body.text("truncation")
-    body.integer("top_logprobs", _TOP_LOGPROBS)
     text = body.object("text")
     form = text.object("format") if text else None
     if form is not None and form.value("type") not in (None, "text"):
@@ -161,7 +162,12 @@ def _read_messages(
 
 
 def _read_options(body: Fields, context: Context) -> GenerationOptions:
-    options = read_options(body, vocabulary=context.model.vocabulary, top_logprobs=None)
+    most = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
+    options = read_options(
+        body,
+        vocabulary=context.model.vocabulary,
+        top_logprobs=most if _LOGPROBS in body.array("include") else None,
+    )
     limit = body.integer("max_output_tokens", TOKEN_COUNT)
     return replace(options, max_tokens=limit or options.max_tokens)
 
@@ -205,5 +211,5 @@ def _keep(
     context: Context, conversation: _Conversation, is_wanted: bool, name: str, body: Mapping[str, Json]
 ) -> None:
     if is_wanted:
-        told = Kept(input=conversation.items, instructions=conversation.instructions, body=body)
+        told = Kept(input=with_ids(conversation.items), instructions=conversation.instructions, body=body)
         context.responses.keep(context.tenant, name, told)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.responses_tools import CUSTOM_ARGUMENT, Tell, Toolbox
@@ -49,6 +50,11 @@ def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
         find(item.required_text("id"), item.path_of("id")) if kind_of(item) == _REFERENCE else item.data
         for item in body.objects("input")
     ]
+
+
+def with_ids(items: Iterable[Item]) -> list[Item]:
+    """Clients may leave out the ids of what they send; in a list each item needs one."""
+    return [item if item.get("id") else {**item, "id": new_id("msg_")} for item in items]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

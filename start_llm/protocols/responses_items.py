@@ -23,7 +23,7 @@ class Form:
         text: names the events of the text.
         whole: names the whole text in the last of them.
         place: where the text stands in the item.
-        beside: other fields of these events.
+        is_scored: the log-probabilities of its tokens are told, if there are any.
         is_live: told while it is written, and not only when it is whole.
         read: the whole text, as the client has it.
         part: names the events of the part that holds the text; empty: it is in none.
@@ -33,7 +33,7 @@ class Form:
     text: str
     whole: str = "text"
     place: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    beside: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    is_scored: bool = False
     is_live: bool = True
     read: Callable[[str], str] = str
     part: str = ""
@@ -62,6 +62,7 @@ class OutputItem:
         self._described = described
         self._named = named or {}
         self._written: list[str] = []
+        self._scores: list[Json] = []
         self._id = new_id(prefix)
         self._place: dict[str, Json] = {"item_id": self._id, "output_index": index, **form.place}
         self._index = index
@@ -72,17 +73,21 @@ class OutputItem:
         if self._form.part:
             yield f"{self._form.part}.added", {**self._place, "part": self._part("")}
 
-    def grows(self, text: str) -> Iterator[Event]:
+    def grows(self, text: str, scores: Parts) -> Iterator[Event]:
         self._written.append(text)
+        self._scores += scores
         if self._form.is_live:
-            yield self._delta(text)
+            yield self._delta(text, scores)
 
     def ends(self, status: str) -> Iterator[Event]:
         """The last one has the whole item."""
         form, text = self._form, self._text()
         if text and not form.is_live:
-            yield self._delta(text)
-        yield f"{form.text}.done", {**self._place, form.whole: text, **form.beside, **self._named}
+            yield self._delta(text, self._scores)
+        yield (
+            f"{form.text}.done",
+            {**self._place, form.whole: text, **self._told(self._scores), **self._named},
+        )
         if form.part:
             yield f"{form.part}.done", {**self._place, "part": self._part(text)}
         yield "output_item.done", {"output_index": self._index, "item": self.json(status)}
@@ -99,10 +104,13 @@ class OutputItem:
         return self._form.read("".join(self._written))
 
     def _part(self, text: str) -> dict[str, Json]:
-        return {"text": text, **self._form.part_fields}
+        return {"text": text, **self._form.part_fields, **self._told(self._scores)}
 
-    def _delta(self, text: str) -> Event:
-        return f"{self._form.text}.delta", {**self._place, "delta": text, **self._form.beside}
+    def _delta(self, text: str, scores: Parts) -> Event:
+        return f"{self._form.text}.delta", {**self._place, "delta": text, **self._told(scores)}
+
+    def _told(self, scores: Parts) -> dict[str, Json]:
+        return {"logprobs": [*scores]} if self._form.is_scored else {}
 
 
 # ------------------------------------------------------------------------------------------------- the kinds
@@ -111,9 +119,9 @@ _CONTENT: Mapping[str, Json] = {"content_index": 0}
 _TEXT = Form(
     text="output_text",
     place=_CONTENT,
-    beside={"logprobs": []},
+    is_scored=True,
     part="content_part",
-    part_fields={"type": "output_text", "annotations": [], "logprobs": []},
+    part_fields={"type": "output_text", "annotations": []},
 )
 _THOUGHT = Form(
     text="reasoning_text", place=_CONTENT, part="content_part", part_fields={"type": "reasoning_text"}

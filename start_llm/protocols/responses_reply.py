@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
@@ -18,6 +18,7 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.protocols.base import Frame, new_id
+from start_llm.protocols.logprobs import TokenBytes, logprob_entries
 from start_llm.protocols.responses_items import (
     Event,
     OutputItem,
@@ -38,6 +39,7 @@ class ResponseReply:
         asked: fields of the request that the response repeats.
         as_summary: thoughts are told as summaries, which clients show to people.
         sealed: a thought, for the client to carry.
+        token_bytes: what a token id stands for.
         keep: gets the body of a response that has ended.
     """
 
@@ -45,6 +47,7 @@ class ResponseReply:
     toolbox: Toolbox
     as_summary: bool
     sealed: Callable[[str], str]
+    token_bytes: TokenBytes
     keep: Callable[[str, Mapping[str, Json]], None]
     id: str = field(default_factory=lambda: new_id("resp_"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -84,7 +87,7 @@ class ResponseReply:
             case Content(text) | Reasoning(text):
                 if text and self._kind is not type(event):
                     yield from self._begin(event)
-                yield from self._grow(text)
+                yield from self._grow(text, logprob_entries(event.logprobs, self.token_bytes))
             case CallStarted():
                 yield from self._begin(event)
             case CallArguments(text=text):
@@ -108,9 +111,9 @@ class ResponseReply:
             case CallStarted(name=name):
                 return call_item(index, self.toolbox.called(name))
 
-    def _grow(self, text: str) -> Iterator[Event]:
+    def _grow(self, text: str, scores: Sequence[Json] = ()) -> Iterator[Event]:
         if text and self._open:
-            yield from self._open.grows(text)
+            yield from self._open.grows(text, [*scores])
 
     def _close(self, status: str) -> Iterator[Event]:
         if self._open:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from start_llm.core.door import Door
-from start_llm.proxy.door import Application, ProxyDoor
+from start_llm.proxy.door import ProxyDoor
+from start_llm.proxy.wording import Application
 
 _GRACE_S = 3
 _LAST_MOMENT_S = 6.0
@@ -30,8 +31,11 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - both take seconds, and the parent is watched before
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
+    from start_llm.proxy.direct import Direct  # noqa: PLC0415
+    from start_llm.proxy.wording import OwnWords  # noqa: PLC0415
+
     config = uvicorn.Config(
-        _behind_the_door(app),
+        _behind_the_door(Direct(OwnWords(app))),
         host="127.0.0.1",
         port=port,
         log_level="warning",

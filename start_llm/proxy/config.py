@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from start_llm.core.chat import Json
 
 _GUARD = "start_llm.proxy.guard.user_api_key_auth"
-_BACKEND_KEY = "START_LLM_BACKEND_KEY"
+_BACKEND, _BACKEND_KEY = "START_LLM_BACKEND", "START_LLM_BACKEND_KEY"
 _REQUEST_TIMEOUT_S = 3600
 _PING_S = 10
 
@@ -68,13 +68,11 @@ def configuration(config: ProxyConfig) -> str:
     """The text of LiteLLM's configuration file.
 
     `litellm_proxy/` keeps every field; under a wildcard it passes on the name that the client asked for.
-    Claude's names go through `openai/`, which alone sends token counts to the server.
     """
     return json.dumps(
         {
             "model_list": [
                 _entry(config, config.model, f"litellm_proxy/{config.model}"),
-                _entry(config, "claude-*", f"openai/{config.model}", drop_params=True),
                 _entry(config, "*", "litellm_proxy/*"),
             ],
             "litellm_settings": {
@@ -95,7 +93,7 @@ def configuration(config: ProxyConfig) -> str:
     )
 
 
-def _entry(config: ProxyConfig, name: str, target: str, **more: Json) -> Json:
+def _entry(config: ProxyConfig, name: str, target: str) -> Json:
     return {
         "model_name": name,
         "litellm_params": {
@@ -105,7 +103,6 @@ def _entry(config: ProxyConfig, name: str, target: str, **more: Json) -> Json:
             # Without a price LiteLLM logs a traceback for each request.
             "input_cost_per_token": 0,
             "output_cost_per_token": 0,
-            **more,
         },
         "model_info": {
             # Anthropic's and the Responses protocol pass untranslated.
@@ -134,7 +131,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
         "START_LLM_PROXY_MOST_BYTES": str(config.most_body_bytes),
-        "START_LLM_PROXY_MODEL": config.model,
+        _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "PYTHONUNBUFFERED": "1",

@@ -7,9 +7,8 @@ need is a table; everything else is not there.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.core.door import Door, demand_json
@@ -22,13 +21,10 @@ from start_llm.core.errors import (
     RequestError,
 )
 from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
-
-type Send = Callable[[Any], Awaitable[None]]
-type Receive = Callable[[], Awaitable[Any]]
-type Application = Callable[[Any, Receive, Send], Awaitable[None]]
+from start_llm.proxy.wording import Application, Receive, Send, error_body
 
 _MESSAGES = "/v1/messages"
-_NAME = r"[A-Za-z0-9_=.-]{1,2000}"
+_NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
 _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(path), tuple(methods.split()))
     for path, methods in (
@@ -137,19 +133,10 @@ def _with_tenant(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]
 
 
 async def _refuse(send: Send, path: str, error: RequestError) -> None:
-    body = json.dumps(_told(path, error)).encode()
+    body = error_body(path, error.status, error.message)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
     # Of a body that was not read nothing is to be taken for a request.
     headers["Connection"] = "close"
     sent = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
-
-
-def _told(path: str, error: RequestError) -> Mapping[str, Any]:
-    """In the words of the protocol that the path belongs to."""
-    if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
-        kind = "request_too_large" if error.status == 413 else error.kind
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
-    told = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-    return {"error": told}

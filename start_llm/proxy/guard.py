@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import litellm
+from litellm.litellm_core_utils.fallback_generalizations import set_fallback_generalizations
 from litellm.proxy._types import LitellmUserRoles, UserAPIKeyAuth
 
-_MODEL = os.environ["START_LLM_PROXY_MODEL"]
-
-# Without this, LiteLLM drops or rewrites `thinking` of a model that it does not know.
+# One model answers to every name. What LiteLLM knows of the models of others would make it drop or rewrite
+# `thinking` and `output_config`, by the name that the client uses (lesson 29).
 _CAPABILITIES = {
     "litellm_provider": "anthropic",
     "mode": "chat",
@@ -22,7 +21,8 @@ _CAPABILITIES = {
     "input_cost_per_token": 0,
     "output_cost_per_token": 0,
 }
-litellm.register_model({name: dict(_CAPABILITIES) for name in (_MODEL, f"anthropic/{_MODEL}")})
+litellm.model_cost.clear()
+set_fallback_generalizations([{"name": "any", "pattern": ".*", "model_info": dict(_CAPABILITIES)}])
 
 
 async def user_api_key_auth(request: Any, api_key: str | None) -> UserAPIKeyAuth:  # noqa: ARG001

@@ -27,11 +27,11 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Call, Context, Reply, openai_refusal
+from start_llm.protocols.base import Call, Context, Reply, new_id
 from start_llm.protocols.fields import parse_body
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import Ask, Own, Page, Question, Wire, asks_key, find, refusal_at
+from start_llm.server.routes import OPENAI, Ask, Own, Page, Question, Wire, asks_key, dialect, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -57,7 +57,6 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile = self._buffer = io.BufferedReader(self._reader, 65536)
         self.wfile = cast("io.BufferedIOBase", BoundedWriter(self.connection, limits.write_s))
         self._unread_body = False
-        self._refusal = openai_refusal
         self._last_look = 0.0
 
     def finish(self) -> None:
@@ -65,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
+        self._dialect, self._request_id = OPENAI, new_id("req_")
         try:
             self._reader.allow(self.server.limits.idle_s)
             if not self._buffer.peek(1):
@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         """One request whose headers have been read."""
-        self._refusal = refusal_at(self.path)
+        self._dialect = dialect(self.path)
         self._unread_body = self._may_have_body()
         try:
             self._admit()
@@ -143,6 +143,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _respond(self, call: Call, request: GenerationRequest, origin: Origin) -> None:
         with self.server.site.service.respond(request, origin) as answer:
+            # The name that the client and the trace have for it.
+            self._request_id = call.reply.id
             if call.stream:
                 self._stream(call.reply, answer)
             else:
@@ -155,8 +157,6 @@ class Handler(BaseHTTPRequestHandler):
         for event in answer.events():
             self._look_after_client(event)
             match event:
-                case Piece():
-                    stream.send(reply.output(event))
                 case Finished():
                     stream.send(reply.closing(event))
                     stream.end()
@@ -165,6 +165,9 @@ class Handler(BaseHTTPRequestHandler):
                     # Without the last chunk the client sees that the stream was cut.
                     self.close_connection = True
                 case _:
+                    if isinstance(event, Piece):
+                        stream.send(reply.output(event))
+                    # Silence is also where the model writes what the client is not told, or not yet.
                     if stream.silent_for_s >= self.server.limits.keep_alive_s:
                         stream.send([reply.keep_alive()])
 
@@ -220,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
         return int(text)
 
     def _refuse(self, error: RequestError) -> None:
-        self._send_json(error.status, self._refusal(error), error.headers)
+        self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)
 
     def _send_json(
         self, status: int, payload: Mapping[str, Json], extra: Mapping[str, str] | None = None
@@ -235,6 +238,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
+        self.send_header(self._dialect.id_header, self._request_id)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

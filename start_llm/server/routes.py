@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
@@ -12,20 +12,33 @@ from start_llm.protocols import anthropic_messages, openai_chat, openai_completi
 from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.base import Context, Parser, openai_refusal
 from start_llm.protocols.explained import explained
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.responses_list import input_items
 from start_llm.server.status import Status
 from start_llm.service import Service
 
-type Refusal = Callable[[RequestError], dict[str, Json]]
 type Ask = Callable[[Service, GenerationRequest], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the replies at some paths have in common, also those to requests that are never read.
+
+    Attributes:
+        id_header: tells the id of the request.
+        refusal: the body of an error, for a request with this id.
+    """
+
+    id_header: str
+    refusal: Callable[[RequestError, str], Mapping[str, Json]]
+
+
+@dataclass(frozen=True, slots=True)
 class Wire:
-    """An endpoint that generates: the path to call it by, how to read a body, and how to say no."""
+    """An endpoint that generates: the path to call it by, and how to read a body."""
 
     path: str
     parse: Parser
-    refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +68,18 @@ def _count(wire: Wire, told: Callable[[int], Mapping[str, Json]]) -> Question:
     return Question(wire, lambda service, request: told(service.count(request)))
 
 
-_CHAT = Wire("/v1/chat/completions", openai_chat.parse, openai_refusal)
-_TEXT = Wire("/v1/completions", openai_completions.parse, openai_refusal)
-_MESSAGES = Wire("/v1/messages", anthropic_messages.parse, anthropic_refusal)
+OPENAI = Dialect("x-request-id", lambda error, _: openai_refusal(error))
+_ANTHROPIC = Dialect("request-id", anthropic_refusal)
+_OF_RESPONSES = Dialect(OPENAI.id_header, lambda error, _: openai_responses.refusal(error))
+
+_CHAT = Wire("/v1/chat/completions", openai_chat.parse)
+_TEXT = Wire("/v1/completions", openai_completions.parse)
+_MESSAGES = Wire("/v1/messages", anthropic_messages.parse)
 _MESSAGE_TOKENS = _count(
-    Wire("/v1/messages/count_tokens", anthropic_messages.parse_count, anthropic_refusal),
+    Wire("/v1/messages/count_tokens", anthropic_messages.parse_count),
     anthropic_messages.count_json,
 )
-_RESPONSES = Wire("/v1/responses", openai_responses.parse, openai_responses.refusal)
+_RESPONSES = Wire("/v1/responses", openai_responses.parse)
 _RESPONSE_TOKENS = _count(_RESPONSES, openai_responses.counted)
 _EXPLAIN = Question(_CHAT, lambda service, request: explained(service.explain(request)))
 _MODELS = Page(Status.models)
@@ -91,6 +108,13 @@ PAGES: Mapping[str, Page] = {
 }
 _MODEL_PREFIX = "/v1/models/"
 _RESPONSE_PREFIXES = ("/v1/responses/", "/responses/")
+_INPUT_ITEMS = "/input_items"
+_DIALECTS: Mapping[str, Dialect] = {
+    "/v1/messages": _ANTHROPIC,
+    "/v1/responses": _OF_RESPONSES,
+    "/responses": _OF_RESPONSES,
+}
+"""Of a path and all below it."""
 _READING = ("GET", "HEAD")
 
 
@@ -98,34 +122,28 @@ OPEN = frozenset({"/", "/api/hello", "/health"})
 """They ask for no key: who looks whether a server is there may have none, and they tell nothing else."""
 
 
-def refusal_at(target: str) -> Refusal:
-    """How to say no in the words of the protocol that a path belongs to, be there something or not."""
-    path = _path_of(target)
-    match WIRES.get(path):
-        case Wire(refusal=refusal) | Question(wire=Wire(refusal=refusal)):
-            return refusal
-        case _:
-            return anthropic_refusal if path.startswith(f"{_MESSAGES.path}/") else openai_refusal
-
-
 def asks_key(target: str) -> bool:
     """Whether who sends this request line has to have a key."""
-    return _path_of(target) not in OPEN
+    return (target.partition("?")[0].rstrip("/") or "/") not in OPEN
 
 
-def _path_of(target: str) -> str:
-    return target.partition("?")[0].rstrip("/") or "/"
+def dialect(target: str) -> Dialect:
+    """What a reply to this request line is told in, whether or not anything is there."""
+    path = target.partition("?")[0]
+    found = (one for root, one in _DIALECTS.items() if path == root or path.startswith(f"{root}/"))
+    return next(found, OPENAI)
 
 
 def find(method: str, target: str) -> Endpoint:
-    """The endpoint for a request line. Query strings and a trailing slash do not matter.
+    """The endpoint for a request line. A trailing slash does not matter.
 
     Raises:
         NotFound: no such path.
         MethodNotAllowed: the path exists, and answers other methods.
     """
-    path = _path_of(target)
-    endpoints = _endpoints(path)
+    path, _, query = target.partition("?")
+    path = path.rstrip("/") or "/"
+    endpoints = _endpoints(path, query)
     if not endpoints:
         raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*WIRES, *PAGES])}.")
     if method not in endpoints:
@@ -134,12 +152,12 @@ def find(method: str, target: str) -> Endpoint:
     return endpoints[method]
 
 
-def _endpoints(path: str) -> Mapping[str, Endpoint]:
+def _endpoints(path: str, query: str) -> Mapping[str, Endpoint]:
     """What is at a path, by method."""
     if path in WIRES:
         return {"POST": WIRES[path]}
     page = PAGES.get(path) or _one_model(path)
-    return dict.fromkeys(_READING, page) if page else _one_response(path)
+    return dict.fromkeys(_READING, page) if page else _one_response(path, query)
 
 
 def _one_model(path: str) -> Page | None:
@@ -149,11 +167,19 @@ def _one_model(path: str) -> Page | None:
     return Page(lambda status: status.model(name))
 
 
-def _one_response(path: str) -> Mapping[str, Endpoint]:
+def _one_response(path: str, query: str) -> Mapping[str, Endpoint]:
+    """A response that is kept, or what it answered."""
     prefix = next((prefix for prefix in _RESPONSE_PREFIXES if path.startswith(prefix)), None)
     if prefix is None:
         return {}
-    name = unquote(path.removeprefix(prefix))
+    quoted = path.removeprefix(prefix)
+    name = unquote(quoted.removesuffix(_INPUT_ITEMS))
+    if quoted.endswith(_INPUT_ITEMS):
+        asked = Fields(dict(parse_qsl(query)))
+        items = Own(lambda context: input_items(context, name, asked))
+        return dict.fromkeys(_READING, items)
+    if "/" in quoted:
+        return {}
     told = Own(lambda context: openai_responses.kept(context, name))
     return dict.fromkeys(_READING, told) | {
         "DELETE": Own(lambda context: openai_responses.deleted(context, name))

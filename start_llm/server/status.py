@@ -19,10 +19,12 @@ class ModelCard:
 
     Attributes:
         context_window: tokens that prompt and reply may have together.
+        reasons: it may think before it answers.
     """
 
     id: str
     context_window: int
+    reasons: bool
     weights_bytes: int
     model_type: str
 
@@ -80,6 +82,7 @@ class Status:
             "context_window": self.card.context_window,
             "max_output_tokens": self.card.context_window,
             "vision": False,
+            "reasoning": self.card.reasons,
         }
 
     def stats(self) -> tuple[int, Mapping[str, Json]]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.server.client import CHAT, ask, events_in, without_cached
+from tests.grammar import completions, wire
+from tests.server.client import CHAT, ask, without_cached
 from tests.serving import Server
 
 QUESTION = [{"role": "user", "content": "How deep is the sea?"}]
@@ -97,10 +98,12 @@ def hear(server: Server, **fields: Any) -> Heard:
     whole = post(server, body).json
     chunks = stream(server, body)
     choices = [chunk["choices"][0] for chunk in chunks]
-    deltas = [choice["delta"] for choice in choices]
-    said = said_in_stream(choices)
+    streamed = completions.read([*chunks, wire.DONE]).body
+    said = said_whole(streamed)
     assert said == said_whole(whole)
-    assert without_cached(chunks[-1]["usage"]) == without_cached(whole["usage"])
+    assert not any("\ufffd" in str(choice["delta"]) for choice in choices), "a character is broken"
+    assert without_cached(streamed["usage"]) == without_cached(whole["usage"])
+    deltas = [choice["delta"] for choice in choices]
     return Heard(said, [delta for delta in deltas[1:] if delta], choices, whole)
 
 
@@ -111,11 +114,10 @@ def post(server: Server, body: Fields) -> Any:
 
 
 def stream(server: Server, body: Fields) -> list[dict[str, Any]]:
-    """The chunks of a stream, after a look at its frame."""
-    *chunks, done = events_in(post(server, {**body, "stream": True}).body)
-    assert done == "[DONE]"
-    assert len({chunk["id"] for chunk in chunks}) == 1
-    assert [len(chunk["choices"]) for chunk in chunks] == [1] * len(chunks)
+    """The chunks of a stream, which has the grammar of one."""
+    events = list(wire.events_in(post(server, {**body, "stream": True}).body))
+    assert completions.read(events).failure is None
+    *chunks, _ = events
     return chunks
 
 
@@ -132,46 +134,3 @@ def said_whole(body: Fields) -> Said:
         calls=tuple(Called(**one["function"], id=one["id"]) for one in calls),
         finish=choice["finish_reason"],
     )
-
-
-def said_in_stream(choices: Sequence[dict[str, Any]]) -> Said:
-    """What the deltas add up to. Every one of them has to be well-formed."""
-    first, *rest = [choice["delta"] for choice in choices]
-    assert first == {"role": "assistant", "content": ""}
-    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    texts = {"content": "", "reasoning_content": ""}
-    calls: list[Called] = []
-    for delta in rest:
-        assert len(delta) <= 1, "a delta changes one thing"
-        for name in delta.keys() & texts.keys():
-            assert delta[name], "an empty text is no change"
-            assert "\ufffd" not in delta[name], "a character is broken"
-            texts[name] += delta[name]
-        for part in delta.get("tool_calls", []):
-            _add(part, calls)
-    return Said(
-        content=texts["content"],
-        reasoning=texts["reasoning_content"],
-        calls=tuple(calls),
-        finish=choices[-1]["finish_reason"],
-    )
-
-
-def _add(part: dict[str, Any], calls: list[Called]) -> None:
-    """The first part of a call names it; each of the others is a fragment of the call that began last."""
-    text = part["function"]["arguments"]
-    assert "\ufffd" not in text, "a character is broken"
-    if "id" in part:
-        name = part["function"]["name"]
-        assert part == {
-            "index": len(calls),
-            "id": part["id"],
-            "type": "function",
-            "function": {"name": name, "arguments": ""},
-        }
-        assert re.fullmatch(r"[A-Za-z0-9]+", part["id"])
-        calls.append(Called(name, "", part["id"]))
-        return
-    assert part == {"index": len(calls) - 1, "function": {"arguments": text}}
-    assert text, "an empty fragment is no change"
-    calls[-1] = Called(calls[-1].name, calls[-1].arguments + text, calls[-1].id)

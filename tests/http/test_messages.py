@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.grammar.messages import named_events, put_together, without_ids
 from tests.http.conftest import FamilyServer, Hearing
 from tests.http.forms import ANSWER, FORMS, PATH, PROSE, THINKING, THOUGHT, TOOLS, answers, thoughts
 from tests.http.reading import QUESTION, Called, Said
 from tests.http.scripts import asking, write_model
-from tests.protocols.anthropic_stream import named_events, put_together, without_ids
 from tests.server.breakable import BreakableServer, breakable
-from tests.server.client import Client, CutOff, Reply, ask, engine_is_free, wait_until
+from tests.server.client import Client, CutOff, Reply, ask, engine_is_free, message, wait_until
 from tests.serving import Server, serving
 
 PATH_OF_MESSAGES = "/v1/messages?beta=true"
@@ -102,23 +102,23 @@ def without_cached(message: Json) -> Json:
 class ClaudeCode:
     """A client as Claude Code is one: what it changes from turn to turn is what was recorded of it."""
 
-    def __init__(self, server: Server, *, omits_thoughts: bool = False, key: str = "one") -> None:
+    def __init__(self, server: Server, *, display: str = "summarized", key: str = "one") -> None:
         self.server = server
         self.messages: list[Json] = []
         self.usage: Json = {}
-        self._omits_thoughts = omits_thoughts
+        self._display = display
         self._headers = {"x-api-key": key, "x-claude-code-session-id": "u1"}
 
     def ask(self, *blocks: Json) -> Json:
         """One turn. The newest message carries the mark that the one before it has lost."""
-        for message in self.messages:
-            message["content"] = _unmarked(message["content"])
+        for one in self.messages:
+            one["content"] = _unmarked(one["content"])
         marked = [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
         self.messages.append({"role": "user", "content": marked})
-        message = answered(self.server, self.body, self._headers)
-        self.messages.append({"role": "assistant", "content": list(self._kept(message["content"]))})
-        self.usage = message["usage"]
-        return message
+        reply = answered(self.server, self.body, self._headers)
+        self.messages.append({"role": "assistant", "content": reply["content"]})
+        self.usage = reply["usage"]
+        return reply
 
     @property
     def body(self) -> Json:
@@ -132,7 +132,7 @@ class ClaudeCode:
             ],
             "messages": self.messages,
             "tools": ANTHROPIC_TOOLS,
-            "thinking": {"type": "adaptive", "display": "omitted"},
+            "thinking": {"type": "adaptive", "display": self._display},
             "metadata": {"user_id": json.dumps(user)},
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         }
@@ -144,13 +144,6 @@ class ClaudeCode:
             for block in self.messages[-1]["content"]
             if block["type"] == "tool_use"
         ]
-
-    def _kept(self, content: Sequence[Json]) -> Iterator[Json]:
-        for block in content:
-            if block["type"] == "thinking" and self._omits_thoughts:
-                yield {**block, "thinking": ""}
-            else:
-                yield block
 
 
 def _unmarked(content: list[Json] | str) -> list[Json] | str:
@@ -182,11 +175,11 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.mark.parametrize("omits_thoughts", [False, True], ids=["verbatim", "omitted"])
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
-def test_claude_code_is_bound_at_each_reply(name: str, omits_thoughts: bool, caller: Callable[[str], Path]):
+def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
-        claude = ClaudeCode(server, omits_thoughts=omits_thoughts)
+        claude = ClaudeCode(server, display=display)
         assert said(claude.ask(text("Read it."))).calls[0].name == PATH[0]
         for turn in range(3):
             before = claude.usage
@@ -211,7 +204,7 @@ def test_a_signature_alone_gives_its_tenant_the_thought_again_on_another_server(
 ):
     """As after a restart: nothing of the conversation is known, and the client has left out the text."""
     with ExitStack() as servers:
-        claude = ClaudeCode(servers.enter_context(serving(caller("qwen_xml"))), omits_thoughts=True)
+        claude = ClaudeCode(servers.enter_context(serving(caller("qwen_xml"))), display="omitted")
         claude.ask(text("Read it."))
         other = servers.enter_context(serving(caller("qwen_xml")))
         prompts = noting_prompts(other)
@@ -273,7 +266,7 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(breaking: Br
     with Client(breaking.port) as client:
         body = {"model": "x", "max_tokens": 10**5, "messages": QUESTION, "stream": True}
         client.request("POST", PATH_OF_MESSAGES, body)
-        client.head()
+        _, headers = client.head()
         chunks = client.chunks()
         (start,) = named_events(next(chunks))
         assert start["type"] == "message_start"
@@ -286,6 +279,7 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(breaking: Br
     failure = named_events(data)[-1]
     assert (failure["type"], failure["error"]["type"]) == ("error", "api_error")
     assert "out of order" in failure["error"]["message"]
+    assert failure["request_id"] == headers["request-id"] == start["message"]["id"]
 
 
 def test_a_failure_before_a_whole_reply_is_an_api_error(breaking: BreakableServer):
@@ -302,6 +296,46 @@ def test_a_long_prompt_is_read_with_signs_of_life(tiny_model: Callable[..., Path
         assert client.head()[0] == 200
         chunks = client.chunks()
         assert [named_events(next(chunks))[0]["type"] for _ in range(3)] == ["message_start", "ping", "ping"]
+
+
+def test_a_thought_that_is_not_shown_is_written_with_signs_of_life(caller: Callable[[str], Path]):
+    asked = {"messages": QUESTION, "thinking": {"type": "adaptive", "display": "omitted"}}
+    with serving(caller("glm"), keep_alive_s=0.0001) as server:
+        reply = post(server, {**asked, "stream": True})
+    events = named_events(reply.body)
+    kinds = [event.get("delta", {}).get("type", event["type"]) for event in events]
+    thought = kinds[kinds.index("content_block_start") + 1 : kinds.index("signature_delta")]
+    assert set(thought) == {"ping"}
+    assert put_together(events)["content"][0]["thinking"] == ""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "kind"),
+    [
+        (message("GET", "/v1/messages"), 405, "invalid_request_error"),
+        (message("POST", "/v1/messages/nothing", {}), 404, "not_found_error"),
+        (message("POST", "/v1/messages"), 411, "invalid_request_error"),
+        (message("POST", "/v1/messages/count_tokens?beta=true", b"{"), 400, "invalid_request_error"),
+        (message("POST", "/v1/messages", headers={"Content-Length": str(10**12)}), 413, "request_too_large"),
+    ],
+    ids=["405", "404", "411", "400", "413"],
+)
+def test_every_error_has_anthropics_form_and_the_id_of_the_header(
+    sent: bytes, status: int, kind: str, family: FamilyServer
+):
+    with Client(family("hermes").port) as client:
+        client.send(sent)
+        reply = client.reply()
+    assert (reply.status, reply.json["type"], reply.json["error"]["type"]) == (status, "error", kind)
+    assert reply.json["request_id"] == reply.headers["request-id"]
+
+
+def test_a_message_is_known_by_one_id(family: FamilyServer):
+    asked = {"messages": QUESTION, "thinking": {"type": "disabled"}, **asking("answer")}
+    whole = post(family("hermes"), asked)
+    assert whole.headers["request-id"] == whole.json["id"]
+    stream = post(family("hermes"), {**asked, "stream": True})
+    assert stream.headers["request-id"] == put_together(named_events(stream.body))["id"]
 
 
 @pytest.mark.parametrize("path", ["/", "/api/hello"])

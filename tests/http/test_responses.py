@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.grammar.responses import named_events, put_together
 from tests.http.conftest import FamilyServer
 from tests.http.forms import ANSWER, FORMS, PATH, PROSE, THINKING, THOUGHT, TOOLS, answers, thoughts
 from tests.http.scripts import asking
-from tests.responses import named_events, put_together
 from tests.server.client import Reply, ask
 from tests.serving import Server, serving
 

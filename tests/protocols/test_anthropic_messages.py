@@ -1,7 +1,6 @@
 """Anthropic's messages: bodies to requests, events to blocks, streamed or whole."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ from start_llm.core.sampling import SamplingChoice
 from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.anthropic_messages import count_json, parse, parse_count
 from start_llm.protocols.base import Call
-from tests.protocols.anthropic_stream import put_together, without_ids
+from tests.grammar.messages import put_together, without_ids
 from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, whole
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -339,6 +338,16 @@ def test_a_thought_that_was_cut_is_signed_too():
     assert CONTEXT.seal.open(block["signature"], CONTEXT.tenant) == "Hm"
 
 
+def test_a_thought_that_is_not_to_be_shown_is_in_its_signature_alone():
+    asked = {"thinking": {"type": "adaptive", "display": "omitted"}}
+    streamed = put_together(events_of(REPLY, end(), **asked))
+    for message in (streamed, whole(call(**asked).reply, REPLY, end())):
+        thought = message["content"][0]
+        assert thought["thinking"] == ""
+        assert CONTEXT.seal.open(thought["signature"], CONTEXT.tenant) == "Look it up."
+    assert refusal(thinking={"type": "adaptive", "display": 5}).param == "thinking.display"
+
+
 def test_without_a_limit_of_tokens_nothing_is_said():
     asked = call(max_tokens=0)
     assert asked.request.options.max_tokens == 1
@@ -357,10 +366,11 @@ def test_a_sign_of_life_is_an_event():
 
 
 def test_a_failure_in_a_stream():
-    frame = call().reply.failure("The engine failed.")
+    reply = call().reply
+    frame = reply.failure("The engine failed.")
     assert frame.event == "error"
     assert isinstance(frame.data, dict)
-    assert frame.data["type"] == "error"
+    assert (frame.data["type"], frame.data["request_id"]) == ("error", reply.id)
     assert frame.data["error"] == {"type": "api_error", "message": "The engine failed."}
 
 
@@ -378,14 +388,13 @@ def test_a_failure_in_a_stream():
     ids=lambda value: type(value).__name__,
 )
 def test_errors_have_anthropics_types(error: RequestError, kind):
-    told = anthropic_refusal(error)
-    assert re.fullmatch(r"req_[A-Za-z0-9]+", str(told.pop("request_id")))
-    assert told == {"type": "error", "error": {"type": kind, "message": "x"}}
+    told = anthropic_refusal(error, "req_1")
+    assert told == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "req_1"}
 
 
 def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_know():
     error = ContextOverflow(prompt_tokens=205_000, window=200_001, param="messages")
-    told = anthropic_refusal(error)["error"]
+    told = anthropic_refusal(error, "req_1")["error"]
     assert told == {
         "type": "invalid_request_error",
         "message": "prompt is too long: 205000 tokens > 200000 maximum",

@@ -1,8 +1,6 @@
 """`ChatReply`: how the events of one reply become frames of a stream, and one body."""
 
-import json
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from start_llm.core.events import (
 )
 from start_llm.output.stream import joined
 from start_llm.protocols.openai_chat import ChatReply
+from tests.grammar import completions, wire
 from tests.protocols.helpers import MODEL, USAGE, chat_replies, scored, streamed, whole
 
 DONE = Finished("stop", USAGE)
@@ -154,50 +153,22 @@ def test_nothing_stands_beside_the_delta_that_was_not_asked_for():
     assert all(chunk["choices"][0].keys() == {"index", "delta", "finish_reason"} for chunk in chunks)
 
 
-def put_together(parts: list[Any]) -> tuple[str, str, list[list[str]]]:
-    """Thought, answer, and name and arguments of the calls."""
-    calls: list[list[str]] = []
-    for part in (part for delta in parts for part in delta.get("tool_calls", [])):
-        if "id" in part:
-            calls.append([part["function"]["name"], ""])
-        calls[part["index"]][1] += part["function"]["arguments"]
-    thought = "".join(delta.get("reasoning_content", "") for delta in parts)
-    return thought, "".join(delta.get("content", "") for delta in parts), calls
+def read(encoder: ChatReply, outputs: list[Output], end: Finished) -> Any:
+    """The reply that the stream tells."""
+    return completions.read([*streamed(encoder, outputs, end), wire.DONE]).body
 
 
 @given(reply_=chat_replies, asked=st.booleans())
 def test_what_has_piled_up_may_be_sent_as_one(reply_, asked):
     outputs, end = reply_
     encoder = reply(with_token_ids=asked, with_logprobs=asked)
-    apart, together = (
-        [chunk["choices"][0] for chunk in streamed(encoder, list(sent), end)]
-        for sent in (outputs, joined(outputs))
-    )
-    assert len(together) <= len(apart)
-    one, other = (put_together([choice["delta"] for choice in choices]) for choices in (apart, together))
-    assert one == other
-    one, other = (
-        [token for choice in choices for token in choice.get("token_ids", [])]
-        for choices in (apart, together)
-    )
-    assert one == other
+    together = list(joined(outputs))
+    assert len(together) <= len(outputs)
+    assert read(encoder, together, end) == read(encoder, outputs, end)
 
 
 @given(reply_=chat_replies)
-def test_every_delta_changes_one_thing_and_never_nothing(reply_):
+def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(reply_):
     outputs, end = reply_
     encoder = reply()
-    sent = deltas(encoder, *outputs, end=end)
-    assert all(len(delta) == 1 for delta in sent)
-    texts = [text for delta in sent for text in delta.values() if isinstance(text, str)]
-    assert all(texts)
-    json.dumps(sent)
-
-
-@given(reply_=chat_replies)
-def test_calls_are_opened_in_order_and_each_once(reply_):
-    outputs, end = reply_
-    parts = [part for delta in deltas(reply(), *outputs, end=end) for part in delta.get("tool_calls", [])]
-    indexes = [part["index"] for part in parts]
-    assert all(after - before in (0, 1) for before, after in pairwise(indexes))
-    assert [part["index"] for part in parts if "id" in part] == sorted(set(indexes))
+    assert read(encoder, outputs, end) == whole(encoder, outputs, end)

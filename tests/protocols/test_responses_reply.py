@@ -21,8 +21,8 @@ from start_llm.core.events import (
 from start_llm.protocols.base import Frame
 from start_llm.protocols.openai_responses import parse
 from start_llm.protocols.responses_reply import ResponseReply
+from tests.grammar.responses import Event, put_together
 from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies
-from tests.responses import Event, put_together
 
 TOOLS = [
     {"type": "function", "name": "read"},

@@ -56,7 +56,7 @@ class Proxied:
         self, path: str, body: Any = None, *, method: str | None = None, headers: dict[str, str] | None = None
     ) -> Answer:
         sent = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"} | (headers or {})
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, sent, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:

@@ -256,5 +256,5 @@ def test_the_master_key_is_new_each_time_and_stands_in_no_file():
 
 def test_every_name_leads_to_the_server():
     models = json.loads(configuration(CONFIG))["model_list"]
-    assert [entry["model_name"] for entry in models] == ["m", "claude-*", "*"]
+    assert [entry["model_name"] for entry in models] == ["m", "*"]
     assert {entry["litellm_params"]["api_base"] for entry in models} == {"http://127.0.0.1:1/v1"}

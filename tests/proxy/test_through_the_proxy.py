@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import time
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import KEY, MODEL, Proxied, until
+from tests.grammar.messages import named_events, put_together
+from tests.proxy.conftest import KEY, MODEL, Answer, Proxied, until
+from tests.server.client import ask
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "read",
@@ -166,6 +169,11 @@ def test_a_message_comes_back_in_its_own_form(proxied: Proxied):
     assert usage["cache_read_input_tokens"] > 1
 
 
+def test_a_stream_of_a_message_keeps_its_grammar(proxied: Proxied):
+    answer = proxied.ask("/v1/messages", {**MESSAGE, "stream": True})
+    assert put_together(named_events(answer.text.encode()))["usage"]["output_tokens"] == 2
+
+
 def test_a_response_comes_back_in_its_own_form(proxied: Proxied):
     answer = proxied.ask("/v1/responses", {"model": "gpt-x", "input": "Hello", "max_output_tokens": 16})
     assert answer.status == 200, answer.json
@@ -178,12 +186,123 @@ def test_a_wrong_value_is_a_400_that_names_the_field(proxied: Proxied):
     assert "'top_k' must be" in answer.json["error"]["message"]
 
 
-def test_a_token_count_is_asked_of_the_server(proxied: Proxied):
-    proxied.tunnel.clear()
-    body = {"model": "claude-x", "messages": [{"role": "user", "content": "Hello"}]}
-    answer = proxied.ask("/v1/messages/count_tokens", body)
-    assert len(proxied.tunnel.heard("/v1/responses/input_tokens")) == 1
-    assert answer.json["input_tokens"] > 0, "what the server says to that, or LiteLLM's own estimate"
+NAMES = [MODEL, "whatever/it-is", "claude-sonnet-4-5", "claude-opus-4-9", "gpt-5", "o3", "deepseek-chat"]
+THINKING = [
+    {"type": "adaptive", "display": "omitted"},
+    {"type": "enabled", "budget_tokens": 2000},
+    {"type": "disabled"},
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_how_a_model_is_to_think_reaches_the_server_whatever_its_name(proxied: Proxied, name: str):
+    """Lesson 29."""
+    for thinking in THINKING:
+        for beside in ({}, {"output_config": {"effort": "high"}}):
+            proxied.tunnel.clear()
+            asked = {"thinking": thinking, **beside}
+            assert proxied.ask("/v1/messages", {**MESSAGE, **asked, "model": name}).status == 200
+            (heard,) = proxied.tunnel.heard("/v1/messages")
+            told = {field: heard.body.get(field) for field in ("thinking", "output_config")}
+            assert {**told, "model": heard.body["model"]} == {"output_config": None, **asked, "model": name}
+
+
+LONG = "Überlegt: was misst »die Tiefe« – in Metern?\n" * 40
+SCHEMA = TOOL["function"]["parameters"]
+COUNTED: dict[str, Any] = {
+    "/v1/messages/count_tokens": {
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [*MESSAGES, {"role": "assistant", "content": LONG}, *MESSAGES],
+        "tools": [{"name": "read", "input_schema": SCHEMA}],
+    },
+    "/v1/responses/input_tokens": {
+        "instructions": "Be brief.",
+        "input": [*MESSAGES, {"role": "assistant", "content": LONG}, *MESSAGES],
+        "tools": [{"type": "function", **TOOL["function"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("path", COUNTED)
+def test_tokens_are_counted_by_the_server_whatever_the_name(proxied: Proxied, path: str, name: str):
+    answer = proxied.ask(path, {**COUNTED[path], "model": name})
+    assert (answer.status, answer.json) == (200, proxied.server.post(path, COUNTED[path]))
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [("Authorization", f"Bearer {KEY}"), ("x-api-key", KEY), ("api-key", KEY), ("x-litellm-api-key", KEY)],
+)
+def test_a_kept_response_belongs_to_its_key_wherever_that_stands(proxied: Proxied, header: str, key: str):
+    """LiteLLM's own way to a kept response does not say whose it is (lesson 30)."""
+    kept = with_key(proxied, "POST", "/v1/responses", ASKED, {header: key})
+    assert kept.status == 200, kept.text
+    path = f"/v1/responses/{kept.json['id']}"
+    told = with_key(proxied, "GET", path, None, {header: key})
+    assert (told.status, told.json["id"]) == (200, kept.json["id"])
+    assert [item["id"] for item in told.json["output"]] == [item["id"] for item in kept.json["output"]]
+    assert with_key(proxied, "GET", f"{path}/input_items", None, {header: key}).json["data"]
+    assert with_key(proxied, "GET", path, None, {header: "wrong"}).status == 401
+    assert with_key(proxied, "DELETE", path, None, {header: key}).json["deleted"]
+    gone = with_key(proxied, "GET", path, None, {header: key})
+    assert (gone.status, kept.json["id"] in gone.json["error"]["message"]) == (404, True)
+
+
+ASKED = {"model": "m", "input": "Hi", "max_output_tokens": 16}
+
+
+def with_key(proxied: Proxied, method: str, path: str, body: Any, headers: dict[str, str]) -> Answer:
+    """A request that has a key where these headers say, and nowhere else."""
+    return proxied.ask(path, body, method=method, headers={"Authorization": "", **headers})
+
+
+def test_no_path_but_those_of_responses_can_be_reached_by_the_name_of_one(proxied: Proxied):
+    inside = "litellm:custom_llm_provider:x;model_id:y;response_id:../../stats"
+    for name in ("..%2F..%2Fstats", "..", "resp_" + base64.b64encode(inside.encode()).decode()):
+        assert proxied.ask(f"/v1/responses/{name}", method="GET").status == 404
+
+
+def test_clients_may_say_hello(proxied: Proxied):
+    assert proxied.ask("/", method="HEAD").status == 200
+    assert proxied.ask("/api/hello", method="GET").json["server"] == "start_llm"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_an_error_is_told_in_the_servers_own_words(proxied: Proxied, path: str, stream: bool):
+    """Clients act on the words: this one makes Claude Code compact."""
+    said = [{"role": "user", "content": "word " * 70_000}]
+    body = {"model": "m", "max_tokens": 2, "messages": said, "input": said, "stream": stream}
+    answer = proxied.ask(path, body)
+    direct = ask(proxied.server.port, "POST", path, body)
+    assert (answer.status, bare(answer.json)) == (400, bare(direct.json))
+    words = "prompt is too long: " if path == "/v1/messages" else "maximum context length is "
+    assert answer.json["error"]["message"].removeprefix("This model's ").startswith(words)
+
+
+def bare(error: Any) -> Any:
+    return {name: value for name, value in error.items() if name != "request_id"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/messages", 400),
+        ("POST", "/v1/messages/count_tokens", 400),
+        ("GET", "/v1/messages", 405),
+        ("POST", "/v1/messages/nothing", 404),
+        ("POST", "/v1/responses", 400),
+        ("GET", "/v1/nothing", 404),
+    ],
+)
+def test_what_litellm_refuses_itself_has_the_form_of_the_protocol(
+    proxied: Proxied, method: str, path: str, status: int
+):
+    answer = proxied.ask(path, b"{bad" if method == "POST" else None, method=method)
+    assert answer.status == status
+    assert ("type" in answer.json) is path.startswith("/v1/messages")
+    assert {"type", "message"} <= answer.json["error"].keys()
 
 
 @pytest.mark.parametrize("stream", [False, True])

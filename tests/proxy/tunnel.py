@@ -26,6 +26,7 @@ class Tunnel:
         self._backend_port = backend_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._copies: list[bytearray] = []
+        self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -35,6 +36,16 @@ class Tunnel:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def lead_to(self, backend_port: int) -> None:
+        """Pass what comes from now on to another server; what was open is hung up."""
+        if backend_port == self._backend_port:
+            return
+        self._backend_port = backend_port
+        for end in self._sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._sockets.clear()
 
     def clear(self) -> None:
         for copy in self._copies:
@@ -55,6 +66,7 @@ class Tunnel:
                 copy = bytearray()
                 self._copies.append(copy)
                 server = socket.create_connection(("127.0.0.1", self._backend_port))
+                self._sockets += (client, server)
                 for source, sink, record in ((client, server, copy), (server, client, None)):
                     threading.Thread(target=_pump, args=(source, sink, record), daemon=True).start()
 

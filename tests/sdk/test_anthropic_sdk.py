@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from operator import attrgetter
+from functools import partial
 from typing import Any
 
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
+from tests.sdk.doors import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, anthropic_client
 from tests.serving import Server, serving
 
 HELLO = ["Hello", ", how", " are", " you", " to", "day?", "\nFine.", b" \xf0\x9f", b"\x90\x9f"]
@@ -28,71 +29,20 @@ ENDLESS = 100_000
 """Tokens; the random model never ends by itself."""
 
 
-class Sync:
-    """The SDK as most programs use it."""
-
-    def __init__(self, server: Server) -> None:
-        self._client = Anthropic(**options(server))
-
-    def create(self, **fields: Any) -> Any:
-        return self._client.messages.create(**filled(fields))
-
-    def stream(self, **fields: Any) -> list[Any]:
-        return list(self._client.messages.create(stream=True, **filled(fields)))
-
-    def read(self, **fields: Any) -> tuple[list[Any], Any]:
-        """The events of the SDK's own stream reader, and the message that it puts together."""
-        with self._client.messages.stream(**filled(fields)) as stream:
-            return list(stream), stream.get_final_message()
-
-    def call(self, method: str, *arguments: Any, **fields: Any) -> Any:
-        return attrgetter(method)(self._client)(*arguments, **fields)
-
-    def close(self) -> None:
-        self._client.close()
+def create(client: Client, **fields: Any) -> Any:
+    return client.call("messages.create", **filled(fields))
 
 
-class Async:
-    """The same calls through asyncio."""
-
-    def __init__(self, server: Server) -> None:
-        self._client = AsyncAnthropic(**options(server))
-        self._runner = asyncio.Runner()
-
-    def create(self, **fields: Any) -> Any:
-        return self.call("messages.create", **filled(fields))
-
-    def stream(self, **fields: Any) -> list[Any]:
-        async def read() -> list[Any]:
-            return [
-                event async for event in await self._client.messages.create(stream=True, **filled(fields))
-            ]
-
-        return self._runner.run(read())
-
-    def read(self, **fields: Any) -> tuple[list[Any], Any]:
-        async def run() -> tuple[list[Any], Any]:
-            async with self._client.messages.stream(**filled(fields)) as stream:
-                return [event async for event in stream], await stream.get_final_message()
-
-        return self._runner.run(run())
-
-    def call(self, method: str, *arguments: Any, **fields: Any) -> Any:
-        async def run() -> Any:
-            return await attrgetter(method)(self._client)(*arguments, **fields)
-
-        return self._runner.run(run())
-
-    def close(self) -> None:
-        self._runner.run(self._client.close())
-        self._runner.close()
+def stream(client: Client, **fields: Any) -> list[Any]:
+    return client.read("messages.create", **filled(fields))
 
 
-type Client = Sync | Async
+def read(client: Client, **fields: Any) -> tuple[list[Any], Any]:
+    return client.read_with("messages.stream", "get_final_message", **filled(fields))
 
 
 def options(server: Server) -> dict[str, Any]:
-    return {"base_url": server.url, "api_key": "local", "max_retries": 0}
+    return {"base_url": server.url, "api_key": KEY, "max_retries": 0}
 
 
 def filled(fields: dict[str, Any]) -> dict[str, Any]:
@@ -120,21 +70,21 @@ def random(tiny_model) -> Generator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module", params=[Sync, Async])
-def client(request, scripted) -> Generator[Client]:
-    with closing(request.param(scripted)) as client:
+@pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
+def client(request, scripted, doors) -> Generator[Client]:
+    with closing(anthropic_client(request.param, scripted, doors)) as client:
         yield client
 
 
-@pytest.fixture(scope="module", params=[Sync, Async])
-def caller(request, calling) -> Generator[Client]:
-    with closing(request.param(calling)) as client:
+@pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
+def caller(request, calling, doors) -> Generator[Client]:
+    with closing(anthropic_client(request.param, calling, doors)) as client:
         yield client
 
 
-@pytest.fixture(scope="module", params=[Sync, Async])
-def random_client(request, random) -> Generator[Client]:
-    with closing(request.param(random)) as client:
+@pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
+def random_client(request, random, doors) -> Generator[Client]:
+    with closing(anthropic_client(request.param, random, doors)) as client:
         yield client
 
 
@@ -159,7 +109,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 
 def test_a_whole_reply(client: Client):
-    message = client.create()
+    message = create(client)
     assert text_of(message) == TEXT
     assert (message.type, message.role, message.model) == ("message", "assistant", "claude-any")
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
@@ -167,7 +117,7 @@ def test_a_whole_reply(client: Client):
 
 
 def test_a_stream_event_by_event(client: Client):
-    start, begun, *deltas, stopped, delta, stop = client.stream()
+    start, begun, *deltas, stopped, delta, stop = stream(client)
     assert (start.type, begun.type, stopped.type, delta.type, stop.type) == (
         "message_start",
         "content_block_start",
@@ -183,15 +133,15 @@ def test_a_stream_event_by_event(client: Client):
 
 
 def test_the_sdks_own_stream_reader_puts_the_reply_together(client: Client):
-    events, message = client.read()
+    events, message = read(client)
     assert text_of(message) == TEXT == "".join(one.text for one in events if one.type == "text")
     assert message.stop_reason == "end_turn"
-    assert prompt_tokens(message.usage) == prompt_tokens(client.create().usage)
+    assert prompt_tokens(message.usage) == prompt_tokens(create(client).usage)
 
 
 def test_a_thought_and_a_call_arrive_whole_and_streamed(caller: Client):
-    events, streamed = caller.read(tools=[DEPTH])
-    for message in (caller.create(tools=[DEPTH]), streamed):
+    events, streamed = read(caller, tools=[DEPTH])
+    for message in (create(caller, tools=[DEPTH]), streamed):
         thought, text, call = message.content
         assert (thought.type, thought.thinking) == ("thinking", "Hm.")
         assert thought.signature
@@ -207,7 +157,7 @@ def test_a_thought_and_a_call_arrive_whole_and_streamed(caller: Client):
 
 
 def test_a_tool_round_trip_with_the_thought_goes_on_from_what_was_computed(caller: Client):
-    first = caller.create(tools=[DEPTH], system="You know seas.")
+    first = create(caller, tools=[DEPTH], system="You know seas.")
     (call,) = (block for block in first.content if block.type == "tool_use")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "459 m"}
     messages = [
@@ -216,7 +166,7 @@ def test_a_tool_round_trip_with_the_thought_goes_on_from_what_was_computed(calle
         {"role": "user", "content": [result]},
     ]
     fields = {"tools": [DEPTH], "system": "You know seas.", "messages": messages}
-    second = caller.create(**fields, thinking={"type": "disabled"})
+    second = create(caller, **fields, thinking={"type": "disabled"})
     assert text_of(second) == "".join(ANSWER)
     # The token that ends a reply is written anew with what follows it.
     computed = prompt_tokens(first.usage) + first.usage.output_tokens - 1
@@ -224,23 +174,24 @@ def test_a_tool_round_trip_with_the_thought_goes_on_from_what_was_computed(calle
 
 
 def test_limits_and_stop_sequences_are_told(client: Client):
-    message = client.create(max_tokens=3)
+    message = create(client, max_tokens=3)
     assert (text_of(message), message.stop_reason) == ("Hello, how are", "max_tokens")
-    message = client.create(stop_sequences=["today", "never"])
+    message = create(client, stop_sequences=["today", "never"])
     assert (text_of(message), message.stop_reason) == ("Hello, how are you ", "stop_sequence")
     assert message.stop_sequence == "today"
-    assert client.read(stop_sequences=["today"])[1].stop_sequence == "today"
+    assert read(client, stop_sequences=["today"])[1].stop_sequence == "today"
 
 
 def test_no_tokens_at_all_fill_the_cache(client: Client):
     question = [{"role": "user", "content": "Something that nobody asked before."}]
-    nothing = client.create(max_tokens=0, messages=question)
+    nothing = create(client, max_tokens=0, messages=question)
     assert (nothing.content, nothing.usage.output_tokens) == ([], 0)
-    assert client.create(messages=question).usage.input_tokens == 1
+    assert create(client, messages=question).usage.input_tokens == 1
 
 
 def test_what_clients_send_beside_changes_nothing(client: Client):
-    message = client.create(
+    message = create(
+        client,
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         metadata={"user_id": '{"session_id": "s"}'},
         output_config={"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
@@ -278,7 +229,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 def test_a_count_is_what_the_call_reads(name, client: Client):
     fields = COUNTED[name]
     counted = client.call("messages.count_tokens", model="claude-any", **fields)
-    assert counted.input_tokens == prompt_tokens(client.create(**fields).usage)
+    assert counted.input_tokens == prompt_tokens(create(client, **fields).usage)
 
 
 def test_25_counts_at_once(scripted):
@@ -301,8 +252,10 @@ def test_25_counts_at_once(scripted):
 
 
 def test_the_loaded_model_is_listed(client: Client, scripted: Server):
+    """LiteLLM lists the name that it was given."""
     (model,) = client.call("models.list", limit=1000).data
-    assert model.id == scripted.get("/v1/models")["data"][0]["id"]
+    loaded = scripted.get("/v1/models")["data"][0]["id"]
+    assert model.id == (MODEL if client.door.is_proxied else loaded)
 
 
 # ----------------------------------------------------------------------------------------------------- errors
@@ -326,36 +279,38 @@ def test_the_loaded_model_is_listed(client: Client, scripted: Server):
 @pytest.mark.parametrize("how", ["create", "stream"])
 def test_a_bad_request_is_an_exception_that_names_the_field(how, fields, param, client: Client):
     with pytest.raises(anthropic.BadRequestError) as refused:
-        getattr(client, how)(**fields)
+        {"create": create, "stream": stream}[how](client, **fields)
     error: Any = refused.value
     assert (error.status_code, error.type) == (400, "invalid_request_error")
     assert f"'{param}'" in error.message
     assert error.body["type"] == "error"
     assert error.body["request_id"].startswith("req_")
-    assert text_of(client.create()) == TEXT, "the next request is served"
+    assert text_of(create(client)) == TEXT, "the next request is served"
 
 
 def test_a_missing_limit_is_named(client: Client):
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens: Field required"):
-        client.create(max_tokens=None, timeout=60)
+    """LiteLLM looks for it first, and has words of its own."""
+    words = "max_tokens is required" if client.door.is_proxied else "max_tokens: Field required"
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        create(client, max_tokens=None, timeout=60)
 
 
 def test_a_prompt_longer_than_the_window_is_told_in_words_that_clients_know(random_client: Client):
     fields = {"messages": [{"role": "user", "content": "\x01" * 5000}]}
     counted = random_client.call("messages.count_tokens", model="x", **fields).input_tokens
     with pytest.raises(anthropic.BadRequestError) as refused:
-        random_client.create(**fields)
+        create(random_client, **fields)
     error: Any = refused.value.body
     assert error["error"]["message"] == f"prompt is too long: {counted} tokens > 4095 maximum"
 
 
 def test_a_large_limit_is_a_ceiling(client: Client):
-    assert text_of(client.create(max_tokens=10**6, stream=False, timeout=60)) == TEXT
+    assert text_of(create(client, max_tokens=10**6, stream=False, timeout=60)) == TEXT
 
 
 def test_a_body_that_is_too_long_is_a_413(random_client: Client):
     with pytest.raises(anthropic.RequestTooLargeError) as refused:
-        random_client.create(messages=[{"role": "user", "content": "x" * 100_000}])
+        create(random_client, messages=[{"role": "user", "content": "x" * 100_000}])
     assert refused.value.type == "request_too_large"
 
 
@@ -383,3 +338,46 @@ def test_closing_a_stream_frees_the_engine(random):
         assert [next(stream) for _ in range(3)]
         stream.close()
         until(lambda: random.get("/stats")["batch"]["active_rows"] == 0, seconds=3)
+
+
+def test_a_wrong_key_is_refused_by_the_proxy(scripted, doors):
+    door = doors.of(scripted, PROXIED)
+    with Anthropic(base_url=door.url, api_key="wrong", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "x", "messages": QUESTION}
+        for ask in (client.messages.count_tokens, partial(client.messages.create, max_tokens=5)):
+            with pytest.raises(anthropic.AuthenticationError, match="Wrong API key") as refused:
+                ask(**asked)
+            assert refused.value.type == "authentication_error"
+
+
+def test_a_thought_that_is_not_to_be_shown_goes_round_in_its_signature(caller: Client):
+    fields = {"tools": [DEPTH], "thinking": {"type": "adaptive", "display": "omitted"}}
+    events, streamed = read(caller, **fields)
+    assert "thinking" not in {one.type for one in events}
+    whole = create(caller, **fields)
+    for message in (whole, streamed):
+        assert (message.content[0].type, message.content[0].thinking) == ("thinking", "")
+    shown = create(caller, tools=[DEPTH], thinking={"type": "adaptive"})
+    assert whole.content[0].signature == shown.content[0].signature != ""
+    result = {"type": "tool_result", "tool_use_id": whole.content[2].id, "content": "459 m"}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": whole.content},
+        {"role": "user", "content": [result]},
+    ]
+    second = create(caller, **fields, messages=messages)
+    assert second.usage.cache_read_input_tokens >= prompt_tokens(whole.usage) + whole.usage.output_tokens - 1
+
+
+def test_a_request_has_an_id_in_its_header(client: Client):
+    """LiteLLM has an id of its own for what it relays."""
+    message = create(client)
+    counted = client.call("messages.count_tokens", model="x", messages=QUESTION)
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        create(client, messages=[])
+    error: Any = refused.value
+    if not client.door.is_proxied:
+        assert message._request_id == message.id
+        assert error.request_id == error.body["request_id"]
+    assert counted._request_id.startswith("req_")
+    assert error.body["request_id"].startswith("req_")

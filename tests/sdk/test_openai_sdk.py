@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from tests.sdk.doors import DIRECT, KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Async, Client, Sync, openai_client
 from tests.server import client as raw
 from tests.serving import Server, serving
 
@@ -26,59 +28,16 @@ ENDLESS = 100_000
 """Tokens; the random model never ends by itself."""
 
 
-class Sync:
-    """The SDK as most programs use it."""
-
-    def __init__(self, server: Server) -> None:
-        self._client = OpenAI(**options(server))
-
-    def create(self, endpoint: str, **fields: Any) -> Any:
-        return attrgetter(endpoint)(self._client).create(**filled(endpoint, fields))
-
-    def stream(self, endpoint: str, **fields: Any) -> list[Any]:
-        chunks = attrgetter(endpoint)(self._client).create(stream=True, **filled(endpoint, fields))
-        return list(chunks)
-
-    def call(self, method: str, *arguments: Any, **fields: Any) -> Any:
-        return attrgetter(method)(self._client)(*arguments, **fields)
-
-    def close(self) -> None:
-        self._client.close()
+def create(client: Client, endpoint: str, **fields: Any) -> Any:
+    return client.call(f"{endpoint}.create", **filled(endpoint, fields))
 
 
-class Async:
-    """The same calls through asyncio."""
-
-    def __init__(self, server: Server) -> None:
-        self._client = AsyncOpenAI(**options(server))
-        self._runner = asyncio.Runner()
-
-    def create(self, endpoint: str, **fields: Any) -> Any:
-        return self.call(f"{endpoint}.create", **filled(endpoint, fields))
-
-    def stream(self, endpoint: str, **fields: Any) -> list[Any]:
-        async def read() -> list[Any]:
-            create = attrgetter(endpoint)(self._client).create
-            return [chunk async for chunk in await create(stream=True, **filled(endpoint, fields))]
-
-        return self._runner.run(read())
-
-    def call(self, method: str, *arguments: Any, **fields: Any) -> Any:
-        async def run() -> Any:
-            return await attrgetter(method)(self._client)(*arguments, **fields)
-
-        return self._runner.run(run())
-
-    def close(self) -> None:
-        self._runner.run(self._client.close())
-        self._runner.close()
-
-
-type Client = Sync | Async
+def stream(client: Client, endpoint: str, **fields: Any) -> list[Any]:
+    return client.read(f"{endpoint}.create", **filled(endpoint, fields))
 
 
 def options(server: Server) -> dict[str, Any]:
-    return {"base_url": f"{server.url}/v1", "api_key": "local", "max_retries": 0}
+    return {"base_url": f"{server.url}/v1", "api_key": KEY, "max_retries": 0}
 
 
 def filled(endpoint: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -104,15 +63,22 @@ def random(tiny_model) -> Generator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module", params=[Sync, Async])
-def client(request, scripted) -> Generator[Client]:
-    with closing(request.param(scripted)) as client:
+@pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
+def client(request, scripted, doors) -> Generator[Client]:
+    with closing(openai_client(request.param, scripted, doors)) as client:
         yield client
 
 
-@pytest.fixture(scope="module", params=[Sync, Async])
-def random_client(request, random) -> Generator[Client]:
-    with closing(request.param(random)) as client:
+@pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
+def random_client(request, random, doors) -> Generator[Client]:
+    with closing(openai_client(request.param, random, doors)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=[(DIRECT, Sync), (DIRECT, Async)], ids=WAY_NAMES[:2])
+def text_client(request, random, doors) -> Generator[Client]:
+    """For text completions, of which LiteLLM makes chats: see `tests/sdk/conftest.py`."""
+    with closing(openai_client(request.param, random, doors)) as client:
         yield client
 
 
@@ -138,7 +104,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_whole_reply(endpoint, client, folder):
-    answer = client.create(endpoint, model="gpt-5")
+    answer = create(client, endpoint, model="gpt-5")
     assert text_of(endpoint, answer) == TEXT
     assert answer.choices[0].finish_reason == "stop"
     assert (answer.model, answer.system_fingerprint) == ("gpt-5", folder.name)
@@ -150,7 +116,7 @@ def test_a_whole_reply(endpoint, client, folder):
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_stream_says_the_same_as_the_whole_reply(endpoint, client):
-    chunks = client.stream(endpoint)
+    chunks = stream(client, endpoint)
     assert streamed_text(endpoint, chunks) == TEXT
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -162,12 +128,12 @@ def test_a_stream_says_the_same_as_the_whole_reply(endpoint, client):
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_usage_counts_prompt_and_reply(endpoint, client):
-    usage = client.create(endpoint).usage
+    usage = create(client, endpoint).usage
     assert usage.completion_tokens == len(HELLO) + 1
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert 0 <= usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
     if endpoint == TEXT_COMPLETION:
-        counted = client.create(endpoint, prompt=[1, 2, 3], max_tokens=1).usage
+        counted = create(client, endpoint, prompt=[1, 2, 3], max_tokens=1).usage
         assert (counted.prompt_tokens, counted.completion_tokens) == (3, 1)
 
 
@@ -177,11 +143,17 @@ def without_cached(usage: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_stream_gives_usage_in_a_chunk_of_its_own_to_those_who_ask(endpoint, client):
-    *chunks, last = client.stream(endpoint, stream_options={"include_usage": True})
-    assert last.choices == []
-    assert without_cached(last.usage) == without_cached(client.create(endpoint).usage)
+    *chunks, last = stream(client, endpoint, stream_options={"include_usage": True})
+    if client.door.is_proxied:  # LiteLLM adds a choice in which nothing changes.
+        assert [choice.delta.content for choice in last.choices] == [None]
+    else:
+        assert last.choices == []
+    assert without_cached(last.usage) == without_cached(create(client, endpoint).usage)
     assert all(chunk.usage is None for chunk in chunks)
-    (*_, plain) = client.stream(endpoint)
+    (*_, plain) = stream(client, endpoint)
+    if client.door.is_proxied:  # It tells those who did not ask of no usage.
+        assert plain.usage is None
+        return
     assert without_cached(plain.usage) == without_cached(last.usage)
     assert plain.choices
 
@@ -190,7 +162,7 @@ def test_a_stream_gives_usage_in_a_chunk_of_its_own_to_those_who_ask(endpoint, c
 def test_a_limit_ends_the_reply_with_length(endpoint, client):
     for field in ("max_tokens", "max_completion_tokens"):
         fields = {field: 2} if endpoint == CHAT else {"extra_body": {field: 2}}
-        answer = client.create(endpoint, **fields)
+        answer = create(client, endpoint, **fields)
         assert (text_of(endpoint, answer), answer.choices[0].finish_reason) == ("Hello, how", "length")
 
 
@@ -209,30 +181,30 @@ def test_a_limit_ends_the_reply_with_length(endpoint, client):
     ids=str,
 )
 def test_a_stop_string_ends_the_reply_before_it_also_across_tokens(endpoint, stop, text, client):
-    answer = client.create(endpoint, stop=stop)
+    answer = create(client, endpoint, stop=stop)
     assert (text_of(endpoint, answer), answer.choices[0].finish_reason) == (text, "stop")
-    assert streamed_text(endpoint, client.stream(endpoint, stop=stop)) == text
+    assert streamed_text(endpoint, stream(client, endpoint, stop=stop)) == text
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_seed_gives_the_same_text_again_and_another_seed_another(endpoint, random_client):
     def sampled(seed: int | None) -> str:
         fields = {"temperature": 1, "seed": seed, "max_tokens": 20, "extra_body": {"top_k": 0, "min_p": 0}}
-        return text_of(endpoint, random_client.create(endpoint, **fields))
+        return text_of(endpoint, create(random_client, endpoint, **fields))
 
     first = sampled(7)
     assert sampled(7) == first
     assert len({first, sampled(8), sampled(-1), sampled(2**63 - 1)}) == 4
     assert sampled(None) != sampled(None)
-    chunks = random_client.stream(
-        endpoint, temperature=1, seed=7, max_tokens=20, extra_body={"top_k": 0, "min_p": 0}
+    chunks = stream(
+        random_client, endpoint, temperature=1, seed=7, max_tokens=20, extra_body={"top_k": 0, "min_p": 0}
     )
     assert streamed_text(endpoint, chunks) == first
 
 
 def test_chat_log_probabilities_belong_to_the_tokens_of_the_text(random_client):
     fields = {"logprobs": True, "top_logprobs": 3, "max_tokens": 8, "temperature": 0}
-    answer = random_client.create(CHAT, **fields)
+    answer = create(random_client, CHAT, **fields)
     entries = answer.choices[0].logprobs.content
     assert b"".join(bytes(one.bytes) for one in entries).decode() == text_of(CHAT, answer)
     for entry in entries:
@@ -240,21 +212,21 @@ def test_chat_log_probabilities_belong_to_the_tokens_of_the_text(random_client):
         assert len(others) == 2
         assert (best.token, best.logprob) == (entry.token, entry.logprob)
         assert 0 >= best.logprob >= others[0].logprob >= others[1].logprob
-    chunks = random_client.stream(CHAT, **fields)
+    chunks = stream(random_client, CHAT, **fields)
     streamed = [one for chunk in chunks if (found := chunk.choices[0].logprobs) for one in found.content]
     assert [one.token for one in streamed] == [one.token for one in entries]
     assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in entries], abs=1e-4)
 
 
 def test_no_log_probabilities_unless_they_are_asked_for(client):
-    assert client.create(CHAT).choices[0].logprobs is None
-    assert client.create(CHAT, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
-    assert client.create(TEXT_COMPLETION).choices[0].logprobs is None
+    assert create(client, CHAT).choices[0].logprobs is None
+    assert create(client, CHAT, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+    assert create(client, TEXT_COMPLETION).choices[0].logprobs is None
 
 
-def test_text_log_probabilities_tell_where_each_token_stands(random_client):
+def test_text_log_probabilities_tell_where_each_token_stands(text_client):
     fields = {"logprobs": 2, "max_tokens": 8, "temperature": 0}
-    answer = random_client.create(TEXT_COMPLETION, **fields)
+    answer = create(text_client, TEXT_COMPLETION, **fields)
     scored, text = answer.choices[0].logprobs, text_of(TEXT_COMPLETION, answer)
     assert "".join(scored.tokens) == text
     for token, logprob, top, offset in zip(
@@ -262,14 +234,14 @@ def test_text_log_probabilities_tell_where_each_token_stands(random_client):
     ):
         assert text[offset:].startswith(token)
         assert top[token] == max(top.values()) == logprob
-    columns = [chunk.choices[0].logprobs for chunk in random_client.stream(TEXT_COMPLETION, **fields)]
+    columns = [chunk.choices[0].logprobs for chunk in stream(text_client, TEXT_COMPLETION, **fields)]
     assert [one for column in columns if column for one in column.tokens] == scored.tokens
     assert [one for column in columns if column for one in column.text_offset] == scored.text_offset
 
 
-def test_a_prompt_may_be_token_ids(random_client):
+def test_a_prompt_may_be_token_ids(text_client):
     first, second = (
-        random_client.create(TEXT_COMPLETION, prompt=prompt, temperature=0, max_tokens=8)
+        create(text_client, TEXT_COMPLETION, prompt=prompt, temperature=0, max_tokens=8)
         for prompt in ([11, 12, 13], [[11, 12, 13]])
     )
     assert text_of(TEXT_COMPLETION, first) == text_of(TEXT_COMPLETION, second) != ""
@@ -293,19 +265,21 @@ def test_conversations_with_tools_parts_and_developers_are_taken(client):
         {"role": "tool", "content": "9 m", "tool_call_id": "call1"},
     ]
     tools = [{"type": "function", "function": function}]
-    answer = client.create(CHAT, messages=messages, tools=tools, tool_choice="auto", parallel_tool_calls=True)
+    answer = create(
+        client, CHAT, messages=messages, tools=tools, tool_choice="auto", parallel_tool_calls=True
+    )
     assert text_of(CHAT, answer) == TEXT
-    without = client.create(CHAT, messages=messages, tools=tools, tool_choice="none")
+    without = create(client, CHAT, messages=messages, tools=tools, tool_choice="none")
     assert without.usage.prompt_tokens < answer.usage.prompt_tokens
 
 
 def test_fields_that_the_server_does_not_know_change_nothing(client):
     fields = {"thinking_style": {"x": [1]}, "provider": "x", "top_a": 0.5}
-    answer = client.create(
-        CHAT, extra_body=fields, extra_headers={"x-session-id": "abc"}, user="me", store=True
+    answer = create(
+        client, CHAT, extra_body=fields, extra_headers={"x-session-id": "abc"}, user="me", store=True
     )
     assert text_of(CHAT, answer) == TEXT
-    assert streamed_text(CHAT, client.stream(CHAT, extra_body=fields, extra_query={"a": "b"})) == TEXT
+    assert streamed_text(CHAT, stream(client, CHAT, extra_body=fields, extra_query={"a": "b"})) == TEXT
 
 
 def test_the_sdks_own_stream_reader_puts_the_reply_together(scripted):
@@ -370,7 +344,11 @@ def test_four_at_once_get_what_each_gets_alone(random):
 
 
 def test_the_loaded_model_is_listed_and_retrieved(client, folder):
+    """LiteLLM lists the name that it was given, and makes up the rest."""
     (model,) = client.call("models.list").data
+    if client.door.is_proxied:
+        assert model.id == MODEL
+        return
     assert (model.id, model.object, model.owned_by) == (folder.name, "model", "start_llm")
     assert client.call("models.retrieve", folder.name) == model
 
@@ -380,7 +358,7 @@ def test_another_model_is_not_found(client):
         client.call("models.retrieve", "gpt-5")
     assert missing.value.status_code == 404
     assert missing.value.type == "not_found_error"
-    assert missing.value.param == "model"
+    assert client.door.is_proxied or missing.value.param == "model"
 
 
 # ----------------------------------------------------------------------------------------------------- errors
@@ -405,24 +383,34 @@ def test_another_model_is_not_found(client):
 @pytest.mark.parametrize("how", ["create", "stream"])
 def test_a_bad_request_is_an_exception_that_names_the_field(how, fields, param, client):
     with pytest.raises(openai.BadRequestError) as refused:
-        getattr(client, how)(CHAT, **fields)
+        {"create": create, "stream": stream}[how](client, CHAT, **fields)
     error = refused.value
     assert (error.status_code, error.param, error.type) == (400, param, "invalid_request_error")
     assert f"'{param}'" in error.message
-    assert text_of(CHAT, client.create(CHAT)) == TEXT, "the next request is served"
+    assert text_of(CHAT, create(client, CHAT)) == TEXT, "the next request is served"
 
 
-def test_a_prompt_longer_than_the_window_has_its_own_code(random_client):
+def test_a_prompt_longer_than_the_window_has_its_own_code(text_client):
     with pytest.raises(openai.BadRequestError) as refused:
-        random_client.create(TEXT_COMPLETION, prompt=[7] * 4096)
+        create(text_client, TEXT_COMPLETION, prompt=[7] * 4096)
     assert refused.value.code == "context_length_exceeded"
     assert refused.value.param == "prompt"
     assert "4096 tokens" in refused.value.message
 
 
+def test_a_chat_longer_than_the_window_is_told_in_words_that_clients_know(random_client):
+    """LiteLLM keeps the words, and neither the code nor the field."""
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 4096 tokens") as refused:
+        create(random_client, CHAT, messages=[{"role": "user", "content": "\x01" * 5000}])
+    told = (refused.value.code, refused.value.param)
+    assert told == (
+        ("400", None) if random_client.door.is_proxied else ("context_length_exceeded", "messages")
+    )
+
+
 def test_a_body_that_is_too_long_is_a_413(random_client):
     with pytest.raises(openai.APIStatusError) as refused:
-        random_client.create(CHAT, messages=[{"role": "user", "content": "x" * 100_000}])
+        create(random_client, CHAT, messages=[{"role": "user", "content": "x" * 100_000}])
     assert refused.value.status_code == 413
     assert "MAX_BODY_BYTES" in refused.value.message
 
@@ -493,3 +481,22 @@ def test_a_client_that_gives_up_waiting_frees_the_engine(random):
         client.completions.create(model="x", prompt="x", max_tokens=ENDLESS)
     until(lambda: is_free(random), seconds=3)
     assert endings(random) == before + 1
+
+
+def test_a_wrong_key_is_refused_by_the_proxy(scripted, doors):
+    door = doors.of(scripted, PROXIED)
+    with OpenAI(base_url=f"{door.url}/v1", api_key="wrong", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "x", "messages": QUESTION}
+        for ask in (client.models.list, partial(client.chat.completions.create, **asked)):
+            with pytest.raises(openai.AuthenticationError, match="Wrong API key"):
+                ask()
+
+
+def test_the_proxy_makes_a_chat_of_a_text_completion(scripted, doors):
+    """Not what was asked for, but what LiteLLM does; the server's own port takes it as it is."""
+    with closing(openai_client((PROXIED, Sync), scripted, doors)) as client:
+        proxied = create(client, TEXT_COMPLETION, prompt="hi")
+    with closing(openai_client((DIRECT, Sync), scripted, doors)) as client:
+        chat = create(client, CHAT, messages=[{"role": "user", "content": "hi"}])
+    assert text_of(TEXT_COMPLETION, proxied) == TEXT
+    assert proxied.usage.prompt_tokens == chat.usage.prompt_tokens

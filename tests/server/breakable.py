@@ -89,6 +89,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
     card = ModelCard(
         id="breakable",
         context_window=traits.context_window,
+        reasons=family.thought is not None,
         weights_bytes=ready.footprint.weights_bytes,
         model_type=ready.footprint.model_type,
     )

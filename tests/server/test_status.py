@@ -155,6 +155,7 @@ def test_models_lists_the_loaded_model(scripted: Server, scripted_model: Path, p
     assert listed["object"] == "list"
     (model,) = listed["data"]
     assert (model["id"], model["object"], model["vision"]) == (scripted_model.name, "model", False)
+    assert model["reasoning"] is True
     assert model["context_window"] == model["max_output_tokens"] == 131_072
     assert ask(scripted.port, "GET", f"/v1/models/{model['id']}").json == model
 

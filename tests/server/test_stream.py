@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.grammar import completions, wire
 from tests.server.breakable import BreakableServer, breakable
 from tests.server.client import (
     CHAT,
@@ -65,6 +66,17 @@ def test_a_stream_says_what_the_whole_reply_says(scripted: Server, path: str):
     (choice,) = whole["choices"]
     assert (choice["text"] if path == TEXT else choice["message"]["content"]) == SCRIPT
     assert without_cached(events[-1]["usage"]) == without_cached(whole["usage"])
+
+
+@both
+def test_a_reply_is_known_by_one_id_and_so_is_a_refusal(scripted: Server, path: str):
+    whole = ask(scripted.port, "POST", path, REQUESTS[path])
+    stream = ask(scripted.port, "POST", path, REQUESTS[path] | {"stream": True})
+    assert whole.headers["x-request-id"] == whole.json["id"]
+    assert stream.headers["x-request-id"] == completions.read(list(wire.events_in(stream.body))).body["id"]
+    refused = [ask(scripted.port, "POST", path, {}).headers["x-request-id"] for _ in range(2)]
+    assert refused[0].startswith("req_")
+    assert refused[0] != refused[1]
 
 
 @both

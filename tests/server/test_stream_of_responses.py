@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.responses import named_events, put_together
+from tests.grammar.responses import named_events, put_together
 from tests.server.breakable import breakable
 from tests.server.client import Client, CutOff, ask, engine_is_free, stats, wait_until
 from tests.serving import Server, serving

@@ -1,0 +1,191 @@
+"""Every protocol's stream keeps its grammar, whatever happens to a reply, and says what the whole reply says.
+
+The readers in `tests/grammar` are the grammar; that they can complain is shown with streams that were broken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
+from start_llm.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
+from start_llm.protocols.base import Parser, Reply
+from tests.grammar import completions, messages, responses, wire
+from tests.grammar.events import FAILURE, Story, broken, sent, stories
+from tests.grammar.wire import COMPLAINTS, Told
+from tests.protocols.helpers import CONTEXT, body
+
+_HI = [{"role": "user", "content": "hi"}]
+_READ, _CLOSE, _NOTE = "read", "agents__close", "note"
+_RESPONSE_TOOLS = [
+    {"type": "function", "name": _READ},
+    {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]},
+    {"type": "custom", "name": _NOTE},
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """One wire format, and the grammar of its streams.
+
+    Attributes:
+        fields: of a request; `forms` are further ones, which change how a reply is told.
+        is_life: whether an event says nothing but that the server lives. Numbered ones say more.
+    """
+
+    parse: Parser
+    fields: dict[str, Any]
+    forms: Sequence[dict[str, Any]]
+    read: Callable[[Sequence[Any]], Told]
+    tools: Sequence[str] = ()
+    thinks: bool = True
+    is_life: Callable[[Any], bool]
+
+    def reply(self, form: dict[str, Any]) -> Reply:
+        return self.parse(body(**self.fields, **form), {}, CONTEXT).reply
+
+    def told(self, events: Sequence[bytes]) -> Told:
+        return self.read(list(wire.events_in(b"".join(events))))
+
+
+def _is_empty_chunk(event: Any) -> bool:
+    (choice,) = event["choices"] if event != wire.DONE and event["choices"] else ({},)
+    return choice.get("finish_reason", "") is None and not (choice.get("delta") or choice.get("text"))
+
+
+_DETAILED = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2}
+_WITH_USAGE = {"stream_options": {"include_usage": True}}
+PROTOCOLS = {
+    "chat": Protocol(
+        parse=openai_chat.parse,
+        fields={"messages": _HI},
+        forms=[{}, _WITH_USAGE, _DETAILED],
+        read=completions.read,
+        tools=[_READ, _NOTE],
+        is_life=_is_empty_chunk,
+    ),
+    "completions": Protocol(
+        parse=openai_completions.parse,
+        fields={"prompt": "hi"},
+        forms=[{}, _WITH_USAGE, {"return_token_ids": True, "logprobs": 2}],
+        read=completions.read,
+        thinks=False,
+        is_life=_is_empty_chunk,
+    ),
+    "messages": Protocol(
+        parse=anthropic_messages.parse,
+        fields={"messages": _HI, "max_tokens": 9},
+        forms=[{}, {"thinking": {"type": "adaptive", "display": "omitted"}}],
+        read=messages.read,
+        tools=[_READ, _NOTE],
+        is_life=lambda event: event == {"type": "ping"},
+    ),
+    "responses": Protocol(
+        parse=openai_responses.parse,
+        fields={"input": "hi", "tools": _RESPONSE_TOOLS, "store": False},
+        forms=[{}, {"reasoning": {"summary": "auto"}}, {"include": ["message.output_text.logprobs"]}],
+        read=responses.read,
+        tools=[_READ, _CLOSE, _NOTE],
+        is_life=lambda _: False,
+    ),
+}
+every = pytest.mark.parametrize("name", PROTOCOLS)
+
+
+def drawn(data: st.DataObject, protocol: Protocol, *, fails: bool = False) -> tuple[Story, dict[str, Any]]:
+    """Something that happens, and how it is to be told."""
+    story = data.draw(stories(tools=protocol.tools, thinks=protocol.thinks, fails=fails))
+    return story, data.draw(st.sampled_from(protocol.forms))
+
+
+@every
+@given(data=st.data())
+def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(name: str, data: st.DataObject):
+    protocol = PROTOCOLS[name]
+    story, form = drawn(data, protocol)
+    assert story.end
+    told = protocol.told(sent(protocol.reply(form), story))
+    whole = protocol.reply(form).whole(story.outputs, story.end)
+    assert told.failure is None
+    assert _said(told.body) == _said(json.loads(json.dumps(whole)))
+    if told.parts:
+        assert list(told.parts) == _parts(story.outputs)
+
+
+def _said(reply: Any) -> Any:
+    """Without what is another each time; that there is nothing to say of no tokens needs no saying."""
+    (choice,) = reply.get("choices", [{}])
+    if choice.get("logprobs") in ({"content": [], "refusal": None}, _NO_SCORES):
+        choice["logprobs"] = None
+    if not choice.get("token_ids", True):
+        del choice["token_ids"]
+    return wire.bare(reply)
+
+
+_NO_SCORES = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _parts(outputs: Sequence[Output]) -> list[tuple[str, str]]:
+    """What was said, in its order."""
+    parts: list[tuple[str, str]] = []
+    for output in outputs:
+        match output:
+            case Content(text):
+                kind, said = "content", text
+            case Reasoning(text):
+                kind, said = "reasoning_content", text
+            case CallStarted(index):
+                parts.append((f"call {index}", ""))
+                continue
+            case CallArguments(index, text):
+                kind, said = f"call {index}", text
+            case CallEnded():
+                continue
+        if parts and parts[-1][0] == kind:
+            said = parts.pop()[1] + said
+        parts.append((kind, said))
+    return parts
+
+
+@every
+@given(data=st.data())
+def test_a_failure_may_come_at_any_place_and_is_the_last_thing(name: str, data: st.DataObject):
+    protocol = PROTOCOLS[name]
+    story, form = drawn(data, protocol, fails=True)
+    events = sent(protocol.reply(form), story)
+    assert protocol.told(events) == Told(failure=FAILURE)
+    assert _complains(protocol, events[:-1])
+    assert _complains(protocol, [*events, events[-1]])
+    assert _complains(protocol, [*events, *sent(protocol.reply(form), story)[:1]])
+
+
+@every
+@given(data=st.data())
+def test_an_event_that_is_missing_repeated_or_late_is_noticed(name: str, data: st.DataObject):
+    protocol = PROTOCOLS[name]
+    story, form = drawn(data, protocol)
+    events = sent(protocol.reply(form), story)
+    whole = protocol.told(events)
+    for what, stream in broken(events):
+        if _content(protocol, stream) != _content(protocol, events):
+            assert _complains(protocol, stream, whole), what
+
+
+def _content(protocol: Protocol, events: Sequence[bytes]) -> list[Any]:
+    """What is sent, but for signs of life."""
+    return [event for event in wire.events_in(b"".join(events)) if not protocol.is_life(event)]
+
+
+def _complains(protocol: Protocol, events: Sequence[bytes], whole: Told | None = None) -> bool:
+    """The stream is refused, or says something else than it did."""
+    try:
+        return protocol.told(events) != whole if whole else not protocol.told(events)
+    except COMPLAINTS:
+        return True
