@@ -28,7 +28,7 @@ type Receive = Callable[[], Awaitable[Any]]
 type Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _MESSAGES = "/v1/messages"
-_NAME = r"[A-Za-z0-9_=.-]{1,2000}"
+_NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
 _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(path), tuple(methods.split()))
     for path, methods in (
