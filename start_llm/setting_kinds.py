@@ -97,5 +97,6 @@ KEYS = Kind(
     is_secret=True,
 )
 HOSTS = Kind(
-    _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")), "one or more host names, with commas between"
+    _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")),
+    "one or more host names, with commas between",
 )
