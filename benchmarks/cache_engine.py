@@ -16,7 +16,7 @@ from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Finished
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.engine.harness import Stepper, Watched, job

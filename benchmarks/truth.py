@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
-from start_llm.engine.loop import Machinery  # noqa: E402
+from start_llm.engine.machinery import Machinery  # noqa: E402
 from start_llm.models.footprint import measure  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402

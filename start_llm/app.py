@@ -6,21 +6,25 @@ import json
 import secrets
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from start_llm import __version__
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.configured import (
+    admission,
     cache_limits,
     door,
     engine_config,
     kept_thoughts,
     make_seal,
     make_trace,
+    memory_budget,
     model_family,
     model_name,
     model_traits,
+    pace,
     page_size,
     prompt_policy,
     proxy_config,
@@ -29,12 +33,15 @@ from start_llm.configured import (
 )
 from start_llm.core.errors import PortError
 from start_llm.core.family import Family
+from start_llm.engine.admission import Admission
+from start_llm.engine.cost import measure as measure_costs
 from start_llm.engine.engine import Engine
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
+from start_llm.engine.pressure import shortage
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.served import own_url
 from start_llm.models.download import resolve
-from start_llm.models.footprint import Footprint, measure, usable_memory
+from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.tokenizer import Tokenizer
@@ -51,7 +58,7 @@ from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
 from start_llm.server.leaving import Leaving
 from start_llm.server.listener import Listener, Site
-from start_llm.server.status import ModelCard, Status
+from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
 from start_llm.settings import Settings
 from start_llm.telemetry.account import Reports
@@ -78,6 +85,7 @@ class Ready:
 
     model: LoadedModel
     footprint: Footprint
+    admission: Admission
 
 
 class App:
@@ -172,9 +180,15 @@ class App:
         def assemble() -> Machinery:
             model = load(folder)
             footprint = measure(model)
-            loaded.append(Ready(model, footprint))
+            layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
+            costs = measure_costs(model.network, layers.fresh())
+            admitted = admission(self._settings, footprint.weights_bytes, costs)
+            loaded.append(Ready(model, footprint, admitted))
             return Machinery(
-                cache=self._prompt_cache(model, footprint),
+                cache=self._prompt_cache(model, footprint, layers, admitted.usable_bytes),
+                pace=pace(self._settings),
+                admission=admitted,
+                shortage=partial(shortage, memory_budget(self._settings)),
                 network=model.network,
                 token_bytes=model.tokenizer.token_bytes,
                 end_tokens=model.tokenizer.end_tokens,
@@ -186,9 +200,10 @@ class App:
         engine.start()
         return engine, loaded[0]
 
-    def _prompt_cache(self, model: LoadedModel, footprint: Footprint) -> PromptCache | NoReuse:
+    def _prompt_cache(
+        self, model: LoadedModel, footprint: Footprint, layers: Layers, usable_bytes: int
+    ) -> PromptCache | NoReuse:
         """Runs on the engine thread."""
-        layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._terminal.say(
@@ -196,7 +211,7 @@ class App:
             )
         if layers.unknown or not self._settings.prompt_cache:
             return NoReuse(layers, self._cache_metrics)
-        limits = cache_limits(self._settings, footprint)
+        limits = cache_limits(self._settings, footprint, usable_bytes)
         self._cache_metrics.budget_bytes = limits.budget_bytes
         return PromptCache(
             layers,
@@ -211,7 +226,7 @@ class App:
         tokenizer = ready.model.tokenizer
         transcripts = self._transcripts(tokenizer)
         preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=transcripts.heal)
-        traits = model_traits(self._settings, ready.model, ready.footprint, family)
+        traits = model_traits(self._settings, ready.model, ready.footprint, family, ready.admission)
         service = Service(
             engine=engine,
             tokenizer=tokenizer,
@@ -222,8 +237,10 @@ class App:
         )
         card = ModelCard(
             id=name,
-            context_window=traits.context_window,
             reasons=family.thought is not None,
+            context_window=min(traits.context_window, ready.admission.longest),
+            usable_bytes=ready.admission.usable_bytes,
+            budget_bytes=memory_budget(self._settings),
             weights_bytes=ready.footprint.weights_bytes,
             model_type=ready.footprint.model_type,
         )
@@ -236,6 +253,7 @@ class App:
             cache=self._cache_metrics,
             transcripts=transcripts.metrics,
             responses=responses,
+            limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
             engine_is_alive=engine.is_alive,
             leaving=self._leaving,
         )
@@ -294,7 +312,7 @@ class App:
                 ("family", f"{family.name} ({card.model_type})"),
                 ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
                 ("layers", layers),
-                ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(usable_memory())}"),
+                ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
                 ("cache", _cache_told(self._cache_metrics)),
                 ("context", f"{card.context_window:,} tokens"),
                 ("batch", f"{self._settings.batch} at once" if footprint.batches else "rows take turns"),

@@ -35,6 +35,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--mlx-port": ("MLX_PORT", "N"),
     "--proxy-port": ("PROXY_PORT", "N"),
     "--batch": ("BATCH", "N"),
+    "--memory-budget": ("MEMORY_BUDGET", "SIZE"),
     "--hot-cache-max-size": ("PROMPT_CACHE_MAX_BYTES", "SIZE"),
     "--initial-cache-blocks": ("INITIAL_CACHE_BLOCKS", "N"),
 }

@@ -12,10 +12,14 @@ from pathlib import Path
 from start_llm.cache.eviction import Limits
 from start_llm.core.chat import KeptThoughts
 from start_llm.core.door import Door, is_loopback
-from start_llm.core.errors import SettingsError
+from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
+from start_llm.engine.admission import Admission
+from start_llm.engine.cost import Measured
 from start_llm.engine.engine import EngineConfig
+from start_llm.engine.machinery import Pace
+from start_llm.engine.prefill import LONGEST_CHUNK
 from start_llm.models import families
 from start_llm.models.footprint import Footprint, usable_memory
 from start_llm.models.loader import LoadedModel
@@ -26,13 +30,15 @@ from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
 from start_llm.proxy.config import ProxyConfig
 from start_llm.server.listener import ServerLimits
-from start_llm.service import ModelTraits
+from start_llm.service import MemoryWindow, ModelTraits
 from start_llm.settings import Settings
 from start_llm.telemetry.metrics import CacheMetrics
 from start_llm.telemetry.trace import Trace, start_trace
 
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 _SMALLEST_PAGE = 256
+_HEADROOM = 0.05
+"""Share of the memory for what nobody counts: allocators, sockets, texts."""
 
 
 def kept_thoughts(settings: Settings) -> KeptThoughts:
@@ -112,9 +118,33 @@ def page_size(settings: Settings) -> int:
     return settings.block_size * math.ceil(_SMALLEST_PAGE / settings.block_size)
 
 
-def cache_limits(settings: Settings, footprint: Footprint) -> Limits:
+def memory_budget(settings: Settings) -> int:
+    """Bytes for everything."""
+    return settings.memory if isinstance(settings.memory, int) else int(settings.memory * usable_memory())
+
+
+def admission(settings: Settings, weights_bytes: int, costs: Measured) -> Admission:
+    """Who is let in.
+
+    Raises:
+        ModelError: there is no memory for a single token.
+    """
+    budget = memory_budget(settings)
+    computing = costs.work_bytes * LONGEST_CHUNK
+    usable = int(budget * (1 - _HEADROOM)) - weights_bytes - computing
+    found = Admission(usable, costs.row)
+    if found.longest < 1:
+        raise ModelError(
+            f"MEMORY_BUDGET is {budget:,} bytes. The weights need {weights_bytes:,} of them and computing "
+            f"{computing:,}, which leaves no room for a prompt. Choose a smaller model, or a larger budget."
+        )
+    return found
+
+
+def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) -> Limits:
+    """The cache has no more than what there is for all rows together."""
     return Limits(
-        budget_bytes=cache_budget(settings, footprint),
+        budget_bytes=min(cache_budget(settings, footprint), usable_bytes),
         most_ends=settings.most_ends,
         unused_s=settings.unused_s,
     )
@@ -125,7 +155,7 @@ def cache_budget(settings: Settings, footprint: Footprint) -> int:
     wanted = settings.cache_bytes
     if isinstance(wanted, int):
         return wanted
-    return max(int(wanted * (usable_memory() - footprint.weights_bytes)), 0)
+    return max(int(wanted * (memory_budget(settings) - footprint.weights_bytes)), 0)
 
 
 def model_name(settings: Settings) -> str:
@@ -148,13 +178,20 @@ def model_family(settings: Settings, model: LoadedModel) -> Family:
     return families.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
 
 
-def model_traits(settings: Settings, model: LoadedModel, footprint: Footprint, family: Family) -> ModelTraits:
+def pace(settings: Settings) -> Pace:
+    return Pace(chunk_s=settings.chunk_s, turn_s=settings.turn_s, deadline_s=settings.deadline_s)
+
+
+def model_traits(
+    settings: Settings, model: LoadedModel, footprint: Footprint, family: Family, admitted: Admission
+) -> ModelTraits:
     """What the service is told of the model, within what the settings allow."""
     own_window = footprint.context_window
     return ModelTraits(
         vocabulary=model.vocabulary,
         family=family,
         context_window=min(settings.max_kv_size, own_window or settings.max_kv_size),
+        memory=MemoryWindow(tokens=admitted.longest, budget_bytes=memory_budget(settings)),
         default_max_tokens=settings.max_tokens,
         sampling_defaults=(environment_sampling(settings), model.sampling),
     )

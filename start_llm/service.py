@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, GenerationRequest, Origin
-from start_llm.core.errors import ContextOverflow
+from start_llm.core.errors import ContextOverflow, OverBudget
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text
 from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
@@ -57,6 +57,14 @@ class ServiceTokenizer(TemplateTokenizer, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWindow:
+    """Tokens that prompt and reply may have together in the memory of `budget_bytes` for everything."""
+
+    tokens: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTraits:
     """What the service has to know of the loaded model.
 
@@ -66,6 +74,7 @@ class ModelTraits:
         context_window: tokens that prompt and reply may have together.
         default_max_tokens: length of a reply whose request sets no limit; None is the rest of the window.
         sampling_defaults: sources below the request, the stronger first.
+        memory: a further limit, unless there is none.
     """
 
     vocabulary: int
@@ -73,6 +82,7 @@ class ModelTraits:
     context_window: int
     default_max_tokens: int | None
     sampling_defaults: tuple[SamplingChoice, ...]
+    memory: MemoryWindow | None = None
 
 
 class Service:
@@ -140,6 +150,8 @@ class Service:
             boundaries=tuple(boundary.tokens for boundary in turn.boundaries),
             known=turn.known,
             salt=request.tenant,
+            session=_session(request, prompt),
+            is_background=request.is_background,
             sampling=self._sampling(request.options),
             stop=request.options.stop,
             top_logprobs=request.options.top_logprobs,
@@ -148,11 +160,18 @@ class Service:
 
     def _reply_limit(self, request: GenerationRequest, prompt_length: int) -> int:
         """A large limit is a ceiling, not a claim: the reply gets what the prompt leaves of the window."""
-        window = self._traits.context_window
-        room = window - prompt_length
-        if room < 1:
-            param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        window, memory = self._traits.context_window, self._traits.memory
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        if prompt_length >= window:
             raise ContextOverflow(prompt_tokens=prompt_length, window=window, param=param)
+        if memory and prompt_length >= memory.tokens:
+            raise OverBudget(
+                prompt_tokens=prompt_length,
+                window=memory.tokens,
+                budget_bytes=memory.budget_bytes,
+                param=param,
+            )
+        room = min(window, memory.tokens if memory else window) - prompt_length
         return min(request.options.max_tokens or self._traits.default_max_tokens or room, room)
 
     def _thought_limit(self, request: GenerationRequest, prompt: Prompt) -> ThoughtLimit | None:
@@ -189,6 +208,11 @@ class Service:
         )
 
 
+def _session(request: GenerationRequest, prompt: Prompt) -> str:
+    """What its requests have in common, whether or not the client gives them a name."""
+    return (prompt.conversation.session if prompt.conversation else request.session_id) or ""
+
+
 def _asked(request: GenerationRequest, origin: Origin, prompt: Prompt, turn: Turn) -> Asked:
     """The request as its trace tells it: names of the client's choice as digests."""
 
@@ -196,10 +220,9 @@ def _asked(request: GenerationRequest, origin: Origin, prompt: Prompt, turn: Tur
         return None if name is None else session_digest(request.tenant, name)
 
     conversation, findings = prompt.conversation, turn.findings
-    session = conversation.session if conversation else request.session_id
     return Asked(
         request_id=origin.id,
-        session=session_digest(request.tenant, session or ""),
+        session=session_digest(request.tenant, _session(request, prompt)),
         session_source="client" if request.session_id else "conversation" if conversation else "none",
         parent_session=digest(request.lineage.parent),
         branch=digest(request.lineage.branch),

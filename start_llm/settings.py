@@ -88,8 +88,8 @@ class Settings:
     mlx_port: int = _variable("MLX_PORT", PORT, 8080, "Port to listen on; 0 takes a free one.", _SERVER)
     keys: tuple[str, ...] = _variable(
         "MLX_API_KEY", KEYS, (),
-        "Key that clients must send, or several with commas between: who comes with another key shares "
-        "nothing. Unset: none is asked for.", _SERVER, shown="",
+        "Keys with commas between: clients must send one. Different keys share nothing. Unset: none.",
+        _SERVER, shown="",
     )  # fmt: skip
     hosts: tuple[str, ...] = _variable(
         "ALLOWED_HOSTS", HOSTS, (),
@@ -107,6 +107,26 @@ class Settings:
     most_waiting: int = _variable(
         "MAX_QUEUED_REQUESTS", integer(1, 100_000), 256,
         "Requests that may wait for their turn; one more is answered 503 with Retry-After.", _SERVER,
+    )  # fmt: skip
+    memory: int | float = _variable(
+        "MEMORY_BUDGET", BYTES, 1.0,
+        "Memory for weights, caches and computing together, as a size or as a share of what the system lets "
+        "models use. A prompt that cannot fit is refused; one that does not fit now waits. --memory-budget "
+        "says the same.", _SERVER, shown="100%",
+    )  # fmt: skip
+    turn_s: float = _variable(
+        "REPLY_TURN_SECONDS", SECONDS, 4.0,
+        "Time after which a reply gives its place to a request that waits for one, to go on later where it "
+        "was. Only as long as there is memory for all of them.", _SERVER,
+    )  # fmt: skip
+    chunk_s: float = _variable(
+        "DECODE_STALL_SECONDS", number(Range(0.01, 60)), 0.23,
+        "Time for which running replies may stand still while a piece of a prompt is computed. Longer pieces "
+        "are computed faster.", _SERVER,
+    )  # fmt: skip
+    stall_s: float = _variable(
+        "ENGINE_STALL_SECONDS", SECONDS, 60.0,
+        "Time without progress after which /health says that the engine is stuck.", _SERVER,
     )  # fmt: skip
     most_body_bytes: int = _variable(
         "MAX_BODY_BYTES", integer(1024, 2**33), 64 * 2**20, "Longest request body, in bytes.", _SERVER
@@ -165,9 +185,7 @@ class Settings:
         "PROXY_PYTHON", TEXT, None, "Interpreter that has LiteLLM. Unset: the server's own.", _PROXY
     )
     proxy_keys: tuple[str, ...] = _variable(
-        "PROXY_API_KEY", KEYS, (),
-        "Key that clients of the proxy must send, or several with commas between. Unset: that of "
-        "MLX_API_KEY.", _PROXY, shown="",
+        "PROXY_API_KEY", KEYS, (), "The same for clients of the proxy. Unset: MLX_API_KEY.", _PROXY, shown="",
     )  # fmt: skip
     max_kv_size: int = _variable(
         "MAX_KV_SIZE", integer(1, 2**31 - 1), 196_608,
@@ -275,6 +293,12 @@ class Settings:
         "Length of a reply whose request sets no limit. Unset: the rest of the context window.", _GENERATION,
     )  # fmt: skip
 
+    deadline_s: float = _variable(
+        "GENERATION_WATCHDOG_SECONDS", number(Range(0, 10**9)), 600.0,
+        "Time for a request, from when its turn comes, without the time in which others have their turn; 0 = "
+        "any. Then its reply ends as if it had reached its limit. What was computed stays.", _GENERATION,
+    )  # fmt: skip
+
     traces: bool = _variable(
         "ENABLE_REQUEST_LOGGING", BOOLEAN, True,
         "Write a trace: a line of JSON for each request, without its text, in a file for each session.",
@@ -361,8 +385,6 @@ LATER: tuple[Row, ...] = (
            "Look pages up by chain hash. It was read and never applied before; now there is no other way."),
     _later("CACHE_VLM_IMAGE_IDENTITY", "true", "later than I", _PROMPT_CACHE,
            "Key pages by the images that they overlap."),
-    _later("GENERATION_WATCHDOG_SECONDS", "600", "H", _GENERATION,
-           "Deadline for each request, 0 = none."),
     _later("VLM_CACHE_DEBUG", "false", "later than I", _LOGS,
            "Diagnostic lines for image prompts."),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from start_llm.core.chat import (
     TextRequest,
     Thinking,
 )
-from start_llm.core.errors import ContextOverflow, InvalidRequest, Overloaded
+from start_llm.core.errors import ContextOverflow, InvalidRequest, OverBudget, Overloaded
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -43,7 +43,8 @@ from start_llm.core.family import Family, ThoughtMarks
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
-from start_llm.service import Answer, ModelTraits, Service
+from start_llm.protocols.anthropic_errors import anthropic_refusal
+from start_llm.service import Answer, MemoryWindow, ModelTraits, Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -152,6 +153,7 @@ class Desk:
         sampling_defaults: tuple[SamplingChoice, ...] = (),
         family: Family = SPEAKER,
         window: int = WINDOW,
+        memory: MemoryWindow | None = None,
     ) -> None:
         tokenizer = tokenizer or Letters()
         self.script = Script(list(takes) or [[DONE]])
@@ -171,6 +173,7 @@ class Desk:
                 context_window=window,
                 default_max_tokens=default_max_tokens,
                 sampling_defaults=sampling_defaults,
+                memory=memory,
             ),
             reports=Reports(self.metrics, Terminal(self.screen), self.trace),
         )
@@ -245,6 +248,28 @@ def test_a_prompt_beyond_the_window_says_so_as_clients_expect_it():
         "This model's maximum context length is 20 tokens. However, your messages resulted in 33 tokens, "
         "which leaves no room for a reply."
     )
+
+
+def test_a_prompt_that_memory_never_holds_is_refused_with_both_numbers():
+    memory = MemoryWindow(tokens=30, budget_bytes=3 * 2**29)
+    with pytest.raises(OverBudget) as refusal:
+        Desk(window=1000, memory=memory).answer(chat("x" * 30))
+    error = refusal.value
+    assert (error.status, error.kind, error.code) == (400, "memory_admission", "context_over_budget")
+    assert error.message == (
+        "This model's maximum context length is 30 tokens within the memory budget of 1.5 GiB. However, your "
+        "messages resulted in 30 tokens."
+    )
+    assert anthropic_refusal(error)["error"] == {
+        "type": "invalid_request_error",
+        "message": "prompt is too long: 30 tokens > 29 maximum",
+    }
+
+
+def test_a_large_limit_is_cut_to_what_there_is_memory_for():
+    desk = Desk(window=1000, memory=MemoryWindow(tokens=30, budget_bytes=1))
+    desk.answer(chat("x" * 20, max_tokens=500))
+    assert desk.engine.jobs[-1].max_tokens == 10
 
 
 def test_a_full_engine_leaves_nothing_behind():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from dotenv import dotenv_values
@@ -24,8 +24,10 @@ from dotenv import dotenv_values
 from start_llm import cli
 from start_llm.app import App
 from start_llm.configured import model_name, proxy_config
-from start_llm.core.errors import PortError, SettingsError
+from start_llm.core.errors import ModelError, PortError, SettingsError
 from start_llm.core.family import FAMILY_NAMES
+from start_llm.core.job import Job
+from start_llm.engine.look import Look
 from start_llm.models import families
 from start_llm.places import DEMO_MODEL
 from start_llm.settings import (
@@ -84,6 +86,13 @@ VALUES: dict[str, Values] = {
     "MLX_PORT": Values([("0", 0), ("65535", 65535), (" 81 ", 81)], [*WHOLE, "-1", "65536"]),
     "BATCH": Values([("1", 1), ("256", 256), ("8", 8)], [*WHOLE, "0", "-1", "257"]),
     "MAX_QUEUED_REQUESTS": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0", "100001"]),
+    "MEMORY_BUDGET": Values(
+        [("4GB", 4 * 10**9), ("50%", 0.5), ("7", 7)], ["many", "-1", "1e3", "101%", "0.5", "GB"]
+    ),
+    "REPLY_TURN_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
+    "DECODE_STALL_SECONDS": Values([("0.01", 0.01), ("60", 60), ("0.5", 0.5)], [*NUMBER, "0", "61"]),
+    "ENGINE_STALL_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
+    "GENERATION_WATCHDOG_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
     "MAX_BODY_BYTES": Values([("1024", 1024), ("8589934592", 2**33), ("2000", 2000)], [*WHOLE, "1023"]),
     "MAX_CONNECTIONS": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0", "100001"]),
     "HTTP_IDLE_TIMEOUT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("1e1", 10)], SECONDS),
@@ -527,6 +536,98 @@ def checks_queue(models: Models) -> None:
         assert int(headers["Retry-After"]) > 0
 
 
+def checks_memory(models: Models) -> None:
+    with running(models.plain) as server:
+        told = server.get("/stats")["admission"]
+    aside = 0.95 * told["memory_budget_bytes"] - told["usable_bytes"]
+    with running(models.plain, MEMORY_BUDGET=str(int((aside + 500_000) / 0.95))) as server:
+        longest = server.get("/stats")["admission"]["max_safe_context"]
+        assert 10 < longest < told["max_safe_context"]
+        assert server.get("/v1/models")["data"][0]["context_window"] == longest
+        status, _, error = refusal(server, {"prompt": [7] * longest})
+        assert (status, error["type"], error["code"]) == (400, "memory_admission", "context_over_budget")
+        assert f"{longest} tokens" in error["message"]
+        usage = server.post("/v1/completions", {"prompt": [7] * (longest - 3), "max_tokens": 50})["usage"]
+        assert usage["completion_tokens"] == 3
+    with pytest.raises(ModelError, match=r"MEMORY_BUDGET is 1,000 bytes.*no room for a prompt"):
+        running(models.plain, MEMORY_BUDGET="1000").__enter__()
+
+
+def checks_turns(models: Models) -> None:
+    def interruptions(server: Server) -> int:
+        return server.get("/stats")["engine"]["interruptions"]
+
+    for seconds, are_many in (("0.05", True), ("600", False)):
+        with running(models.plain, BATCH="1", REPLY_TURN_SECONDS=seconds) as server, ExitStack() as streams:
+            for _ in range(2):
+                streams.enter_context(endless(server))
+            until(lambda: sum(at_work(server)) == 2)
+            if are_many:
+                until(lambda: interruptions(server) > 3)
+            else:
+                assert [interruptions(server) for _ in range(10)] == [0] * 10
+
+
+def checks_pieces(models: Models) -> None:
+    pieces = {}
+    for seconds in ("0.01", "30"):
+        with running(models.plain, DECODE_STALL_SECONDS=seconds) as server:
+            assert server.get("/stats")["engine"]["decode_stall"]["target_s"] == float(seconds)
+            body = {"prompt": [7] * 2000, "max_tokens": 1, "stream": True}
+            request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode())
+            seen = set[int]()
+            with urllib.request.urlopen(request, timeout=60) as stream:
+                while not server.get("/stats")["requests"]["endings"]:
+                    seen.add((server.get("/stats")["engine"]["prefill"] or {"done": 0})["done"])
+                stream.read()
+            pieces[seconds] = len(seen)
+    assert pieces["0.01"] > pieces["30"], pieces
+
+
+class Stuck(Look):
+    """A question that the engine does not get over for a second."""
+
+    @property
+    def job(self) -> Job:
+        time.sleep(1)
+        raise KeyError("nothing was asked")
+
+    @job.setter
+    def job(self, value: Any) -> None:
+        pass
+
+
+def checks_stall(models: Models) -> None:
+    with running(models.plain, ENGINE_STALL_SECONDS="0.2") as server:
+        assert server.get("/health")["status"] == "ok"
+        engine = server.app._engine
+        assert engine
+        engine._inbox.put(Stuck(cast("Job", None)))
+
+        def told() -> tuple[int, str]:
+            try:
+                return 200, server.get("/health")["status"]
+            except urllib.error.HTTPError as error:
+                body = json.load(error)
+                assert "busy with one step for" in body["reason"]
+                return error.code, body["status"]
+
+        until(lambda: told() == (503, "degraded"))
+        until(lambda: told() == (200, "ok"))
+
+
+def checks_deadline(models: Models) -> None:
+    with running(models.plain, GENERATION_WATCHDOG_SECONDS="0.3") as server:
+        began = time.monotonic()
+        said = server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 100_000})
+        assert 0.2 < time.monotonic() - began < 5
+        assert said["choices"][0]["finish_reason"] == "length"
+        assert 0 < said["usage"]["completion_tokens"] < 10_000
+        until(lambda: server.get("/stats")["requests"]["endings"] == {"deadline": 1})
+    with running(models.plain, GENERATION_WATCHDOG_SECONDS="0") as server, endless(server) as stream:
+        assert stream.read(5000)
+
+
 def checks_body_bytes(models: Models) -> None:
     with running(models.plain, MAX_BODY_BYTES="2000") as server:
         status, _, error = refusal(server, {"prompt": "x" * 2000, "max_tokens": 1})
@@ -936,6 +1037,11 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "DRAIN_SECONDS": checks_drain,
     "BATCH": checks_batch,
     "MAX_QUEUED_REQUESTS": checks_queue,
+    "MEMORY_BUDGET": checks_memory,
+    "REPLY_TURN_SECONDS": checks_turns,
+    "DECODE_STALL_SECONDS": checks_pieces,
+    "ENGINE_STALL_SECONDS": checks_stall,
+    "GENERATION_WATCHDOG_SECONDS": checks_deadline,
     "MAX_BODY_BYTES": checks_body_bytes,
     "MAX_CONNECTIONS": checks_connections,
     "HTTP_IDLE_TIMEOUT_SECONDS": checks_idle,

@@ -58,11 +58,12 @@ class Evictor:
         self.limits = limits
         self.evicted = 0
 
-    def shrink(self, now: float, beside_bytes: int = 0) -> bool:
+    def shrink(self, now: float, beside_bytes: int = 0, shortage: int = 0) -> bool:
         """Let go of what is beyond the limits. Returns whether anything went.
 
         Args:
             beside_bytes: held by running rows outside of their strands: in a batch.
+            shortage: bytes that have to go whatever the limits are.
         """
         before = self.evicted
         live = self._store.live_weight + Weight(beside_bytes)
@@ -73,7 +74,13 @@ class Evictor:
             self._drop_ends_beyond(self.limits.most_ends)
         if self._is_beyond(live, slack=_RESERVE):
             self._relieve(now, live)
+        if shortage:
+            self._drop_worst(now, self._has_shrunk_by(shortage))
         return self.evicted > before
+
+    def _has_shrunk_by(self, nbytes: int) -> Enough:
+        target = self._store.weight.nbytes - nbytes
+        return lambda: self._store.weight.nbytes <= target
 
     def _relieve(self, now: float, live: Weight) -> None:
         """Memory is short: first what is old, then what is beyond a number, then the worst of the rest."""

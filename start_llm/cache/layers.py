@@ -139,7 +139,7 @@ class Layers:
     def __init__(self, network: Any, room: int = 256) -> None:
         self._network = network
         self._room = room
-        kinds = [_kind_name(leaf) for leaf in _leaves(self.fresh())]
+        kinds = [_kind_name(leaf) for leaf in leaves(self.fresh())]
         self.unknown = sorted({kind for kind in kinds if kind not in _SLICED and kind not in _WHOLE})
         self.has_state = any(kind in _WHOLE for kind in kinds)
         self.is_sliced = any(kind in _SLICED for kind in kinds)
@@ -150,7 +150,7 @@ class Layers:
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
         caches = make_prompt_cache(self._network)
-        for leaf in _leaves(caches):
+        for leaf in leaves(caches):
             if type(leaf).__name__ in _SLICED:
                 leaf.step = self._room
         return caches
@@ -200,7 +200,7 @@ class Layers:
             leaf.offset = length
         if state is not None:
             self.set_state(caches, state)
-        mx.eval([leaf.state for leaf in _leaves(caches)])
+        mx.eval([leaf.state for leaf in leaves(caches)])
         return caches
 
     def set_state(self, caches: Sequence[Any], state: State) -> None:
@@ -226,11 +226,11 @@ class Layers:
 
     def nbytes(self, caches: Sequence[Any]) -> int:
         """Bytes of all leaves, unused room included."""
-        return sum(leaf.nbytes for leaf in _leaves(caches) if not leaf.empty())
+        return sum(leaf.nbytes for leaf in leaves(caches) if not leaf.empty())
 
     def arrays(self, caches: Sequence[Any]) -> int:
         """How many arrays the caches are."""
-        states = [leaf.state for leaf in _leaves(caches) if not leaf.empty()]
+        states = [leaf.state for leaf in leaves(caches) if not leaf.empty()]
         return sum(isinstance(value, mx.array) for _, value in tree_flatten(states))
 
     def sliced_nbytes(self, caches: Sequence[Any]) -> int:
@@ -243,7 +243,7 @@ def settle(caches: Sequence[Any]) -> None:
 
     One leaf after the other, so that little is there twice (lesson 28).
     """
-    for leaf in _leaves(caches):
+    for leaf in leaves(caches):
         if not leaf.empty():
             leaf.state = tree_map(_let_go, leaf.state)
             mx.eval(leaf.state)
@@ -276,10 +276,11 @@ def _one_behind_the_other(parts: Sequence[mx.array]) -> mx.array:
     return mx.concatenate(list(parts), axis=-2) if len(parts) > 1 else _own(parts[0])
 
 
-def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
+def leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches themselves, out of those that hold several."""
     for cache in caches:
         if type(cache).__name__ == "CacheList":
-            yield from _leaves(cache.caches)
+            yield from leaves(cache.caches)
         else:
             yield cache
 
@@ -291,8 +292,8 @@ def _kind_name(leaf: Any) -> str:
 
 
 def _sliced(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:
-    return [(leaf, _SLICED[name]) for leaf in _leaves(caches) if (name := _kind_name(leaf)) in _SLICED]
+    return [(leaf, _SLICED[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _SLICED]
 
 
 def _whole(caches: Sequence[Any]) -> list[tuple[Any, _Whole]]:
-    return [(leaf, _WHOLE[name]) for leaf in _leaves(caches) if (name := _kind_name(leaf)) in _WHOLE]
+    return [(leaf, _WHOLE[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _WHOLE]

@@ -64,7 +64,10 @@ class PromptCache:
 
     Attributes:
         beside_bytes: what running rows hold outside of their strands: a batch.
+        keeps: what is computed can be had again.
     """
+
+    keeps = True
 
     def __init__(
         self,
@@ -95,19 +98,31 @@ class PromptCache:
             boundaries: ends of the messages, ascending, in tokens.
             told: tokens that stand for messages which were computed before, spelled otherwise perhaps.
         """
+        opened, plan = self._open(ids, salt, boundaries, told, len(ids))
+        self._note_lookup(plan, opened.restored)
+        return opened
+
+    def reopen(
+        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int, prompt_length: int
+    ) -> Opened:
+        """The same for a row that was interrupted: part of its reply may stand behind its prompt."""
+        return self._open(ids, salt, boundaries, told, prompt_length)[0]
+
+    def _open(
+        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int, prompt_length: int
+    ) -> tuple[Opened, Plan]:
         now, root = self._clock(), self._root(salt)
         found = self._find(root, ids, boundaries, told)
         plan = found.plan
         strand = self._taken(plan, root) if plan.hand_over else self._copied(plan, root, ids)
         self._use(strand, plan, now)
         strand.boundaries = _ends(ids, boundaries)
-        prompt_end = strand.boundaries[-1] if strand.boundaries else len(ids) - 1
+        prompt_end = strand.boundaries[-1] if strand.boundaries else prompt_length - 1
         strand.shared_to = max(strand.shared_to, prompt_end)
-        strand.prompt_length = len(ids)
+        strand.prompt_length = prompt_length
         strand.known = found.restored.known
-        self._note_lookup(plan, found.restored)
         self._store.admit(strand)
-        return Opened(strand, self._stops(strand, found.matched), found.restored)
+        return Opened(strand, self._stops(strand, found.matched), found.restored), plan
 
     def peek(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Restored:
         """What `open` would restore. Nothing changes, and nothing is counted."""
@@ -248,11 +263,20 @@ class PromptCache:
 
     # ------------------------------------------------------------------------------------------------- limits
 
-    def shrink(self) -> None:
-        """Back within the limits, and counted."""
-        if self._evictor.shrink(self._clock(), self.beside_bytes):
+    def shrink(self, shortage: int = 0) -> None:
+        """Back within the limits, and counted.
+
+        Args:
+            shortage: bytes to let go of beyond that, as far as there is anything that may go.
+        """
+        if self._evictor.shrink(self._clock(), self.beside_bytes, shortage):
             self._layers.release()
         self._note_kept()
+
+    @property
+    def room_bytes(self) -> int:
+        """For all that is kept, and for what running rows hold."""
+        return self._evictor.limits.budget_bytes
 
     def check_integrity(self) -> None:
         """Raises `BrokenInvariant` if anything contradicts anything."""
@@ -313,6 +337,9 @@ def _miss(plan: Plan, *, known: int, kept: int, once: int) -> Miss | None:
 class NoReuse:
     """In place of a cache: every prompt is computed."""
 
+    keeps = False
+    room_bytes = 0
+
     def __init__(self, layers: Layers, metrics: CacheMetrics | None = None) -> None:
         self.beside_bytes = 0
         self._layers = layers
@@ -329,6 +356,16 @@ class NoReuse:
         self._metrics.lookups += 1
         self._metrics.misses["off"] += 1
         self._metrics.computed_tokens += 1  # the last one, which no chunk computes
+        return Opened(Strand(self._layers.fresh(), self._root), (), Restored(0, "off"))
+
+    def reopen(
+        self,
+        ids: tuple[int, ...],  # noqa: ARG002
+        salt: bytes,  # noqa: ARG002
+        boundaries: Sequence[int],  # noqa: ARG002
+        told: int,  # noqa: ARG002
+        prompt_length: int,  # noqa: ARG002
+    ) -> Opened:
         return Opened(Strand(self._layers.fresh(), self._root), (), Restored(0, "off"))
 
     def peek(
@@ -349,5 +386,5 @@ class NoReuse:
     def discard(self, strand: Strand) -> None:
         pass
 
-    def shrink(self) -> None:
+    def shrink(self, shortage: int = 0) -> None:
         pass

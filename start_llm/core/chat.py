@@ -112,6 +112,7 @@ class ChatRequest:
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
         template_options: extra variables for the chat template (`chat_template_kwargs`).
         tenant: whose request it is; tenants share nothing that was computed.
+        is_background: nobody waits in front of a screen for it, as far as its client says.
     """
 
     messages: tuple[Message, ...]
@@ -123,6 +124,7 @@ class ChatRequest:
     session_id: str | None = None
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,7 @@ class TextRequest:
     session_id: str | None = None
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
+    is_background: bool = False
 
 
 type GenerationRequest = ChatRequest | TextRequest

@@ -9,6 +9,7 @@ StartLLMError
 ├── RequestError                 refused before the status line, with the protocol's own body
 │   ├── InvalidRequest           400
 │   │   └── ContextOverflow      400
+│   │       └── OverBudget       400
 │   ├── Unauthorized             401
 │   ├── Forbidden                403
 │   ├── NotFound                 404
@@ -97,6 +98,25 @@ class ContextOverflow(InvalidRequest):
         )
         self.prompt_tokens = prompt_tokens
         self.window = window
+
+
+class OverBudget(ContextOverflow):
+    """The model has room for the prompt, and this machine has not, whatever is evicted or waited for.
+
+    Args:
+        window: tokens that there is memory for.
+        budget_bytes: of memory, for everything.
+    """
+
+    kind = "memory_admission"
+    code = "context_over_budget"
+
+    def __init__(self, *, prompt_tokens: int, window: int, budget_bytes: int, param: str) -> None:
+        super().__init__(prompt_tokens=prompt_tokens, window=window, param=param)
+        self.message = (
+            f"This model's maximum context length is {window} tokens within the memory budget of "
+            f"{budget_bytes / 2**30:.1f} GiB. However, your messages resulted in {prompt_tokens} tokens."
+        )
 
 
 class Unauthorized(RequestError):

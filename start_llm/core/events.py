@@ -152,12 +152,14 @@ class Usage:
 class Finished:
     """The reply is complete. `stop` names the stop string that ended it, if one did.
 
-    `reason` is "tool_calls" if calls were made and none of them was cut off.
+    `reason` is "tool_calls" if calls were made and none of them was cut off. `was_cut`: the server's own
+    deadline ended it, in the middle of anything, its prompt included.
     """
 
     reason: FinishReason
     usage: Usage
     stop: str | None = None
+    was_cut: bool = False
 
     @property
     def ended_itself(self) -> bool:

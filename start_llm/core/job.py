@@ -38,6 +38,8 @@ class Job:
         boundaries: numbers of prompt tokens at which messages end, ascending.
         known: prompt tokens that stand for messages which were computed before, however they were spelled.
         salt: keeps what different callers computed apart.
+        session: requests of one are served one after the other; empty: it is alone.
+        is_background: nobody waits in front of a screen for it, as far as its client says.
         stop: strings that end the reply.
         top_logprobs: None or 0..20.
         thought: None lets the model think as long as it likes.
@@ -50,6 +52,8 @@ class Job:
     boundaries: tuple[int, ...] = ()
     known: int = 0
     salt: bytes = b""
+    session: str = ""
+    is_background: bool = False
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     thought: ThoughtLimit | None = None

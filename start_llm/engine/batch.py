@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -36,15 +37,19 @@ class Solo:
         self._context = mx.array(row.tokens[:-1], dtype=mx.uint32) if row.processors else None
         self._next = self._launch(mx.array(row.tokens[-1:], dtype=mx.uint32))
 
-    def step(self) -> Sampled:
+    @property
+    def rows(self) -> list[Row]:
+        return [self.row]
+
+    def step(self) -> list[Sampled]:
         token, logprobs = self._take_next()
         self._next = self._launch(token)
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
-        return Sampled(self.row, cast("int", token.item()), logprobs[0])
+        return [Sampled(self.row, cast("int", token.item()), logprobs[0])]
 
-    def release(self) -> Sampled:
+    def release(self, row: Row) -> Sampled:  # noqa: ARG002 - it has but one
         """The last token computed; the row is at rest once it has accepted it."""
         token, logprobs = self._take_next()
         return Sampled(self.row, cast("int", token.item()), logprobs[0])
@@ -103,9 +108,24 @@ class Batch:
         """Caches with all that was fed of a row, not computed yet."""
         return cast("list[Any]", self._generator.extract_cache([uid])[uid][0])
 
+    def release(self, row: Row) -> Sampled | None:
+        """The last token computed for a row: it is at rest once it has accepted it, and is taken out.
+
+        None if it is at rest already, on its way into the batch.
+        """
+        running, uid = self._running, self._uid(row)
+        if uid not in running.uids:
+            return None
+        place = running.uids.index(uid)
+        token = row.dictated.popleft() if row.dictated else int(running._next_tokens[place].item())
+        return Sampled(row, token, running._next_logprobs[place])
+
+    def _uid(self, row: Row) -> int | None:
+        return next((uid for uid, held in self._rows.items() if held is row), None)
+
     def remove(self, row: Row) -> Held | None:
         """Take a row out; None if it is not here."""
-        uid = next((uid for uid, held in self._rows.items() if held is row), None)
+        uid = self._uid(row)
         if uid is None:
             return None
         del self._rows[uid]
@@ -158,6 +178,9 @@ class Batch:
 
     def close(self) -> None:
         self._generator.close()
+
+
+type Group = Solo | Batch
 
 
 def fits(lengths: Sequence[int]) -> bool:
@@ -215,20 +238,54 @@ class Decoder:
                 return held
         return Held([], 0)
 
-    def step(self) -> list[Sampled]:
-        """One token for each row, but for those that are on their way into a batch."""
+    def release(self, row: Row) -> tuple[Held, Sampled | None]:
+        """Take a row out that will go on later: its caches, and its next token if that is computed already.
+
+        Once it has accepted that token it is at rest, and its caches hold all tokens but this one.
+        """
+        sampled = None
+        for group in self.groups:
+            if any(one is row for one in group.rows):
+                sampled = group.release(row)
+        return self.remove(row), sampled
+
+    @property
+    def groups(self) -> list[Group]:
+        """Rows that decode: each group takes its step by itself."""
+        return [*(batch for batch in self._batches if len(batch)), *self._solos]
+
+    def settle(self) -> list[Sampled]:
+        """Bring lone rows to rest that can share a batch with a newcomer, which starts in the next step."""
         self._close_empty_batches()
-        settled = self._settle_solos() if self._resting and self._can_batch else []
-        if not settled:
-            self._start_resting()
-        batched = (sampled for batch in self._batches for sampled in batch.step())
-        return [*settled, *batched, *(solo.step() for solo in self._solos)]
+        return self._settle_solos() if self._resting and self._can_batch else []
+
+    @property
+    def next_to_start(self) -> Row | None:
+        return self._resting[0] if self._resting else None
+
+    def start_next(self) -> None:
+        """Let the first row that is at rest decode. If that fails, it is still there, to be taken out."""
+        self._start(self._resting[0], self._resting[1:])
+        del self._resting[0]
+
+    def drop(self, group: Group) -> list[Row]:
+        """Forget a group whose step has failed half way, and what its rows have computed."""
+        rows = group.rows
+        if isinstance(group, Batch):
+            group.close()
+            self._batches.remove(group)
+        else:
+            self._solos.remove(group)
+        return rows
 
     def abandon(self) -> list[Row]:
-        """Drop every row and start afresh, after a step that failed half way."""
-        rows = self.rows
-        self.close()
+        """Drop every row and start afresh."""
+        rows, batches = self.rows, self._batches
         self._resting, self._solos, self._batches = [], [], []
+        for batch in reversed(batches):
+            # A device that has failed does not even wait for its work.
+            with suppress(RuntimeError):
+                batch.close()
         return rows
 
     def close(self) -> None:
@@ -245,16 +302,10 @@ class Decoder:
     def _settle_solos(self) -> list[Sampled]:
         """Bring lone rows to rest that can share a batch with a newcomer."""
         joining = [solo for solo in self._solos if any(_fit([solo.row, row]) for row in self._resting)]
-        sampled = [solo.release() for solo in joining]
+        sampled = [solo.release(solo.row) for solo in joining]
         self._resting = [*(solo.row for solo in joining), *self._resting]
         self._solos = [solo for solo in self._solos if solo not in joining]
         return sampled
-
-    def _start_resting(self) -> None:
-        while self._resting:
-            # Only a row that has started leaves the list: if its start fails, `abandon` still finds it.
-            self._start(self._resting[0], self._resting[1:])
-            del self._resting[0]
 
     def _start(self, row: Row, others: list[Row]) -> None:
         batch = self._batch_for(row, others) if self._can_batch else None
@@ -278,4 +329,4 @@ class Decoder:
 
 
 def _fit(rows: Sequence[Row]) -> bool:
-    return fits([len(row.tokens) for row in rows])
+    return not any(row.is_alone for row in rows) and fits([len(row.tokens) for row in rows])

@@ -16,7 +16,8 @@ from start_llm.core.events import Failed, Restored
 from start_llm.core.job import Job
 from start_llm.engine.generation import Generation
 from start_llm.engine.look import Look
-from start_llm.engine.loop import STOPPING, EngineLoop, Inbox, Machinery
+from start_llm.engine.loop import STOPPING, EngineLoop, Inbox
+from start_llm.engine.machinery import Machinery
 from start_llm.telemetry.metrics import EngineMetrics
 
 _BETWEEN_LOOKS_S = 0.5

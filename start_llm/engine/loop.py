@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import queue
-from collections import deque
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import Strand
-from start_llm.cache.prompt_cache import NoReuse, PromptCache
+from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.events import Failed
-from start_llm.engine.batch import Decoder
+from start_llm.engine.batch import Decoder, Group
 from start_llm.engine.generation import Generation
 from start_llm.engine.look import Look
+from start_llm.engine.machinery import Machinery
 from start_llm.engine.prefill import ChunkPacer, Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
+from start_llm.engine.schedule import Schedule, Waiting, goes_first
 from start_llm.telemetry.metrics import EngineMetrics
 
 type Inbox = queue.SimpleQueue[Generation | Look | None]
@@ -32,45 +32,37 @@ STOPPING = "The server is stopping."
 _STEPS_BETWEEN_LOOKS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Machinery:
-    """What the loop runs.
-
-    Attributes:
-        network: `network(tokens[1, n], cache=...)` gives logits [1, n, vocabulary].
-        token_bytes, end_tokens: see `models.tokenizer`.
-        cache: what was computed before.
-        most_rows: rows that decode at once.
-        batches: whether the network's caches can be merged.
-    """
-
-    network: Any
-    token_bytes: Callable[[int], bytes]
-    end_tokens: frozenset[int]
-    most_rows: int
-    batches: bool
-    cache: PromptCache | NoReuse | None = None
-
-
 class EngineLoop:
     """Owner of everything MLX: made, run and dropped on the engine thread.
 
-    Prefill is serial and first come, first served; one chunk's worth of it alternates with one decode step.
+    Prefill is serial; one chunk's worth of it alternates with one decode step. A row can be interrupted at
+    any step: it comes to rest, the cache has what it computed, and it goes on when its turn comes again.
+
+    Args:
+        clock: seconds.
     """
 
-    def __init__(self, machinery: Machinery, inbox: Inbox, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        machinery: Machinery,
+        inbox: Inbox,
+        metrics: EngineMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._machinery = machinery
         self._inbox = inbox
         self._metrics = metrics
-        self._waiting: deque[Generation] = deque()
-        self._pacer = ChunkPacer()
+        self._clock = clock
+        self._schedule = Schedule(clock)
+        self._pacer = ChunkPacer(machinery.pace.chunk_s)
         self._allowance = 0
         self._cache = machinery.cache or NoReuse(Layers(machinery.network))
         self._steps = 0
-        self._starting: Generation | None = None
+        self._starting: Waiting | None = None
         self._opened: Strand | None = None
         self._prefill: Prefill | None = None
         self._decoder = Decoder(machinery.network, most_rows=machinery.most_rows, batches=machinery.batches)
+        self._last_step: float | None = None
         self._stopping = False
 
     def run(self) -> None:
@@ -83,25 +75,32 @@ class EngineLoop:
 
     def _fail_the_rest(self) -> None:
         self._receive_all()
-        left = [*self._abandon_starting(), *self._abandon_prefill(), *self._waiting]
-        for generation in [*left, *(row.generation for row in self._decoder.rows)]:
+        for generation in self._abandon_everything():
             generation.emit(Failed(STOPPING))
         self._decoder.close()
 
     def step(self) -> None:
         self._receive()
         self._guarded(self._drop_cancelled, self._abandon_decoding)
+        self._guarded(self._cut_overdue, self._abandon_decoding)
+        self._guarded(self._make_room, self._abandon_decoding)
         self._prefill_some()
-        self._guarded(self._decode_step, self._abandon_decoding)
+        self._decode()
         self._guarded(self._share_memory, list)
         self._report()
 
+    # --------------------------------------------------------------------------------------- coming and going
+
     def _receive(self) -> None:
         """Take new requests; wait for one if there is nothing else to do."""
-        if not (self._waiting or self._prefill or self._decoder.rows):
-            self._note(self._inbox.get())
+        if not (self._schedule or self._prefill or self._decoder.rows):
+            self._metrics.step_began = self._last_step = None
+            request = self._inbox.get()
+            self._metrics.step_began = time.monotonic()
+            self._note(request)
+        self._metrics.step_began = time.monotonic()
         self._receive_all()
-        self._metrics.waiting = len(self._waiting)
+        self._metrics.waiting = len(self._schedule)
 
     def _receive_all(self) -> None:
         with suppress(queue.Empty):
@@ -111,7 +110,7 @@ class EngineLoop:
     def _note(self, request: Generation | Look | None) -> None:
         match request:
             case Generation():
-                self._waiting.append(request)
+                self._schedule.add(request, self._pacer.speed)
             case Look():
                 self._guarded(partial(self._tell, request), partial(self._cannot_tell, request))
             case None:
@@ -126,25 +125,113 @@ class EngineLoop:
         return []
 
     def _drop_cancelled(self) -> None:
-        self._waiting = deque(request for request in self._waiting if not request.cancelled)
+        self._schedule.take_cancelled()
         if self._prefill and self._prefill.row.cancelled:
-            self._guarded(partial(self._leave, self._prefill.row), self._abandon_prefill)
+            self._guarded(self._leave_prefill, self._abandon_prefill)
         for row in self._decoder.rows:
             if row.cancelled:
                 self._guarded(partial(self._retire, row), partial(self._abandon_row, row))
 
-    def _leave(self, row: Row) -> None:
+    def _cut_overdue(self) -> None:
+        """End the replies whose time is over; what was computed is kept."""
+        for row in [*self._schedule.interrupted, *self._running]:
+            if 0 < self._machinery.pace.deadline_s < self._spent_s(row):
+                row.cut()
+                row.generation.cancel()
+        self._drop_cancelled()
+
+    def _spent_s(self, row: Row) -> float:
+        return row.spent_s(self._clock() if row in self._running else row.since)
+
+    @property
+    def _running(self) -> list[Row]:
+        return [*([self._prefill.row] if self._prefill else []), *self._decoder.rows]
+
+    # --------------------------------------------------------------------------------------- whose turn it is
+
+    def _make_room(self) -> None:
+        """Interrupt who has to: for a short prompt, for those that wait for a place, for want of memory."""
+        first = self._schedule.first
+        prefill = self._prefill
+        if first and prefill and self._cache.keeps:
+            if goes_first(first, prefill.row, prefill.row.due, prefill.done):
+                self._guarded(self._stop_prefill, self._abandon_prefill)
+        elif first and not prefill and not self._has_room(first):
+            self._interrupt_longest_for(first)
+        self._interrupt_beyond_memory()
+
+    def _stop_prefill(self) -> None:
+        """In the middle of a prompt; it goes on later."""
+        if self._prefill is None:
+            return
+        row = self._prefill.row
+        self._leave_prefill()
+        row.pause(self._clock())
+        self._schedule.put_back(row, row.due)
+
+    def _leave_prefill(self) -> None:
         """Stop in the middle of a prompt, and keep what is computed of it."""
+        if self._prefill is None:
+            return
+        row, self._prefill = self._prefill.row, None
         self._cache.close(row.strand, row.cache, row.strand.tokens)
-        self._prefill = None
         mx.clear_cache()
 
-    def _start_next(self) -> None:
-        if self._prefill or not self._waiting or len(self._decoder.rows) >= self._machinery.most_rows:
+    def _has_room(self, waiting: Waiting) -> bool:
+        admission, running = self._machinery.admission, self._running
+        if len(running) >= self._machinery.most_rows:
+            return False
+        return admission.has_room(running, waiting.generation.job, waiting.tokens)
+
+    def _interrupt_longest_for(self, first: Waiting) -> None:
+        """The row that has had its turn for the longest time, if that is long enough."""
+        rows = self._decoder.rows
+        if not rows or not self._can_keep_all(first):
             return
-        self._starting = self._waiting.popleft()
-        self._metrics.waiting = len(self._waiting)
-        job = self._starting.job
+        row = min(rows, key=lambda one: one.since)
+        if self._clock() - row.since >= self._machinery.pace.turn_s:
+            self._guarded(partial(self._interrupt, row), partial(self._abandon_row, row))
+
+    def _can_keep_all(self, first: Waiting) -> bool:
+        """Whether rows that take turns are still in memory when theirs comes again."""
+        lengths = [len(row.tokens) for row in (*self._schedule.interrupted, *self._running)]
+        newcomer = [] if first.row else [first.tokens]
+        held = self._machinery.admission.held([*lengths, *newcomer])
+        return self._cache.keeps and held <= self._cache.room_bytes
+
+    def _interrupt_beyond_memory(self) -> None:
+        """Rows have grown into what is there for all: the newest makes room for those that came before."""
+        rows = self._decoder.rows
+        grown = self._machinery.admission.held([len(row.tokens) for row in self._running])
+        if len(rows) > 1 and grown > self._machinery.admission.usable_bytes:
+            newest = max(rows, key=lambda one: one.since)
+            self._guarded(partial(self._interrupt, newest), partial(self._abandon_row, newest))
+
+    def _interrupt(self, row: Row) -> None:
+        """Take a row out in the middle of its reply; it goes on later."""
+        held, sampled = self._decoder.release(row)
+        self._cache.beside_bytes = self._decoder.batched_bytes
+        self._cache.close(row.strand, held.caches, row.tokens[: held.tokens])
+        if sampled is None or not self._has_ended(sampled):
+            row.pause(self._clock())
+            self._schedule.put_back(row)
+            self._metrics.interruptions += 1
+
+    # ------------------------------------------------------------------------------------------------ prefill
+
+    def _start_next(self) -> None:
+        first = self._schedule.first
+        if self._prefill or first is None or not self._has_room(first):
+            return
+        self._starting = first
+        self._schedule.take(first)
+        self._metrics.waiting = len(self._schedule)
+        row, stops = self._continued(first.row) if first.row else self._opened_for(first)
+        self._prefill = Prefill(self._machinery.network, row, self._pacer, stops)
+        self._starting = self._opened = None
+
+    def _opened_for(self, waiting: Waiting) -> tuple[Row, tuple[int, ...]]:
+        job = waiting.generation.job
         opened = self._cache.open(job.prompt.ids, job.salt, job.boundaries, job.known)
         self._opened = opened.strand
         reply = ReplyWriter(
@@ -153,10 +240,17 @@ class EngineLoop:
             self._machinery.end_tokens,
             cached=len(opened.strand.tokens),
         )
-        row = Row(self._starting, reply, opened.strand)
+        row = Row(waiting.generation, reply, opened.strand, due=waiting.due, now=self._clock())
         row.generation.emit(opened.restored)
-        self._prefill = Prefill(self._machinery.network, row, self._pacer, opened.stops)
-        self._starting = self._opened = None
+        return row, opened.stops
+
+    def _continued(self, row: Row) -> tuple[Row, tuple[int, ...]]:
+        job = row.generation.job
+        told = len(row.tokens) if row.has_begun else row.strand.known
+        opened = self._cache.reopen(tuple(row.tokens), job.salt, job.boundaries, told, len(job.prompt))
+        self._opened = opened.strand
+        row.go_on(opened.strand, self._clock())
+        return row, opened.stops
 
     def _prefill_some(self) -> None:
         """One chunk of a long prompt, or as many short prompts as take no longer."""
@@ -180,23 +274,41 @@ class EngineLoop:
             self._prefill = None
             self._decoder.add(row)
 
-    def _decode_step(self) -> None:
-        for sampled in self._decoder.step():
-            self._metrics.generated_tokens += 1
+    # ----------------------------------------------------------------------------------------------- decoding
+
+    def _decode(self) -> None:
+        """One token for each row, but for those that are on their way into a batch."""
+        settled: list[Sampled] = []
+        self._guarded(lambda: settled.extend(self._decoder.settle()), self._abandon_decoding)
+        self._accept_all(settled)
+        while not settled and (row := self._decoder.next_to_start):
+            self._guarded(self._decoder.start_next, partial(self._abandon_row, row))
+        for group in self._decoder.groups:
+            self._guarded(partial(self._step, group), partial(self._abandon_group, group))
+        self._note_stall()
+
+    def _step(self, group: Group) -> None:
+        self._accept_all(group.step())
+
+    def _accept_all(self, all_sampled: list[Sampled]) -> None:
+        for sampled in all_sampled:
             self._guarded(partial(self._accept, sampled), partial(self._abandon_row, sampled.row))
 
-    def _share_memory(self) -> None:
-        """Let the cache give way to what rows hold in batches, and to what they have grown by."""
-        self._steps += 1
-        batched = self._decoder.batched_bytes
-        if batched != self._cache.beside_bytes or self._steps % _STEPS_BETWEEN_LOOKS == 0:
-            self._cache.beside_bytes = batched
-            self._cache.shrink()
-
     def _accept(self, sampled: Sampled) -> None:
+        if self._has_ended(sampled):
+            self._retire(sampled.row)
+
+    def _has_ended(self, sampled: Sampled) -> bool:
         row, token, logprobs = sampled
-        if row.accept(token, logprobs):
-            self._retire(row)
+        self._metrics.generated_tokens += 1
+        return row.accept(token, logprobs)
+
+    def _note_stall(self) -> None:
+        """The time for which running replies have stood still."""
+        now = self._clock() if self._decoder.groups else None
+        if now is not None and self._last_step is not None:
+            self._metrics.note_stall(now - self._last_step)
+        self._last_step = now
 
     def _retire(self, row: Row) -> None:
         """Take a row out of the decoder, and give what it computed to the cache."""
@@ -204,10 +316,15 @@ class EngineLoop:
         self._cache.beside_bytes = self._decoder.batched_bytes
         self._cache.close(row.strand, caches, row.tokens[:tokens])
 
-    def _abandon_row(self, row: Row) -> list[Generation]:
-        self._decoder.remove(row)
-        self._cache.discard(row.strand)
-        return [row.generation]
+    def _share_memory(self) -> None:
+        """Let the cache give way to what rows hold in batches, and to what they have grown by."""
+        self._steps += 1
+        batched, is_time = self._decoder.batched_bytes, self._steps % _STEPS_BETWEEN_LOOKS == 0
+        if batched != self._cache.beside_bytes or is_time:
+            self._cache.beside_bytes = batched
+            self._cache.shrink(self._machinery.shortage() if is_time else 0)
+
+    # ----------------------------------------------------------------------------------------------- failures
 
     def _guarded(self, action: Callable[[], None], abandon: Callable[[], list[Generation]]) -> None:
         """Run `action`; if it fails, the requests that it held fail with it and the loop goes on."""
@@ -215,16 +332,50 @@ class EngineLoop:
             action()
         except Exception as error:  # noqa: BLE001 - whatever a network raises, the other requests must live
             self._metrics.failures += 1
-            for generation in abandon():
+            for generation in self._abandoned(abandon):
                 generation.emit(Failed(f"The engine failed: {type(error).__name__}: {error}"))
             mx.clear_cache()
+
+    def _abandoned(self, abandon: Callable[[], list[Generation]]) -> list[Generation]:
+        try:
+            return abandon()
+        except Exception:  # noqa: BLE001 - then nothing that runs can be trusted, and what comes next must live
+            return self._abandon_everything()
+
+    def _abandon_everything(self) -> list[Generation]:
+        waiting = self._schedule.take_all()
+        running = [row.generation for row in self._decoder.abandon()]
+        return [*self._abandon_starting(), *self._abandon_prefill(), *waiting, *running]
+
+    def _abandon_row(self, row: Row) -> list[Generation]:
+        self._decoder.remove(row)
+        self._cache.discard(row.strand)
+        return [row.generation]
+
+    def _abandon_group(self, group: Group) -> list[Generation]:
+        return self._tried_alone(self._decoder.drop(group))
+
+    def _abandon_decoding(self) -> list[Generation]:
+        return self._tried_alone(self._decoder.abandon())
+
+    def _tried_alone(self, rows: list[Row]) -> list[Generation]:
+        """Of several rows nobody knows which one is to blame: each goes on alone, and the one will fail."""
+        for row in rows:
+            self._cache.discard(row.strand)
+        if len(rows) == 1:
+            return [rows[0].generation]
+        for row in rows:
+            row.is_alone = True
+            row.pause(self._clock())
+            self._schedule.put_back(row)
+        return []
 
     def _abandon_starting(self) -> list[Generation]:
         dropped, self._starting = self._starting, None
         strand, self._opened = self._opened, None
         if strand is not None:
             self._cache.discard(strand)
-        return [dropped] if dropped else []
+        return [dropped.generation] if dropped else []
 
     def _abandon_prefill(self) -> list[Generation]:
         dropped, self._prefill = self._prefill, None
@@ -233,13 +384,7 @@ class EngineLoop:
         self._cache.discard(dropped.row.strand)
         return [dropped.row.generation]
 
-    def _abandon_decoding(self) -> list[Generation]:
-        rows = self._decoder.abandon()
-        for row in rows:
-            self._cache.discard(row.strand)
-        return [row.generation for row in rows]
-
     def _report(self) -> None:
-        self._metrics.waiting = len(self._waiting)
+        self._metrics.waiting = len(self._schedule)
         self._metrics.active_rows = len(self._decoder.rows)
         self._metrics.prefill = (self._prefill.done, self._prefill.total) if self._prefill else None

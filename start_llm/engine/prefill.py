@@ -10,27 +10,37 @@ import mlx.core as mx
 from start_llm.core.events import Prefilling
 from start_llm.engine.row import Row
 
-_TARGET_S = 0.23
-_LONGEST = 2048
+CHUNK_S = 0.23
+"""Streams then seem to flow while a prompt is computed."""
+LONGEST_CHUNK = 2048
 _FIRST = 64
 _SHORTEST = 4
 
 
 class ChunkPacer:
-    """Chooses chunk lengths so that a chunk lasts well under 300 ms, from the speed measured last.
+    """Chooses chunk lengths so that a chunk lasts about as long as it may, from the speed measured last.
 
     A chunk is the time for which running replies stall and a cancelled prompt keeps the engine.
+
+    Args:
+        target_s: seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target_s: float = CHUNK_S) -> None:
+        self._target_s = target_s
         self.length = _FIRST
+
+    @property
+    def speed(self) -> float:
+        """Tokens of a prompt that are computed in a second, as far as is known."""
+        return self.length / self._target_s
 
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a chunk. A short last chunk says little about speed, unless it was slow."""
-        if tokens < self.length // 2 and seconds < _TARGET_S:
+        if tokens < self.length // 2 and seconds < self._target_s:
             return
-        affordable = int(tokens * _TARGET_S / max(seconds, 1e-6))
-        self.length = max(_SHORTEST, min(_round(affordable), 2 * self.length, _LONGEST))
+        affordable = int(tokens * self._target_s / max(seconds, 1e-6))
+        self.length = max(_SHORTEST, min(_round(affordable), 2 * self.length, LONGEST_CHUNK))
 
 
 def _round(length: int) -> int:
@@ -86,5 +96,6 @@ class Prefill:
         computed = end - self.done
         self._pacer.record(computed, time.perf_counter() - began)
         self.done = end
-        self.row.generation.emit(Prefilling(self.done, self.total))
+        if not self.row.has_begun:
+            self.row.generation.emit(Prefilling(self.done, self.total))
         return computed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 from start_llm.core.events import Finished, FinishReason, Text, TokenLogprobs, Usage
 from start_llm.core.job import Job
@@ -69,6 +71,11 @@ class ReplyWriter:
         """Everything held back, once no token follows."""
         last = self._stops.feed(self._detokenizer.close())
         return last.text + self._stops.close()
+
+    def cut(self) -> list[Text | Finished]:
+        """The events of a reply that ends here, whatever it has come to."""
+        *texts, end = self._finish_at_limit("")
+        return [*texts, replace(cast("Finished", end), was_cut=True)]
 
     def _finish_at_limit(self, text: str) -> list[Text | Finished]:
         return self._finish(text + self._rest(), "length")

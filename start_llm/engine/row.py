@@ -25,9 +25,14 @@ class Row:
         strand: what the prompt cache has given it, and gets back.
         cache: one entry for each cache of the network, in mlx_lm's classes.
         sampler, processors: see `engine.sampling`.
+        is_alone: it shares no batch: one that it was in has failed, and it may be the reason.
+        due: see `engine.schedule`.
+        since: when its turn began, in seconds on the engine's clock.
     """
 
-    def __init__(self, generation: Generation, reply: ReplyWriter, strand: Strand) -> None:
+    def __init__(
+        self, generation: Generation, reply: ReplyWriter, strand: Strand, *, due: float = 0, now: float = 0
+    ) -> None:
         job = generation.job
         self.generation = generation
         self.tokens = list(job.prompt.ids)
@@ -35,7 +40,11 @@ class Row:
         self.cache: list[Any] = strand.caches
         self.sampler = make_sampler(job.sampling)
         self.processors = make_processors(job.sampling, len(job.prompt))
+        self.is_alone = False
+        self.due = due
+        self.since = now
         self._reply = reply
+        self._spent_s = 0.0
 
     @property
     def cancelled(self) -> bool:
@@ -45,6 +54,28 @@ class Row:
     def dictated(self) -> deque[int]:
         """Tokens that the reply says next, whatever is sampled. Whoever feeds one takes it out."""
         return self._reply.dictated
+
+    @property
+    def has_begun(self) -> bool:
+        """Some of the reply is there."""
+        return len(self.tokens) > len(self.generation.job.prompt)
+
+    def pause(self, now: float) -> None:
+        """Its turn is over for now. Its caches are not its own any more."""
+        self._spent_s, self.cache = self.spent_s(now), []
+
+    def go_on(self, strand: Strand, now: float) -> None:
+        """Its next turn begins, with what is left of its caches."""
+        self.strand, self.cache, self.since = strand, strand.caches, now
+
+    def spent_s(self, now: float) -> float:
+        """Seconds of all its turns."""
+        return self._spent_s + now - self.since
+
+    def cut(self) -> None:
+        """End the reply here."""
+        for event in self._reply.cut():
+            self.generation.emit(event)
 
     def accept(self, token: int, logprobs: mx.array) -> bool:
         """Add the next token and report it. True if it ends the reply.

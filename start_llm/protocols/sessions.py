@@ -19,6 +19,7 @@ HEADERS = (
     "x-session-affinity",
     "x-client-request-id",
 )
+_BACKGROUND_CLASSES = ("subagent", "auxiliary")
 _LONGEST = 200
 
 
@@ -31,6 +32,11 @@ def session_id(body: Fields, headers: Mapping[str, str]) -> str | None:
 def lineage(body: Fields) -> Lineage:
     """Where the session comes from, if the request says so. Never an error."""
     return Lineage(parent=_first(_under(PARENT_KEYS, body)), branch=_first(_under(BRANCH_KEYS, body)))
+
+
+def background(headers: Mapping[str, str]) -> bool:
+    """Claude Code says of its requests which of them its user looks at, if it is asked to. Never an error."""
+    return headers.get("x-claude-code-request-class", "").strip().lower() in _BACKGROUND_CLASSES
 
 
 def _under(keys: Sequence[str], body: Fields) -> list[Json]:

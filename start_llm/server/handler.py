@@ -29,6 +29,7 @@ from start_llm.core.errors import (
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
 from start_llm.protocols.base import Call, Context, Reply, new_id
 from start_llm.protocols.fields import parse_body
+from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
 from start_llm.server.routes import OPENAI, Ask, Own, Page, Question, Wire, asks_key, dialect, find
@@ -118,7 +119,8 @@ class Handler(BaseHTTPRequestHandler):
         """What is asked, and that with its tenant."""
         context = self._context()
         call = wire.parse(parse_body(self._read_body()), self._lower_headers(), context)
-        return call, replace(call.request, tenant=context.tenant)
+        is_background = background(self._lower_headers())
+        return call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
     def _admit(self) -> None:
         """Nothing of a request is looked at, and its body is not read, before this."""

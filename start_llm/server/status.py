@@ -18,15 +18,31 @@ class ModelCard:
     """The loaded model, for clients.
 
     Attributes:
-        context_window: tokens that prompt and reply may have together.
+        context_window: tokens that prompt and reply may have together, in the memory that there is.
         reasons: it may think before it answers.
+        budget_bytes, usable_bytes: memory for everything, and what is left of it for running requests.
     """
 
     id: str
     context_window: int
     reasons: bool
     weights_bytes: int
+    budget_bytes: int
+    usable_bytes: int
     model_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthLimits:
+    """Seconds.
+
+    Attributes:
+        chunk_s: for which running replies may stand still.
+        stall_s: without progress, after which the engine is taken for stuck.
+    """
+
+    chunk_s: float
+    stall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +62,7 @@ class Status:
     cache: CacheMetrics
     transcripts: TranscriptMetrics
     responses: ResponseStore
+    limits: HealthLimits
     engine_is_alive: Callable[[], bool]
     leaving: Leaving = field(default_factory=Leaving)
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -62,6 +79,11 @@ class Status:
                 "reason": "the server is stopping",
                 "in_flight": self.leaving.inside,
             }
+        began = self.engine.step_began
+        stuck_s = time.monotonic() - began if began is not None else 0.0
+        if stuck_s > self.limits.stall_s:
+            reason = f"the engine has been busy with one step for {stuck_s:.0f} s"
+            return 503, {"status": "degraded", "reason": reason, "model": self.card.id}
         return 200, {"status": "ok", "model": self.card.id}
 
     def models(self) -> tuple[int, Mapping[str, Json]]:
@@ -95,8 +117,8 @@ class Status:
             "kv_quant": dict.fromkeys(("mode", "layers", "attention")),
             "admission": {
                 "max_safe_context": self.card.context_window,
-                "memory_budget_bytes": None,
-                "usable_bytes": None,
+                "memory_budget_bytes": self.card.budget_bytes,
+                "usable_bytes": self.card.usable_bytes,
                 "weights_bytes": self.card.weights_bytes,
             },
             "batch": {
@@ -175,4 +197,16 @@ class Status:
             "prefilled_tokens": self.engine.prefilled_tokens,
             "generated_tokens": self.engine.generated_tokens,
             "failures": self.engine.failures,
+            "interruptions": self.engine.interruptions,
+            "decode_stall": self._decode_stall(),
+        }
+
+    def _decode_stall(self) -> dict[str, Json]:
+        """Seconds between two tokens of running replies."""
+        last = sorted(self.engine.stalls)
+        return {
+            "target_s": self.limits.chunk_s,
+            "median_s": round(last[len(last) // 2], 4) if last else None,
+            "p95_s": round(last[len(last) * 95 // 100], 4) if last else None,
+            "worst_s": round(self.engine.worst_stall, 4),
         }

@@ -57,7 +57,8 @@ class Account:
             case Text():
                 self._line.note_text()
             case Finished():
-                self._ending, self._usage = event.reason, event.usage
+                self._ending = "deadline" if event.was_cut else event.reason
+                self._usage = event.usage
             case Failed():
                 self._ending = "failed"
                 self._reports.terminal.failed(self._line, event.message)

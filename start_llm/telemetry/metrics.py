@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from start_llm.core.events import Usage
 
+_STALLS = 500
+
 
 @dataclass(slots=True)
 class EngineMetrics:
@@ -17,6 +19,9 @@ class EngineMetrics:
         prefill: tokens computed and tokens in all, of the prompt being computed; None if there is none.
         prefilled_tokens, generated_tokens: forwarded and sampled since the start.
         failures: steps that raised.
+        interruptions: rows that gave their place to others, to go on later.
+        step_began: on the clock of `time.monotonic`; None while there is nothing to do.
+        stalls: seconds between two steps of running replies, the last ones; `worst_stall` of all.
     """
 
     waiting: int = 0
@@ -25,6 +30,14 @@ class EngineMetrics:
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     failures: int = 0
+    interruptions: int = 0
+    step_began: float | None = None
+    stalls: list[float] = field(default_factory=list[float])
+    worst_stall: float = 0.0
+
+    def note_stall(self, seconds: float) -> None:
+        self.stalls = [*self.stalls[1 - _STALLS :], seconds]
+        self.worst_stall = max(self.worst_stall, seconds)
 
 
 @dataclass(slots=True)
@@ -150,7 +163,7 @@ class RequestMetrics:
             self.in_flight += 1
 
     def end(self, ending: str, usage: Usage | None) -> None:
-        """`ending` is a finish reason, or `failed` or `cancelled`."""
+        """`ending` is a finish reason, or `deadline`, `failed` or `cancelled`."""
         with self._lock:
             self.in_flight -= 1
             self.endings[ending] += 1

@@ -266,7 +266,7 @@ class Turn:
             is_whole: it ends outside of thoughts and calls.
         """
         self.left()
-        if self._conversation is None or not is_whole or end.stop is not None:
+        if self._conversation is None or not is_whole or end.stop is not None or end.was_cut:
             return
         # The token that ends a reply is the next rendering's to write: some write another one there.
         written = self._written[:-1] if end.ended_itself else self._written

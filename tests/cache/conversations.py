@@ -18,7 +18,7 @@ from start_llm.cache.eviction import Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Text
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.engine.harness import Stepper, Watched, job
 from tests.ties import Reference

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.models.loader import load
 from tests.cache.conversations import Cached, Talkers, memory_for, talk, tokens
 from tests.cache.desk import is_pinned
@@ -88,6 +88,22 @@ def test_once_all_rows_of_a_batch_have_ended_no_memory_is_counted_for_them(machi
     assert engine.cached.live_bytes == engine.cache.beside_bytes > 0, "they lie in the batch alone"
     engine.finish(*together)
     assert (engine.cached.live_bytes, engine.cache.beside_bytes) == (0, 0)
+
+
+def test_when_memory_is_short_in_fact_the_cache_gives_it_back(machinery):
+    short = [0]
+    engine, rng = Cached(machinery, shortage=lambda: short[0]), random.Random(4)
+    for _ in range(4):
+        engine.say(tokens(rng, 200, 200))
+    kept = engine.cached.stored_bytes
+    short[0] = kept // 2
+    growing = engine.submit(job(tokens(rng, 30, 30), 120))
+    engine.step(64)
+    assert 0 < engine.cached.stored_bytes <= kept - kept // 2
+    assert engine.cached.evictions
+    short[0] = 10**12
+    engine.finish(growing)
+    assert [len(growing.tokens), growing.ending is not None] == [120, True], "what runs is never cut short"
 
 
 def test_what_rests_gives_way_to_a_reply_that_grows(machinery):

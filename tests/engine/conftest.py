@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.models.loader import LoadedModel, load
 from tests.conftest import TinyModel
 

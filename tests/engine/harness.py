@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,8 +16,11 @@ from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Prefill
 from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
+from start_llm.engine.batch import Decoder
 from start_llm.engine.generation import Generation
-from start_llm.engine.loop import EngineLoop, Inbox, Machinery
+from start_llm.engine.loop import EngineLoop, Inbox
+from start_llm.engine.machinery import Machinery
+from start_llm.engine.row import Sampled
 from start_llm.telemetry.metrics import EngineMetrics
 
 GREEDY = Sampling(temperature=0)
@@ -69,10 +73,21 @@ class Watched:
         return [(event.done, event.total) for event in self.look() if isinstance(event, Prefilling)]
 
 
+def stepped(decoder: Decoder) -> list[Sampled]:
+    """A step of all rows, as the loop takes it."""
+    sampled = decoder.settle()
+    while not sampled and decoder.next_to_start:
+        decoder.start_next()
+    return [*sampled, *(one for group in decoder.groups for one in group.step())]
+
+
 class Stepper:
     """An EngineLoop on the test's own thread: nothing happens between two calls of `step`."""
 
-    def __init__(self, machinery: Machinery, **changes: Any) -> None:
+    def __init__(
+        self, machinery: Machinery, clock: Callable[[], float] = time.monotonic, **changes: Any
+    ) -> None:
+        self.clock = clock
         self.metrics = EngineMetrics()
         self.inbox: Inbox = queue.SimpleQueue()
         self._machinery = replace(machinery, **changes)
@@ -81,7 +96,7 @@ class Stepper:
     def start_loop(self) -> None:
         """One that does not know the machine's speed. The one before it must have nothing left to do."""
         with mx.stream(generation_stream):
-            self.loop = EngineLoop(self._machinery, self.inbox, self.metrics)
+            self.loop = EngineLoop(self._machinery, self.inbox, self.metrics, self.clock)
 
     @property
     def is_busy(self) -> bool:

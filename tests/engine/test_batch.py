@@ -15,7 +15,7 @@ from start_llm.engine.batch import Batch, Decoder, Solo, fits
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
-from tests.engine.harness import Breakdown, FailsOnce, Wrapped, job, strand_of
+from tests.engine.harness import Breakdown, FailsOnce, Wrapped, job, stepped, strand_of
 from tests.ties import Tally, greedy_reference
 
 PROMPTS = [tuple(range(3, 30)), tuple(range(400, 431)), (9, 8, 7, 6)]
@@ -57,7 +57,7 @@ def decode(decoder: Decoder, steps: int) -> list[int]:
     """Step, and tell how many tokens each step made."""
     made = []
     for _ in range(steps):
-        sampled = decoder.step()
+        sampled = stepped(decoder)
         accept(sampled)
         made.append(len(sampled))
     return made
@@ -70,7 +70,7 @@ def test_a_lone_row_says_what_mlx_lm_says(machinery, references):
     row = resting_row(machinery, PROMPTS[0])
     solo = Solo(machinery.network, row)
     for _ in range(LENGTH):
-        accept([solo.step()])
+        accept(solo.step())
     assert tuple(row.tokens) == PROMPTS[0] + references[0].ids
 
 
@@ -91,8 +91,8 @@ def test_a_released_row_is_at_rest(machinery):
     row = resting_row(machinery, PROMPTS[0])
     solo = Solo(machinery.network, row)
     for _ in range(5):
-        accept([solo.step()])
-    accept([solo.release()])
+        accept(solo.step())
+    accept([solo.release(row)])
     assert len(row.tokens) == len(PROMPTS[0]) + 6
     assert [layer.offset for layer in row.cache] == [len(row.tokens) - 1] * 2
 
@@ -131,7 +131,7 @@ def test_a_row_that_ends_while_it_settles_does_not_join(machinery, references):
     decoder.add(first)
     decode(decoder, 3)
     decoder.add(second)
-    accept(decoder.step())
+    accept(stepped(decoder))
     decoder.remove(first)
     decode(decoder, 10)
     assert decoder.rows == [second]
@@ -163,7 +163,7 @@ def test_a_batch_that_ran_empty_can_be_joined_again(machinery, references):
         for row in rows:
             decoder.remove(row)
         assert decoder.rows == []
-        assert decoder.step() == []
+        assert stepped(decoder) == []
         for reply, reference in zip(replies(rows), references, strict=True):
             Tally().compare(reply, reference)
 

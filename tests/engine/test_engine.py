@@ -261,7 +261,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.errors import ModelError
 from start_llm.core.events import Finished
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.harness import Watched, job

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from start_llm.cache.layers import Cut, State
 from start_llm.core.events import Failed, Finished
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, job
 
@@ -160,15 +160,28 @@ def test_a_prompt_that_was_given_up_is_kept_as_far_as_it_was_computed():
     check(engine)
 
 
-@pytest.mark.parametrize("others", [0, 2], ids=["alone", "in a batch"])
-def test_of_a_step_that_failed_nothing_is_kept_but_what_was_computed_before(others):
-    breaks = FailsOnce(lambda shape: shape == (1 + others, 1), nth=4)
-    engine = counting(network=Wrapped(Counting(has_state=False), breaks))
-    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS[: 1 + others]]
-    engine.finish(*rows)
-    assert all(isinstance(row.ending, Failed) for row in rows)
+def test_of_a_step_that_failed_nothing_is_kept():
+    engine = counting(network=Wrapped(Counting(has_state=False), FailsOnce(lambda shape: shape == (1, 1), 4)))
+    row = engine.submit(job(PROMPTS[0], 30))
+    engine.finish(row)
+    assert isinstance(row.ending, Failed)
     check(engine)
-    assert [known(engine, prompt) for prompt in PROMPTS[: 1 + others]] == [0] * len(rows)
+    assert known(engine, PROMPTS[0]) == 0
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_of_a_step_of_a_batch_that_failed_nothing_is_kept_and_its_rows_go_on(nth):
+    breaks = FailsOnce(lambda shape: shape == (3, 1), nth)
+    engine = counting(network=Wrapped(Counting(has_state=False), breaks))
+    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
+    for _ in range(60):
+        engine.step()
+        check(engine)
+        if not engine.is_busy:
+            break
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        assert row.tokens == list(range(prompt[-1] + 1, prompt[-1] + 31))
+        assert known(engine, (*prompt, *row.tokens)) >= len(prompt) + 29
 
 
 def test_of_a_chunk_that_failed_nothing_is_kept():

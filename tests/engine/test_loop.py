@@ -1,7 +1,7 @@
 """The loop serves fairly, drops what nobody wants, and survives what a network throws at it."""
 
 import gc
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -9,8 +9,9 @@ import pytest
 
 from start_llm.core.events import Failed, Finished, Usage
 from start_llm.core.sampling import Sampling
+from start_llm.engine.batch import Batch
 from start_llm.engine.loop import STOPPING
-from tests.engine.harness import FailsOnce, Stepper, Watched, Wrapped, job
+from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, job
 from tests.ties import Reference, Tally, greedy_reference
 
 LONG = tuple(int(n) for n in np.random.default_rng(1).integers(0, 1500, 900))
@@ -334,24 +335,72 @@ def test_a_failing_step_of_a_lone_row_fails_it(machinery, check, nth):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 10])
-def test_a_failing_step_of_a_batch_fails_its_rows_and_nobody_else(machinery, check, nth):
+def test_a_step_of_a_batch_that_fails_once_fails_nobody(machinery, check, nth):
     stepper = broken(machinery, lambda shape: shape == (2, 1), nth)
     rows = [stepper.submit(job(prompt, 30)) for prompt in SHORT[:2]]
     stepper.step()
     long, waiting = stepper.submit(job(LONG, 10)), stepper.submit(job(SHORT[3], 10))
     stepper.finish(*rows, long, waiting)
-    assert_failed(stepper, *rows)
+    assert stepper.metrics.failures == 1
+    assert [len(row.tokens) for row in (*rows, long, waiting)] == [30, 30, 10, 10]
     check(*rows, long, waiting)
 
 
-def test_a_failure_while_a_lone_row_and_a_newcomer_meet_leaves_nobody_waiting(machinery, check):
+class Hates:
+    """Raises whenever a row feeds this token."""
+
+    def __init__(self, network: Any, token: int) -> None:
+        self._network, self._token = network, token
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        if self._token in cast("list[int]", tokens.flatten().tolist()):
+            raise Breakdown("broken on purpose")
+        return self._network(tokens, cache=cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+def test_the_row_that_breaks_its_batch_fails_and_the_others_go_on(machinery, references, check):
+    said = [references[prompt].ids[:30] for prompt in SHORT[:3]]
+    bad = next(token for token in said[1][5:20] if token not in (*said[0], *said[2], *sum(SHORT[:3], ())))
+    stepper = Stepper(machinery, network=Hates(machinery.network, bad))
+    rows = [stepper.submit(job(prompt, 30)) for prompt in SHORT[:3]]
+    stepper.finish(*rows)
+    assert isinstance(rows[1].ending, Failed)
+    assert len(rows[1].tokens) == said[1].index(bad), "all that it could say"
+    assert stepper.metrics.failures == 2, "once for all, and once alone"
+    assert [len(row.tokens) for row in (rows[0], rows[2])] == [30, 30]
+    check(*rows)
+
+
+def test_a_failure_while_a_lone_row_and_a_newcomer_meet_fails_nobody(machinery, check):
     stepper = broken(machinery, lambda shape: shape[0] == 2)
     (row,) = decoding(stepper, 1)
     newcomer = stepper.submit(job(SHORT[1], 20))
     stepper.finish(row, newcomer)
-    assert_failed(stepper, row, newcomer)
-    check(row)
+    assert [len(one.tokens) for one in (row, newcomer)] == [70, 20]
+    check(row, newcomer)
     assert stepper.metrics.active_rows == 0
+
+
+def test_what_cannot_even_be_taken_out_takes_nobody_with_it_that_comes_later(machinery, check, monkeypatch):
+    """The device is gone for a moment: not even the caches of a row can be copied out of its batch."""
+    stepper = Stepper(machinery)
+    rows = decoding(stepper, 2)
+
+    def breaks(*_: Any) -> None:
+        raise Breakdown("broken on purpose")
+
+    monkeypatch.setattr(Batch, "remove", breaks)
+    waiting = stepper.submit(job(LONG, 5))
+    rows[0].generation.cancel()
+    stepper.step()
+    monkeypatch.undo()
+    assert [isinstance(one.look()[-1], Failed) for one in (rows[1], waiting)] == [True, True]
+    later = stepper.submit(job(SHORT[3], 10))
+    stepper.finish(later)
+    check(later)
 
 
 def test_every_failure_is_counted(machinery):

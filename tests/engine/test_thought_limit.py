@@ -9,7 +9,7 @@ import pytest
 from start_llm.core.events import Failed, Finished, Usage
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.sampling import Sampling
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.models.loader import LoadedModel, load
 from tests.engine.harness import Stepper, Watched, job
 from tests.ties import Tally, greedy_reference

@@ -12,8 +12,9 @@ from typing import Any
 
 from start_llm.app import Ready
 from start_llm.configured import engine_config, model_family, model_traits
+from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery
 from start_llm.models.footprint import measure
 from start_llm.models.loader import load
 from start_llm.prompt.prepare import Preparer
@@ -22,7 +23,7 @@ from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
-from start_llm.server.status import ModelCard, Status
+from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
 from start_llm.settings import Settings
 from start_llm.telemetry.account import Reports
@@ -62,7 +63,7 @@ def breakable(folder: Path) -> Generator[BreakableServer]:
     def assemble() -> Machinery:
         model = load(folder)
         network = BreakableNetwork(model.network)
-        loaded.append((Ready(model, measure(model)), network))
+        loaded.append((Ready(model, measure(model), Admission()), network))
         tokenizer = model.tokenizer
         return Machinery(network, tokenizer.token_bytes, tokenizer.end_tokens, most_rows=4, batches=True)
 
@@ -83,7 +84,7 @@ def breakable(folder: Path) -> Generator[BreakableServer]:
 def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Ready) -> Site:
     tokenizer = ready.model.tokenizer
     family = model_family(settings, ready.model)
-    traits = model_traits(settings, ready.model, ready.footprint, family)
+    traits = model_traits(settings, ready.model, ready.footprint, family, ready.admission)
     requests = RequestMetrics()
     known = transcripts(tokenizer.token_bytes, partial(tokenizer.encode, as_document=False))
     card = ModelCard(
@@ -91,6 +92,8 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
         context_window=traits.context_window,
         reasons=family.thought is not None,
         weights_bytes=ready.footprint.weights_bytes,
+        budget_bytes=ready.admission.usable_bytes,
+        usable_bytes=ready.admission.usable_bytes,
         model_type=ready.footprint.model_type,
     )
     return Site(
@@ -110,6 +113,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
             cache=CacheMetrics(),
             transcripts=known.metrics,
             responses=ResponseStore(),
+            limits=HealthLimits(chunk_s=0.2, stall_s=60),
             engine_is_alive=engine.is_alive,
         ),
         model=ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes),

@@ -59,7 +59,13 @@ def test_who_fails_is_gone_too():
 
 def test_health_says_that_the_server_stops():
     leaving = Leaving()
-    status: Any = SimpleNamespace(engine_is_alive=lambda: True, leaving=leaving, card=SimpleNamespace(id="m"))
+    status: Any = SimpleNamespace(
+        engine_is_alive=lambda: True,
+        leaving=leaving,
+        card=SimpleNamespace(id="m"),
+        engine=SimpleNamespace(step_began=None),
+        limits=SimpleNamespace(stall_s=1),
+    )
     assert Status.health(status) == (200, {"status": "ok", "model": "m"})
     leaving.begin(1)
     code, told = Status.health(status)

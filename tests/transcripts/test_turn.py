@@ -149,6 +149,7 @@ def test_a_thought_that_nobody_wants_does_not_stay(policy):
         ((Content(" \n"),), " \n", ITSELF, True),
         ((THOUGHT,), "(Hm.)", ITSELF, True),
         (HERE, "Here", replace(ITSELF, stop="!"), True),
+        (HERE, "Here", replace(AT_A_LIMIT, was_cut=True), True),
         (HERE, "Here<call", AT_A_LIMIT, False),
     ],
 )

@@ -1,0 +1,103 @@
+"""What a sequence costs in memory, measured on a few tokens before any request comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from start_llm.cache.layers import leaves
+
+_PROBE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Layers that keep the last tokens only: bytes of each, and how many they keep."""
+
+    token_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """Bytes of one sequence's caches, by the kind of its layers.
+
+    Attributes:
+        token_bytes: of layers that keep every token.
+        windows: of sliding ones.
+        state_bytes: of layers whose state does not grow.
+    """
+
+    token_bytes: int = 0
+    windows: tuple[Window, ...] = ()
+    state_bytes: int = 0
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes of so many tokens."""
+        sliding = sum(window.token_bytes * min(tokens, window.tokens) for window in self.windows)
+        return self.token_bytes * tokens + sliding + self.state_bytes
+
+    def tokens_in(self, nbytes: int) -> int:
+        """The most tokens that fit into so many bytes."""
+        low, high = 0, 2**31
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes_of(middle) <= nbytes else (low, middle - 1)
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What computing costs.
+
+    Attributes:
+        row: a sequence, as long as it is there.
+        work_bytes: each token of a piece of a prompt, while it is being computed.
+    """
+
+    row: RowCost
+    work_bytes: int
+
+
+def measure(network: Any, caches: Sequence[Any]) -> Measured:
+    """Compute a few tokens into fresh caches, twice: what is loaded the first time is no cost of theirs."""
+    _compute(network, caches)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    _compute(network, caches)
+    return Measured(_row_cost(caches), max(mx.get_peak_memory() - before, 0) // _PROBE)
+
+
+def _compute(network: Any, caches: Sequence[Any]) -> None:
+    network(mx.zeros((1, _PROBE), dtype=mx.uint32), cache=caches)
+    mx.eval([leaf.state for leaf in leaves(caches)])
+
+
+def _row_cost(caches: Sequence[Any]) -> RowCost:
+    token_bytes, windows, state_bytes = 0, list[Window](), 0
+    for leaf in leaves(caches):
+        window = getattr(leaf, "max_size", None) or getattr(leaf, "chunk_size", None)
+        if not hasattr(leaf, "keys"):
+            state_bytes += int(leaf.nbytes)
+        elif window:
+            windows.append(Window(_token_bytes(leaf), int(window)))
+        else:
+            token_bytes += _token_bytes(leaf)
+    return RowCost(token_bytes, tuple(windows), state_bytes)
+
+
+def _token_bytes(leaf: Any) -> int:
+    """Of keys and values, whose next to last axis counts tokens; room for later ones is not counted."""
+    return sum(array.nbytes // array.shape[-2] for array in _arrays(leaf.keys, leaf.values))
+
+
+def _arrays(*values: Any) -> Iterator[mx.array]:
+    """Quantised ones are three each."""
+    for value in values:
+        if isinstance(value, mx.array):
+            yield value
+        else:
+            yield from value

@@ -1,0 +1,51 @@
+"""What an engine is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from start_llm.cache.prompt_cache import NoReuse, PromptCache
+from start_llm.engine.admission import Admission
+from start_llm.engine.prefill import CHUNK_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long anything may take, in seconds.
+
+    Attributes:
+        chunk_s: a piece of a prompt, for which running replies stand still.
+        turn_s: a reply, while others wait for its place.
+        deadline_s: a request, all its turns together; 0 is for ever.
+    """
+
+    chunk_s: float = CHUNK_S
+    turn_s: float = 4.0
+    deadline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What the loop runs.
+
+    Attributes:
+        network: `network(tokens[1, n], cache=...)` gives logits [1, n, vocabulary].
+        token_bytes, end_tokens: see `models.tokenizer`.
+        cache: what was computed before.
+        most_rows: rows that decode at once.
+        batches: whether the network's caches can be merged.
+        admission: which of them there is memory for.
+        shortage: bytes that should be given back, because memory is short in fact.
+    """
+
+    network: Any
+    token_bytes: Callable[[int], bytes]
+    end_tokens: frozenset[int]
+    most_rows: int
+    batches: bool
+    cache: PromptCache | NoReuse | None = None
+    pace: Pace = field(default_factory=Pace)
+    admission: Admission = field(default_factory=Admission)
+    shortage: Callable[[], int] = lambda: 0

@@ -1,0 +1,31 @@
+"""How much memory should be given back, as the machine and MLX see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+
+_MEMINFO = Path("/proc/meminfo")
+_FREE_SHARE = 0.03
+"""Of the machine's memory, for everybody else on it."""
+
+
+def shortage(budget_bytes: int, meminfo: Path = _MEMINFO) -> int:
+    """Bytes beyond the budget, or that others on this machine lack; 0 if all is well.
+
+    Args:
+        meminfo: of Linux. Other systems have none; there MLX's own figure has to do.
+    """
+    ours = mx.get_active_memory() + mx.get_cache_memory() - budget_bytes
+    return max(ours, _lacking(meminfo), 0)
+
+
+def _lacking(meminfo: Path) -> int:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    wanted = int(sizes.get("MemTotal", 0) * _FREE_SHARE)
+    return wanted - sizes.get("MemAvailable", wanted)

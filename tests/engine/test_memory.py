@@ -1,0 +1,81 @@
+"""What a sequence costs is known before it is computed; what the machine lacks is read as it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from start_llm.cache.layers import Layers, leaves
+from start_llm.engine.cost import RowCost, Window, measure
+from start_llm.engine.pressure import shortage
+from start_llm.models.loader import load
+from tests.conftest import TinyModel
+
+PLENTY = 10**15
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5", "gpt_oss", "glm4_moe_lite"])
+def test_the_cost_of_a_prompt_is_what_its_caches_then_hold(tiny_model: TinyModel, family: str):
+    model = load(tiny_model(family, hidden=128, layers=4))
+    layers = Layers(model.network, room=4)
+    cost = measure(model.network, layers.fresh()).row
+    for length in (20, 300, 900):
+        caches = layers.fresh()
+        for start in range(0, length, 100):
+            model.network(mx.array([[7] * min(100, length - start)]), cache=caches)
+            mx.eval([leaf.state for leaf in leaves(caches)])
+        # A window that was passed by a chunk holds the chunk's end too, until the next one.
+        assert cost.bytes_of(length) == pytest.approx(
+            layers.nbytes(caches), rel=0.02, abs=130 * per_token(cost)
+        )
+
+
+def per_token(cost: RowCost) -> int:
+    return cost.token_bytes + sum(window.token_bytes for window in cost.windows)
+
+
+def test_computing_costs_more_than_nothing_and_less_than_the_weights(tiny_model: TinyModel):
+    model = load(tiny_model("qwen3", hidden=128, layers=2))
+    mx.eval(model.network.parameters())
+    measured = measure(model.network, Layers(model.network).fresh())
+    assert 128 * 4 < measured.work_bytes < 10**6
+
+
+COST = RowCost(100, (Window(10, 50),), 7)
+
+
+def test_bytes_by_the_kind_of_layer():
+    assert [COST.bytes_of(tokens) for tokens in (0, 10, 50, 100)] == [7, 1107, 5507, 10507]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 49, 50, 51, 1000, 10**6])
+def test_the_longest_sequence_is_the_last_that_fits(tokens: int):
+    assert COST.tokens_in(COST.bytes_of(tokens)) == tokens
+    assert COST.tokens_in(COST.bytes_of(tokens + 1) - 1) == tokens
+
+
+def test_no_memory_is_no_token():
+    assert COST.tokens_in(-1) == 0
+
+
+def meminfo(folder: Path, available_kb: int) -> Path:
+    path = folder / "meminfo"
+    path.write_text(f"MemTotal:       1000000 kB\nMemFree: 5 kB\nMemAvailable:   {available_kb} kB\n")
+    return path
+
+
+def test_a_machine_with_memory_lacks_none(tmp_path: Path):
+    assert shortage(PLENTY, meminfo(tmp_path, 30_000)) == 0
+
+
+def test_what_others_lack_is_given_back(tmp_path: Path):
+    assert shortage(PLENTY, meminfo(tmp_path, 10_000)) == 20_000 * 1024
+
+
+def test_where_nobody_tells_only_our_own_count(tmp_path: Path):
+    assert shortage(PLENTY, tmp_path / "none") == 0
+    held = mx.ones((1000,))
+    mx.eval(held)
+    assert shortage(0, tmp_path / "none") >= 4000
