@@ -260,7 +260,7 @@ def test_a_prompt_that_memory_never_holds_is_refused_with_both_numbers():
         "This model's maximum context length is 30 tokens within the memory budget of 1.5 GiB. However, your "
         "messages resulted in 30 tokens."
     )
-    assert anthropic_refusal(error)["error"] == {
+    assert anthropic_refusal(error, "req_1")["error"] == {
         "type": "invalid_request_error",
         "message": "prompt is too long: 30 tokens > 29 maximum",
     }
