@@ -121,7 +121,10 @@ class Served:
     def _stream(self, tokens: list[int], most: int) -> Iterator[float]:
         """The moments at which text arrived, read from a bare socket: the client is not what is measured."""
         body = json.dumps({"prompt": tokens, "max_tokens": most, "temperature": 0, "stream": True})
-        head = f"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
         with socket.create_connection(("127.0.0.1", self.port), timeout=600) as connection:
             connection.sendall((head + body).encode())
             while data := connection.recv(65536):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.configured import (
     admission,
     cache_limits,
+    door,
     engine_config,
     kept_thoughts,
     make_seal,
@@ -31,6 +31,7 @@ from start_llm.configured import (
     response_store,
     server_limits,
 )
+from start_llm.core.errors import PortError
 from start_llm.core.family import Family
 from start_llm.engine.admission import Admission
 from start_llm.engine.cost import measure as measure_costs
@@ -38,6 +39,7 @@ from start_llm.engine.engine import Engine
 from start_llm.engine.machinery import Machinery
 from start_llm.engine.pressure import shortage
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.served import own_url
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import identity
@@ -54,6 +56,7 @@ from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
+from start_llm.server.leaving import Leaving
 from start_llm.server.listener import Listener, Site
 from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
@@ -72,7 +75,6 @@ from start_llm.transcripts.turn import Transcripts
 LOGS = ROOT / "logs"
 _MOST_TRANSCRIPT_BYTES = 128 * 2**20
 _MOST_THOUGHT_BYTES = 32 * 2**20
-_DRAIN_S = 1.5
 _STOP_S = 2.0
 _LAST_LINES_S = 0.5
 
@@ -89,12 +91,12 @@ class Ready:
 class App:
     """One server process.
 
-    1. bind the port           a busy one is found before a model is loaded
+    1. bind the ports          a busy one is found before a model is loaded
     2. find the model          a folder, or a download with progress
     3. load it                 on the engine thread, which owns it from then on
     4. open the doors          requests are accepted
     5. start the proxy         in a process of its own; its watcher says when it is ready
-    6. close                   no new requests, a moment for running ones, then everything ends
+    6. close                   no new requests, some time for running ones, then everything ends
     """
 
     def __init__(self, settings: Settings, terminal: Terminal) -> None:
@@ -107,9 +109,10 @@ class App:
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
         self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
-        if settings.proxy:
-            claim_port(settings.proxy_port, LOGS, terminal.say)
-        self._listener = Listener(settings.mlx_host, settings.mlx_port, Handler, server_limits(settings))
+        self._door = door(settings, self._proxy_key)
+        self._leaving = Leaving()
+        self._proxy_port = claim_port(settings.proxy_port, LOGS, terminal.say) if settings.proxy else None
+        self._listener = self._listen()
 
     @property
     def port(self) -> int:
@@ -117,8 +120,7 @@ class App:
 
     @property
     def url(self) -> str:
-        host = self._settings.mlx_host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return own_url(self._settings.mlx_host, self.port)
 
     def start(self) -> None:
         """Steps 2 to 5.
@@ -138,20 +140,38 @@ class App:
 
     def close(self) -> bool:
         """Step 6. False if the engine is stuck in a computation; the process may then just end."""
+        patience_s = self._settings.drain_s
+        self._leaving.begin(patience_s)
+        if running := self._leaving.inside:
+            self._terminal.say(
+                f"Waiting up to {patience_s:g} s for {running} running requests. Ctrl-C again ends at once."
+            )
+        self._leaving.wait(patience_s)
         self._listener.stop_accepting()
-        self._drain(_DRAIN_S)
         self._listener.hang_up()
         if self._proxy:
             self._proxy.stop()
         has_stopped = self._engine.stop(_STOP_S) if self._engine else True
-        self._drain(_LAST_LINES_S)
+        self._leaving.wait(_LAST_LINES_S)
+        if self._proxy_port:
+            self._proxy_port.release()
         return has_stopped
 
-    def _drain(self, patience_s: float) -> None:
-        """Give running requests a moment to end by themselves, and those that were cut to be traced."""
-        deadline = time.monotonic() + patience_s
-        while self._requests.in_flight and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def abandon(self) -> None:
+        """End what would outlive this process, which is about to end in the middle of everything."""
+        if self._proxy:
+            self._proxy.abandon()
+        if self._proxy_port:
+            self._proxy_port.release()
+
+    def _listen(self) -> Listener:
+        settings = self._settings
+        try:
+            return Listener(settings.mlx_host, settings.mlx_port, Handler, server_limits(settings))
+        except PortError:
+            if self._proxy_port:
+                self._proxy_port.release()
+            raise
 
     def _load(self, folder: Path) -> tuple[Engine, Ready]:
         """An engine that runs, and the model that its thread has loaded."""
@@ -235,6 +255,7 @@ class App:
             responses=responses,
             limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
             engine_is_alive=engine.is_alive,
+            leaving=self._leaving,
         )
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
         tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
@@ -246,6 +267,8 @@ class App:
             tenants=tenants,
             responses=responses,
             notices=Notices(self._terminal.say),
+            door=self._door,
+            leaving=self._leaving,
         )
         self._listener.open(site)
         self._introduce(card, ready.footprint, family, preparer)
@@ -302,7 +325,7 @@ class App:
                 "\n  This is the demo model: a scripted answer, to show that everything works. "
                 "Choose a real one with --model."
             )
-        for title, lines in paste_lines(self.url, card.id):
+        for title, lines in paste_lines(self.url, card.id, asks_key=bool(self._settings.keys)):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")
 
@@ -315,15 +338,20 @@ def _cache_told(metrics: CacheMetrics) -> str:
     return f"up to {_size(metrics.budget_bytes)}" if metrics.budget_bytes else "off"
 
 
-def paste_lines(url: str, model: str) -> list[tuple[str, list[str]]]:
-    """Lines that a user can paste, by what they are for."""
+def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:
+    """Lines that a user can paste, by what they are for. A key is named, and not shown."""
     chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     body = shlex.quote(json.dumps(chat, ensure_ascii=False))
+    key = '"$MLX_API_KEY"' if asks_key else "local"
+    shown = ' -H "Authorization: Bearer $MLX_API_KEY"' if asks_key else ""
     return [
-        ("Try it:", [f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {body}"]),
+        (
+            "Try it:",
+            [f"curl -N {url}/v1/chat/completions{shown} -H 'Content-Type: application/json' -d {body}"],
+        ),
         (
             "For clients that speak OpenAI's protocol:",
-            [f"export OPENAI_BASE_URL={url}/v1", "export OPENAI_API_KEY=local", f"# model: {model}"],
+            [f"export OPENAI_BASE_URL={url}/v1", f"export OPENAI_API_KEY={key}", f"# model: {model}"],
         ),
         (
             f"For {', '.join(CLIENTS)}, in the folder to work in:",

@@ -74,8 +74,7 @@ def _config(options: argparse.Namespace) -> int:
 def _setup(options: argparse.Namespace) -> Setup:
     """What the client is told of the server that runs."""
     settings = settings_table.load(*_outside())
-    urls = [options.base_url] if options.base_url else addresses(settings)
-    served: Served = find(urls, settings.proxy_key)
+    served: Served = find(addresses(settings, options.base_url))
     folder = ROOT / Path(settings.state_root).expanduser() / "clients" / options.client
     return make_setup(CLIENTS[options.client], served, folder, os.environ)
 
@@ -96,8 +95,7 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
     _leave_on_signals()
     app = _app(settings, terminal)
     app.start()
-    _warn_if_open(settings, terminal)
-    _wait_for_a_signal()
+    _wait_for_a_signal(app.abandon)
     terminal.say("Stopping ...")
     if not app.close():
         _leave("Stopped while the engine was still computing.", 0)
@@ -134,8 +132,11 @@ def _leave_on_signals() -> None:
         signal.signal(number, on_signal)
 
 
-def _wait_for_a_signal() -> None:
+def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
     """Return after the first signal; from then on another one ends the process at once.
+
+    Args:
+        abandon: ends what would outlive the process, without waiting for anything.
 
     A pipe and no threading.Event: a handler can interrupt another one that holds the event's lock (lesson 6).
     The interpreter writes into it in whichever thread the kernel gave the signal to (lesson 9).
@@ -147,18 +148,16 @@ def _wait_for_a_signal() -> None:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            os._exit(130)
+            try:
+                abandon()
+            finally:
+                os._exit(130)
         asked = True
 
     signal.set_wakeup_fd(writer)
     for number in _SIGNALS:
         signal.signal(number, on_signal)
     os.read(reader, 1)
-
-
-def _warn_if_open(settings: Settings, terminal: Terminal) -> None:
-    if settings.mlx_host not in ("127.0.0.1", "::1", "localhost"):
-        terminal.say(f"WARNING: {settings.mlx_host} is not loopback, and nothing asks for a key yet.")
 
 
 def _sources(options: argparse.Namespace) -> list[Source]:

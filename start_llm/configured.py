@@ -11,7 +11,8 @@ from pathlib import Path
 
 from start_llm.cache.eviction import Limits
 from start_llm.core.chat import KeptThoughts
-from start_llm.core.errors import ModelError
+from start_llm.core.door import Door, is_loopback
+from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
 from start_llm.engine.admission import Admission
@@ -76,15 +77,39 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
     )
 
 
+def door(settings: Settings, proxy_key: str) -> Door:
+    """Who may talk to the server's own port.
+
+    Args:
+        proxy_key: that of the proxy, which may always.
+
+    Raises:
+        SettingsError: it would be open to the network without any key.
+    """
+    if not (settings.keys or is_loopback(settings.mlx_host)):
+        raise SettingsError(
+            f"MLX_HOST={settings.mlx_host!r} is not loopback: others on the network could use the model. Set "
+            "MLX_API_KEY to a key that clients have to send, or leave MLX_HOST at 127.0.0.1."
+        )
+    keys = (*settings.keys, proxy_key) if settings.keys else ()
+    return Door(keys, _names(settings))
+
+
+def _names(settings: Settings) -> frozenset[str]:
+    return frozenset(name.lower() for name in settings.hosts)
+
+
 def proxy_config(settings: Settings, backend: str, model: str, window: int, backend_key: str) -> ProxyConfig:
     return ProxyConfig(
         port=settings.proxy_port,
         backend=backend,
         model=settings.proxy_model_id or f"openai/{model}",
         window=window,
-        api_key=settings.proxy_key,
+        keys=settings.proxy_keys or settings.keys,
         backend_key=backend_key,
         python=settings.proxy_python or sys.executable,
+        hosts=settings.hosts,
+        most_body_bytes=settings.most_body_bytes,
     )
 
 

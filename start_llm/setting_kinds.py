@@ -13,10 +13,15 @@ type Reader = Callable[[str], Any]
 
 
 class Kind(NamedTuple):
-    """A type of setting: how it is read, and what to say if it cannot be."""
+    """A type of setting: how it is read, and what to say if it cannot be.
+
+    Attributes:
+        is_secret: a wrong value is not repeated.
+    """
 
     read: Reader
     expected: str
+    is_secret: bool = False
 
 
 def integer(low: int, high: int) -> Kind:
@@ -71,7 +76,27 @@ def choice(words: Sequence[str]) -> Kind:
     return Kind(lambda text: {word: word for word in words}[text.lower()], f"one of {', '.join(words)}")
 
 
+def _list_of(entry: re.Pattern[str]) -> Reader:
+    def read(text: str) -> tuple[str, ...]:
+        entries = tuple(one.strip() for one in text.split(","))
+        if not all(map(entry.fullmatch, entries)):
+            raise ValueError(text)
+        return entries
+
+    return read
+
+
 BOOLEAN = Kind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
 TEXT = Kind(str, "text")
 PORT = integer(0, 65535)
 SECONDS = number(Range(0.01, 86400))
+# What a header can carry, but for the comma.
+KEYS = Kind(
+    _list_of(re.compile(r"[!-+\--~]([ -+\--~]*[!-+\--~])?")),
+    "one or more keys of the characters from ! to ~, with commas between",
+    is_secret=True,
+)
+HOSTS = Kind(
+    _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")),
+    "one or more host names, with commas between",
+)

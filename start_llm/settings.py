@@ -13,7 +13,19 @@ from typing import Any, Literal, NamedTuple
 from start_llm.core.errors import SettingsError
 from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.sampling import RANGES, Range
-from start_llm.setting_kinds import BOOLEAN, BYTES, PORT, SECONDS, TEXT, Kind, choice, integer, number
+from start_llm.setting_kinds import (
+    BOOLEAN,
+    BYTES,
+    HOSTS,
+    KEYS,
+    PORT,
+    SECONDS,
+    TEXT,
+    Kind,
+    choice,
+    integer,
+    number,
+)
 
 NEVER = "never"
 
@@ -70,9 +82,25 @@ class Settings:
     )  # fmt: skip
     mlx_host: str = _variable(
         "MLX_HOST", TEXT, "127.0.0.1",
-        "Address to listen on. Anything but loopback lets others on the network use the model.", _SERVER,
+        "Address to listen on. Anything but loopback lets others on the network use the model, and needs "
+        "MLX_API_KEY.", _SERVER,
     )  # fmt: skip
     mlx_port: int = _variable("MLX_PORT", PORT, 8080, "Port to listen on; 0 takes a free one.", _SERVER)
+    keys: tuple[str, ...] = _variable(
+        "MLX_API_KEY", KEYS, (),
+        "Keys with commas between: clients must send one. Different keys share nothing. Unset: none.",
+        _SERVER, shown="",
+    )  # fmt: skip
+    hosts: tuple[str, ...] = _variable(
+        "ALLOWED_HOSTS", HOSTS, (),
+        "Names by which clients call the server, beside localhost and its address, with commas between. "
+        "Others are refused: a web page may have made them lead here.", _SERVER, shown="",
+    )  # fmt: skip
+    drain_s: float = _variable(
+        "DRAIN_SECONDS", number(Range(0, 3600)), 10,
+        "Time that running requests have to end after SIGTERM or Ctrl-C; then they are cut. A second signal "
+        "ends at once.", _SERVER,
+    )  # fmt: skip
     batch: int = _variable(
         "BATCH", integer(1, 256), 4, "Replies that are generated at once; further requests wait.", _SERVER
     )
@@ -156,9 +184,9 @@ class Settings:
     proxy_python: str | None = _variable(
         "PROXY_PYTHON", TEXT, None, "Interpreter that has LiteLLM. Unset: the server's own.", _PROXY
     )
-    proxy_key: str | None = _variable(
-        "PROXY_API_KEY", TEXT, None, "Key that clients of the proxy must send. Unset: none.", _PROXY
-    )
+    proxy_keys: tuple[str, ...] = _variable(
+        "PROXY_API_KEY", KEYS, (), "The same for clients of the proxy. Unset: MLX_API_KEY.", _PROXY, shown="",
+    )  # fmt: skip
     max_kv_size: int = _variable(
         "MAX_KV_SIZE", integer(1, 2**31 - 1), 196_608,
         "Most tokens of prompt and reply together. The model's own window applies if it is smaller. A longer "
@@ -315,7 +343,8 @@ def load(*sources: Source) -> Settings:
         try:
             values[slot.name] = row.kind.read(text)
         except (ValueError, KeyError):
-            problems.append(f"{row.name}={text!r} ({source}): expected {row.kind.expected}.")
+            shown = "..." if row.kind.is_secret else repr(text)
+            problems.append(f"{row.name}={shown} ({source}): expected {row.kind.expected}.")
     if problems:
         raise SettingsError("\n".join(problems))
     return Settings(**values)

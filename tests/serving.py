@@ -18,6 +18,8 @@ from start_llm.app import App
 from start_llm.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 
+AS_JSON = {"Content-Type": "application/json"}
+
 
 @dataclass(frozen=True)
 class Server:
@@ -42,9 +44,7 @@ class Server:
             return json.load(reply)
 
     def post(self, path: str, body: object) -> Any:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), AS_JSON)
         with urllib.request.urlopen(request, timeout=120) as reply:
             return json.load(reply)
 
@@ -54,7 +54,13 @@ def serving(folder: Path, **settings: Any) -> Generator[Server]:
     """Serve the model in `folder` without proxy and trace; `settings` are fields of `Settings`."""
     output = io.StringIO()
     state = os.environ["STATE_ROOT"]
-    settings = {"mlx_port": 0, "proxy": False, "traces": False, "state_root": state} | settings
+    settings = {
+        "mlx_port": 0,
+        "proxy": False,
+        "traces": False,
+        "state_root": state,
+        "drain_s": 1.5,
+    } | settings
     app = App(Settings(model_path=str(folder), **settings), Terminal(output))
     app.start()
     try:

@@ -23,6 +23,7 @@ import pytest
 
 from start_llm import cli
 from start_llm.settings import all_rows
+from tests.serving import AS_JSON
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDS_WITHIN_S = 5.0
@@ -126,7 +127,7 @@ def serving(checkout: Path, folder: Path, *flags: str, **environment: str) -> Ge
 def stream(process: Process, **body: Any) -> http.client.HTTPResponse:
     """A streamed text completion whose status and headers have come."""
     connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=30)
-    connection.request("POST", "/v1/completions", json.dumps({"stream": True, **body}))
+    connection.request("POST", "/v1/completions", json.dumps({"stream": True, **body}), AS_JSON)
     return connection.getresponse()
 
 
@@ -347,7 +348,7 @@ def hard_at_work(
     checkout: Path, folder: Path
 ) -> Generator[tuple[Process, http.client.HTTPResponse, http.client.HTTPResponse]]:
     """A server in the middle of a stream, and of the prefill of a long prompt."""
-    with serving(checkout, folder, "--batch", "2") as process:
+    with serving(checkout, folder, "--batch", "2", DRAIN_SECONDS="1") as process:
         talking = stream(process, prompt=[1, 2, 3], max_tokens=100_000)
         assert talking.readline().startswith(b"data: ")
         reading = stream(process, prompt=[7] * LONG_PROMPT)

@@ -10,11 +10,14 @@ StartLLMError
 │   ├── InvalidRequest           400
 │   │   └── ContextOverflow      400
 │   │       └── OverBudget       400
+│   ├── Unauthorized             401
+│   ├── Forbidden                403
 │   ├── NotFound                 404
 │   ├── MethodNotAllowed         405
 │   ├── RequestTimeout           408
 │   ├── LengthRequired           411
 │   ├── BodyTooLarge             413
+│   ├── UnsupportedMediaType     415
 │   ├── HeadersTooLarge          431
 │   ├── InternalError            500
 │   └── Overloaded               503
@@ -117,6 +120,25 @@ class OverBudget(ContextOverflow):
         )
 
 
+class Unauthorized(RequestError):
+    """No key, or one that opens nothing."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(RequestError):
+    """From a web page, or to a name that is not the server's."""
+
+    status = 403
+    kind = "permission_error"
+
+
 class NotFound(RequestError):
     """No such path or object."""
 
@@ -151,6 +173,12 @@ class BodyTooLarge(RequestError):
     """The body is longer than MAX_BODY_BYTES."""
 
     status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    """A body that does not say that it is JSON."""
+
+    status = 415
 
 
 class HeadersTooLarge(RequestError):

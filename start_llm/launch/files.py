@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from start_llm.core.errors import LaunchError
+from start_llm.core.private_files import private_folder
 from start_llm.launch.toml import as_toml
 
 
@@ -44,7 +45,7 @@ def write_all(folder: Path, contents: Mapping[Path, Mapping[str, Any]]) -> None:
         LaunchError: the folder cannot be written.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         for path, content in contents.items():
             _write(path, content)
     except OSError as error:

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from start_llm.core.errors import LaunchError
@@ -21,7 +21,9 @@ _ASK_S = 15.0
 _MOST_BYTES = 2**20
 _WINDOW_NAMES = ("context_window", "max_input_tokens", "max_model_len", "context_length")
 _REPLY_NAMES = ("max_output_tokens",)
-_REFUSALS: Mapping[int, str] = {401: "does not take the key: set PROXY_API_KEY to the server's"}
+_REFUSALS: Mapping[int, str] = {
+    401: "does not take the key: set PROXY_API_KEY or MLX_API_KEY to the server's"
+}
 _PARTS_OF_THE_WINDOW = 4
 _LONGEST_REPLY = 32_000
 
@@ -48,27 +50,48 @@ class Served:
         return urlsplit(self.url).hostname in LOOPBACK
 
 
-def addresses(settings: Settings) -> list[str]:
-    """Where a server with these settings answers: the proxy, if there is one, and the server itself."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.mlx_host, settings.mlx_host)  # noqa: S104
-    own = f"http://{f'[{host}]' if ':' in host else host}:{settings.mlx_port}"
-    return [f"http://127.0.0.1:{settings.proxy_port}", own] if settings.proxy else [own]
+class Address(NamedTuple):
+    """Where a server may answer, and the key that it then asks for."""
+
+    url: str
+    key: str
 
 
-def find(urls: Sequence[str], key: str | None) -> Served:
+def own_url(host: str, port: int) -> str:
+    """By which a server that listens there is reached from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def addresses(settings: Settings, base_url: str | None = None) -> list[Address]:
+    """Where a server with these settings answers: the proxy, if there is one, and the server itself.
+
+    Args:
+        base_url: where it answers, if the user says so.
+    """
+    own = Address(own_url(settings.mlx_host, settings.mlx_port), next(iter(settings.keys), NO_KEY))
+    key = next(iter(settings.proxy_keys), own.key)
+    if base_url:
+        bare = base_url.rstrip("/").removesuffix("/v1")
+        return [Address(bare, own.key if bare.endswith(f":{settings.mlx_port}") else key)]
+    proxy = Address(f"http://127.0.0.1:{settings.proxy_port}", key)
+    return [proxy, own] if settings.proxy else [own]
+
+
+def find(places: Sequence[Address]) -> Served:
     """Ask the first address that answers.
 
     Raises:
         LaunchError: none does, or what answers cannot be worked with.
     """
-    for url in urls:
-        bare = url.rstrip("/").removesuffix("/v1")
-        told = _told(f"{bare}/v1/models", key or NO_KEY)
+    for url, key in places:
+        told = _told(f"{url}/v1/models", key)
         if told is not None:
-            return _served(bare, key or NO_KEY, told)
+            return _served(url, key, told)
     raise LaunchError(
-        f"No server answers at {' or '.join(urls)}. Start one (python install_and_run.py) and wait until it "
-        "says that it answers, or name its address with --base-url."
+        f"No server answers at {' or '.join(one.url for one in places)}. Start one "
+        "(python install_and_run.py) and wait until it says that it answers, or name its address with "
+        "--base-url."
     )
 
 

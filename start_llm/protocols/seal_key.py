@@ -8,6 +8,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from start_llm.core.private_files import private_folder
 from start_llm.protocols.seal import KEY_BYTES
 
 
@@ -17,7 +18,7 @@ def kept_key(path: Path) -> bytes:
     Raises:
         OSError: it can be neither read nor written, or is no key.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     with suppress(FileNotFoundError):
         return _read(path)
     # Another server may make one at the same moment; the first one counts.

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Tenants:
         """
         if not self.apart:
             return b""
-        key = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+        key = key_of(headers)
         if self.proxy_key and hmac.compare_digest(tenant_of_key(key), tenant_of_key(self.proxy_key)):
             return headers.get(TENANT_HEADER, "").encode()
         return tenant_of_key(key).encode()

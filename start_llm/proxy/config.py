@@ -46,7 +46,9 @@ class ProxyConfig:
         backend: the server's own address, such as `http://127.0.0.1:8080`.
         model: the name that the proxy lists; any other name reaches the same model.
         window: tokens that prompt and reply may have together, for clients that ask.
-        api_key: what clients must send, or None.
+        keys: of which clients must send one; empty: none is asked for.
+        hosts: names that the proxy may be called by, beside loopback.
+        most_body_bytes: longest body of a request.
         backend_key: what the proxy sends to the server.
         python: the interpreter that has LiteLLM.
     """
@@ -55,9 +57,11 @@ class ProxyConfig:
     backend: str
     model: str
     window: int
-    api_key: str | None
+    keys: tuple[str, ...]
     backend_key: str
     python: str
+    hosts: tuple[str, ...] = ()
+    most_body_bytes: int = 64 * 2**20
 
 
 def configuration(config: ProxyConfig) -> str:
@@ -124,8 +128,9 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "LITELLM_CORS_ORIGINS": f"http://127.0.0.1:{config.port}",
         # LiteLLM refuses to start without one. Nobody knows it: the guard decides who may come in.
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",
-        "START_LLM_PROXY_PORT": str(config.port),
-        "START_LLM_PROXY_KEY": config.api_key or "",
+        "START_LLM_PROXY_KEYS": ",".join(config.keys),
+        "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
+        "START_LLM_PROXY_MOST_BYTES": str(config.most_body_bytes),
         _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,
         "NO_PROXY": "127.0.0.1,localhost,::1",

@@ -10,17 +10,14 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from litellm.proxy._types import ProxyException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from start_llm.core.tenants import TENANT_HEADER
-from start_llm.proxy.guard import user_api_key_auth
 from start_llm.proxy.wording import Application, Receive, Send, error_body
 
 _BACKEND = os.environ["START_LLM_BACKEND"]
@@ -37,8 +34,6 @@ _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _PACKED = re.compile(r"litellm:.*;response_id:([A-Za-z0-9_]+)")
-_KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key")
-"""In the order in which LiteLLM looks for a key."""
 _PASSED_BACK = ("content-type", "allow", "retry-after", "request-id", "x-request-id")
 
 
@@ -59,10 +54,7 @@ class Direct:
 
     async def _answer(self, request: Request, found: re.Match[str]) -> Response:
         try:
-            await user_api_key_auth(request, _key(request.headers))
             return await self._ask(request, found)
-        except ProxyException as refused:
-            return _refused(found.string, int(refused.code or 500), refused.message)
         except httpx.TransportError as error:
             problem = f"The server behind this proxy does not answer: {type(error).__name__}."
             return _refused(found.string, 503, problem)
@@ -92,10 +84,6 @@ def _found(scope: Any) -> re.Match[str] | None:
     path = scope["path"].rstrip("/") or "/"
     matches = (pattern.fullmatch(path) for methods, pattern in _PATHS if scope["method"] in methods.split())
     return next((match for match in matches if match), None)
-
-
-def _key(headers: Mapping[str, str]) -> str | None:
-    return next((headers[name] for name in _KEY_HEADERS if headers.get(name)), None)
 
 
 def _own_name(name: str) -> str:

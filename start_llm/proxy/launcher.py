@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from start_llm.core.errors import PortError
+from start_llm.core.private_files import Lock, private_folder, private_opener
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, Record, is_free, owner
 
@@ -31,12 +32,36 @@ _STOP_S = 4.0
 type Say = Callable[[str], None]
 
 
-def claim_port(port: int, logs: Path, say: Say) -> None:
+def claim_port(port: int, logs: Path, say: Say) -> Lock:
     """See that the proxy's port is free, and end a proxy of ours that was left behind on it.
+
+    Returns:
+        What keeps other servers of this folder away from the port and from what is known of its proxy.
 
     Raises:
         PortError: somebody else holds the port; nothing was touched.
     """
+    lock = Lock(logs / f"proxy-{port}.lock")
+    try:
+        is_ours = lock.take()
+    except OSError as error:
+        raise PortError(
+            f"PROXY_PORT={port} cannot be claimed: {error.filename or logs}: {error.strerror}."
+        ) from error
+    if not is_ours:
+        raise PortError(
+            f"PROXY_PORT={port} belongs to a server that is running (pid {lock.holder()}); choose another "
+            "with --proxy-port, or --no-proxy."
+        )
+    try:
+        _free_port(port, logs, say)
+    except PortError:
+        lock.release()
+        raise
+    return lock
+
+
+def _free_port(port: int, logs: Path, say: Say) -> None:
     if is_free(port):
         return
     holder = owner(port)
@@ -86,6 +111,13 @@ class Proxy:
     def is_ready(self) -> bool:
         """Whether a request has gone through both servers since the proxy last started."""
         return self._ready.is_set()
+
+    def abandon(self) -> None:
+        """End the proxy at once, from a signal's handler too, so without any lock (lesson 6)."""
+        if self._child:
+            self._child.kill()
+        self._folder.cleanup()
+        self._record.forget()
 
     def stop(self) -> None:
         """End the proxy and wait for it."""
@@ -165,7 +197,10 @@ class Proxy:
 def goes_through(config: ProxyConfig) -> bool:
     """Whether one token comes back through both servers. This is also the warm-up of the first request."""
     body = {"model": config.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {config.api_key or 'local'}"}
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": f"Bearer {next(iter(config.keys), 'local')}",
+    }
     connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -195,19 +230,16 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         return cast(
-            "TextIOWrapper", open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+            "TextIOWrapper",
+            open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener),
         )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class ProxyLog:
     """Everything the proxy prints, in files that rotate. A pipe nobody reads would block it for good."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         self._path = path
         self._handler = _PrivateFile(
             path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8", delay=True

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from start_llm.core.private_files import private_folder, private_opener
+
 _GONE_WITHIN_S = 8.0
 _LISTENING = "0A"
 
@@ -55,8 +57,9 @@ class Record:
         self._path = path
 
     def write(self, process: Process) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps({"pid": process.pid, "started": process.started}))
+        private_folder(self._path.parent)
+        with open(self._path, "w", opener=private_opener) as file:
+            json.dump({"pid": process.pid, "started": process.started}, file)
 
     def read(self) -> Process | None:
         try:

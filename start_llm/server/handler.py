@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import cast
 
 from start_llm.core.chat import GenerationRequest, Json, Origin
+from start_llm.core.door import demand_json
 from start_llm.core.errors import (
     BodyTooLarge,
     ClientGone,
@@ -31,7 +32,7 @@ from start_llm.protocols.fields import parse_body
 from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import OPENAI, Own, Page, Question, Wire, dialect, find
+from start_llm.server.routes import OPENAI, Ask, Own, Page, Question, Wire, asks_key, dialect, find
 from start_llm.server.sse import EventStream
 from start_llm.service import Answer
 
@@ -82,14 +83,14 @@ class Handler(BaseHTTPRequestHandler):
         self._dialect = dialect(self.path)
         self._unread_body = self._may_have_body()
         try:
+            self._admit()
             match find(self.command, self.path):
                 case Page(render):
                     self._send_json(*render(self.server.site.status))
                 case Own(render):
                     self._send_json(200, render(self._context()))
                 case Question(wire, ask):
-                    _, request = self._read_call(wire)
-                    self._send_json(200, ask(self.server.site.service, request))
+                    self._say(wire, ask)
                 case Wire() as wire:
                     self._generate(wire)
         except RequestError as error:
@@ -121,11 +122,29 @@ class Handler(BaseHTTPRequestHandler):
         is_background = background(self._lower_headers())
         return call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
-    def _generate(self, wire: Wire) -> None:
-        call, request = self._read_call(wire)
+    def _admit(self) -> None:
+        """Nothing of a request is looked at, and its body is not read, before this."""
+        try:
+            address = str(self.connection.getsockname()[0])
+        except OSError as error:
+            # Some systems know no address any more of a connection that was reset.
+            raise ClientGone(str(error)) from error
+        self.server.site.door.admit(self.headers.items(), address, asks_key=asks_key(self.path))
+
+    def _say(self, wire: Wire, ask: Ask) -> None:
         site = self.server.site
-        origin = Origin(call.reply.id, wire.path, site.model.id)
-        with site.service.respond(request, origin) as answer:
+        with site.leaving.let_in():
+            _, request = self._read_call(wire)
+            self._send_json(200, ask(site.service, request))
+
+    def _generate(self, wire: Wire) -> None:
+        site = self.server.site
+        with site.leaving.let_in():
+            call, request = self._read_call(wire)
+            self._respond(call, request, Origin(call.reply.id, wire.path, site.model.id))
+
+    def _respond(self, call: Call, request: GenerationRequest, origin: Origin) -> None:
+        with self.server.site.service.respond(request, origin) as answer:
             # The name that the client and the trace have for it.
             self._request_id = call.reply.id
             if call.stream:
@@ -179,6 +198,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytes:
         length = self._content_length()
+        demand_json(self.headers.get("content-type"))
         self._reader.allow(self.server.limits.body_s)
         try:
             body = self.rfile.read(length)

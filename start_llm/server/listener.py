@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from start_llm.core.door import Door
 from start_llm.core.errors import PortError
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
+from start_llm.server.leaving import Leaving
 from start_llm.server.status import Status
 from start_llm.service import Service
 
@@ -68,6 +70,8 @@ class Site:
     tenants: Tenants = field(default_factory=Tenants)
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
+    door: Door = field(default_factory=Door)
+    leaving: Leaving = field(default_factory=Leaving)
 
 
 class Connections:

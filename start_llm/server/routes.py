@@ -17,6 +17,8 @@ from start_llm.protocols.responses_list import input_items
 from start_llm.server.status import Status
 from start_llm.service import Service
 
+type Ask = Callable[[Service, GenerationRequest], Mapping[str, Json]]
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -44,7 +46,7 @@ class Question:
     """An endpoint that takes what `wire` takes, and says something of it without computing anything."""
 
     wire: Wire
-    ask: Callable[[Service, GenerationRequest], Mapping[str, Json]]
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,15 @@ _DIALECTS: Mapping[str, Dialect] = {
 }
 """Of a path and all below it."""
 _READING = ("GET", "HEAD")
+
+
+OPEN = frozenset({"/", "/api/hello", "/health"})
+"""They ask for no key: who looks whether a server is there may have none, and they tell nothing else."""
+
+
+def asks_key(target: str) -> bool:
+    """Whether who sends this request line has to have a key."""
+    return (target.partition("?")[0].rstrip("/") or "/") not in OPEN
 
 
 def dialect(target: str) -> Dialect:

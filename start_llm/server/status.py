@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.protocols.response_store import ResponseStore
+from start_llm.server.leaving import Leaving
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 
 
@@ -18,8 +19,8 @@ class ModelCard:
 
     Attributes:
         context_window: tokens that prompt and reply may have together, in the memory that there is.
-        budget_bytes, usable_bytes: memory for everything, and what is left of it for running requests.
         reasons: it may think before it answers.
+        budget_bytes, usable_bytes: memory for everything, and what is left of it for running requests.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Status:
     Attributes:
         batch: replies that may be generated at once.
         engine_is_alive: whether requests can still be served.
+        leaving: whether new ones still are.
     """
 
     card: ModelCard
@@ -62,6 +64,7 @@ class Status:
     responses: ResponseStore
     limits: HealthLimits
     engine_is_alive: Callable[[], bool]
+    leaving: Leaving = field(default_factory=Leaving)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     def greeting(self) -> tuple[int, Mapping[str, Json]]:
@@ -70,6 +73,12 @@ class Status:
     def health(self) -> tuple[int, Mapping[str, Json]]:
         if not self.engine_is_alive():
             return 503, {"status": "failed", "reason": "the engine thread has ended"}
+        if self.leaving.has_begun:
+            return 503, {
+                "status": "draining",
+                "reason": "the server is stopping",
+                "in_flight": self.leaving.inside,
+            }
         began = self.engine.step_began
         stuck_s = time.monotonic() - began if began is not None else 0.0
         if stuck_s > self.limits.stall_s:

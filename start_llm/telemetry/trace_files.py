@@ -6,6 +6,7 @@ ROOT/2026-07-31/cache-session-0123456789abcdef.log.1    those before them
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from start_llm.core.private_files import private_folder
 
 MOST_FILE_BYTES = 16 * 2**20
 """A line that would make its file longer begins a new one; of those before, the last one is kept."""
@@ -61,6 +64,8 @@ class TraceFiles:
         """
         with self._lock:
             with self._folder(day) as folder:
+                # Another server may write into the same folder.
+                fcntl.flock(folder, fcntl.LOCK_EX)
                 self._append(folder, f"cache-session-{session}.log", line)
             self._bytes = None if self._bytes is None else self._bytes + len(line)
             if self._bytes is None or self._bytes > self._most_bytes:
@@ -68,7 +73,7 @@ class TraceFiles:
 
     @contextmanager
     def _folder(self, day: str) -> Generator[int]:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.root)
         with suppress(FileExistsError):
             (self.root / day).mkdir(mode=0o700)
         with _opened(self.root / day, os.O_RDONLY | os.O_DIRECTORY) as folder:

@@ -17,7 +17,7 @@ from start_llm.core.job import Job
 from start_llm.engine.prefill import Prefill
 from tests.conftest import TinyModel
 from tests.server.client import wait_until
-from tests.serving import Server, serving
+from tests.serving import AS_JSON, Server, serving
 from tests.ties import Reference, Tally
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5"]
@@ -262,7 +262,7 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         patch.setattr(Prefill, "step", held)
         body = {"messages": messages, "max_tokens": 4, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", talk.server.port, timeout=60)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), AS_JSON)
         assert connection.getresponse().status == 200
         assert reached.wait(60)
         connection.close()

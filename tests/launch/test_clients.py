@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.files import text_of
-from start_llm.launch.served import NO_KEY, Served, addresses, reply_limit
+from start_llm.launch.served import NO_KEY, Address, Served, addresses, reply_limit
 from start_llm.launch.setup import make_setup
 from start_llm.settings import Settings
 
@@ -269,5 +269,23 @@ def test_a_reply_is_at_most_a_quarter_of_the_window(window, most, limit):
     ],
 )
 def test_the_settings_say_where_the_server_is(settings, expected):
-    assert addresses(settings) == expected
-    assert NO_KEY
+    assert addresses(settings) == [Address(url, NO_KEY) for url in expected]
+
+
+OWN, PROXY = "http://127.0.0.1:8080", "http://127.0.0.1:4000"
+
+
+@pytest.mark.parametrize(
+    ("keys", "own", "proxy"),
+    [
+        ({"proxy_keys": ("p", "q")}, NO_KEY, "p"),
+        ({"keys": ("k", "l")}, "k", "k"),
+        ({"keys": ("k",), "proxy_keys": ("p",)}, "k", "p"),
+    ],
+)
+def test_each_port_is_sent_its_own_key(keys, own, proxy):
+    settings = Settings(**keys)
+    assert addresses(settings) == [Address(PROXY, proxy), Address(OWN, own)]
+    assert addresses(settings, "http://localhost:8080/v1/") == [Address("http://localhost:8080", own)]
+    assert addresses(settings, "http://localhost:4000") == [Address("http://localhost:4000", proxy)]
+    assert addresses(settings, "https://far.example") == [Address("https://far.example", proxy)]

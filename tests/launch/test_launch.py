@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.served import find
+from start_llm.launch.served import NO_KEY, Address, find
 from start_llm.launch.setup import make_setup
 from start_llm.settings import all_rows
 from tests.serving import Server, serving
@@ -134,7 +134,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     told = home.told()
     folder = home.state / "clients" / name
-    setup = make_setup(CLIENTS[name], find([server.url], None), folder, before)
+    setup = make_setup(CLIENTS[name], find([Address(server.url, NO_KEY)]), folder, before)
     assert told.arguments == words
     assert told.cwd == str(ROOT)
     assert told_apart(told.environment) == told_apart(setup.over(before))
@@ -183,6 +183,23 @@ def test_the_key_is_the_proxys_and_a_placeholder_without_one(home, server):
     assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-mine"
     assert home.run("launch", "--base-url", server.url, "claude").returncode == 0
     assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "local"
+
+
+def test_a_server_that_asks_for_a_key_is_told_it(home, tiny_model):
+    with serving(tiny_model("qwen3"), keys=("sk-own", "sk-other")) as server:
+        own = home.environment(
+            "claude", MLX_API_KEY="sk-own,sk-third", MLX_PORT=str(server.port), PROXY="false"
+        )
+        assert home.run("launch", "claude", env=own).returncode == 0
+        assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-own"
+        assert all("sk-own" not in path.read_text() for path in home.state.rglob("*") if path.is_file())
+        without = home.run(
+            "launch",
+            "claude",
+            env=home.environment("claude") | {"MLX_PORT": str(server.port), "PROXY": "false"},
+        )
+        assert without.returncode == 2
+        assert "set PROXY_API_KEY or MLX_API_KEY" in without.stderr
 
 
 def test_the_server_is_found_by_the_settings_also_while_its_proxy_is_not_there(home, server):
@@ -329,7 +346,10 @@ def page(body: str, status: str = "200 OK") -> bytes:
         (page('{"data": [{"id": "m\\nrm -r x", "context_window": 8}]}'), "names no model with a context"),
         (page("[]"), "names no model with a context window"),
         (page("no", "404 Not Found"), "/v1/models refuses (404)."),
-        (page("no", "401 Unauthorized"), "does not take the key: set PROXY_API_KEY to the server's (401)."),
+        (
+            page("no", "401 Unauthorized"),
+            "does not take the key: set PROXY_API_KEY or MLX_API_KEY to the server's (401).",
+        ),
         (b"SSH-2.0-OpenSSH\r\n", "gives no answer of a server: "),
         (b"", "gives no answer of a server: "),
     ],
@@ -356,7 +376,7 @@ def test_other_servers_that_tell_a_window_under_another_name_do(home):
         with answering(
             page(json.dumps({"data": [{"id": "m", name: 8192, "max_output_tokens": 1000}]}))
         ) as url:
-            served = find([url], None)
+            served = find([Address(url, NO_KEY)])
         assert (served.window, served.reply) == (8192, 1000)
 
 

@@ -101,7 +101,7 @@ def proxied(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> 
             backend=tunnel.url,
             model=MODEL,
             window=WINDOW,
-            api_key=KEY,
+            keys=(KEY,),
             backend_key="backend",
             python=sys.executable,
         )

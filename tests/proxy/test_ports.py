@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.errors import PortError
+from start_llm.core.private_files import Lock
 from start_llm.proxy.launcher import claim_port
 from start_llm.proxy.ports import Process, Record, is_free, owner
 
@@ -34,6 +35,41 @@ def listening_process() -> Generator[tuple[subprocess.Popen[str], int]]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_a_port_of_a_server_that_runs_is_left_alone_with_its_proxy(tmp_path: Path):
+    with listening_process() as (proxy, port):
+        server = Lock(tmp_path / f"proxy-{port}.lock")
+        assert server.take()
+        process = Process.of(proxy.pid)
+        assert process
+        Record(tmp_path / f"proxy-{port}.json").write(process)
+        with pytest.raises(PortError, match=rf"a server that is running \(pid {os.getpid()}\)"):
+            claim_port(port, tmp_path, print)
+        assert process.is_running
+        assert Record(tmp_path / f"proxy-{port}.json").read() == process
+        server.release()
+
+
+def test_a_port_that_somebody_else_holds_is_not_kept(tmp_path: Path):
+    with listening_process() as (_, port):
+        for _ in range(2):
+            with pytest.raises(PortError, match=f"PROXY_PORT={port} is taken"):
+                claim_port(port, tmp_path, print)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_is_for_its_owner_alone(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        record = Record(tmp_path / "logs" / "proxy-1.json")
+        record.write(Process(1, "now"))
+    finally:
+        os.umask(before)
+    assert [
+        path.stat().st_mode & 0o777 for path in (tmp_path / "logs", tmp_path / "logs" / "proxy-1.json")
+    ] == [0o700, 0o600]
+    assert record.read() == Process(1, "now")
 
 
 def test_a_free_port_is_claimed_without_a_word(tmp_path: Path):
@@ -90,3 +126,9 @@ def test_a_broken_record_knows_nobody(tmp_path: Path, text: str):
     path.write_text(text)
     assert Record(path).read() is None
     assert Record(tmp_path / "missing.json").read() is None
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
+    (tmp_path / "logs").touch()
+    with pytest.raises(PortError, match=r"PROXY_PORT=1 cannot be claimed: .*logs: Not a directory\."):
+        claim_port(1, tmp_path / "logs", print)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.server.client import CHAT, TEXT, Client, CutOff, ask, engine_is_free, message, stats, wait_until
-from tests.serving import Server, serving
+from tests.serving import AS_JSON, Server, serving
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 ENDLESS = {"prompt": [1, 2, 3], "stream": True}
@@ -154,7 +154,9 @@ def test_http_1_0_keeps_a_connection_that_it_asks_to_keep(scripted: Server):
 def test_a_client_that_waits_for_100_continue_gets_it_before_its_body(scripted: Server):
     body = json.dumps(HELLO).encode()
     with Client(scripted.port) as client:
-        client.request("POST", CHAT, headers={"Expect": "100-continue", "Content-Length": str(len(body))})
+        client.request(
+            "POST", CHAT, headers=AS_JSON | {"Expect": "100-continue", "Content-Length": str(len(body))}
+        )
         assert client.reply().status == 100
         client.send(body)
         assert text_of(client.reply()) == "Hello you there."

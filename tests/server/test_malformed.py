@@ -407,7 +407,7 @@ def test_null_inside_messages_means_absent(connection: Client):
 
 LONG = b"x" * 300_000
 MORE_THAN_BUFFERS_HOLD = b"x" * 20_000_000  # its sender is still sending when it is refused
-POST = b"POST /v1/completions HTTP/1.1\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
 NOT_HTTP: dict[str, tuple[bytes, int]] = {
     "one word": (b"garbage\r\n\r\n", 400),
     "four words": (b"GET / x HTTP/1.1\r\n\r\n", 400),

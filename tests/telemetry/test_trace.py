@@ -414,3 +414,29 @@ def test_lines_of_many_threads_are_all_there_and_whole(tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(line["messages"] for line in desk.lines()) == list(range(400))
+
+
+def test_two_servers_that_write_into_one_folder_lose_no_lines(tmp_path, monkeypatch):
+    """The other one writes while a full file is put aside, and must not put the new one aside too."""
+    one, other = (TraceFiles(tmp_path, most_file_bytes=100) for _ in range(2))
+    one.append(DAY, SESSION, b"a" * 90 + b"\n")
+    moving = threading.Event()
+
+    def rename_slowly(*arguments: Any, **folders: int) -> None:
+        moving.set()
+        time.sleep(0.2)
+        rename(*arguments, **folders)
+
+    rename = os.rename
+    monkeypatch.setattr("start_llm.telemetry.trace_files.os.rename", rename_slowly)
+    writers = [
+        threading.Thread(target=files.append, args=(DAY, SESSION, line))
+        for files, line in ((one, b"b" * 20 + b"\n"), (other, b"c" * 20 + b"\n"))
+    ]
+    writers[0].start()
+    assert moving.wait(10)
+    writers[1].start()
+    for writer in writers:
+        writer.join(10)
+    assert (tmp_path / DAY / f"{NAME}.1").read_bytes() == b"a" * 90 + b"\n"
+    assert sorted((tmp_path / DAY / NAME).read_bytes().split()) == [b"b" * 20, b"c" * 20]
