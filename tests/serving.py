@@ -8,7 +8,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +50,14 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Generator[Server]:
+def serving(
+    folder: Path, make: Callable[[Settings, Terminal], App] = App, /, **settings: Any
+) -> Generator[Server]:
     """Serve the model in `folder` without proxy and trace; `settings` are fields of `Settings`."""
     output = io.StringIO()
     state = os.environ["STATE_ROOT"]
     settings = {"mlx_port": 0, "proxy": False, "traces": False, "state_root": state} | settings
-    app = App(Settings(model_path=str(folder), **settings), Terminal(output))
+    app = make(Settings(model_path=str(folder), **settings), Terminal(output))
     app.start()
     try:
         yield Server(app, output)
