@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,8 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 LONG = "word " * 20_000
 SOME = 200
 OFTEN_S = 0.1
+HELD_BACK_S = 15
+"""Less than LiteLLM would wait: until it has two hundred of them, or something to read."""
 
 
 def bodies(text: str, **more: Any) -> dict[str, dict[str, Any]]:
@@ -71,11 +74,13 @@ def is_sign_of_life(path: str, event: dict[str, Any]) -> bool:
 
 @every_protocol
 def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
+    began = time.monotonic()
     with streaming(proxied, path, bodies(f"Signs of life. {LONG}")[path]) as events:
         opening = next(events)
         assert not is_sign_of_life(path, opening)
         for _ in range(4):
             assert is_sign_of_life(path, next(events))
+        assert time.monotonic() - began < HELD_BACK_S
         assert prefill(proxied), "it was still being read"
     until(lambda: prefill(proxied) is None, within_s=10)
 
@@ -94,16 +99,24 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path:
 
 @every_protocol
 def test_a_reply_that_nobody_reads_any_more_ends(proxied: Proxied, path: str):
+    """Six times: it depends on what LiteLLM is doing at that moment."""
+    for _ in range(6):
+        hang_up_in_mid_reply(proxied, path)
+
+
+def hang_up_in_mid_reply(proxied: Proxied, path: str) -> None:
     endless = {**bodies("Hello")[path], "max_tokens": 4000, "max_output_tokens": 4000}
     with streaming(proxied, path, endless) as events:
         for _ in range(12):
             next(events)
-        assert in_flight(proxied) == 1
-    until(lambda: not in_flight(proxied), within_s=2)
+        before = requests(proxied)
+    until(lambda: not requests(proxied)["in_flight"], within_s=10)
+    given_up = [counts["endings"].get("cancelled", 0) for counts in (before, requests(proxied))]
+    assert given_up[1] == given_up[0] + 1, "it was made to its end"
 
 
-def in_flight(proxied: Proxied) -> int:
-    return proxied.server.get("/stats")["requests"]["in_flight"]
+def requests(proxied: Proxied) -> dict[str, Any]:
+    return proxied.server.get("/stats")["requests"]
 
 
 def cached_tokens(usage: dict[str, Any]) -> int:
