@@ -29,6 +29,10 @@ class GuidedLogits:
         self._known = prompt_length
         self.lost = ""
 
+    def is_at(self, length: int) -> bool:
+        """Whether a sequence of this length can go on: the guide has seen no token that it does not have."""
+        return self._known <= length
+
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """See `engine.sampling.LogitsProcessor`."""
         if self.lost:

@@ -65,6 +65,11 @@ class Row:
         """Some of the reply is there."""
         return len(self.tokens) > len(self.generation.job.prompt)
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether all that it remembers of its tokens is so, after a step that failed half way."""
+        return self._guided is None or self._guided.is_at(len(self.tokens))
+
     def pause(self, now: float) -> None:
         """Its turn is over for now. Its caches are not its own any more."""
         self._spent_s, self.cache = self.spent_s(now), []

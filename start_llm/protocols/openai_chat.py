@@ -96,7 +96,8 @@ class ChatReply:
         yield self._chunk({"role": "assistant", "content": ""})
 
     def keep_alive(self) -> Frame:
-        return self._chunk({})
+        # LiteLLM passes no delta on in which there is nothing at all (lesson 36).
+        return self._chunk({"annotations": []})
 
     def output(self, event: Output) -> Iterable[Frame]:
         delta = self._delta(event)

@@ -1,6 +1,7 @@
 """A guide holds its own row to a form, and leaves every other one alone."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -10,10 +11,11 @@ from start_llm.core.events import Failed, Finished, Text
 from start_llm.core.sampling import Sampling
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
-from start_llm.engine.loop import Machinery
+from start_llm.engine.machinery import Machinery, Pace
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row
-from tests.engine.harness import Stepper, Watched, job, strand_of
+from tests.cache.conversations import Cached
+from tests.engine.harness import FailsOnce, Stepper, Watched, Wrapped, job, strand_of
 
 PROMPT = (5, 6, 7)
 OTHERS = [(8, 9), (10, 11, 12, 13)]
@@ -80,6 +82,71 @@ def test_a_row_that_is_joined_and_left_stays_on_its_way(machinery: Machinery, st
     stepper.finish(first, second)
     assert first.tokens == list(SCRIPT[:30])
     assert second.tokens == alone(machinery, OTHERS[0], 6)
+
+
+@pytest.mark.parametrize("most_rows", [1, 2])
+def test_rows_that_take_turns_stay_on_their_way(machinery: Machinery, most_rows: int):
+    ticks = iter(range(10**6))
+    stepper = Cached(machinery, clock=lambda: next(ticks) / 10, most_rows=most_rows, pace=Pace(turn_s=1))
+    scripts = [SCRIPT, SCRIPT[::-1], tuple(range(100, 140))]
+    rows = [
+        stepper.submit(job(range(n, n + 5), 39, guide=Reciter(script))) for n, script in enumerate(scripts)
+    ]
+    stepper.finish(*rows)
+    assert stepper.metrics.interruptions > 3
+    assert [row.tokens for row in rows] == [list(script[:39]) for script in scripts]
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "behind the guide"])
+def test_of_a_batch_that_failed_a_guided_row_goes_on_as_it_was_or_fails(
+    machinery: Machinery, nth: int, is_late: bool
+):
+    """Behind the guide: it has been told a token that nobody has said."""
+    breaks = FailsOnce(lambda shape: shape == (3, 1), nth)
+    late = Late(machinery.network, breaks) if is_late else Wrapped(machinery.network, breaks)
+    stepper = Stepper(machinery, network=late)
+    guided = stepper.submit(job(PROMPT, 24, guide=Reciter(SCRIPT)))
+    free = [stepper.submit(job(prompt, 24)) for prompt in OTHERS]
+    stepper.finish(*free, guided)
+    assert stepper.metrics.failures == 1
+    assert isinstance(guided.ending, Failed) == (is_late and nth > 1)
+    assert guided.tokens == list(SCRIPT[: len(guided.tokens)])
+    assert isinstance(guided.ending, Failed) or len(guided.tokens) == 24
+    assert [one.tokens for one in free] == [alone(machinery, prompt, 24) for prompt in OTHERS]
+
+
+class Late:
+    """Breaks when its logits are wanted for the row behind the guided one."""
+
+    def __init__(self, network: Any, breaks: FailsOnce) -> None:
+        self._network, self._breaks = network, breaks
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> Any:
+        logits = self._network(tokens, cache=cache)
+        return BrokenBehind(logits, self._breaks) if tokens.shape == (3, 1) else logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+class BrokenBehind:
+    """Logits that can be taken for each row, and not for all at once."""
+
+    def __init__(self, logits: mx.array, breaks: FailsOnce) -> None:
+        self._logits, self._breaks = logits, breaks
+
+    def __getitem__(self, place: Any) -> Any:
+        return Rows(self._logits[place], self._breaks)
+
+
+class Rows(BrokenBehind):
+    def __getitem__(self, place: Any) -> Any:
+        if place.stop == 3:
+            row = self._logits[place]
+            self._breaks((3, 1))
+            return row
+        return self._logits[place]
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["in a batch", "alone"])

@@ -375,7 +375,7 @@ def test_usage_comes_in_a_chunk_of_its_own_for_those_who_ask():
 def test_a_sign_of_life_is_a_chunk_without_content():
     frame = call().reply.keep_alive()
     assert isinstance(frame.data, dict)
-    assert frame.data["choices"] == [{"index": 0, "delta": {}, "finish_reason": None}]
+    assert frame.data["choices"] == [{"index": 0, "delta": {"annotations": []}, "finish_reason": None}]
 
 
 def test_a_failure_is_one_error_frame():
