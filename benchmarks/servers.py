@@ -51,8 +51,8 @@ def health_seconds(port: int) -> float:
 @contextmanager
 def running(
     command: Sequence[str], *probes: Callable[[], object], patience_s: float = 60, log: Path | None = None
-) -> Generator[None]:
-    """A server in a process of its own, from the moment that every probe went through.
+) -> Generator[int]:
+    """A server in a process of its own, from the moment that every probe went through: the id of the process.
 
     A probe raises OSError or HTTPException while the server does not answer. With `log`, everything that the
     server prints goes into that file; without, its errors are seen and the rest is dropped. Raises SystemExit
@@ -64,7 +64,7 @@ def running(
         try:
             for probe in probes:
                 _wait_for(process, probe, patience_s, log)
-            yield
+            yield process.pid
         finally:
             _end(process)
 

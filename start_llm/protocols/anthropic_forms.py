@@ -30,7 +30,7 @@ def read_form(body: Fields, tools: ToolSchemas) -> OutputForm:
 
 def _runs_elsewhere(body: Fields, choice: Fields, tools: ToolSchemas) -> bool:
     """The tool that has to be called is one of Anthropic's servers, which nothing here can call."""
-    name = choice.value("name")
+    name = choice.text("name")
     return name not in tool_names(tools) and any(tool.value("name") == name for tool in body.objects("tools"))
 
 

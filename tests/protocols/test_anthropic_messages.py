@@ -221,6 +221,8 @@ def test_a_thought_of_ours_is_opened():
         ({"stream": "yes"}, "stream"),
         ({"thinking": 5}, "thinking"),
         ({"tool_choice": "none"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": {}}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"model": 5}, "model"),
     ],
     ids=str,

@@ -1,0 +1,109 @@
+"""What a reply may be, whatever was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tests.fuzz.bodies import Expected
+from tests.fuzz.requests import Request
+from tests.grammar import completions, messages, responses, wire
+from tests.server.client import Reply
+
+_ERROR_MEMBERS = {"message", "type", "param", "code"}
+_READERS = {
+    "/v1/messages": messages.read,
+    "/v1/responses": responses.read,
+    "/responses": responses.read,
+}
+
+
+def judge(asked: Request, reply: Reply) -> None:
+    """Raise one of `wire.COMPLAINTS` if the reply is not what a client may rely on."""
+    if reply.status == 503:
+        assert reply.headers["retry-after"].isdigit()
+        assert not asked.is_normal, "a normal request is turned away"
+    assert reply.status < 500 or reply.status == 503
+    assert reply.status == 200 or not asked.is_normal
+    if asked.method == "HEAD" or not reply.body:
+        assert asked.method == "HEAD", "no body"
+        return
+    if reply.headers["content-type"].startswith("text/event-stream"):
+        told = _streamed(asked, reply)
+    else:
+        told = strict(reply.body)
+        _check_refusal(asked, reply.status, told)
+    if asked.expected:
+        assert said(told) == asked.expected
+
+
+def _path(asked: Request) -> str:
+    return asked.target.partition("?")[0].rstrip("/")
+
+
+def _streamed(asked: Request, reply: Reply) -> Any:
+    read = _READERS.get(_path(asked), completions.read)
+    told = read(list(wire.events_in(reply.body)))
+    assert told.failure is None, told.failure
+    return told.body
+
+
+def strict(body: bytes) -> Any:
+    """JSON as it is defined: no NaN, no text that is not Unicode."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(body.decode(), parse_constant=refuse)
+
+
+def _check_refusal(asked: Request, status: int, told: Any) -> None:
+    if status == 200:
+        return
+    if told.get("type") == "error":
+        assert told.keys() == {"type", "error", "request_id"}
+        assert told["error"].keys() == {"type", "message"}
+        assert "/messages" in asked.target
+    else:
+        assert told.keys() == {"error"}
+        assert told["error"].keys() == _ERROR_MEMBERS
+        assert told["error"]["type"]
+        # What cannot be read as a request has no path.
+        assert not _path(asked).startswith("/v1/messages") or asked.kind in ("line", "headers", "gone")
+    assert len(told["error"]["message"]) > 8
+
+
+def said(body: Any) -> Expected:
+    """What a reply says, whatever its protocol."""
+    if "output" in body:
+        return _said_in_items(body["output"])
+    if "content" in body:
+        return _said_in_blocks(body["content"])
+    (choice,) = body["choices"]
+    if "text" in choice:
+        return Expected(text=choice["text"])
+    one = choice["message"]
+    calls = [call["function"] for call in one.get("tool_calls", ())]
+    return Expected(one.get("reasoning_content", ""), one["content"], _calls(calls))
+
+
+def _calls(calls: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((call["name"], json.loads(call["arguments"])) for call in calls)
+
+
+def _said_in_items(items: Sequence[Any]) -> Expected:
+    def texts(kind: str) -> str:
+        chosen = [item for item in items if item["type"] == kind]
+        return "".join(part["text"] for item in chosen for part in item.get("content") or item["summary"])
+
+    calls = [item for item in items if item["type"] == "function_call"]
+    return Expected(texts("reasoning"), texts("message"), _calls(calls))
+
+
+def _said_in_blocks(blocks: Sequence[Any]) -> Expected:
+    def texts(kind: str, member: str) -> str:
+        return "".join(block[member] for block in blocks if block["type"] == kind)
+
+    calls = tuple((block["name"], block["input"]) for block in blocks if block["type"] == "tool_use")
+    return Expected(texts("thinking", "thinking"), texts("text", "text"), calls)
