@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from start_llm.core.chat import ChatRequest, GenerationOptions, GenerationRequest, Origin
+from start_llm.core.chat import ChatRequest, GenerationRequest, Origin
 from start_llm.core.errors import ContextOverflow, OverBudget
-from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text
+from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.prompt import Prompt
 from start_llm.core.sampling import Sampling, SamplingChoice, first_said
-from start_llm.output.splitter import PlainSplitter, Splitter, make_splitter
+from start_llm.output.form import FormKeeper, FormTokenizer
+from start_llm.output.splitter import PlainSplitter, Splitter
 from start_llm.output.stream import OutputStream, joined
-from start_llm.output.tool_calls.schema import Tools
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
 from start_llm.telemetry.account import Account, Reports
@@ -49,11 +49,8 @@ class EnginePort(Protocol):
         ...
 
 
-class ServiceTokenizer(TemplateTokenizer, Protocol):
+class ServiceTokenizer(TemplateTokenizer, FormTokenizer, Protocol):
     """What the service needs of a tokenizer."""
-
-    @property
-    def trims_leading_space(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +101,7 @@ class Service:
         self._transcripts = transcripts
         self._traits = traits
         self._reports = reports
+        self._forms = FormKeeper(tokenizer, traits.family, traits.vocabulary)
 
     def respond(self, request: GenerationRequest, origin: Origin) -> Answer:
         """Do everything that can refuse the request, then hand it to the engine.
@@ -113,9 +111,10 @@ class Service:
         """
         began = time.perf_counter()
         prompt = self._preparer.prepare(request)
+        guide = self._forms.guide(request, prompt) if isinstance(request, ChatRequest) else None
         turn = self._transcripts.begin(prompt, self._traits.context_window)
-        job = self._plan(request, prompt, turn)
-        output = OutputStream(self._splitter(request, prompt))
+        job = replace(self._plan(request, prompt, turn), guide=guide)
+        output = OutputStream(self._splitter(request, prompt), most_calls=_most_calls(request))
         generation = self._engine.submit(job)
         turn.asked()
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
@@ -152,7 +151,7 @@ class Service:
             salt=request.tenant,
             session=_session(request, prompt),
             is_background=request.is_background,
-            sampling=self._sampling(request.options),
+            sampling=self._sampling(request),
             stop=request.options.stop,
             top_logprobs=request.options.top_logprobs,
             trims_leading_space=isinstance(request, ChatRequest) and self._tokenizer.trims_leading_space,
@@ -184,28 +183,29 @@ class Service:
             starts_open=prompt.thought_is_open,
             opening=marks.opening,
             closing=marks.closing,
-            closing_tokens=tuple(self._tokenizer.encode(marks.cut, as_document=False)),
+            closing_tokens=tuple(self._tokenizer.encode(self._forms.cut(request), as_document=False)),
         )
 
     def _splitter(self, request: GenerationRequest, prompt: Prompt) -> Splitter:
         if not isinstance(request, ChatRequest):
             return PlainSplitter()
-        return make_splitter(
-            self._traits.family,
-            Tools((*request.tools, *request.late_tools)),
-            thought_is_open=prompt.thought_is_open,
-            thinking=prompt.thinking,
-        )
+        return self._forms.splitter(request, prompt)
 
-    def _sampling(self, options: GenerationOptions) -> Sampling:
+    def _sampling(self, request: GenerationRequest) -> Sampling:
+        options = request.options
         decided = first_said(options.sampling, *self._traits.sampling_defaults)
+        bias = self._forms.bias(request) if isinstance(request, ChatRequest) else {}
         return Sampling(
             **decided,  # pyright: ignore[reportArgumentType] - each field's own type, field by field
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
-            logit_bias=options.logit_bias,
+            logit_bias={**options.logit_bias, **bias},
             seed=options.seed,
         )
+
+
+def _most_calls(request: GenerationRequest) -> int | None:
+    return 1 if isinstance(request, ChatRequest) and request.form.one_call else None
 
 
 def _session(request: GenerationRequest, prompt: Prompt) -> str:
@@ -247,6 +247,7 @@ class Answer:
         self._output = output
         self._turn = turn
         self._account = account
+        self._cached = 0
 
     def __enter__(self) -> Self:
         self._account.begin()
@@ -282,11 +283,14 @@ class Answer:
         for index, event in enumerate(events):
             match event:
                 case Restored():
+                    self._cached = event.tokens
                     self._account.note(event)
                 case Text():
-                    self._account.note(event)
-                    self._turn.wrote(event.tokens)
-                    outputs += self._heard(self._output.feed(event))
+                    outputs += self._heard(self._take(event))
+                    if self._output.is_full:
+                        yield from joined(outputs)
+                        yield self._cut_short()
+                        return
                 case Finished():
                     rest, end = self._output.close(event)
                     outputs += self._heard(rest)
@@ -301,6 +305,19 @@ class Answer:
                     outputs = []
                     yield event
         yield from joined(outputs)
+
+    def _take(self, piece: Text) -> list[Output]:
+        self._account.note(piece)
+        self._turn.wrote(piece.tokens)
+        return self._output.feed(piece)
+
+    def _cut_short(self) -> Finished:
+        """The end of a reply that goes on with a call which nobody asked for."""
+        self._generation.cancel()
+        usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.replied)
+        end = self._output.cut(Finished("tool_calls", usage))
+        self._turn.ended(end, is_whole=False)
+        return end
 
     def _heard(self, outputs: list[Output]) -> list[Output]:
         for output in outputs:

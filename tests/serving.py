@@ -8,7 +8,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,9 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Generator[Server]:
+def serving(
+    folder: Path, make: Callable[[Settings, Terminal], App] = App, /, **settings: Any
+) -> Generator[Server]:
     """Serve the model in `folder` without proxy and trace; `settings` are fields of `Settings`."""
     output = io.StringIO()
     state = os.environ["STATE_ROOT"]
@@ -61,7 +63,7 @@ def serving(folder: Path, **settings: Any) -> Generator[Server]:
         "state_root": state,
         "drain_s": 1.5,
     } | settings
-    app = App(Settings(model_path=str(folder), **settings), Terminal(output))
+    app = make(Settings(model_path=str(folder), **settings), Terminal(output))
     app.start()
     try:
         yield Server(app, output)

@@ -68,6 +68,9 @@ class Letters:
 
     added_tokens: Sequence[str] = ()
     end_texts: frozenset[str] = frozenset()
+    end_tokens = frozenset({ord("\n")})
+    control_tokens: Mapping[str, int] = {}
+    chat_template = ""
 
     def __init__(
         self, has_chat_template: bool = True, trims_leading_space: bool = False, tail: str = ""
@@ -95,6 +98,9 @@ class Letters:
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         return [*([1] if as_document and text else []), *map(ord, text)]
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
 
 
 class Script:
@@ -260,7 +266,7 @@ def test_a_prompt_that_memory_never_holds_is_refused_with_both_numbers():
         "This model's maximum context length is 30 tokens within the memory budget of 1.5 GiB. However, your "
         "messages resulted in 30 tokens."
     )
-    assert anthropic_refusal(error)["error"] == {
+    assert anthropic_refusal(error, "req_1")["error"] == {
         "type": "invalid_request_error",
         "message": "prompt is too long: 30 tokens > 29 maximum",
     }

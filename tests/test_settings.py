@@ -574,7 +574,9 @@ def checks_pieces(models: Models) -> None:
         with running(models.plain, DECODE_STALL_SECONDS=seconds) as server:
             assert server.get("/stats")["engine"]["decode_stall"]["target_s"] == float(seconds)
             body = {"prompt": [7] * 2000, "max_tokens": 1, "stream": True}
-            request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode())
+            request = urllib.request.Request(
+                server.url + "/v1/completions", json.dumps(body).encode(), AS_JSON
+            )
             seen = set[int]()
             with urllib.request.urlopen(request, timeout=60) as stream:
                 while not server.get("/stats")["requests"]["endings"]:

@@ -12,6 +12,8 @@ type Role = Literal["system", "user", "assistant", "tool"]
 type KeptThoughts = Literal["true", "template", "false"]
 """Which thoughts stay in a conversation: all, those that the template shows, none."""
 type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+type Calls = Literal["none", "may", "must"]
+"""Whether a reply has calls of tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,41 @@ class GenerationOptions:
     top_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonAnswer:
+    """The answer is one JSON text.
+
+    Attributes:
+        schema: that it follows.
+        field: of the request that has the schema.
+    """
+
+    schema: Mapping[str, Json]
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputForm:
+    """What a reply may be, behind its thought.
+
+    Attributes:
+        answer: None for an answer in any words.
+        calls: whether tools may be called, or have to be; then there is no answer beside the calls.
+        tools: names of the tools that may be called; None for every offered one.
+        one_call: no more than one.
+    """
+
+    answer: JsonAnswer | None = None
+    calls: Calls = "may"
+    tools: frozenset[str] | None = None
+    one_call: bool = False
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether the model is held to it token by token."""
+        return self.answer is not None or self.calls == "must"
+
+
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """Where a session comes from, as the client says. Nothing depends on it.
@@ -110,6 +147,7 @@ class ChatRequest:
     Attributes:
         tools: function schemas as the client sent them, for the chat template.
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
+        form: what the reply may be; nothing of it stands in the prompt.
         template_options: extra variables for the chat template (`chat_template_kwargs`).
         tenant: whose request it is; tenants share nothing that was computed.
         is_background: nobody waits in front of a screen for it, as far as its client says.
@@ -118,6 +156,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Json], ...] = ()
     late_tools: tuple[Mapping[str, Json], ...] = ()
+    form: OutputForm = field(default_factory=OutputForm)
     thinking: Thinking = field(default_factory=Thinking)
     template_options: Mapping[str, Json] = field(default_factory=dict[str, Json])
     options: GenerationOptions = field(default_factory=GenerationOptions)

@@ -22,6 +22,7 @@ StartLLMError
 │   ├── InternalError            500
 │   └── Overloaded               503
 ├── EngineDied                   the engine thread is gone: 500
+├── GuideLost                    a reply cannot be kept in the form that it must have
 └── ClientGone                   nobody is left to answer
 """
 
@@ -206,6 +207,10 @@ class Overloaded(RequestError):
 
 class EngineDied(StartLLMError):
     """The engine thread has ended, so nothing can be generated any more."""
+
+
+class GuideLost(StartLLMError):
+    """A reply has left the form that it must have, or that form has become too much to follow."""
 
 
 class ClientGone(StartLLMError):

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
+
+
+class Guide(Protocol):
+    """Says which tokens may come next in one reply. One thread makes it, another one uses it from then on."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take the next tokens of the reply.
+
+        Raises:
+            GuideLost: they could not come here.
+        """
+        ...
+
+    def allowed(self) -> bytes:
+        """For each token id a byte: 0 if it cannot come next.
+
+        Raises:
+            GuideLost: this cannot be told.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +66,7 @@ class Job:
         top_logprobs: None or 0..20.
         thought: None lets the model think as long as it likes.
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
+        guide: None lets the model say what it likes.
     """
 
     prompt: ModelTokens
@@ -58,6 +81,7 @@ class Job:
     top_logprobs: int | None = None
     thought: ThoughtLimit | None = None
     trims_leading_space: bool = False
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

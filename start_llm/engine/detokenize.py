@@ -25,6 +25,11 @@ class Detokenizer:
     def feed(self, token: int) -> str:
         return self._trimmed(self._decoder.decode(self._token_bytes(token)))
 
+    @property
+    def is_inside_character(self) -> bool:
+        """The last token ended within a character."""
+        return bool(self._decoder.getstate()[0])
+
     def close(self) -> str:
         """What an incomplete character at the end decodes to."""
         return self._trimmed(self._decoder.decode(b"", final=True))

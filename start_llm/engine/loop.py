@@ -362,13 +362,12 @@ class EngineLoop:
         """Of several rows nobody knows which one is to blame: each goes on alone, and the one will fail."""
         for row in rows:
             self._cache.discard(row.strand)
-        if len(rows) == 1:
-            return [rows[0].generation]
-        for row in rows:
+        going_on = [row for row in rows if len(rows) > 1 and row.can_go_on]
+        for row in going_on:
             row.is_alone = True
             row.pause(self._clock())
             self._schedule.put_back(row)
-        return []
+        return [row.generation for row in rows if row not in going_on]
 
     def _abandon_starting(self) -> list[Generation]:
         dropped, self._starting = self._starting, None

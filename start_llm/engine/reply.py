@@ -64,7 +64,8 @@ class ReplyWriter:
     def _decode(self, token: int) -> str:
         text = self._detokenizer.feed(token)
         if self._thought:
-            self.dictated.extend(self._thought.feed(text))
+            is_inside_character = self._detokenizer.is_inside_character
+            self.dictated.extend(self._thought.feed(text, is_inside_character=is_inside_character))
         return text
 
     def _rest(self) -> str:

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from start_llm.cache.pages import Strand
+from start_llm.core.errors import GuideLost
 from start_llm.core.events import Finished
 from start_llm.engine.generation import Generation
+from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.sampling import make_processors, make_sampler, token_logprobs
 
@@ -40,6 +42,9 @@ class Row:
         self.cache: list[Any] = strand.caches
         self.sampler = make_sampler(job.sampling)
         self.processors = make_processors(job.sampling, len(job.prompt))
+        self._guided = GuidedLogits(job.guide, len(job.prompt)) if job.guide else None
+        if self._guided:
+            self.processors.append(self._guided)
         self.is_alone = False
         self.due = due
         self.since = now
@@ -59,6 +64,11 @@ class Row:
     def has_begun(self) -> bool:
         """Some of the reply is there."""
         return len(self.tokens) > len(self.generation.job.prompt)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether all that it remembers of its tokens is so, after a step that failed half way."""
+        return self._guided is None or self._guided.is_at(len(self.tokens))
 
     def pause(self, now: float) -> None:
         """Its turn is over for now. Its caches are not its own any more."""
@@ -82,6 +92,9 @@ class Row:
 
         Args:
             logprobs: [vocabulary], read only if the request asked for them.
+
+        Raises:
+            GuideLost: the token after this one could not be held to the form of the reply.
         """
         self.tokens.append(token)
         wanted = self.generation.job.top_logprobs
@@ -89,7 +102,10 @@ class Row:
         events = self._reply.feed(token, scored)
         for event in events:
             self.generation.emit(event)
-        return bool(events) and isinstance(events[-1], Finished)
+        has_ended = bool(events) and isinstance(events[-1], Finished)
+        if self._guided and self._guided.lost and not has_ended:
+            raise GuideLost(self._guided.lost)
+        return has_ended
 
 
 class Sampled(NamedTuple):

@@ -126,13 +126,17 @@ def _count_penalties(sampling: Sampling, prompt_length: int) -> LogitsProcessor:
 
 
 def token_logprobs(logprobs: mx.array, token: int, alternatives: int) -> TokenLogprobs:
-    """The chosen token and the `alternatives` most likely ones, from log-probabilities [vocabulary]."""
+    """The chosen token and the `alternatives` most likely ones, from log-probabilities [vocabulary].
+
+    Tokens that could not have been chosen are none: their score is no number in JSON.
+    """
     scores = logprobs.astype(mx.float32)
     chosen = ScoredToken(token, cast("float", scores[token].item()))
     if alternatives == 0:
         return TokenLogprobs(chosen, ())
     ids = _top_k_ids(scores[None], min(alternatives, scores.shape[0]))[0]
-    best = [ScoredToken(*pair) for pair in zip(_listed(ids), _listed(scores[ids]), strict=True)]
+    pairs = zip(_listed(ids), _listed(scores[ids]), strict=True)
+    best = [ScoredToken(token, score) for token, score in pairs if score > _MASKED]
     return TokenLogprobs(chosen, tuple(sorted(best, key=lambda one: -one.logprob)))
 
 

@@ -22,8 +22,11 @@ class ThoughtWatch:
         self._tail = ""
         self._tokens = 0
 
-    def feed(self, text: str) -> tuple[int, ...]:
+    def feed(self, text: str, *, is_inside_character: bool = False) -> tuple[int, ...]:
         """Take the text of one more token, which may be empty.
+
+        Args:
+            is_inside_character: the token ends within a character, which is no place to close a thought.
 
         Returns:
             The tokens that must follow it, whatever the model would say: those that close the thought, once,
@@ -37,7 +40,7 @@ class ThoughtWatch:
             self._look_for_opening()
         if self._stage == "open":
             self._look_for_closing()
-        if self._stage != "open" or self._tokens < self._limit.most_tokens:
+        if self._stage != "open" or self._tokens < self._limit.most_tokens or is_inside_character:
             return ()
         self._stage = "over"
         return self._limit.closing_tokens

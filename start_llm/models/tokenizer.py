@@ -37,6 +37,7 @@ class Tokenizer:
         end_texts: their texts.
         added_tokens: texts that are one token wherever they stand, and take no white space on their left with
             them: in front of one a text may be cut.
+        control_tokens: texts of tokens that are no text, and their ids: only such a token says one of them.
         trims_leading_space: whether decoding drops the space that marks the start of a text (SentencePiece).
     """
 
@@ -56,6 +57,9 @@ class Tokenizer:
             for token in wrapper.added_tokens_decoder.values()
             if not (token.lstrip or token.single_word)
         )
+        self.control_tokens: Mapping[str, int] = {
+            str(token): int(number) for number, token in wrapper.added_tokens_decoder.items() if token.special
+        }
         self.trims_leading_space = "Strip" in self._decoder_kinds
 
     def render(

@@ -105,10 +105,12 @@ class CallFinder:
     Args:
         formats: the likeliest first.
         tools: without tools nothing is a call.
+        calls_come_first: nor is anything behind text.
     """
 
-    def __init__(self, formats: Sequence[Format], tools: Tools) -> None:
+    def __init__(self, formats: Sequence[Format], tools: Tools, *, calls_come_first: bool = False) -> None:
         self._formats = tuple(formats) if tools else ()
+        self._calls_come_first = calls_come_first
         self._tools = tools
         self._openers = tuple(dict.fromkeys(opener for one in self._formats for opener in one.openers))
         self._has_bare = any(one.bare for one in self._formats)
@@ -171,6 +173,9 @@ class CallFinder:
         if self._has_bare and self.is_silent and (begun := buffer.lstrip()).startswith("{"):
             self._say(buffer[: len(buffer) - len(begun)], events)
             return self._open("", begun, events)
+        if self._calls_come_first and not self._may_begin_with_call(buffer):
+            self._say(buffer, events)
+            return ""
         found = first_marker(buffer, self._openers)
         if found is None:
             keep = longest_beginning(buffer, self._openers)
@@ -180,6 +185,12 @@ class CallFinder:
         start, opener = found
         self._say(buffer[:start], events)
         return self._open(opener, buffer[start + len(opener) :], events)
+
+    def _may_begin_with_call(self, buffer: str) -> bool:
+        """Behind a call there may be another one."""
+        begun = buffer.lstrip()
+        is_opener = begun.startswith(self._openers) or any(one.startswith(begun) for one in self._openers)
+        return self.completed > 0 or (self.is_silent and is_opener)
 
     def _open(self, opener: str, behind: str, events: list[Output]) -> str:
         formats = [one for one in self._formats if (opener in one.openers if opener else one.bare)]

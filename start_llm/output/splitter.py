@@ -53,16 +53,20 @@ class Splitter(Protocol):
         ...
 
 
-def make_splitter(family: Family, tools: Tools, *, thought_is_open: bool, thinking: bool) -> Splitter:
+def make_splitter(
+    family: Family, tools: Tools, *, thought_is_open: bool, thinking: bool, calls_come_first: bool = False
+) -> Splitter:
     """The machine for one reply.
 
     Args:
         thought_is_open: the prompt ends inside a thought.
         thinking: the model was asked to think, or nobody said that it should not.
+        calls_come_first: an answer that does not begin with a call has none.
     """
     if family.channels:
         return ChannelSplitter(tools, thought_is_open=thought_is_open)
-    return TagSplitter(family, tools, thought_is_open=thought_is_open, thinking=thinking)
+    finder = CallFinder(ordered(family.formats), tools, calls_come_first=calls_come_first)
+    return TagSplitter(family, finder, thought_is_open=thought_is_open, thinking=thinking)
 
 
 class PlainSplitter:
@@ -92,10 +96,10 @@ class TagSplitter:
     given as that, unless the reply was cut.
     """
 
-    def __init__(self, family: Family, tools: Tools, *, thought_is_open: bool, thinking: bool) -> None:
+    def __init__(self, family: Family, finder: CallFinder, *, thought_is_open: bool, thinking: bool) -> None:
         self._opening = family.thought.opening if family.thought else ""
         self._closing = family.thought.closing if family.thought else ""
-        self._finder = CallFinder(ordered(family.formats), tools)
+        self._finder = finder
         self._may_assume = family.orphan_close and thinking and not thought_is_open
         self._state: _State = "answer" if not family.thought else "thought" if thought_is_open else "start"
         self._held = ""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from start_llm.core.events import (
     CallArguments,
+    CallStarted,
     Content,
     Finished,
     Output,
@@ -18,10 +19,19 @@ from start_llm.output.splitter import Splitter
 
 
 class OutputStream:
-    """Feeds a splitter and gives every token of the reply to one of its events."""
+    """Feeds a splitter and gives every token of the reply to one of its events.
 
-    def __init__(self, splitter: Splitter) -> None:
+    Args:
+        most_calls: that are told of; None: all.
+
+    Attributes:
+        is_full: one more call has begun. Nothing from it on is told.
+    """
+
+    def __init__(self, splitter: Splitter, *, most_calls: int | None = None) -> None:
         self._splitter = splitter
+        self._most_calls = most_calls
+        self.is_full = False
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._reasoning_tokens = 0
@@ -32,13 +42,13 @@ class OutputStream:
         self._tokens += piece.tokens
         self._logprobs += piece.logprobs
         was_in_thought = self._splitter.in_thought
-        outputs = self._splitter.feed(piece.text)
+        outputs = self._within_limit(self._splitter.feed(piece.text))
         self._count(len(piece.tokens), was_in_thought or self._splitter.in_thought, bool(outputs))
         return self._accounted(outputs)
 
     def close(self, end: Finished) -> tuple[list[Output], Finished]:
         """What was held back, and the end as clients are told it."""
-        outputs = self._splitter.close(end.ended_itself)
+        outputs = self._within_limit(self._splitter.close(end.ended_itself))
         if self._tokens and not outputs:
             outputs.append(Content(""))
         calls = self._splitter.calls and not self._splitter.was_cut_in_call
@@ -46,12 +56,23 @@ class OutputStream:
         usage = replace(end.usage, reasoning=min(self._reasoning_tokens, end.usage.completion))
         return self._accounted(outputs), replace(end, reason=reason, usage=usage)
 
+    def cut(self, end: Finished) -> Finished:
+        """The end of a reply that is full, as clients are told it."""
+        return replace(end, usage=replace(end.usage, reasoning=self._reasoning_tokens))
+
+    def _within_limit(self, outputs: list[Output]) -> list[Output]:
+        for place, output in enumerate(outputs):
+            if isinstance(output, CallStarted) and output.index == self._most_calls:
+                self.is_full = True
+                return outputs[:place]
+        return outputs
+
     @property
     def is_whole(self) -> bool:
         """What has come so far ends outside of thoughts, calls and markup."""
         splitter = self._splitter
         is_in_call = splitter.call_is_open or splitter.was_cut_in_call
-        return not (splitter.in_thought or is_in_call or splitter.has_loose_end)
+        return not (self.is_full or splitter.in_thought or is_in_call or splitter.has_loose_end)
 
     def _count(self, tokens: int, in_thought: bool, has_said: bool) -> None:
         """Tokens that say nothing may be the mark that opens a thought, which is part of it."""

@@ -20,6 +20,7 @@ from start_llm.protocols.anthropic_blocks import (
 )
 from start_llm.protocols.anthropic_content import read_conversation, read_tools
 from start_llm.protocols.anthropic_errors import anthropic_error
+from start_llm.protocols.anthropic_forms import read_form
 from start_llm.protocols.base import Call, Context, Frame, new_id
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
@@ -66,11 +67,12 @@ def _limit(body: Fields) -> int:
 
 
 def _call(body: Fields, headers: Mapping[str, str], context: Context, *, limit: int) -> Call:
-    tools, late_tools = read_tools(body) if _may_call(body) else ((), ())
+    tools, late_tools = read_tools(body)
     request = ChatRequest(
         messages=read_conversation(body, lambda sealed: context.seal.open(sealed, context.tenant)),
         tools=tools,
         late_tools=late_tools,
+        form=read_form(body, (*tools, *late_tools)),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         # One token is the least that can be made; whoever asked for none is not told of it.
@@ -93,12 +95,6 @@ def _shows_thoughts(body: Fields) -> bool:
     """A client that asks to omit them sends them back by their signatures."""
     thinking = body.value("thinking")
     return not (isinstance(thinking, dict) and Fields(thinking, "thinking").text("display") == "omitted")
-
-
-def _may_call(body: Fields) -> bool:
-    """Calls can be forbidden; that they can be demanded is not built, and the model is free then."""
-    choice = body.object("tool_choice")
-    return choice is None or choice.text("type") != "none"
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from start_llm.core.chat import ChatRequest, Json
+from start_llm.core.chat import ChatRequest, Json, OutputForm
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -21,11 +21,10 @@ from start_llm.protocols.base import Call, Context, Frame, ModelFacts, new_id, o
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.logprobs import chat_logprobs
-from start_llm.protocols.openai_messages import read_messages, read_tools
+from start_llm.protocols.openai_forms import read_answer, read_form
+from start_llm.protocols.openai_messages import ToolSchemas, read_messages, read_tools, tool_names
 from start_llm.protocols.openai_options import (
     COMMON_NOT_YET,
-    FREE_TOOL_CHOICE,
-    NotYet,
     read_options,
     read_stream,
     refuse_unbuilt,
@@ -37,32 +36,19 @@ from start_llm.protocols.template_options import read_template_options
 _TOP_LOGPROBS = Range(0, 20)
 
 
-def _format_is_text(value: Json) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-_NOT_YET = (
-    *COMMON_NOT_YET,
-    FREE_TOOL_CHOICE,
-    NotYet(
-        "response_format", _format_is_text, "must be {'type': 'text'}: other formats are not supported yet"
-    ),
-)
-
-
 def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
     """A chat completion request. Transport-only fields end here."""
     model = context.model
-    refuse_unbuilt(body, _NOT_YET)
+    refuse_unbuilt(body, COMMON_NOT_YET)
     stream, include_usage = read_stream(body)
     top_logprobs = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
     wants_logprobs = body.boolean("logprobs")
-    body.boolean("parallel_tool_calls")
-    tools, late_tools = ((), ()) if body.value("tool_choice") == "none" else read_tools(body)
+    tools, late_tools = read_tools(body)
     request = ChatRequest(
         messages=read_messages(body),
         tools=tools,
         late_tools=late_tools,
+        form=_read_form(body, (*tools, *late_tools)),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=read_options(
@@ -79,6 +65,18 @@ def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
         with_logprobs=wants_logprobs,
     )
     return Call(request, reply, stream)
+
+
+def _read_form(body: Fields, tools: ToolSchemas) -> OutputForm:
+    answer = read_answer(body.object("response_format"), nested="json_schema")
+    return read_form(body, tool_names(tools), answer=answer, name_of=_chosen_name)
+
+
+def _chosen_name(tool: Fields) -> str | None:
+    function = tool.object("function")
+    if tool.required_text("type") != "function" or function is None:
+        return None
+    return function.required_text("name")
 
 
 @dataclass(slots=True)
@@ -98,7 +96,8 @@ class ChatReply:
         yield self._chunk({"role": "assistant", "content": ""})
 
     def keep_alive(self) -> Frame:
-        return self._chunk({})
+        # LiteLLM passes no delta on in which there is nothing at all (lesson 36).
+        return self._chunk({"annotations": []})
 
     def output(self, event: Output) -> Iterable[Frame]:
         delta = self._delta(event)

@@ -79,6 +79,11 @@ def _tool_call(call: Fields) -> ToolCall:
 type ToolSchemas = tuple[Mapping[str, Json], ...]
 
 
+def tool_names(tools: ToolSchemas) -> frozenset[str]:
+    functions = [tool.get("function") for tool in tools]
+    return frozenset(str(one["name"]) for one in functions if isinstance(one, dict))
+
+
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
     """Function schemas as the client sent them; tools of other types have no form in a template.
 

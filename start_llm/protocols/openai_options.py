@@ -57,13 +57,6 @@ def is_switched_off(value: Json) -> bool:
     return value is False or (isinstance(value, dict) and not value.get("enabled"))
 
 
-def is_free_choice(value: Json) -> bool:
-    return value in ("auto", "none")
-
-
-FREE_TOOL_CHOICE = NotYet(
-    "tool_choice", is_free_choice, "must be 'auto' or 'none': a forced call is not supported yet"
-)
 COMMON_NOT_YET = (
     NotYet("n", is_one, "must be 1: one reply is made for each request"),
     NotYet("adapter", is_none_word, "names an adapter, and none is mounted on this server"),

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message
+from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputForm
 from start_llm.core.errors import RequestError
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import Call, Context, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT
+from start_llm.protocols.openai_forms import read_answer, read_form
 from start_llm.protocols.openai_options import (
     COMMON_NOT_YET,
-    FREE_TOOL_CHOICE,
     NotYet,
     read_options,
     refuse_unbuilt,
@@ -42,7 +42,6 @@ def _is_nothing(_: Json) -> bool:
 
 _NOT_YET = (
     *COMMON_NOT_YET,
-    FREE_TOOL_CHOICE,
     NotYet("background", _is_false, "must be false: a response is made while its client waits"),
     NotYet("conversation", _is_nothing, "is not kept on this server; send previous_response_id"),
     NotYet("prompt", _is_nothing, "names a stored prompt, and this server has none; send input"),
@@ -72,13 +71,14 @@ class _Conversation:
 def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
     """A response request. Transport-only fields end here."""
     refuse_unbuilt(body, _NOT_YET)
-    _check_unread(body, context)
+    _check_unread(body)
     conversation = _read_conversation(body, context)
     toolbox = read_toolbox(body, context.notices.tell)
     options = _read_options(body, context)
     request = ChatRequest(
         messages=_read_messages(body, conversation, toolbox, context),
-        tools=() if body.value("tool_choice") == "none" else toolbox.schemas,
+        tools=toolbox.schemas,
+        form=_read_form(body, toolbox),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=options,
@@ -121,15 +121,10 @@ def deleted(context: Context, name: str) -> Mapping[str, Json]:
 # ----------------------------------------------------------------------------------------------- the request
 
 
-def _check_unread(body: Fields, context: Context) -> None:
+def _check_unread(body: Fields) -> None:
     """Fields that are known and change nothing here have their types all the same."""
-    body.boolean("parallel_tool_calls")
     body.object("metadata")
     body.text("truncation")
-    text = body.object("text")
-    form = text.object("format") if text else None
-    if form is not None and form.value("type") not in (None, "text"):
-        context.notices.tell(f"text.format {form.value('type')!r} is not enforced yet.")
 
 
 def _read_conversation(body: Fields, context: Context) -> _Conversation:
@@ -159,6 +154,18 @@ def _read_messages(
         raise body.fail("input", "must be a string, or an array with at least one item that says something")
     told = conversation.instructions
     return (Message(role="system", content=told), *messages) if told else messages
+
+
+def _read_form(body: Fields, toolbox: Toolbox) -> OutputForm:
+    text = body.object("text")
+    answer = read_answer(text.object("format") if text else None, nested=None)
+    return read_form(body, toolbox.names, answer=answer, name_of=partial(_chosen_name, toolbox))
+
+
+def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:
+    if tool.required_text("type") not in ("function", "custom"):
+        return None
+    return toolbox.flat(tool.text("namespace"), tool.required_text("name"))
 
 
 def _read_options(body: Fields, context: Context) -> GenerationOptions:

@@ -61,6 +61,11 @@ class Toolbox:
             {"type": "function", "function": {"name": name, **tool.schema}} for name, tool in self._tools
         )
 
+    @property
+    def names(self) -> frozenset[str]:
+        """As the model knows them."""
+        return frozenset(self._by_name)
+
     def called(self, name: str) -> Offered:
         """What the client calls the tool that the model has called."""
         return self._by_name.get(name) or Offered(name=name, schema={})

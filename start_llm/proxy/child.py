@@ -32,10 +32,11 @@ def main(config_path: str, port: int) -> None:
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
+    from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
     from start_llm.proxy.wording import OwnWords  # noqa: PLC0415
 
     config = uvicorn.Config(
-        _behind_the_door(Direct(OwnWords(app))),
+        _behind_the_door(Direct(OwnWords(RetryAfter(app)))),
         host="127.0.0.1",
         port=port,
         log_level="warning",

@@ -30,6 +30,8 @@ _LOCAL_ONLY: Mapping[str, str] = {
     "NO_REDOC": "True",
     "NO_OPENAPI": "True",
 }
+# LiteLLM takes a hundred equal pieces in a row for a loop, and cuts the reply (lesson 39).
+_WITHOUT_GUESSES: Mapping[str, str] = {"REPEATED_STREAMING_CHUNK_LIMIT": str(2**31)}
 _FOREIGN_PREFIXES = ("LITELLM_", "REDIS_", "LANGFUSE_", "OTEL_")
 _FOREIGN_NAMES = frozenset(
     "DATABASE_URL DIRECT_URL HOST PORT DEBUG DETAILED_DEBUG NUM_WORKERS CONFIG_FILE_PATH "
@@ -125,6 +127,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
     return {
         **kept,
         **_LOCAL_ONLY,
+        **_WITHOUT_GUESSES,
         "LITELLM_CORS_ORIGINS": f"http://127.0.0.1:{config.port}",
         # LiteLLM refuses to start without one. Nobody knows it: the guard decides who may come in.
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from start_llm.app import App
+from start_llm.settings import Settings
+from start_llm.telemetry.terminal import Terminal
 from tests.clients.model import write_agents_model
 from tests.clients.table import Agent
 from tests.clients.talk import Trace
 from tests.proxy.conftest import free_port
-from tests.serving import serving
+from tests.serving import Server, serving
 
 _PROXY_S = 120
 
@@ -29,6 +32,7 @@ class Doors:
         ports: by the number that they have unless somebody chooses another.
     """
 
+    server: Server
     trace: Trace
     ports: Mapping[int, int]
 
@@ -49,18 +53,23 @@ def doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Gener
 
 
 @contextmanager
-def open_doors(tmp_path_factory: pytest.TempPathFactory, **settings: Any) -> Generator[Doors]:
+def open_doors(
+    tmp_path_factory: pytest.TempPathFactory,
+    make: Callable[[Settings, Terminal], App] = App,
+    /,
+    **settings: Any,
+) -> Generator[Doors]:
     """A server with a proxy; `settings` are fields of `Settings`."""
     folder = write_agents_model(tmp_path_factory.mktemp("agents"))
     traces, port = tmp_path_factory.mktemp("traces"), free_port()
     settings |= {"traces": True, "traces_prompts": True, "log_root": str(traces)}
-    with serving(folder, proxy=True, proxy_port=port, **settings) as server:
+    with serving(folder, make, proxy=True, proxy_port=port, **settings) as server:
         proxy = server.app._proxy
         deadline = time.monotonic() + _PROXY_S
         while not (proxy and proxy.is_ready):
             assert time.monotonic() < deadline, server.printed()
             time.sleep(0.1)
-        yield Doors(Trace(server, traces), {8080: server.port, 4000: port})
+        yield Doors(server, Trace(server, traces), {8080: server.port, 4000: port})
 
 
 def installed(agent: Agent, clients_home: Path) -> Agent:

@@ -50,17 +50,28 @@ class Gate:
 
 
 def relay(listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
-    """Join every connection that comes with one that goes out, in the background."""
+    """Join every connection that comes with one that goes out, in the background.
+
+    Where nobody answers, the one that came is closed.
+    """
 
     def accept() -> None:
         with suppress(OSError):
             while True:
                 inner, _ = listener.accept()
-                outer = connect()
-                for source, sink in ((inner, outer), (outer, inner)):
-                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+                _join(inner, connect)
 
     threading.Thread(target=accept, daemon=True).start()
+
+
+def _join(inner: socket.socket, connect: Callable[[], socket.socket]) -> None:
+    try:
+        outer = connect()
+    except OSError:
+        inner.close()
+        return
+    for source, sink in ((inner, outer), (outer, inner)):
+        threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

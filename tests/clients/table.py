@@ -178,7 +178,7 @@ def _openclaw_words(_: Place, prompt: str) -> Words:
 def _openclaw_files(place: Place) -> Mapping[str, str]:
     provider = {"baseUrl": place.v1, "api": "openai-completions", "apiKey": KEY, "models": [_CARD]}
     settings = {
-        "models": {"mode": "replace", "providers": {"local": {**provider, "timeoutSeconds": 600}}},
+        "models": {"mode": "replace", "providers": {"local": provider}},
         "agents": {"defaults": {"model": {"primary": f"local/{MODEL}"}, "workspace": str(place.work)}},
         "update": {"checkOnStart": False},
         "telemetry": {"enabled": False},

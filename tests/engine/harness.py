@@ -137,9 +137,9 @@ class Wrapped:
         self._network = network
         self._before = before
 
-    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+    def __call__(self, tokens: mx.array, *rest: Any, **more: Any) -> mx.array:
         self._before(tuple(tokens.shape))
-        return self._network(tokens, cache=cache)
+        return self._network(tokens, *rest, **more)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)

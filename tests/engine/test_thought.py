@@ -186,7 +186,13 @@ def test_marks_are_read_from_characters_that_tokens_cut():
     assert (
         dictations([fish[:1], fish[1:], fish[:3], fish[3:] + fish[:2], fish[2:], b"a"], thought) == [[]] * 6
     )
-    assert dictations([fish[:1], fish[1:], fish[:3], fish[3:], fish[:2], b"a"], thought)[4] == list(CLOSING)
+
+
+def test_a_thought_is_not_closed_within_a_character():
+    fish = "🐟".encode()
+    assert dictations([b"a", fish[:1], fish[1:3], fish[3:], b"b"], limit(2, starts_open=True)) == [
+        [], [], [], list(CLOSING), [],
+    ]  # fmt: skip
 
 
 def test_text_that_is_held_back_for_a_stop_string_is_seen():

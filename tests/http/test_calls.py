@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from tests.http.conftest import Hearing
+from start_llm.output.tool_calls import FORMATS
+from tests.http.conftest import FamilyServer, Hearing
 from tests.http.forms import (
     ANSWER,
     FORMS,
@@ -21,7 +22,9 @@ from tests.http.forms import (
     thought_of_a_call,
     thoughts,
 )
-from tests.http.reading import REPORT, Heard, Said
+from tests.http.reading import QUESTION, REPORT, Heard, Said, post, said_whole
+from tests.http.scripts import asking
+from tests.templates.traits import TRAITS
 
 EVERY = list(FORMS)
 STREAMING = [name for name, form in FORMS.items() if form.streams]
@@ -118,10 +121,18 @@ def test_a_call_that_cannot_be_made_is_text(name, script, hearing: Hearing):
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("fields", [{"tools": None}, {"tools": TOOLS, "tool_choice": "none"}], ids=str)
-def test_without_tools_nothing_is_a_call(name, fields, hearing: Hearing):
-    heard = hearing(name, "call", **fields)
-    assert heard.said == Said(content=written(name, "call"))
+def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
+    assert hearing(name, "call", tools=None).said == Said(content=written(name, "call"))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: FamilyServer):
+    asked = {"messages": QUESTION, "tools": TOOLS, "enable_thinking": False, **asking("call")}
+    said = said_whole(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
+    assert said.calls == ()
+    known = TRAITS[FORMS[name].trait].added_tokens
+    marks = [text for one in FORMATS.values() for text in one.openers if text in known]
+    assert said.content == written(name, "call") or not any(mark in said.content for mark in marks)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -93,6 +93,8 @@ FILES: dict[str, dict[str, object]] = {
                     "env_key": "START_LLM_API_KEY",
                     "wire_api": "responses",
                     "stream_idle_timeout_ms": HOUR_MS,
+                    "request_max_retries": 9,
+                    "stream_max_retries": 9,
                 }
             },
             "features": {"plugins": False},
@@ -143,6 +145,7 @@ FILES: dict[str, dict[str, object]] = {
             "defaultProvider": "start_llm",
             "defaultModel": "openai/tiny",
             "httpIdleTimeoutMs": 0,
+            "retry": {"maxRetries": 5},
             "compaction": {"reserveTokens": 32_000 + 4096, "keepRecentTokens": 131_072 // 8},
         },
     },

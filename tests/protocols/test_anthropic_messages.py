@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.chat import ChatRequest, Message, Thinking
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm, Thinking
 from start_llm.core.errors import (
     BodyTooLarge,
     ContextOverflow,
@@ -148,18 +148,50 @@ def test_tools_are_offered_whatever_is_demanded_of_them(kind):
     assert len(request(tools=[TOOL], tool_choice=choice).tools) == 1
 
 
-def test_calls_can_be_forbidden():
-    late = {**TOOL, "defer_loading": True}
-    forbidden = request(tools=[TOOL, late], tool_choice={"type": "none"})
-    assert (forbidden.tools, forbidden.late_tools) == ((), ())
-    assert len(request(tools=[TOOL, late]).late_tools) == 1
+def test_calls_can_be_forbidden_or_demanded_and_the_tools_stay():
+    late = {**TOOL, "name": "late", "defer_loading": True}
+    asked = {
+        kind: request(tools=[TOOL, late], tool_choice={"type": kind, "name": "read"})
+        for kind in ("auto", "none", "any", "tool")
+    }
+    assert {(len(one.tools), len(one.late_tools)) for one in asked.values()} == {(1, 1)}
+    assert [one.form.calls for one in asked.values()] == ["may", "none", "must", "must"]
+    assert asked["tool"].form.tools == {"read"}
+
+
+def test_one_call_can_be_the_limit():
+    for kind in ("auto", "any", "tool"):
+        choice = {"type": kind, "name": "read", "disable_parallel_tool_use": True}
+        assert request(tools=[TOOL], tool_choice=choice).form.one_call
+    assert not request(tools=[TOOL], tool_choice={"type": "any"}).form.one_call
+
+
+def test_a_tool_that_runs_elsewhere_cannot_be_demanded_and_an_unknown_one_is_refused():
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    choice = {"type": "tool", "name": "web_search"}
+    assert request(tools=[search, TOOL], tool_choice=choice).form == OutputForm()
+    assert request(tools=[search], tool_choice={"type": "any"}).form == OutputForm()
+    with pytest.raises(InvalidRequest) as refused:
+        request(tools=[TOOL], tool_choice={"type": "tool", "name": "erase"})
+    assert refused.value.param == "tool_choice.name"
+
+
+@pytest.mark.parametrize("field", ["output_config.format", "output_format"])
+def test_a_schema_for_the_answer_arrives_by_either_name(field):
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    asked = {"output_config": {"format": form}} if "." in field else {"output_format": form}
+    answer = JsonAnswer(schema={"type": "object"}, field=f"{field}.schema")
+    assert request(**asked).form == OutputForm(answer=answer)
+    del form["schema"]
+    with pytest.raises(InvalidRequest) as refused:
+        request(**asked)
+    assert refused.value.param == f"{field}.schema"
 
 
 def test_what_claude_code_sends_beside_is_ignored():
-    schema = {"type": "json_schema", "schema": {"type": "object"}}
     beside = {
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "high", "format": schema},
+        "output_config": {"effort": "high", "format": {"type": "of_tomorrow"}},
         "mcp_servers": [],
         "service_tier": "auto",
         "container": None,

@@ -125,7 +125,7 @@ def test_a_sign_of_life_between_two_pieces_changes_nothing():
     encoder = reply()
     frame = encoder.keep_alive()
     assert isinstance(frame.data, dict)
-    assert frame.data["choices"] == [{"index": 0, "delta": {}, "finish_reason": None}]
+    assert frame.data["choices"] == [{"index": 0, "delta": {"annotations": []}, "finish_reason": None}]
     assert frame.data["id"] == encoder.id
 
 

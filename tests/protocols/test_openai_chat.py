@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.chat import ChatRequest, Message, Thinking
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm, Thinking
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import (
     CallArguments,
@@ -152,17 +152,81 @@ def test_the_session_comes_from_body_or_headers():
     assert parsed.session_id == "def"
 
 
-def test_tools_reach_the_template_unless_they_may_not_be_called():
-    assert request(tools=[TOOL]).tools == request(tools=[TOOL], tool_choice="auto").tools == (TOOL,)
-    assert request(tools=[TOOL], tool_choice="none").tools == ()
+READ = {"type": "function", "function": {"name": "read"}}
+WRITE = {"type": "function", "function": {"name": "write"}}
 
 
-def test_late_tools_stand_beside_the_others_unless_they_may_not_be_called():
-    late = {"type": "function", "function": {"name": "write"}}
-    tools = [TOOL, late | {"defer_loading": True}]
-    both = request(tools=tools)
-    assert (both.tools, both.late_tools) == ((TOOL,), (late,))
-    assert request(tools=tools, tool_choice="none").late_tools == ()
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "form"),
+    [
+        ("auto", OutputForm()),
+        ("none", OutputForm(calls="none")),
+        ("required", OutputForm(calls="must")),
+        (READ, OutputForm(calls="must", tools=frozenset({"read"}))),
+        (allowed("auto", READ), OutputForm(tools=frozenset({"read"}))),
+        (allowed("required", READ, WRITE), OutputForm(calls="must", tools=frozenset({"read", "write"}))),
+    ],
+    ids=str,
+)
+def test_what_may_be_called_arrives_and_the_tools_reach_the_template(choice, form):
+    tools = [TOOL, WRITE | {"defer_loading": True}]
+    asked = request(tools=tools, tool_choice=choice)
+    assert (asked.tools, asked.late_tools, asked.form) == ((TOOL,), (WRITE,), form)
+
+
+def test_one_call_can_be_the_limit():
+    assert request(tools=[TOOL], parallel_tool_calls=False).form == OutputForm(one_call=True)
+    assert request(tools=[TOOL], parallel_tool_calls=True).form == OutputForm()
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, JsonAnswer(schema={"type": "object"}, field="response_format")),
+        (
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": {"type": "array"}},
+            },
+            JsonAnswer(schema={"type": "array"}, field="response_format.json_schema.schema"),
+        ),
+    ],
+    ids=str,
+)
+def test_the_form_of_an_answer_arrives(form, answer):
+    assert request(response_format=form).form == OutputForm(answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "read"}}}, "tool_choice.type"),
+        ({"tool_choice": WRITE}, "tool_choice.name"),
+        ({"tool_choice": allowed("never", READ)}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("auto", READ, WRITE)}, "tool_choice.allowed_tools.tools[1].name"),
+        ({"response_format": "text"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+    ids=str,
+)
+def test_a_form_that_makes_no_sense_is_refused_by_name(fields, param):
+    error = refusal(tools=[TOOL], **fields)
+    assert (error.param, error.status) == (param, 400)
+    assert f"'{param}' " in error.message
 
 
 def test_what_is_said_about_thinking_arrives():
@@ -189,12 +253,6 @@ def test_template_options_are_forwarded_but_for_those_that_the_server_decides():
     [
         ("n", 2),
         ("n", True),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "read"}}),
-        ("tool_choice", 5),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("response_format", "text"),
         ("adapter", "lab/adapter"),
         ("hlg", True),
         ("hlg", {"enabled": True}),
@@ -211,9 +269,8 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(field, value):
     [
         {"n": 1},
         {"tool_choice": "auto", "response_format": {"type": "text"}},
-        {"tool_choice": "none"},
         {"adapter": "none", "hlg": False},
-        {"hlg": {"enabled": False}, "parallel_tool_calls": False},
+        {"hlg": {"enabled": False}, "parallel_tool_calls": True},
     ],
 )
 def test_values_that_ask_for_nothing_unbuilt_are_taken(fields):
@@ -318,7 +375,7 @@ def test_usage_comes_in_a_chunk_of_its_own_for_those_who_ask():
 def test_a_sign_of_life_is_a_chunk_without_content():
     frame = call().reply.keep_alive()
     assert isinstance(frame.data, dict)
-    assert frame.data["choices"] == [{"index": 0, "delta": {}, "finish_reason": None}]
+    assert frame.data["choices"] == [{"index": 0, "delta": {"annotations": []}, "finish_reason": None}]
 
 
 def test_a_failure_is_one_error_frame():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.chat import ChatRequest, Message, ToolCall
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm, ToolCall
 from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Reasoning
 from start_llm.protocols import openai_chat
@@ -301,9 +301,32 @@ def test_tools_that_cannot_be_offered_are_left_out_and_told_of_once():
     ]
 
 
-def test_no_tools_are_offered_to_who_wants_no_call():
-    assert request_of(tools=[READ], tool_choice="none").tools == ()
-    assert len(request_of(tools=[READ], tool_choice="auto").tools) == 1
+@pytest.mark.parametrize(
+    ("choice", "form"),
+    [
+        ("none", OutputForm(calls="none")),
+        ("required", OutputForm(calls="must")),
+        ({"type": "function", "name": "read"}, OutputForm(calls="must", tools=frozenset({"read"}))),
+        ({"type": "custom", "name": "note"}, OutputForm(calls="must", tools=frozenset({"note"}))),
+        (
+            {"type": "function", "name": "read", "namespace": "agents"},
+            OutputForm(calls="must", tools=frozenset({"agents__read"})),
+        ),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "read"}]},
+            OutputForm(tools=frozenset({"read"})),
+        ),
+    ],
+    ids=str,
+)
+def test_what_may_be_called_arrives_and_the_tools_stay(choice, form):
+    tools = [READ, {"type": "custom", "name": "note"}, namespace("agents", READ)]
+    asked = request_of(tools=tools, tool_choice=choice)
+    assert (len(asked.tools), asked.form) == (3, form)
+
+
+def test_one_call_can_be_the_limit():
+    assert request_of(tools=[READ], parallel_tool_calls=False).form.one_call
 
 
 # ---------------------------------------------------------------------------------------------------- options
@@ -340,12 +363,13 @@ def test_fields_that_change_nothing_are_taken():
     assert request_of(**known).messages == request_of(unknown={"x": 1}).messages == request_of().messages
 
 
-def test_a_format_is_taken_and_the_terminal_is_told_that_it_is_not_enforced():
-    context, said = new_context()
-    form = {"type": "json_schema", "name": "x", "schema": {}}
-    assert request_of(context, text={"format": form}).messages
-    assert request_of(context, text={"format": {"type": "text"}}).messages
-    assert said == ["text.format 'json_schema' is not enforced yet."]
+def test_the_format_of_an_answer_arrives():
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "array"}}
+    answer = JsonAnswer(schema={"type": "array"}, field="text.format.schema")
+    assert request_of(text={"format": form}).form.answer == answer
+    anything = JsonAnswer(schema={"type": "object"}, field="text.format")
+    assert request_of(text={"format": {"type": "json_object"}}).form.answer == anything
+    assert request_of(text={"format": {"type": "text"}}).form == request_of(text={}).form == OutputForm()
 
 
 @pytest.mark.parametrize(
@@ -395,8 +419,11 @@ def test_a_format_is_taken_and_the_terminal_is_told_that_it_is_not_enforced():
         ({"tools": [namespace("", READ)]}, "tools[0].name"),
         ({"tools": [namespace("a", {"type": "function"})]}, "tools[0].tools[0].name"),
         ({"tools": [{"type": "custom", "name": "x", "format": "x"}]}, "tools[0].format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "read"}}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "read"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {}}}, "text.format.type"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),

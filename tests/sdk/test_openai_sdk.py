@@ -270,7 +270,7 @@ def test_conversations_with_tools_parts_and_developers_are_taken(client):
     )
     assert text_of(CHAT, answer) == TEXT
     without = create(client, CHAT, messages=messages, tools=tools, tool_choice="none")
-    assert without.usage.prompt_tokens < answer.usage.prompt_tokens
+    assert without.usage.prompt_tokens == answer.usage.prompt_tokens
 
 
 def test_fields_that_the_server_does_not_know_change_nothing(client):
@@ -374,7 +374,7 @@ def test_another_model_is_not_found(client):
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 2}, "n"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"extra_body": {"top_k": -1}}, "top_k"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
     ],

@@ -94,7 +94,7 @@ def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _types(_resolve(reference, root), root, depth - 1)
+        return _types(resolve(reference, root), root, depth - 1)
     stated = schema.get("type")
     if isinstance(stated, str | list):
         names = [stated] if isinstance(stated, str) else stated
@@ -123,7 +123,7 @@ def _parts(schema: Mapping[str, Json], word: str) -> Sequence[Json]:
     return parts if isinstance(parts, list) else ()
 
 
-def _resolve(reference: str, root: Mapping[str, Json]) -> Json:
+def resolve(reference: str, root: Mapping[str, Json]) -> Json:
     """What a local reference such as `#/$defs/Path` points to; None if it points nowhere."""
     node: Json = dict(root)
     if not reference.startswith("#/"):

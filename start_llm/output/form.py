@@ -1,0 +1,130 @@
+"""What a request demands of its reply: which calls are calls, and what the model is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import regex
+
+from start_llm.core.chat import ChatRequest, Json
+from start_llm.core.errors import InvalidRequest
+from start_llm.core.family import Family
+from start_llm.core.job import Guide
+from start_llm.core.prompt import Prompt
+from start_llm.output.grammar.arguments import Offered
+from start_llm.output.grammar.enforcer import Enforcer, Vocabulary
+from start_llm.output.grammar.lark import Lark
+from start_llm.output.grammar.reply import Scene, reply_grammar
+from start_llm.output.splitter import Splitter, make_splitter
+from start_llm.output.tool_calls import FORMATS
+from start_llm.output.tool_calls.schema import Tools
+
+_UNLIKELY = -100.0
+"""Added to the logit of a token that is not wanted: as far as the wire's own bias goes."""
+_SAYABLE = regex.compile(r"[\w.\-]{1,256}")
+"""Names of tools that every format can say."""
+
+
+class FormTokenizer(Vocabulary, Protocol):
+    """What is asked of a tokenizer here."""
+
+    @property
+    def trims_leading_space(self) -> bool: ...
+
+    @property
+    def chat_template(self) -> str: ...
+
+
+class FormKeeper:
+    """Keeps replies in their form. Nothing of that stands in the prompt, so the cache knows it as it was.
+
+    Args:
+        vocabulary: width of the logits.
+    """
+
+    def __init__(self, tokenizer: FormTokenizer, family: Family, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._family = family
+        self._enforcer = Enforcer(tokenizer, vocabulary)
+
+    def splitter(self, request: ChatRequest, prompt: Prompt) -> Splitter:
+        """A call of a tool that may not be called is text, whatever the model meant."""
+        is_enforced = request.form.is_enforced
+        return make_splitter(
+            self._family,
+            Tools([tool for tool in _offered(request) if _may_be_called(request, _name(tool))]),
+            thought_is_open=prompt.thought_is_open,
+            thinking=prompt.thinking and not is_enforced,
+            calls_come_first=is_enforced,
+        )
+
+    def guide(self, request: ChatRequest, prompt: Prompt) -> Guide | None:
+        """None for a reply in any form.
+
+        Raises:
+            InvalidRequest: the form cannot be enforced; names the field.
+        """
+        if not request.form.is_enforced:
+            return None
+        scene = Scene(
+            family=self._family,
+            template=self._tokenizer.chat_template,
+            thought_is_open=prompt.thought_is_open,
+            thinking=prompt.thinking,
+            begins_with_space=self._tokenizer.trims_leading_space,
+        )
+        lark = Lark(self._enforcer.control_tokens)
+        return self._enforcer.guide(reply_grammar(request.form, _callable(request), scene, lark))
+
+    def cut(self, request: ChatRequest) -> str:
+        """What closes a thought that has become too long. None of it is answer where a call has to follow."""
+        cut = self._family.thought.cut if self._family.thought else ""
+        if not self._family.channels or request.form.calls != "must":
+            return cut
+        return cut[: cut.rindex("<|channel|>")]
+
+    def bias(self, request: ChatRequest) -> Mapping[int, float]:
+        """Where calls are forbidden: against the tokens that begin one, since that would only be odd text."""
+        if request.form.calls != "none" or not _offered(request):
+            return {}
+        return self._opening_tokens
+
+    @cached_property
+    def _opening_tokens(self) -> Mapping[int, float]:
+        openers = [opener for name in self._family.formats for opener in FORMATS[name].openers]
+        encoded = [self._tokenizer.encode(opener, as_document=False) for opener in openers]
+        return {tokens[0]: _UNLIKELY for tokens in encoded if len(tokens) == 1}
+
+
+def _offered(request: ChatRequest) -> Sequence[Mapping[str, Json]]:
+    return (*request.tools, *request.late_tools)
+
+
+def _may_be_called(request: ChatRequest, name: str) -> bool:
+    form = request.form
+    return form.calls != "none" and (form.tools is None or name in form.tools)
+
+
+def _callable(request: ChatRequest) -> list[Offered]:
+    """The tools that an enforced form may call: those that the model has been shown."""
+    known = {name for message in request.messages for name in message.tool_references}
+    shown = [*request.tools, *(tool for tool in request.late_tools if _name(tool) in known)]
+    tools = [_read(tool) for tool in shown if _may_be_called(request, _name(tool))]
+    sayable = [tool for tool in tools if _SAYABLE.fullmatch(tool.name)]
+    if request.form.calls == "must" and not sayable:
+        problem = f"the model cannot say {tools[0].name!r}" if tools else "no such tool is offered"
+        raise InvalidRequest(f"'tool_choice' demands a call, and {problem}.", param="tool_choice")
+    return sayable
+
+
+def _read(tool: Mapping[str, Json]) -> Offered:
+    function = tool.get("function")
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    return Offered(_name(tool), parameters if isinstance(parameters, dict) else {})
+
+
+def _name(tool: Mapping[str, Json]) -> str:
+    function = tool.get("function")
+    return str(function.get("name")) if isinstance(function, dict) else ""

@@ -1,0 +1,259 @@
+"""What a request demands of a reply holds, whatever the model says: in every family, by chance."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm
+from start_llm.core.errors import GuideLost, InvalidRequest
+from start_llm.core.events import CallStarted, Finished, Output, Text, Usage
+from start_llm.core.family import FAMILY_NAMES
+from start_llm.core.prompt import ModelTokens, Prompt
+from start_llm.models import families
+from start_llm.output.form import FormKeeper
+from start_llm.output.grammar.calls import CALL_TEXTS
+from start_llm.output.stream import OutputStream
+from start_llm.output.tool_calls import FORMATS
+from tests.http.forms import FORMS, OTHER, PATH, THINKING, TOOLS, Call
+from tests.output.forms import Reply, reply
+from tests.templates.traits import TRAITS, trait_tokenizer
+
+EVERY = list(FORMS)
+SEEDS = range(3)
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+SORT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["a b", 'c"d', "</parameter>\n"]},
+        "count": {"type": ["integer", "null"]},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
+        "is_long": {"type": "boolean"},
+        "anything": {},
+    },
+    "required": ["kind", "is_long"],
+    "$defs": {"place": PLACE},
+}
+OFFERED: list[Any] = [
+    *TOOLS,
+    {"type": "function", "function": {"name": "sort-it.2", "parameters": SORT}},
+    {"type": "function", "function": {"name": "nothing"}},
+]
+CALL = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
+TITLE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 20},
+        "call": {"enum": [CALL, None]},
+        "depths": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 5}, "maxItems": 3},
+    },
+    "required": ["title", "call"],
+    "additionalProperties": False,
+}
+ANSWER = JsonAnswer(schema=TITLE, field="response_format.json_schema.schema")
+
+
+def check_calls(heard: Reply) -> None:
+    """Calls of offered tools, and nothing beside them."""
+    schemas = {one["function"]["name"]: one["function"].get("parameters", {}) for one in OFFERED}
+    assert heard.calls, heard.text
+    assert heard.content == ""
+    for name, arguments in heard.calls:
+        jsonschema.validate(json.loads(arguments), schemas[name])
+
+
+def ended(name: str, form: OutputForm, **options: Any) -> list[Reply]:
+    """Replies that came to their end, by several chances; some have to."""
+    heard = [reply(FORMS[name].trait, form, OFFERED, seed=seed, **options) for seed in SEEDS]
+    whole = [one for one in heard if one.ended]
+    assert whole, heard
+    return whole
+
+
+@pytest.mark.parametrize("one_call", [True, False], ids=["one", "several"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_call_that_is_demanded_is_made(name, one_call):
+    for heard in ended(name, OutputForm(calls="must", one_call=one_call)):
+        check_calls(heard)
+        assert len(heard.calls) == 1 or not one_call
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_tool_that_is_named_is_called(name):
+    chosen = OutputForm(calls="must", one_call=True, tools=frozenset({"sort-it.2"}))
+    for heard in ended(name, chosen, most_tokens=800):
+        check_calls(heard)
+        assert [called for called, _ in heard.calls] == ["sort-it.2"]
+
+
+@pytest.mark.parametrize("calls", ["may", "none"])
+@pytest.mark.parametrize("name", EVERY)
+def test_an_answer_follows_its_schema_and_what_stands_in_it_is_no_call(name, calls):
+    answers = 0
+    for heard in ended(name, OutputForm(answer=ANSWER, calls=calls)):
+        if heard.calls and calls == "may":
+            check_calls(heard)
+            continue
+        jsonschema.validate(json.loads(heard.content), TITLE)
+        assert not heard.calls
+        answers += 1
+    assert answers or calls == "may"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_any_object_is_an_object(name):
+    form = OutputForm(answer=JsonAnswer(schema={"type": "object"}, field="response_format"), calls="none")
+    for heard in ended(name, form):
+        assert isinstance(json.loads(heard.content), dict)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "may be opened"])
+@pytest.mark.parametrize("name", THINKING)
+def test_a_thought_is_free_and_the_form_follows_it(name, is_open):
+    forms = [OutputForm(calls="must", one_call=True), OutputForm(answer=ANSWER, calls="none")]
+    thoughts: list[str] = []
+    for form in forms:
+        for heard in ended(name, form, thought_is_open=is_open, thinking=True, most_tokens=800):
+            thoughts.append(heard.reasoning)
+            if form.answer:
+                jsonschema.validate(json.loads(heard.content), TITLE)
+            else:
+                check_calls(heard)
+    assert any(thoughts)
+
+
+# ------------------------------------------------------------------------------------------- what is reported
+
+
+def told(name: str, form: OutputForm, *called: Call) -> list[Output]:
+    """What a client is told of calls in the words of a family."""
+    request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(TOOLS), form=form)
+    prompt = Prompt(tokens=ModelTokens((0,)), thinking=False)
+    splitter = keeper(FORMS[name].trait).splitter(request, prompt)
+    stream = OutputStream(splitter, most_calls=1 if form.one_call else None)
+    said = stream.feed(Text(FORMS[name].calls(*called).removesuffix(FORMS[name].end), (1, 2)))
+    rest, _ = stream.close(Finished("stop", Usage(1, 0, 2)))
+    return [*said, *rest]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_where_calls_are_forbidden_none_is_reported(name):
+    for form in (OutputForm(calls="none"), OutputForm(tools=frozenset())):
+        assert not any(isinstance(one, CallStarted) for one in told(name, form, PATH))
+    assert any(isinstance(one, CallStarted) for one in told(name, OutputForm(), PATH))
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if FORMS[name].between is not None])
+def test_where_one_call_is_the_limit_no_other_is_reported(name):
+    def calls(form: OutputForm) -> int:
+        return sum(isinstance(one, CallStarted) for one in told(name, form, PATH, OTHER))
+
+    assert (calls(OutputForm()), calls(OutputForm(one_call=True))) == (2, 1)
+
+
+# -------------------------------------------------------------------------------------------- what is refused
+
+
+def keeper(trait: str = "strips_old_thoughts") -> FormKeeper:
+    tokenizer = trait_tokenizer(trait)
+    family = families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    return FormKeeper(tokenizer, family, TRAITS[trait].vocabulary)
+
+
+def asked(form: OutputForm, *tools: Any, trait: str = "strips_old_thoughts") -> Any:
+    request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tools, form=form)
+    return keeper(trait).guide(request, Prompt(tokens=ModelTokens((0,)), thinking=False))
+
+
+def test_a_free_form_needs_no_guide():
+    free = (
+        OutputForm(),
+        OutputForm(calls="none"),
+        OutputForm(one_call=True),
+        OutputForm(tools=frozenset("a")),
+    )
+    assert [asked(form, *TOOLS) for form in free] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "string", "not": {"const": "a"}}, "not"),
+        ({"type": "shoe"}, "shoe"),
+        ({"$ref": "#/$defs/nowhere"}, "nowhere"),
+        ({"$ref": "https://example.org/a.json"}, "example.org"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "'a'"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(schema, reason):
+    with pytest.raises(InvalidRequest) as refused:
+        asked(OutputForm(answer=JsonAnswer(schema=schema, field="text.format.schema")))
+    assert refused.value.param == "text.format.schema"
+    assert reason in refused.value.message
+    assert "start:" not in refused.value.message, "the grammar is ours"
+
+
+def test_what_a_client_says_about_the_library_counts_for_nothing():
+    schema: Any = {"type": "object", "not": {}, "x-guidance": {"lenient": True, "whitespace_flexible": True}}
+    with pytest.raises(InvalidRequest):
+        asked(OutputForm(answer=JsonAnswer(schema=schema, field="f")))
+
+
+def test_a_schema_that_is_too_large_or_too_deep_is_refused():
+    large: Any = {"type": "object", "properties": {f"p{i}": {"const": "x" * 100} for i in range(10_000)}}
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"a": deep}}
+    for schema in (large, deep):
+        with pytest.raises(InvalidRequest) as refused:
+            asked(OutputForm(answer=JsonAnswer(schema=schema, field="f")))
+        assert refused.value.param == "f"
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [],
+        [{"type": "function", "function": {"name": "has space"}}],
+        [{"type": "function", "function": {"name": "other"}}],
+    ],
+)
+def test_a_call_that_nobody_can_make_cannot_be_demanded(tools):
+    form = OutputForm(calls="must", tools=frozenset({"read", "has space"}))
+    with pytest.raises(InvalidRequest) as refused:
+        asked(form, *tools)
+    assert refused.value.param == "tool_choice"
+
+
+def test_words_of_a_tools_schema_that_cannot_be_enforced_are_passed_over():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "a-shoe-size", "not": {}}}}
+    assert asked(
+        OutputForm(calls="must"), {"type": "function", "function": {"name": "a", "parameters": schema}}
+    )
+
+
+def test_a_guide_that_is_left_is_lost_and_behind_the_end_nothing_counts():
+    tokenizer = trait_tokenizer("strips_old_thoughts")
+    text = tokenizer.encode('{"a": 1}', as_document=False)
+    answer = JsonAnswer(schema={"type": "object"}, field="f")
+    guide = asked(OutputForm(answer=answer))
+    guide.advance(text)
+    guide.advance([min(tokenizer.end_tokens)])
+    guide.advance(text)
+    other = asked(OutputForm(answer=answer))
+    with pytest.raises(GuideLost):
+        other.advance(tokenizer.encode("Hm.", as_document=False))
+    with pytest.raises(GuideLost):
+        other.advance(text)
+
+
+def test_every_format_that_a_family_writes_has_its_grammar():
+    written = {name for family in map(families.named, FAMILY_NAMES) for name in family.formats}
+    assert written <= CALL_TEXTS.keys() <= FORMATS.keys()
