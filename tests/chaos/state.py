@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import mlx.core as mx
+
 _KERNELS = "mlx"
 """Where MLX puts what it compiles, for as long as the machine likes."""
 
@@ -55,8 +57,9 @@ def _children() -> Iterator[str]:
 
 
 def resident_bytes() -> int:
-    """Of this process, once the allocator has given back what is free."""
+    """Of this process, once the allocators have given back what is free."""
     gc.collect()
+    mx.clear_cache()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -17,8 +17,6 @@ from tests.grammar import completions, messages, responses, wire
 
 PATIENCE_S = 120
 _LONGEST = 40
-_CUT_OFF = b"Response payload is not completed"
-"""What the proxy makes of a stream that the server broke off, often in place of the reason."""
 _WORDS = "harbour lantern quarry thimble orchard beacon saddle glacier pepper anvil meadow cobalt".split()
 
 type Messages = list[dict[str, Any]]
@@ -235,10 +233,8 @@ class Talker:
         where: str,
     ) -> str | None:
         status, headers, raw = reply
-        if ON_PURPOSE.encode() in raw or ("proxy" in where and _CUT_OFF in raw):
-            self._account.count(
-                "told of a fault" if ON_PURPOSE.encode() in raw else "told that it was cut off"
-            )
+        if ON_PURPOSE.encode() in raw:
+            self._account.count("told of a fault")
             self._account.note_failure(mark)
             return None
         if status == 503:
