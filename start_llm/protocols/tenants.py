@@ -33,7 +33,15 @@ class Tenants:
         """
         if not self.apart:
             return b""
-        key = key_of(headers)
-        if self.proxy_key and hmac.compare_digest(tenant_of_key(key), tenant_of_key(self.proxy_key)):
+        if self.is_proxy(headers):
             return headers.get(TENANT_HEADER, "").encode()
-        return tenant_of_key(key).encode()
+        return tenant_of_key(key_of(headers)).encode()
+
+    def is_proxy(self, headers: Mapping[str, str]) -> bool:
+        """Whether the proxy passes this request on.
+
+        Args:
+            headers: with names in lower case.
+        """
+        sent, own = tenant_of_key(key_of(headers)), tenant_of_key(self.proxy_key)
+        return bool(self.proxy_key) and hmac.compare_digest(sent, own)

@@ -164,7 +164,10 @@ class Handler(BaseHTTPRequestHandler):
                     stream.end()
                 case Failed(message):
                     stream.send([reply.failure(message)])
-                    # Without the last chunk the client sees that the stream was cut.
+                    # Without the last chunk the client sees that the stream was cut. The proxy would drop
+                    # what it has not read yet, and the reason with it (lesson 41).
+                    if self.server.site.tenants.is_proxy(self._lower_headers()):
+                        stream.end()
                     self.close_connection = True
                 case _:
                     if isinstance(event, Piece):

@@ -24,6 +24,7 @@ from tests.proxy.tunnel import Tunnel
 from tests.serving import Server, serving
 
 KEY = "open-sesame"
+BACKEND_KEY = "backend"
 MODEL = "openai/tiny"
 WINDOW = 4096
 NOBODY = ("00000000:0000", "00000000000000000000000000000000:0000")
@@ -102,7 +103,7 @@ def proxied(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> 
             model=MODEL,
             window=WINDOW,
             keys=(KEY,),
-            backend_key="backend",
+            backend_key=BACKEND_KEY,
             python=sys.executable,
         )
         proxy = Proxy(config, say=said.append, patience_s=60, logs=logs)

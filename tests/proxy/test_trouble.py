@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import KEY, MODEL, Proxied, until
+from start_llm.engine.reply import ReplyWriter
+from start_llm.protocols.tenants import Tenants
+from tests.proxy.conftest import BACKEND_KEY, KEY, MODEL, Proxied, until
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+TEXT = "/v1/completions"
 LONG = "word " * 20_000
 SOME = 200
 OFTEN_S = 0.1
@@ -146,3 +149,37 @@ def test_a_model_may_say_the_same_word_two_hundred_times(proxied: Proxied):
     assert "error" not in chunks[-1], chunks[-1]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert len("".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)) >= 600
+
+
+@pytest.fixture
+def knows_its_proxy(proxied: Proxied) -> Generator[None]:
+    listener = proxied.server.app._listener
+    usual = listener.site
+    listener._site = replace(usual, tenants=Tenants(BACKEND_KEY))
+    yield
+    listener._site = usual
+
+
+@pytest.mark.usefixtures("knows_its_proxy")
+@pytest.mark.parametrize("path", [*bodies(""), TEXT])
+def test_a_failure_in_mid_stream_is_told_with_its_reason(
+    proxied: Proxied, path: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Each time, however close behind the reason the end of the stream comes."""
+    body = bodies("Hi", max_tokens=40, max_output_tokens=40).get(path)
+    feed = ReplyWriter.feed
+
+    def broken(writer: ReplyWriter, *arguments: Any) -> list[Any]:
+        if writer.produced >= 5:
+            raise RuntimeError("out of order")
+        return feed(writer, *arguments)
+
+    monkeypatch.setattr(ReplyWriter, "feed", broken)
+    for _ in range(5):
+        raw = everything(proxied, path, body or {"model": MODEL, "prompt": "Hi", "max_tokens": 40})
+        assert "RuntimeError: out of order" in raw, raw[-500:]
+
+
+def everything(proxied: Proxied, path: str, body: Any) -> str:
+    """A whole stream, as it comes."""
+    return proxied.ask(path, {**body, "stream": True}).text

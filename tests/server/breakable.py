@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
+from start_llm.protocols.tenants import Tenants
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.status import HealthLimits, ModelCard, Status
@@ -56,7 +57,7 @@ class BreakableServer:
 
 
 @contextmanager
-def breakable(folder: Path) -> Generator[BreakableServer]:
+def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer]:
     settings = Settings(model_path=str(folder))
     loaded: list[tuple[Ready, BreakableNetwork]] = []
 
@@ -72,7 +73,8 @@ def breakable(folder: Path) -> Generator[BreakableServer]:
     engine.start()
     ready, network = loaded[0]
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
-    listener.open(_site(settings, engine, metrics, ready))
+    site = _site(settings, engine, metrics, ready)
+    listener.open(replace(site, tenants=Tenants(proxy_key)))
     try:
         yield BreakableServer(listener.port, network, engine)
     finally:

@@ -241,6 +241,20 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(server: Brea
         assert client.is_closed()
 
 
+def test_to_the_proxy_the_stream_of_a_failure_is_whole(endless_model: Path):
+    """It would drop the reason, if the cut came right behind it."""
+    with breakable(endless_model, proxy_key="proxy") as server, Client(server.port) as client:
+        body = REQUESTS[CHAT] | {"stream": True}
+        client.request("POST", CHAT, body, {"Authorization": "Bearer proxy"})
+        client.head()
+        events = client.events()
+        next(events)
+        server.network.is_broken = True
+        *_, failure = events
+        assert "RuntimeError: out of order" in failure["error"]["message"]
+        assert client.is_closed()
+
+
 @both
 def test_a_failure_while_the_prompt_is_read_is_an_error_event_too(server: BreakableServer, path: str):
     with Client(server.port) as client:
