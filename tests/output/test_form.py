@@ -14,6 +14,7 @@ from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.models import families
 from start_llm.output.form import FormKeeper
 from start_llm.output.grammar.calls import CALL_TEXTS
+from start_llm.output.grammar.depth import is_too_deep
 from start_llm.output.stream import OutputStream
 from start_llm.output.tool_calls import FORMATS
 from tests.http.forms import FORMS, OTHER, PATH, THINKING, TOOLS, Call
@@ -204,6 +205,41 @@ def test_what_a_client_says_about_the_library_counts_for_nothing():
     schema: Any = {"type": "object", "not": {}, "x-guidance": {"lenient": True, "whitespace_flexible": True}}
     with pytest.raises(InvalidRequest):
         asked(OutputForm(answer=JsonAnswer(schema=schema, field="f")))
+
+
+def chain(length: int, step: Any) -> dict[str, Any]:
+    """Definitions, each of which refers to the next one."""
+    links = {f"a{n}": step({"$ref": f"#/$defs/a{n + 1}"}) for n in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": links | {f"a{length}": {"type": "string"}}}
+
+
+STEPS: dict[str, Any] = {
+    "arrays": lambda link: {"type": "array", "minItems": 1, "items": link},
+    "all of one": lambda link: {"allOf": [link]},
+    "references": lambda link: link,
+    "objects": lambda link: {"type": "object", "properties": {"a": link, "b": link}, "required": ["a"]},
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("length", [2_000, 20_000])
+def test_a_chain_of_references_that_would_end_the_process_is_refused(step: str, length: int):
+    """Each of them did, with the stack that threads have (lesson 43)."""
+    assert is_too_deep(chain(length, STEPS[step]))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_short_chain_is_none_and_a_circle_has_an_end(step: str):
+    assert not is_too_deep(chain(50, STEPS[step]))
+    circle = {"$ref": "#/$defs/a", "$defs": {"a": STEPS[step]({"$ref": "#/$defs/a"})}}
+    assert not is_too_deep(circle)
+
+
+def test_a_chain_is_refused_before_anything_is_compiled():
+    answer = JsonAnswer(schema=chain(2_000, STEPS["arrays"]), field="text.format.schema")
+    with pytest.raises(InvalidRequest, match="deeper than 250 levels, its references followed") as refused:
+        asked(OutputForm(answer=answer))
+    assert refused.value.param == "text.format.schema"
 
 
 def test_a_schema_that_is_too_large_or_too_deep_is_refused():

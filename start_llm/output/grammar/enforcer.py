@@ -5,6 +5,7 @@ Ours would be a parser of grammars over bytes, and for each token a walk over th
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from start_llm.core.errors import GuideLost, InvalidRequest
+from start_llm.output.grammar.depth import MOST_LEVELS, is_too_deep
 from start_llm.output.grammar.lark import Grammar
 
 _MOST_CHARACTERS = 2**20
@@ -83,6 +85,10 @@ class Enforcer:
                 f"The schemas have more than {_MOST_CHARACTERS} characters.",
                 param=grammar.schemas[-1][0].field,
             )
+        for origin, schema in grammar.schemas:
+            if is_too_deep(json.loads(schema)):
+                problem = f"is nested deeper than {MOST_LEVELS} levels, its references followed"
+                raise InvalidRequest(f"'{origin.field}': {origin.about} {problem}.", param=origin.field)
         matcher = self._matcher(LLMatcher.grammar_from_lark(grammar.text))
         if matcher.is_error():
             raise self._refusal(grammar, matcher)
