@@ -231,7 +231,7 @@ def test_a_chain_of_references_that_would_end_the_process_is_refused(step: str, 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_short_chain_is_none_and_a_circle_has_an_end(step: str):
     assert not is_too_deep(chain(50, STEPS[step]))
-    circle = {"$ref": "#/$defs/a", "$defs": {"a": STEPS[step]({"$ref": "#/$defs/a"})}}
+    circle: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {"a": STEPS[step]({"$ref": "#/$defs/a"})}}
     assert not is_too_deep(circle)
 
 
