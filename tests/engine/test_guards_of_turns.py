@@ -1,0 +1,123 @@
+"""What lets requests share one engine: `tests/mutants` takes these guards away."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import mlx.core as mx
+import pytest
+
+from start_llm.core.events import Failed, Finished
+from start_llm.engine.admission import Admission
+from start_llm.engine.cost import RowCost
+from start_llm.engine.machinery import Machinery, Pace
+from tests.cache.conversations import Cached
+from tests.engine.harness import Breakdown, FailsOnce, job
+from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check
+from tests.engine.test_guided import SCRIPT, Late, Reciter
+from tests.engine.test_turns import Clock, ended_by_the_server
+
+
+def counting(network: Any = None, **more: Any) -> Cached:
+    clock = more.pop("clock", Clock())
+    return Cached(
+        Machinery(network or Counting(has_state=False), lambda _: b"a", frozenset(), 4, True, **more),
+        clock=clock,
+    )
+
+
+def counted(prompt: tuple[int, ...], length: int) -> list[int]:
+    return [token % VOCABULARY for token in range(prompt[-1] + 1, prompt[-1] + 1 + length)]
+
+
+def test_a_prompt_beyond_its_deadline_ends():
+    clock = Clock()
+    engine = counting(clock=clock, pace=Pace(deadline_s=10))
+    late = engine.submit(job(range(300), 5))
+    engine.step_until(lambda: late.progress)
+    clock.now += 11
+    engine.step()
+    ended_by_the_server(late, 0)
+    check(engine)
+
+
+def test_a_reply_beyond_its_deadline_ends():
+    clock = Clock()
+    engine = counting(clock=clock, pace=Pace(deadline_s=10))
+    late = engine.submit(job(PROMPTS[0], 100))
+    engine.step_until(lambda: late.tokens)
+    clock.now += 11
+    engine.step()
+    ended_by_the_server(late, len(late.tokens))
+
+
+class Hates(Counting):
+    """Raises whenever a row feeds this token."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(has_state=False)
+        self._token = token
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        if self._token in cast("list[int]", tokens.flatten().tolist()):
+            raise Breakdown("broken on purpose")
+        return super().__call__(tokens, cache)
+
+
+def test_the_row_that_breaks_its_batch_fails_alone():
+    bad = PROMPTS[1][-1] + 10
+    engine = counting(Hates(bad))
+    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
+    engine.finish(*rows)
+    assert [isinstance(row.ending, Failed) for row in rows] == [False, True, False]
+    assert [row.tokens for row in (rows[0], rows[2])] == [
+        counted(one, 30) for one in (PROMPTS[0], PROMPTS[2])
+    ]
+
+
+@pytest.mark.parametrize("nth", [2, 3, 4])
+def test_a_guide_that_is_ahead_of_its_row_fails_it(nth: int):
+    engine = counting(Late(Counting(has_state=False), FailsOnce(lambda shape: shape == (3, 1), nth)))
+    guided = engine.submit(job((5, 6, 7), 24, guide=Reciter(SCRIPT, VOCABULARY)))
+    free = [engine.submit(job(prompt, 24)) for prompt in PROMPTS[:2]]
+    engine.finish(guided, *free)
+    assert engine.metrics.failures == 1
+    assert isinstance(guided.ending, Failed)
+    assert guided.tokens == list(SCRIPT[: len(guided.tokens)])
+    assert [row.tokens for row in free] == [counted(prompt, 24) for prompt in PROMPTS[:2]]
+
+
+COST = RowCost(token_bytes=10)
+
+
+def test_rows_wait_for_memory():
+    engine = counting(admission=Admission(10 * (75 + 40 + 200), COST), pace=Pace(turn_s=10**6))
+    rows = [engine.submit(job(prompt, 100)) for prompt in PROMPTS]
+    engine.step(5)
+    assert (engine.metrics.active_rows, engine.metrics.waiting) == (2, 1)
+    engine.finish(*rows)
+
+
+def test_rows_that_outgrow_memory_go_on_one_after_the_other():
+    engine = counting(admission=Admission(10 * (75 + 40 + 2 * 24), COST), pace=Pace(turn_s=10**6))
+    rows = [engine.submit(job(prompt, 24)) for prompt in PROMPTS[:2]]
+    engine.step_until(lambda: all(row.tokens for row in rows))
+    for row in rows:
+        object.__setattr__(row.generation.job, "max_tokens", 60)
+    engine.finish(*rows)
+    assert engine.metrics.interruptions >= 1
+    assert [row.tokens for row in rows] == [counted(prompt, 60) for prompt in PROMPTS[:2]]
+
+
+def test_what_the_machine_lacks_the_cache_gives_back():
+    lacking = [0]
+    engine = counting(shortage=lambda: lacking[0])
+    for prompt in PROMPTS:
+        engine.say(prompt, 5)
+    kept = engine.cached.stored_bytes
+    lacking[0] = kept // 2
+    row = engine.submit(job((1, 2, 3), 100))
+    engine.step(64)
+    assert engine.cached.stored_bytes <= kept - kept // 2
+    engine.finish(row)
+    assert isinstance(row.ending, Finished)

@@ -1,0 +1,44 @@
+"""A step that does not come back is told to whoever asks for the server's health."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from start_llm.protocols.response_store import ResponseStore
+from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "status", "said"), [(None, 200, "ok"), (5, 200, "ok"), (61, 503, "degraded")]
+)
+def test_health_tells_a_stuck_engine(busy_s: float | None, status: int, said: str):
+    engine = EngineMetrics(step_began=None if busy_s is None else time.monotonic() - busy_s)
+    code, told = a_status(engine).health()
+    assert (code, told["status"]) == (status, said)
+    assert ("busy with one step for 61 s" in str(told.get("reason"))) == (status == 503)
+
+
+def a_status(engine: EngineMetrics) -> Status:
+    card = ModelCard(
+        id="m",
+        reasons=False,
+        context_window=10,
+        weights_bytes=1,
+        budget_bytes=1,
+        usable_bytes=1,
+        model_type="m",
+    )
+    return Status(
+        card=card,
+        batch=1,
+        requests=RequestMetrics(),
+        engine=engine,
+        cache=CacheMetrics(),
+        transcripts=TranscriptMetrics(),
+        responses=ResponseStore(),
+        limits=HealthLimits(chunk_s=0.2, stall_s=60),
+        engine_is_alive=lambda: True,
+    )
