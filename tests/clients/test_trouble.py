@@ -252,9 +252,9 @@ def test_what_was_read_for_a_client_that_left_is_not_read_again(
     assert first["cached_tokens"] >= given_up["cached_tokens"] + given_up["computed_tokens"]
 
 
-TOO_SHORT_FOR_A_RESTART = {("pi", 8080), ("pi", 4000), ("codex", 4000)}
-"""By themselves pi asks three times more, within 14 s, and Codex five times, within 6 s: less than a start of
-the proxy, and on a busy machine of the server, takes. The launcher tells them to be more patient."""
+IMPATIENT = {"codex", "pi", "opencode"}
+"""Of these five tries take 6 s, three 14 s, and five 61 s. A start of the proxy takes up to 30 s, and on a
+busy machine more. The launcher tells the first two to be more patient."""
 
 
 def test_a_killed_server_that_comes_back_answers(
@@ -272,7 +272,7 @@ def test_a_killed_server_that_comes_back_answers(
     trace = Trace(None, tmp_path / "traces")
     lines = {visit.key: trace.about(visit.guest.mark) for visit in visits}
     print("\n".join(visit.told(lines[visit.key]) for visit in visits))
-    assert {visit.key for visit in visits if not visit.is_answered} <= TOO_SHORT_FOR_A_RESTART
+    assert {visit.guest.name for visit in visits if not visit.is_answered} <= IMPATIENT
     assert max(map(len, lines.values())) <= MOST_REQUESTS
 
 

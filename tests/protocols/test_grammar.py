@@ -57,7 +57,8 @@ class Protocol:
 
 def _is_empty_chunk(event: Any) -> bool:
     (choice,) = event["choices"] if event != wire.DONE and event["choices"] else ({},)
-    return choice.get("finish_reason", "") is None and not (choice.get("delta") or choice.get("text"))
+    says = any((choice.get("delta") or {}).values()) or choice.get("text")
+    return choice.get("finish_reason", "") is None and not says
 
 
 _DETAILED = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2}

@@ -84,8 +84,8 @@ def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
         for _ in range(4):
             assert is_sign_of_life(path, next(events))
         assert time.monotonic() - began < HELD_BACK_S
-        assert prefill(proxied), "it was still being read"
-    until(lambda: prefill(proxied) is None, within_s=10)
+        assert requests(proxied)["in_flight"] == 1, "it was still being read"
+    until(lambda: not requests(proxied)["in_flight"], within_s=10)
 
 
 @every_protocol
@@ -95,7 +95,7 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path:
         next(events)
         until(lambda: (prefill(proxied) or {"done": 0})["done"] > SOME, within_s=20)
         read = (prefill(proxied) or {"done": SOME})["done"]
-    until(lambda: prefill(proxied) is None, within_s=10)
+    until(lambda: not requests(proxied)["in_flight"], within_s=10)
     usage = proxied.ask(path, bodies(text)[path]).json["usage"]
     assert cached_tokens(usage) >= read
 
