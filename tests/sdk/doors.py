@@ -83,7 +83,7 @@ class Sync:
 
     def __init__(self, door: Door, make: Any, **options: Any) -> None:
         self.door = door
-        self._client = make(keys=(KEY,), max_retries=0, **options)
+        self._client = make(api_key=KEY, max_retries=0, **options)
 
     def call(self, method: str, *arguments: Any, **fields: Any) -> Any:
         self.door.lead()
@@ -111,7 +111,7 @@ class Async:
 
     def __init__(self, door: Door, make: Any, **options: Any) -> None:
         self.door = door
-        self._client = make(keys=(KEY,), max_retries=0, **options)
+        self._client = make(api_key=KEY, max_retries=0, **options)
         self._runner = asyncio.Runner()
 
     def call(self, method: str, *arguments: Any, **fields: Any) -> Any:
