@@ -278,6 +278,17 @@ def test_a_large_limit_is_cut_to_what_there_is_memory_for():
     assert desk.engine.jobs[-1].max_tokens == 10
 
 
+def test_the_engine_is_told_whose_request_it_is_and_whether_anybody_looks():
+    desk = Desk()
+    for is_background in (True, False):
+        desk.answer(replace(chat(session="one"), is_background=is_background))
+        assert (desk.engine.jobs[-1].session, desk.engine.jobs[-1].is_background) == ("one", is_background)
+    desk.answer(chat("Hello"))
+    desk.answer(chat("Goodbye"))
+    unnamed = [job.session for job in desk.engine.jobs[-2:]]
+    assert all(unnamed) and len({*unnamed}) == 2, "each conversation is one of its own"
+
+
 def test_a_full_engine_leaves_nothing_behind():
     desk = Desk(refusal=Overloaded("full"))
     with pytest.raises(Overloaded):

@@ -224,7 +224,7 @@ STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("length", [2_000, 20_000])
 def test_a_chain_of_references_that_would_end_the_process_is_refused(step: str, length: int):
-    """Each of them did, with the stack that threads have (lesson 43)."""
+    """Chains like these did (lesson 43)."""
     assert is_too_deep(chain(length, STEPS[step]))
 
 

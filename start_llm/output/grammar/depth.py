@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from start_llm.core.chat import Json
 
 MOST_LEVELS = 250
-"""Twice as many pass with a stack of 2 MiB, the least that a thread gets on the systems that we know."""
+"""With a stack of 2 MiB 300 passed and 600 did not; threads have 8 MiB as a rule."""
 
 
 def is_too_deep(schema: Json) -> bool:
