@@ -281,6 +281,7 @@ class Answer:
         """Text as what it is. Of what has piled up, neighbours become one, and the newest progress counts."""
         outputs: list[Output] = []
         for index, event in enumerate(events):
+            self._follow(event)
             match event:
                 case Restored():
                     self._cached = event.tokens
@@ -305,6 +306,16 @@ class Answer:
                     outputs = []
                     yield event
         yield from joined(outputs)
+
+    def _follow(self, event: Event) -> None:
+        """How much of the prompt is computed."""
+        match event:
+            case Restored():
+                self._turn.computed(event.tokens)
+            case Prefilling():
+                self._turn.computed(event.done)
+            case _:
+                pass
 
     def _take(self, piece: Text) -> list[Output]:
         self._account.note(piece)

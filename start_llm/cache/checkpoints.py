@@ -23,7 +23,7 @@ def places(boundaries: Sequence[int], done: int, total: int, matched: int) -> li
     way, and, in between, a stride.
     """
     ends = [end for end in boundaries if done < end < total]
-    wanted = {*ends[:1], *ends[-1:]} if done == 0 else set(ends[-1:])
+    wanted = {*ends[-1:]} | ({*ends} & {*boundaries[:1]})
     diverged = [end for end in ends if end <= matched]
     wanted |= set(diverged[-1:])
     wanted |= set(range(_next_stride(done), total - 1, _STRIDE))

@@ -187,6 +187,7 @@ class Turn:
         self._written: list[int] = []
         self._said = Said()
         self._has_left = False
+        self._messages_read = 0
         self.tokens = ModelTokens(bound.ids)
         self.boundaries = bound.boundaries
         self.known = known
@@ -206,10 +207,20 @@ class Turn:
         if self._conversation is None:
             return
         self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
-        self._transcripts.seen.note(*self._conversation.keys)
         if self._binding:
             self._transcripts.metrics.note_binding(*self._binding)
         self._note_computed(self._conversation)
+
+    def computed(self, tokens: int) -> None:
+        """So many tokens of the prompt are computed: the messages in them have been read."""
+        if self._conversation is None:
+            return
+        keys, whole = self._conversation.keys, len(self.tokens) - 1
+        ends = (one.message + 1 for one in self.boundaries if one.tokens <= tokens)
+        count = len(keys) if tokens >= whole else max(ends, default=0)
+        if count > self._messages_read:
+            self._messages_read = count
+            self._transcripts.seen.note(*keys[:count])
 
     def explained(self, restored: Restored) -> Explanation:
         """What is known of this prompt, and what it has otherwise than the turn before.
@@ -253,6 +264,7 @@ class Turn:
 
     def wrote(self, tokens: Sequence[int]) -> None:
         """The model has written these tokens."""
+        self.computed(len(self.tokens))
         self._written += tokens
 
     def said(self, output: Output) -> None:

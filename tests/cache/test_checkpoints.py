@@ -40,6 +40,10 @@ def test_a_prompt_that_goes_on_keeps_the_end_of_its_last_message():
     assert places([100, 200], 250, 410, 200) == []
 
 
+def test_the_end_of_the_first_message_is_kept_by_one_that_goes_on_in_the_middle_of_it():
+    assert places([100, 200, 300, 400], 60, 410, 0) == [100, 400]
+
+
 def test_where_an_earlier_conversation_went_another_way_state_is_kept_this_time():
     assert places([100, 200, 300, 400], 0, 410, 290) == [100, 200, 400]
     assert places([100, 200, 300, 400], 120, 410, 350) == [300, 400]

@@ -177,7 +177,6 @@ def test_without_signs_of_life_they_ask_again(waited: Waited, places: Sequence[P
     assert again == GIVE_UP & waited.usual.keys()
 
 
-@pytest.mark.xfail(reason="prompts that take turns compute what they have in common twice: 0.94")
 def test_nothing_is_computed_twice_while_they_wait(waited: Waited):
     assert waited.efficiency >= 0.99
 

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,3 +268,37 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         assert reached.wait(60)
         connection.close()
         wait_until(lambda: not talk.server.get("/stats")["requests"]["in_flight"], within_s=30)
+
+
+def test_what_conversations_have_in_common_counts_as_new_while_the_first_is_being_read(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+):
+    rules = {"role": "system", "content": "At once. " + words(random.Random(7), 1500)}
+    before = talk.server.get("/stats")["prompt_cache"]
+    ask_at_once(talk, [rules, user("Fish?")], [rules, user("Boats?")], monkeypatch)
+    after = talk.server.get("/stats")["prompt_cache"]
+    computed, unavoidable = (after[name] - before[name] for name in ("computed_tokens", "unavoidable_tokens"))
+    assert len(talk.prompts[-1]) <= computed <= len(talk.prompts[-1]) + STATE + CLOSERS
+    assert computed - unavoidable <= STATE
+
+
+def ask_at_once(
+    talk: Talk, first: Sequence[Message], second: Sequence[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is asked in the middle of the first one's prompt."""
+    reached, step = threading.Event(), Prefill.step
+
+    def held(prefill: Prefill, allowance: int) -> int:
+        computed = step(prefill, allowance)
+        if 0 < prefill.done < 0.5 * prefill.total:
+            reached.set()
+            wait_until(lambda: talk.server.get("/stats")["requests"]["in_flight"] == 2, within_s=30)
+        return computed
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr("start_llm.engine.prefill.LONGEST_CHUNK", 256)
+        patch.setattr(Prefill, "step", held)
+        answer = pool.submit(talk.ask, first)
+        assert reached.wait(60)
+        talk.ask(second)
+        answer.result(60)

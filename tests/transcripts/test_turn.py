@@ -200,6 +200,18 @@ def test_no_thought_is_kept_where_none_are_wanted():
     assert known.thoughts.nbytes == 0
 
 
+def test_messages_are_known_once_they_are_computed():
+    known = kept()
+    messages = (ASKED, reply("Here"), user("And there?"))
+    turn = asked(known, *messages)
+    ends = [boundary.tokens for boundary in turn.boundaries]
+    for computed, expected in [(0, 0), (ends[0] - 1, 0), (ends[1], ends[1]), (ends[0], ends[1])]:
+        turn.computed(computed)
+        assert known.begin(prompt_of(*messages), WINDOW).known == expected
+    turn.wrote([1])
+    assert known.begin(prompt_of(*messages), WINDOW).known == ends[2]
+
+
 def test_a_text_leaves_nothing_behind():
     known = kept()
     turn = known.begin(Prompt(tokens=ModelTokens((1, 2))), WINDOW)
