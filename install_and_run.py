@@ -39,6 +39,13 @@ start_llm needs Python 3.12, and none was found. One of these brings it; then ru
     brew install python@3.12            macOS with Homebrew
     apt install python3.12-venv         Ubuntu 24.04"""
 
+WHOLE_SUITE = [
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+]  # two processes; tests of one file share what they have set up
+
 # An OpenBLAS with threads and the cblas names, as Debian and Ubuntu, Fedora, and Arch place it.
 OPENBLAS_PLACES = (
     f"/usr/lib/{platform.machine()}-linux-gnu/openblas-pthread/libblas.so.3",
@@ -75,7 +82,10 @@ def run(arguments: list[str]) -> None:
     if options.setup_only:
         say(f"Ready: {VENV}")
     elif pytest_arguments is not None:
-        become(["-m", "pytest", *pytest_arguments])
+        os.environ.setdefault(
+            "OPENBLAS_NUM_THREADS", "1"
+        )  # tiny models; more threads only wait for each other
+        become(["-m", "pytest", *(pytest_arguments or WHOLE_SUITE)])
     else:
         become(["-m", "start_llm", "serve", *serve_options(options), *server_arguments])
 
@@ -111,7 +121,9 @@ def option_parser() -> argparse.ArgumentParser:
     stages = parser.add_argument_group("instead of starting the server")
     stages.add_argument("--setup-only", action="store_true", help="install, then stop")
     stages.add_argument("--dev", action="store_true", help="install requirements-dev.txt as well")
-    stages.add_argument("--test", action="store_true", help="run pytest, with all arguments that follow")
+    stages.add_argument(
+        "--test", action="store_true", help="run pytest with all arguments that follow, or all tests"
+    )
     return parser
 
 

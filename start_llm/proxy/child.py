@@ -31,12 +31,14 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - both take seconds, and the parent is watched before
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
+    from start_llm.proxy.backend import Backend  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
     from start_llm.proxy.wording import OwnWords  # noqa: PLC0415
 
+    backend = Backend()
     config = uvicorn.Config(
-        _behind_the_door(Direct(OwnWords(RetryAfter(app)))),
+        _behind_the_door(Direct(OwnWords(RetryAfter(app), backend), backend)),
         host="127.0.0.1",
         port=port,
         log_level="warning",

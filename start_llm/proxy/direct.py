@@ -1,31 +1,29 @@
 """What goes past LiteLLM to the server, through the same door.
 
-LiteLLM estimates the tokens of a prompt, looks for a kept response without saying whose it is, and does not
-know the paths at which clients say hello. It computes nothing here, so nothing of it is missed.
+LiteLLM makes a chat of a text completion, estimates the tokens of a prompt, looks for a kept response without
+saying whose it is, and does not know the paths at which clients say hello.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
+import anyio
 import httpx
 from starlette.requests import Request
-from starlette.responses import Response
 
-from start_llm.core.tenants import TENANT_HEADER
+from start_llm.proxy.backend import Backend
 from start_llm.proxy.wording import Application, Receive, Send, error_body
 
-_BACKEND = os.environ["START_LLM_BACKEND"]
-_BACKEND_KEY = os.environ["START_LLM_BACKEND_KEY"]
-_PATIENCE_S = 60
 _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (methods, re.compile(path))
     for methods, path in (
+        ("POST", r"(?:/v1)?/completions"),
         ("POST", r"/v1/messages/count_tokens|(?:/v1)?/responses/input_tokens"),
         ("GET DELETE", r"(?:/v1)?/responses/(?P<name>[^/]+)"),
         ("GET", r"(?:/v1)?/responses/(?P<name>[^/]+)/input_items"),
@@ -40,42 +38,57 @@ _PASSED_BACK = ("content-type", "allow", "retry-after", "request-id", "x-request
 class Direct:
     """An ASGI application in front of LiteLLM's."""
 
-    def __init__(self, litellm: Application) -> None:
+    def __init__(self, litellm: Application, backend: Backend) -> None:
         self._litellm = litellm
-        self._client = httpx.AsyncClient(base_url=_BACKEND, timeout=_PATIENCE_S, trust_env=False)
+        self._backend = backend
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         found = _found(scope)
         if found is None:
             await self._litellm(scope, receive, send)
             return
-        response = await self._answer(Request(scope, receive), found)
-        await response(scope, receive, send)
+        body = await Request(scope, receive).body()
+        async with anyio.create_task_group() as group:
+            group.start_soon(_leave_with_client, receive, group.cancel_scope)
+            await self._answer(scope, body, found, send)
+            group.cancel_scope.cancel()
 
-    async def _answer(self, request: Request, found: re.Match[str]) -> Response:
-        try:
-            return await self._ask(request, found)
-        except httpx.TransportError as error:
-            problem = f"The server behind this proxy does not answer: {type(error).__name__}."
-            return _refused(found.string, 503, problem)
-
-    async def _ask(self, request: Request, found: re.Match[str]) -> Response:
+    async def _answer(self, scope: Any, body: bytes, found: re.Match[str], send: Send) -> None:
         """The server's own answer, about a response by the name that the client has for it."""
         name = found.groupdict().get("name") or ""
         own_name = _own_name(name)
-        headers = {
-            "Content-Type": request.headers.get("content-type", "application/json"),
-            "Authorization": f"Bearer {_BACKEND_KEY}",
-            TENANT_HEADER: request.headers.get(TENANT_HEADER, ""),
-        }
         path = found.string.replace(name, quote(own_name, safe="")) if name else found.string
-        url = httpx.URL(path, query=request.url.query.encode())
-        answer = await self._client.request(
-            request.method, url, content=await request.body(), headers=headers
-        )
-        content = answer.content.replace(own_name.encode(), name.encode()) if name else answer.content
-        told = {key: answer.headers[key] for key in _PASSED_BACK if key in answer.headers}
-        return Response(content, answer.status_code, told)
+        url = httpx.URL(path, query=scope["query_string"])
+        try:
+            answer = await self._backend.ask(scope["method"], url, scope["headers"], body)
+        except httpx.TransportError as error:
+            await _refuse(send, found.string, error)
+            return
+        try:
+            await send(_start(answer, keeps_length=not name))
+            async for piece in _renamed(answer, own_name, name) if name else answer.aiter_raw():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body"})
+        finally:
+            await answer.aclose()
+
+
+async def _renamed(answer: httpx.Response, own_name: str, name: str) -> AsyncIterator[bytes]:
+    yield (await answer.aread()).replace(own_name.encode(), name.encode())
+
+
+async def _leave_with_client(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+def _start(answer: httpx.Response, *, keeps_length: bool) -> dict[str, Any]:
+    passed = (*_PASSED_BACK, "content-length") if keeps_length else _PASSED_BACK
+    headers = [
+        (key.encode(), answer.headers[key].encode("latin-1")) for key in passed if key in answer.headers
+    ]
+    return {"type": "http.response.start", "status": answer.status_code, "headers": headers}
 
 
 def _found(scope: Any) -> re.Match[str] | None:
@@ -96,5 +109,8 @@ def _own_name(name: str) -> str:
     return packed[1] if packed else name
 
 
-def _refused(path: str, status: int, message: str) -> Response:
-    return Response(error_body(path, status, message), status, {"Content-Type": "application/json"})
+async def _refuse(send: Send, path: str, error: httpx.TransportError) -> None:
+    problem = f"The server behind this proxy does not answer: {type(error).__name__}."
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": error_body(path, 503, problem)})

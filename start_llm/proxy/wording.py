@@ -1,15 +1,17 @@
 """Errors in the server's own words.
 
 LiteLLM tells the errors of `/v1/messages` and `/v1/responses` in a sentence of its own, with the server's
-whole body quoted in it, and what it refuses itself in forms that neither protocol has. Clients act on the
-words: Claude Code takes "prompt is too long: A tokens > B maximum" for what it is.
+whole body quoted in it, those of chats without their code and field, and what it refuses itself in forms
+that no protocol has; over a field of another type it falls. Clients act on words and codes: Claude Code takes
+"prompt is too long: A tokens > B maximum" for what it is. So the server is asked what it has against it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 type Send = Callable[[Any], Awaitable[None]]
 type Receive = Callable[[], Awaitable[Any]]
@@ -27,6 +29,16 @@ _KINDS: Mapping[int, str] = {
     503: "overloaded_error",
 }
 """Anthropic's names; OpenAI's clients go by the status."""
+_DOUBTFUL = (400, 413, 422, 500)
+"""What may have another reason than LiteLLM gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not served."""
+
+    status: int
+    body: bytes
 
 
 def error_body(path: str, status: int, message: str) -> bytes:
@@ -41,32 +53,64 @@ def _is_anthropics(path: str) -> bool:
     return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
 
 
+class Judge(Protocol):
+    """Who knows what is wrong with a request."""
+
+    async def refusal(self, scope: Any, body: bytes) -> Refusal | None:
+        """None: nothing, as far as is known."""
+        ...
+
+
 class OwnWords:
     """An ASGI application around LiteLLM's: replies with an error status are put into words again."""
 
-    def __init__(self, litellm: Application) -> None:
+    def __init__(self, litellm: Application, judge: Judge) -> None:
         self._litellm = litellm
+        self._judge = judge
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._litellm(scope, receive, send)
             return
+        asked: list[bytes] = []
         start: Any = None
         body = b""
+
+        async def receiving() -> Any:
+            message = await receive()
+            asked.append(message.get("body", b""))
+            return message
 
         async def sending(message: Any) -> None:
             nonlocal start, body
             if message["type"] == "http.response.start" and _is_error(message):
                 start = message
             elif start is None:
+                asked.clear()
                 await send(message)
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body"):
-                    for told in _reworded(scope["path"], start, body):
-                        await send(told)
+                    told = await self._told(scope, b"".join(asked), Refusal(start["status"], body))
+                    await _refuse(send, start, told)
 
-        await self._litellm(scope, receive, sending)
+        # On one machine nothing has to be packed, and what is packed cannot be read here.
+        headers = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
+        await self._litellm(scope | {"headers": headers}, receiving, sending)
+
+    async def _told(self, scope: Any, asked: bytes, refusal: Refusal) -> Refusal:
+        """The error that is quoted; else the server's; else LiteLLM's own in the form of the protocol."""
+        message, given = _read(refusal.body)
+        quoted = _quoted(message) if message else None
+        if quoted is not None:
+            return replace(refusal, body=json.dumps(quoted).encode())
+        if scope["method"] == "POST" and refusal.status in _DOUBTFUL:
+            known = await self._judge.refusal(scope, asked)
+            if known:
+                return known
+        if message is None or _has_its_form(scope["path"], given):
+            return refusal
+        return replace(refusal, body=error_body(scope["path"], refusal.status, message))
 
 
 def _is_error(start: Any) -> bool:
@@ -74,28 +118,22 @@ def _is_error(start: Any) -> bool:
     return start["status"] >= 400 and headers.get(b"content-type", b"").startswith(b"application/json")
 
 
-def _reworded(path: str, start: Any, body: bytes) -> tuple[Any, Any]:
-    """The two messages of an error reply."""
-    told = _words(path, start["status"], body)
+async def _refuse(send: Send, start: Any, told: Refusal) -> None:
     headers = [pair for pair in start["headers"] if pair[0] != b"content-length"]
-    headers.append((b"content-length", str(len(told)).encode()))
-    return {**start, "headers": headers}, {"type": "http.response.body", "body": told}
+    headers.append((b"content-length", str(len(told.body)).encode()))
+    await send({**start, "status": told.status, "headers": headers})
+    await send({"type": "http.response.body", "body": told.body})
 
 
-def _words(path: str, status: int, body: bytes) -> bytes:
-    """The error that is quoted; else LiteLLM's own in the form of the protocol."""
+def _read(body: bytes) -> tuple[str | None, Any]:
+    """LiteLLM's sentence, and what it stands in."""
     try:
         given = json.loads(body)
     except ValueError:
-        return body
+        return None, None
     error = given.get("error") if isinstance(given, dict) else None
     message = error.get("message") if isinstance(error, dict) else _detail(given)
-    if not isinstance(message, str):
-        return body
-    quoted = _quoted(message)
-    if quoted is not None:
-        return json.dumps(quoted).encode()
-    return body if _has_its_form(path, given) else error_body(path, status, message)
+    return (message if isinstance(message, str) else None), given
 
 
 def _detail(given: Any) -> Any:

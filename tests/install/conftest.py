@@ -28,7 +28,8 @@ case "$*" in
         echo "pip at work"
         while [ -e "$root/slow-pip" ]; do echo x >> "$root/pip-started"; sleep 0.05; done ;;
     "-m start_llm "* | "-m pytest"*)
-        printf 'argument: %s\\n' "$@"; echo "folder: $PWD"; echo "preload: $LD_PRELOAD"; exit 7 ;;
+        printf 'argument: %s\\n' "$@"; echo "folder: $PWD"; echo "preload: $LD_PRELOAD"
+        echo "threads: $OPENBLAS_NUM_THREADS"; exit 7 ;;
 esac
 """
 

@@ -289,6 +289,13 @@ def test_pytest_gets_all_that_follows_test(sandbox):
     assert f"folder: {sandbox.root}\n" in done.stdout
 
 
+def test_all_tests_run_in_two_processes(sandbox):
+    sandbox.add_installed_environment()
+    done = sandbox.run("--test")
+    assert started_with(done) == ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
+    assert "threads: 1\n" in done.stdout
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads on Linux only")
 @pytest.mark.parametrize("arguments", [[], ["--test"]])
 def test_openblas_is_preloaded_or_advised(sandbox, arguments):

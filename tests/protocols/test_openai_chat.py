@@ -170,7 +170,7 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
         (allowed("auto", READ), OutputForm(tools=frozenset({"read"}))),
         (allowed("required", READ, WRITE), OutputForm(calls="must", tools=frozenset({"read", "write"}))),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, OutputForm) else str(value),
 )
 def test_what_may_be_called_arrives_and_the_tools_reach_the_template(choice, form):
     tools = [TOOL, WRITE | {"defer_loading": True}]

@@ -269,7 +269,7 @@ def test_clients_may_say_hello(proxied: Proxied):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
 def test_an_error_is_told_in_the_servers_own_words(proxied: Proxied, path: str, stream: bool):
     """Clients act on the words: this one makes Claude Code compact."""
     said = [{"role": "user", "content": "word " * 70_000}]
@@ -279,6 +279,31 @@ def test_an_error_is_told_in_the_servers_own_words(proxied: Proxied, path: str, 
     assert (answer.status, bare(answer.json)) == (400, bare(direct.json))
     words = "prompt is too long: " if path == "/v1/messages" else "maximum context length is "
     assert answer.json["error"]["message"].removeprefix("This model's ").startswith(words)
+
+
+HI = [{"role": "user", "content": "Hi"}]
+MALFORMED = [
+    *[
+        (CHAT, {"messages": messages})
+        for messages in (1, [1], [{"role": 5}], [{"role": "user", "content": 1}])
+    ],
+    *[(CHAT, {"messages": HI, **fields}) for fields in ({"stop": {}}, {"tools": 1}, {"max_tokens": "x"})],
+    *[("/v1/completions", {"prompt": prompt}) for prompt in (1, {}, [[1], [2]], ["a", 1])],
+    *[("/v1/messages", {"max_tokens": 2, "messages": messages}) for messages in (1, [1], [{"role": "x"}])],
+    ("/v1/messages", {"max_tokens": 2, "messages": HI, "thinking": 1}),
+    *[("/v1/responses", {"input": said}) for said in (5, {}, [5])],
+    ("/v1/responses", {"input": "Hi", "tools": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), MALFORMED, ids=str)
+def test_what_litellm_falls_over_is_refused_as_the_server_does_it(
+    proxied: Proxied, path: str, fields: dict[str, Any]
+):
+    body = {"model": "m", **fields}
+    answer, direct = proxied.ask(path, body), ask(proxied.server.port, "POST", path, body)
+    assert direct.status == 400
+    assert (answer.status, bare(answer.json)) == (400, bare(direct.json))
 
 
 def bare(error: Any) -> Any:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from start_llm.proxy.wording import OwnWords
+from start_llm.proxy.wording import OwnWords, Refusal
 
 TOO_LONG = {
     "type": "error",
     "error": {"type": "invalid_request_error", "message": 'prompt is too long: 9 tokens > 8 maximum - {"a"'},
     "request_id": "req_1",
 }
+HEADERS = [(b"accept-encoding", b"gzip"), (b"x-a", b"b")]
 AROUND = "litellm.BadRequestError: Litellm_proxyException - {}\n\nLiteLLM: model group 'x' failed."
 
 
@@ -23,12 +25,34 @@ def litellms(message: str) -> bytes:
     return json.dumps({"type": "error", "error": {"type": "x", "message": message}}).encode()
 
 
-def through(path: str, status: int, *parts: bytes, kind: str = "application/json") -> tuple[Any, bytes]:
+@dataclass
+class Server:
+    """Has this against every request that it is asked about."""
+
+    told: Refusal | None = None
+    asked: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+
+    async def refusal(self, scope: Any, body: bytes) -> Refusal | None:
+        self.asked.append((scope["path"], body))
+        return self.told
+
+
+def through(
+    path: str,
+    status: int,
+    *parts: bytes,
+    kind: str = "application/json",
+    server: Server | None = None,
+    method: str = "POST",
+) -> tuple[Any, bytes]:
     """What the client gets of a reply that LiteLLM sends in these parts."""
     heard: list[Any] = []
+    sent = [{"body": b"as", "more_body": True}, {"body": b"ked"}]
 
     async def litellm(scope: Any, receive: Any, send: Any) -> None:
-        del scope, receive
+        assert scope["headers"] == [(b"x-a", b"b")], "it must not pack what it says"
+        for _ in range(2):
+            await receive()
         headers = [(b"content-type", kind.encode()), (b"content-length", b"1"), (b"x-a", b"b")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         for at, part in enumerate(parts):
@@ -38,9 +62,10 @@ def through(path: str, status: int, *parts: bytes, kind: str = "application/json
         heard.append(message)
 
     async def receive() -> Any:
-        raise AssertionError("nothing is read")
+        return {"type": "http.request", **sent.pop(0)}
 
-    asyncio.run(OwnWords(litellm)({"type": "http", "path": path}, receive, send))
+    scope = {"type": "http", "path": path, "method": method, "headers": HEADERS}
+    asyncio.run(OwnWords(litellm, server or Server())(scope, receive, send))
     start, *bodies = heard
     assert [one.get("more_body", False) for one in bodies] == [True] * (len(bodies) - 1) + [False]
     return start, b"".join(one["body"] for one in bodies)
@@ -89,3 +114,37 @@ def test_other_replies_pass_as_they_come():
     start, body = through("/v1/messages", 200, b"a", b"b")
     assert (dict(start["headers"])[b"content-length"], body) == (b"1", b"ab")
     assert through("/v1/messages", 500, b"<html>", kind="text/html")[1] == b"<html>"
+
+
+AGAINST_IT = Refusal(400, b'{"error": {"code": "context_length_exceeded"}}')
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+@pytest.mark.parametrize("told", [b"no json", b'{"error": {"message": "no", "code": "400"}}'])
+def test_of_what_litellm_does_not_take_the_server_says_why(status: int, told: bytes):
+    server = Server(AGAINST_IT)
+    start, body = through("/v1/chat/completions", status, told, server=server)
+    assert (start["status"], body) == (AGAINST_IT.status, AGAINST_IT.body)
+    assert dict(start["headers"])[b"content-length"] == str(len(body)).encode()
+    assert server.asked == [("/v1/chat/completions", b"asked")]
+
+
+def test_where_the_server_has_nothing_against_it_litellms_words_stay():
+    told = json.dumps({"error": {"message": "no", "code": "500"}}).encode()
+    start, body = through("/v1/chat/completions", 500, told, server=Server())
+    assert (start["status"], body) == (500, told)
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "message"),
+    [
+        (503, "POST", "full"),
+        (401, "POST", "no"),
+        (500, "GET", "no"),
+        (400, "POST", AROUND.format(json.dumps(TOO_LONG))),
+    ],
+)
+def test_nobody_is_asked_where_the_reason_is_clear(status: int, method: str, message: str):
+    server = Server(AGAINST_IT)
+    start, _ = through("/v1/messages", status, litellms(message), server=server, method=method)
+    assert (start["status"], server.asked) == (status, [])

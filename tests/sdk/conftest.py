@@ -6,22 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.sdk.doors import PROXIED, Doors, opened_doors
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """LiteLLM makes chats of text completions, which one test tells; the others ask the server itself."""
-    apart = [item for item in items if _is_text_through_the_proxy(item)]
-    if apart:
-        config.hook.pytest_deselected(items=apart)
-        items[:] = [item for item in items if item not in apart]
-
-
-def _is_text_through_the_proxy(item: pytest.Item) -> bool:
-    called = getattr(item, "callspec", None)
-    if called is None or called.params.get("endpoint") != "completions":
-        return False
-    return any(isinstance(way, tuple) and way[0] == PROXIED for way in called.params.values())
+from tests.sdk.doors import Doors, opened_doors
 
 
 @pytest.fixture(scope="session")
