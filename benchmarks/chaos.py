@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.allocator import give_back_what_is_free  # noqa: E402
 from tests.chaos.play import TROUBLES, Crowd, Outcome, play  # noqa: E402
 
 FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--stretch", type=float, default=120, help="seconds of each")
     parser.add_argument("--no-proxy", action="store_true")
     options = parser.parse_args()
+    give_back_what_is_free()
     rng, outcomes = random.Random(options.seed), list[Outcome]()
     crowd = Crowd(kill_s=0 if options.no_proxy else 45)
     print(servers.machine("mlx", "mlx-lm", "litellm"), flush=True)

@@ -16,6 +16,7 @@ from dotenv import dotenv_values
 
 from start_llm import settings as settings_table
 from start_llm import settings_text
+from start_llm.core.allocator import give_back_what_is_free
 from start_llm.core.errors import StartupError
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.served import Served, addresses, find
@@ -92,6 +93,7 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
     settings = settings_table.load(*sources)
     for row in settings_table.waiting_for_later(*sources):
         terminal.say(f"{row.name} is set, but acts {row.acts}.")
+    give_back_what_is_free()
     _leave_on_signals()
     app = _app(settings, terminal)
     app.start()
