@@ -32,6 +32,8 @@ _LOCAL_ONLY: Mapping[str, str] = {
 }
 # LiteLLM takes a hundred equal pieces in a row for a loop, and cuts the reply (lesson 39).
 _WITHOUT_GUESSES: Mapping[str, str] = {"REPEATED_STREAMING_CHUNK_LIMIT": str(2**31)}
+# Less than the server's own limit (`server.listener`), so that it never closes a connection that is pooled.
+_POOLED_S = 60
 _FOREIGN_PREFIXES = ("LITELLM_", "REDIS_", "LANGFUSE_", "OTEL_")
 _FOREIGN_NAMES = frozenset(
     "DATABASE_URL DIRECT_URL HOST PORT DEBUG DETAILED_DEBUG NUM_WORKERS CONFIG_FILE_PATH "
@@ -136,6 +138,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_MOST_BYTES": str(config.most_body_bytes),
         _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,
+        "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -44,7 +44,7 @@ class ServerLimits:
     Attributes:
         most_connections: open sockets; beyond it the longest idle one is closed.
         most_body_bytes: length of a request body.
-        idle_s: silence between two requests. Longer than the 120 s for which proxies pool connections.
+        idle_s: silence between two requests. Longer than proxies pool connections, up to 120 s.
         header_s, body_s: time to send all headers, and then the whole body.
         write_s: time for which a client may read nothing.
         keep_alive_s: silence in a stream after which an empty data event is sent.

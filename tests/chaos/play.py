@@ -35,6 +35,8 @@ from tests.ties import Tally, greedy_reference
 
 LIMIT_S = 3.0
 """For who says nothing, or reads nothing."""
+_POOLED_S = "1"
+"""For which the proxy keeps a connection: less than the server does, as always."""
 POISON = "<|vision_start|>"
 _COMMON = {"batch": 3, "turn_s": 0.3, "most_waiting": 40, "stall_s": 30.0, "response_kept_s": 5.0}
 _LIMITS = {"idle_s": LIMIT_S, "header_s": LIMIT_S, "body_s": LIMIT_S, "write_s": LIMIT_S}
@@ -119,7 +121,7 @@ def play(
     scratch.mkdir(exist_ok=True)
     with (
         patch("start_llm.app.LOGS", scratch.parent),
-        patch.dict(os.environ, TMPDIR=str(scratch)),
+        patch.dict(os.environ, TMPDIR=str(scratch), AIOHTTP_KEEPALIVE_TIMEOUT=_POOLED_S),
         patch("tempfile.tempdir", str(scratch)),
     ):
         before = Held.now()

@@ -15,6 +15,7 @@ from start_llm.models import families
 from start_llm.output.form import FormKeeper
 from start_llm.output.grammar.calls import CALL_TEXTS
 from start_llm.output.grammar.depth import is_too_deep
+from start_llm.output.grammar.validity import fault
 from start_llm.output.stream import OutputStream
 from start_llm.output.tool_calls import FORMATS
 from tests.http.forms import FORMS, OTHER, PATH, THINKING, TOOLS, Call
@@ -251,6 +252,58 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused():
         with pytest.raises(InvalidRequest) as refused:
             asked(OutputForm(answer=JsonAnswer(schema=schema, field="f")))
         assert refused.value.param == "f"
+
+
+PANICS: Any = {"type": "object", "required": ["a", {"bbb": "e\u0301" * 60}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (
+            PANICS,
+            r"\$\.required\[1\]: .* is not of type 'string'",
+        ),
+        ({"type": "object", "properties": 1}, r"\$\.properties: "),
+        ({"properties": {"a": {"type": "e\u0301" * 60}}}, r"\$\.properties\.a\.type: "),
+        ({"items": "x"}, r"\$\.items: "),
+    ],
+)
+def test_what_is_no_schema_is_refused_with_its_place(schema: Any, place: str):
+    """The first one made llguidance panic (lesson 47)."""
+    with pytest.raises(InvalidRequest, match=place) as refused:
+        asked(OutputForm(answer=JsonAnswer(schema=schema, field="f")))
+    assert refused.value.param == "f"
+    assert len(refused.value.message) < 400
+
+
+def test_a_panic_of_the_library_is_told_without_its_stack(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("start_llm.output.grammar.enforcer.fault", lambda _: None)
+    with pytest.raises(InvalidRequest, match="panic") as refused:
+        asked(OutputForm(answer=JsonAnswer(schema=PANICS, field="f")))
+    assert "trace" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "minimum": 1, "exclusiveMinimum": True},
+        {"$defs": {"a": {"type": "string"}}, "prefixItems": [{"$ref": "#/$defs/a"}], "items": False},
+        {"type": "array", "items": [{"type": "string"}], "additionalItems": False},
+        {"x-of-a-client": 1, "nullable": True},
+    ],
+)
+def test_a_schema_of_any_dialect_is_one(schema: Any):
+    assert fault(schema) is None
+
+
+def test_what_is_nested_too_deep_to_be_looked_at_is_left_to_the_library():
+    deep: Any = {"required": 1}
+    for _ in range(240):
+        deep = {"properties": {"a": deep}}
+    assert fault(deep) is None
+    with pytest.raises(InvalidRequest):
+        asked(OutputForm(answer=JsonAnswer(schema=deep, field="f")))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from start_llm.core.chat import Json
 from start_llm.core.errors import GuideLost, InvalidRequest
 from start_llm.output.grammar.depth import MOST_LEVELS, is_too_deep
-from start_llm.output.grammar.lark import Grammar
+from start_llm.output.grammar.lark import Grammar, Origin
+from start_llm.output.grammar.validity import fault
 
 _MOST_CHARACTERS = 2**20
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -86,9 +88,7 @@ class Enforcer:
                 param=grammar.schemas[-1][0].field,
             )
         for origin, schema in grammar.schemas:
-            if is_too_deep(json.loads(schema)):
-                problem = f"is nested deeper than {MOST_LEVELS} levels, its references followed"
-                raise InvalidRequest(f"'{origin.field}': {origin.about} {problem}.", param=origin.field)
+            _check(origin, json.loads(schema))
         matcher = self._matcher(LLMatcher.grammar_from_lark(grammar.text))
         if matcher.is_error():
             raise self._refusal(grammar, matcher)
@@ -135,8 +135,19 @@ class _Bytes:
         return self._encode(text, as_document=False)
 
 
+def _check(origin: Origin, schema: Json) -> None:
+    """Refuse what the library would fall over."""
+    problem = None
+    if is_too_deep(schema):
+        problem = f"is nested deeper than {MOST_LEVELS} levels, its references followed."
+    elif found := fault(schema):
+        problem = f"cannot be enforced: {found}"
+    if problem:
+        raise InvalidRequest(f"'{origin.field}': {origin.about} {problem}", param=origin.field)
+
+
 def _reason(matcher: LLMatcher) -> str:
     """What the library says, without our grammar and its place in it."""
     said = matcher.get_error() or str(matcher.stop_reason())
-    said = said.partition("\n   1 | ")[0].strip()
+    said = said.partition("\n   1 | ")[0].partition("\n<backtrace>")[0].strip()
     return said.rpartition("failed to compile JSON schema: ")[2] or said
