@@ -223,8 +223,8 @@ def _pi_files(served: Served, _folder: Path) -> Files:
             "defaultProvider": PROVIDER,
             "defaultModel": served.model,
             "httpIdleTimeoutMs": 0,
-            # After 2, 4, 8, 16 and 32 s; a server that is started again takes longer than the usual three.
-            "retry": {"maxRetries": 5},
+            # After 2 s, 4 s and so on; a server that is started again takes longer than the usual three.
+            "retry": {"maxRetries": 6},
             "compaction": {
                 "reserveTokens": served.reply + _PI_MARGIN,
                 "keepRecentTokens": min(20_000, served.window // 8),

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import anyio
 import httpx
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from start_llm.proxy.backend import Backend
 from start_llm.proxy.wording import Application, Receive, Send, error_body
@@ -47,7 +47,10 @@ class Direct:
         if found is None:
             await self._litellm(scope, receive, send)
             return
-        body = await Request(scope, receive).body()
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         async with anyio.create_task_group() as group:
             group.start_soon(_leave_with_client, receive, group.cancel_scope)
             await self._answer(scope, body, found, send)

@@ -31,7 +31,7 @@ from tests.clients.conftest import Doors, installed, open_doors
 from tests.clients.model import write_agents_model
 from tests.clients.party import Guest, Visit, ask_all, invite
 from tests.clients.slow import Brake
-from tests.clients.table import AGENTS, Agent
+from tests.clients.table import AGENTS, LAUNCHED, Agent
 from tests.clients.talk import Line, Trace
 from tests.proxy.conftest import free_port, until
 from tests.proxy.test_launcher import answers
@@ -60,7 +60,11 @@ comment, which all but Codex count."""
 
 @pytest.fixture(scope="module")
 def agents(clients_home: Path) -> Mapping[str, Agent]:
-    there = {name: agent for name, agent in AGENTS.items() if agent.path(clients_home).exists()}
+    return those_installed(AGENTS, clients_home)
+
+
+def those_installed(table: Mapping[str, Agent], clients_home: Path) -> Mapping[str, Agent]:
+    there = {name: agent for name, agent in table.items() if agent.path(clients_home).exists()}
     if not there:
         pytest.skip("no client is installed: scripts/install_clients.sh")
     return there
@@ -255,12 +259,18 @@ def test_what_was_read_for_a_client_that_left_is_not_read_again(
 
 IMPATIENT = {"codex", "pi", "opencode"}
 """Of these five tries take 6 s, three 14 s, and five 61 s. A start of the proxy takes up to 30 s, and on a
-busy machine more. The launcher tells the first two to be more patient."""
+busy machine more. The launcher tells the first two to be more patient; opencode has no such setting."""
 
 
+@pytest.mark.parametrize(
+    ("table", "impatient"),
+    [(AGENTS, IMPATIENT), (LAUNCHED, {"opencode"})],
+    ids=["as they are", "launched"],
+)
 def test_a_killed_server_that_comes_back_answers(
-    agents: Mapping[str, Agent], clients_home: Path, tmp_path: Path
+    table: Mapping[str, Agent], impatient: set[str], clients_home: Path, tmp_path: Path
 ):
+    agents = those_installed(table, clients_home)
     model, ports = write_agents_model(tmp_path), {8080: free_port(), 4000: free_port()}
     guests = invite(agents, clients_home, ports, tmp_path / "guests")
     with ThreadPoolExecutor(1) as pool:
@@ -273,7 +283,7 @@ def test_a_killed_server_that_comes_back_answers(
     trace = Trace(None, tmp_path / "traces")
     lines = {visit.key: trace.about(visit.guest.mark) for visit in visits}
     print("\n".join(visit.told(lines[visit.key]) for visit in visits))
-    assert {visit.guest.name for visit in visits if not visit.is_answered} <= IMPATIENT
+    assert {visit.guest.name for visit in visits if not visit.is_answered} <= impatient
     assert max(map(len, lines.values())) <= MOST_REQUESTS
 
 

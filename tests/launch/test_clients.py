@@ -145,7 +145,7 @@ FILES: dict[str, dict[str, object]] = {
             "defaultProvider": "start_llm",
             "defaultModel": "openai/tiny",
             "httpIdleTimeoutMs": 0,
-            "retry": {"maxRetries": 5},
+            "retry": {"maxRetries": 6},
             "compaction": {"reserveTokens": 32_000 + 4096, "keepRecentTokens": 131_072 // 8},
         },
     },

@@ -101,7 +101,7 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path:
     assert cached_tokens(usage) >= read["done"], (read, proxied.server.get("/stats"))
 
 
-@every_protocol
+@pytest.mark.parametrize("path", [*bodies(""), TEXT])
 def test_a_reply_that_nobody_reads_any_more_ends(proxied: Proxied, path: str):
     """Six times: it depends on what LiteLLM is doing at that moment."""
     for _ in range(6):
@@ -109,7 +109,8 @@ def test_a_reply_that_nobody_reads_any_more_ends(proxied: Proxied, path: str):
 
 
 def hang_up_in_mid_reply(proxied: Proxied, path: str) -> None:
-    endless = {**bodies("Hello")[path], "max_tokens": 4000, "max_output_tokens": 4000}
+    body = bodies("Hello").get(path, {"model": MODEL, "prompt": "Hello"})
+    endless = {**body, "max_tokens": 4000, "max_output_tokens": 4000}
     with streaming(proxied, path, endless) as events:
         for _ in range(12):
             next(events)
@@ -126,6 +127,18 @@ def requests(proxied: Proxied) -> dict[str, Any]:
 def cached_tokens(usage: dict[str, Any]) -> int:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return details.get("cached_tokens") or usage["cache_read_input_tokens"]
+
+
+def test_a_text_whose_client_has_gone_is_not_computed(proxied: Proxied):
+    """Nobody has heard anything of the reply yet."""
+    body = json.dumps({"model": MODEL, "prompt": "Gone. " + LONG, "max_tokens": 2})
+    connection = http.client.HTTPConnection("127.0.0.1", proxied.port, timeout=60)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    connection.request("POST", TEXT, body, headers)
+    until(lambda: prefill(proxied) is not None, within_s=20)
+    connection.close()
+    until(lambda: not requests(proxied)["in_flight"], within_s=5)
+    assert requests(proxied)["endings"].get("cancelled", 0) >= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
