@@ -7,10 +7,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 
 from start_llm.prompt.template import TemplateTokenizer
 
-_MOST_CHARACTERS = 16 * 2**20
+_MOST_BYTES = 32 * 2**20
+_ENTRY_BYTES = 200
+"""About what a dictionary that keeps an order takes for each entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,15 @@ class PieceEncoder:
     pieces give the same ids as the whole.
 
     Args:
-        most_characters: how much text is remembered; what was used least recently is forgotten first.
+        most_bytes: of texts and ids that are remembered; what was used least recently is forgotten first.
     """
 
-    def __init__(self, tokenizer: TemplateTokenizer, most_characters: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, tokenizer: TemplateTokenizer, most_bytes: int = _MOST_BYTES) -> None:
         self._tokenizer = tokenizer
-        self._most_characters = most_characters
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._known: OrderedDict[str, array[int]] = OrderedDict()
-        self._characters = 0
+        self._bytes = 0
         self.encoded_characters = 0
         """Characters that really went through the tokenizer."""
 
@@ -62,8 +65,12 @@ class PieceEncoder:
             self.encoded_characters += len(piece)
             if piece not in self._known:
                 self._known[piece] = ids
-                self._characters += len(piece)
-            while self._characters > self._most_characters:
-                oldest, _ = self._known.popitem(last=False)
-                self._characters -= len(oldest)
+                self._bytes += _weight(piece, ids)
+            while self._bytes > self._most_bytes:
+                self._bytes -= _weight(*self._known.popitem(last=False))
         return ids
+
+
+def _weight(piece: str, ids: array[int]) -> int:
+    """Bytes. A short text weighs less than what it takes to remember it."""
+    return getsizeof(piece) + getsizeof(ids) + _ENTRY_BYTES

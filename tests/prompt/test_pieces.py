@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from start_llm.core.chat import ChatRequest, Message
-from start_llm.prompt.pieces import PieceEncoder
+from start_llm.prompt.pieces import PieceEncoder, _weight
 from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import (
     FakeTokenizer,
@@ -66,7 +66,7 @@ def test_a_cut_changes_what_is_remembered_and_nothing_else():
 
 def test_what_is_remembered_is_bounded_and_the_latest_stays():
     tokenizer = watched()
-    encoder = PieceEncoder(tokenizer, most_characters=8)
+    encoder = PieceEncoder(tokenizer, most_bytes=900)  # two short ones
     encoder.encode("one", [])
     encoder.encode("two", [])
     encoder.encode("one", [])
@@ -76,21 +76,32 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays():
     assert tokenizer.encoded == []
     encoder.encode("two", [])
     assert tokenizer.encoded == ["two"]
-    assert sum(map(len, encoder._known)) == encoder._characters <= 8
+    assert held(encoder) == encoder._bytes <= 900
+
+
+def held(encoder: PieceEncoder) -> int:
+    return sum(_weight(*one) for one in encoder._known.items())
+
+
+def test_a_short_piece_counts_with_what_it_takes_to_remember_it():
+    encoder = PieceEncoder(watched(), most_bytes=100_000)
+    for number in range(2000):
+        encoder.encode(f"{number}", [])
+    assert 150 < len(encoder._known) < 500
 
 
 def test_a_piece_that_is_larger_than_the_memory_is_not_kept():
     tokenizer = watched()
-    encoder = PieceEncoder(tokenizer, most_characters=8)
-    long = "abcdefghi"
+    encoder = PieceEncoder(tokenizer, most_bytes=900)
+    long = "abcdefghi" * 100
     assert list(encoder.encode(long, []).ids) == [ord(char) for char in long]
-    assert encoder._characters == 0
+    assert encoder._bytes == 0
     assert not encoder._known
 
 
 def test_threads_get_the_ids_of_their_own_texts():
     tokenizer = watched()
-    encoder = PieceEncoder(tokenizer, most_characters=200)
+    encoder = PieceEncoder(tokenizer, most_bytes=20_000)
     together = threading.Barrier(8)
 
     def encode(number: int) -> bool:
@@ -104,7 +115,7 @@ def test_threads_get_the_ids_of_their_own_texts():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(encode, range(8)))
-    assert sum(map(len, encoder._known)) == encoder._characters <= 200
+    assert held(encoder) == encoder._bytes <= 20_000
 
 
 # ----------------------------------------------------------------------------------- conversations that grow

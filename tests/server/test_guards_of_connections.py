@@ -1,0 +1,116 @@
+"""What one client may hold, and for how long: `tests/mutants` takes these guards away."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import ClientGone, Overloaded
+from start_llm.engine.engine import Engine, EngineConfig
+from start_llm.engine.machinery import Machinery
+from start_llm.server.connection import BoundedWriter, is_closed_by_peer
+from start_llm.server.handler import Handler
+from start_llm.server.listener import Connections, Listener, ServerLimits, Site
+from start_llm.telemetry.metrics import EngineMetrics
+from tests.engine.test_guards import Counting
+from tests.server.client import Client, message
+
+SHORT_S = 0.3
+LONG_S = 30.0
+TEXT = "/v1/completions"
+NOTHING: Any = None
+
+
+def opened(**limits: Any) -> Listener:
+    """Every limit is long but those that are given."""
+    usual: dict[str, Any] = {"idle_s": LONG_S, "header_s": LONG_S, "body_s": LONG_S, "write_s": LONG_S}
+    listener = Listener("127.0.0.1", 0, Handler, ServerLimits(**{**usual, **limits}))
+    listener.open(Site(service=NOTHING, status=NOTHING, model=NOTHING, seal=NOTHING))
+    return listener
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def client_of(stack: ExitStack, listener: Listener) -> Client:
+    stack.callback(listener.hang_up)
+    stack.callback(listener.stop_accepting)
+    return stack.enter_context(Client(listener.port, patience_s=5))
+
+
+def test_who_says_nothing_is_hung_up_on(stack: ExitStack):
+    assert client_of(stack, opened(idle_s=SHORT_S)).is_closed()
+
+
+def test_who_does_not_end_its_headers_is_hung_up_on(stack: ExitStack):
+    client = client_of(stack, opened(header_s=SHORT_S))
+    client.send(b"GET /health HTTP/1.1\\r\\nA: b")
+    assert client.is_closed()
+
+
+def test_who_does_not_send_its_whole_body_is_told(stack: ExitStack):
+    client = client_of(stack, opened(body_s=SHORT_S))
+    client.send(message("POST", TEXT, {"prompt": "x"})[:-1])
+    assert client.reply().status == 408
+
+
+def test_who_announces_too_much_is_refused_before_it_is_read(stack: ExitStack):
+    client = client_of(stack, opened(most_body_bytes=1000))
+    client.send(message("POST", TEXT, {"prompt": "x" * 1000})[:-900])
+    assert client.reply().status == 413
+
+
+def test_who_reads_nothing_is_given_up():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        began = time.monotonic()
+        with pytest.raises(ClientGone):
+            BoundedWriter(ours, SHORT_S).write(bytes(2**24))
+        assert time.monotonic() - began < 5
+
+
+def test_who_has_hung_up_is_noticed():
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            assert not is_closed_by_peer(ours)
+        assert is_closed_by_peer(ours)
+
+
+def test_beyond_the_limit_an_idle_connection_gives_way_and_a_busy_one_does_not():
+    connections, pairs = Connections(2), [socket.socketpair() for _ in range(4)]
+    try:
+        first, second, third, fourth = (ours for ours, _ in pairs)
+        assert connections.admit(first)
+        assert connections.admit(second)
+        with connections.busy(first):
+            assert connections.admit(third)
+            assert is_closed_by_peer(pairs[1][1])
+            with connections.busy(third):
+                assert not connections.admit(fourth)
+            assert not is_closed_by_peer(pairs[0][1])
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
+
+
+def test_a_full_queue_takes_nobody():
+    def machinery() -> Machinery:
+        return Machinery(Counting(has_state=False), lambda _: b"a", frozenset(), most_rows=1, batches=False)
+
+    engine = Engine(EngineConfig(most_waiting=0), machinery, EngineMetrics())
+    engine.start()
+    try:
+        with pytest.raises(Overloaded, match="0 requests are waiting already"):
+            engine.submit(NOTHING)
+    finally:
+        engine.stop(5)
