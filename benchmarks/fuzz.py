@@ -36,8 +36,8 @@ from tests.http.scripts import write_model  # noqa: E402
 _CACHE_BYTES = 24 * 2**20
 MOST_GROWTH = 1.05
 _WARM = 4
-"""The tenth of the run from which on nothing grows: all that is kept has reached its budget. The tables of keys
-are full after some 25,000 requests."""
+"""The tenth of the run from which on nothing grows: all that is kept has reached its budget.
+The tables of keys are full after some 25,000 requests."""
 _SAMPLES = 400
 _CALM_S = 30.0
 _SHOWN = 5
