@@ -64,8 +64,8 @@ def compared(outcomes: Sequence[Outcome]) -> str:
 def grown(outcomes: Sequence[Outcome]) -> float | None:
     """By how much more is resident in the last round than in the second; None if there are no three.
 
-    In the first everything is done for the first time. What the allocator cannot give back goes up and down; a
-    leak raises the lowest.
+    In the first everything is done for the first time. What the allocator cannot give back goes up and
+    down; a leak raises the lowest.
     """
     size = len(TROUBLES)
     if len(outcomes) < 3 * size:
