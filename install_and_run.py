@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 REQUIREMENT_FILES = {"server": ROOT / "requirements.txt", "dev": ROOT / "requirements-dev.txt"}
+CONSTRAINTS = ROOT / "constraints.txt"  # the exact version of everything that the requirements bring
 INSTALLED_WITHOUT_DEPENDENCIES = "mlx-vlm"
 CURE = "Delete the folder (rm -rf .venv) and run this again; it is then made anew."
 
@@ -302,12 +303,16 @@ def stamp(part: str) -> Path:
 
 def fingerprint(part: str) -> str:
     """Changes with a requirement (not with a comment) and with the interpreter, which pyvenv.cfg names."""
-    content = json.dumps([part, requirement_lines(part), configuration()])
+    content = json.dumps([part, requirement_lines(part), lines_of(CONSTRAINTS), configuration()])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def requirement_lines(part: str) -> list[str]:
-    file = REQUIREMENT_FILES[part]
+    return lines_of(REQUIREMENT_FILES[part])
+
+
+def lines_of(file: Path) -> list[str]:
+    """Without comments."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -361,6 +366,7 @@ def make_environment() -> None:
 
 def pip_install(what: str, requirements: list[str]) -> None:
     pip = [str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip += ["--constraint", CONSTRAINTS.name]
     hint = "If a download failed: check the network and pip's settings, then run the same command again."
     run_step(f"Installing {what}", [*pip, *requirements], hint)
 

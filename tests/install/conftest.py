@@ -54,6 +54,7 @@ class Sandbox:
         (self.root / "requirements.txt").write_text(
             "# why\nalpha[x]==1; sys_platform != 'x'  # more\n\nmlx-vlm==0.7\n"
         )
+        (self.root / "constraints.txt").write_text("gamma==3\n")
         (self.root / "requirements-dev.txt").write_text("beta==2\n")
         self.environment = {"PATH": str(self.bin), "HOME": str(self.home)}
         self.running = str(self.write_script(folder / "old" / "python", "echo '3.11 arm64 old'"))

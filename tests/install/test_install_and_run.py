@@ -11,7 +11,7 @@ import pytest
 
 import install_and_run
 
-PIP = "-m pip install --disable-pip-version-check --no-input"
+PIP = "-m pip install --disable-pip-version-check --no-input --constraint constraints.txt"
 FIRST_INSTALLATION = [f"{PIP} alpha[x]==1; sys_platform != 'x'", f"{PIP} --no-deps mlx-vlm==0.7"]
 
 
@@ -134,6 +134,22 @@ def test_another_interpreter_installs_again(sandbox):
     (sandbox.venv / "pyvenv.cfg").write_text("home = /elsewhere\nversion = 3.12.9\n")
     sandbox.run("--setup-only")
     assert sandbox.calls() == FIRST_INSTALLATION
+
+
+def test_other_versions_of_what_requirements_bring_are_installed_anew(sandbox):
+    sandbox.add_installed_environment()
+    (sandbox.root / "constraints.txt").write_text("gamma==4\n")
+    sandbox.run("--setup-only")
+    assert sandbox.calls() == FIRST_INSTALLATION
+
+
+def test_every_requirement_has_the_version_of_the_constraints():
+    root = Path(install_and_run.__file__).parent
+    held = dict(line.split("==") for line in install_and_run.lines_of(root / "constraints.txt"))
+    for part in install_and_run.REQUIREMENT_FILES:
+        for line in install_and_run.requirement_lines(part):
+            name, version = line.partition(";")[0].strip().split("==")
+            assert held[name.partition("[")[0]] == version, line
 
 
 @pytest.mark.parametrize("arguments", [["--setup-only", "--dev"], ["--test"]])
