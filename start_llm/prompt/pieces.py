@@ -11,7 +11,7 @@ from sys import getsizeof
 
 from start_llm.prompt.template import TemplateTokenizer
 
-_MOST_BYTES = 32 * 2**20
+_MOST_BYTES = 16 * 2**20
 _ENTRY_BYTES = 200
 """About what a dictionary that keeps an order takes for each entry."""
 

@@ -7,7 +7,9 @@ looked at. Reading raises `InvalidRequest`.
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -55,19 +57,30 @@ def parse_embedded(text: str) -> Json:
 
 
 def _parse_json(text: str) -> Json:
-    value = cast("Json", json.loads(text, parse_int=_parse_integer, parse_constant=_refuse_constant))
+    value = cast("Json", _DECODER.decode(text))
     if _ESCAPED_SURROGATE.search(text):
         _refuse_lone_surrogates(value, "")
     return value
 
 
 def _parse_integer(digits: str) -> int | float:
-    """Python refuses to read integers of thousands of digits; as infinity the field at fault can be named."""
-    return int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)
+    """Python refuses to read integers of thousands of digits; as a number the field at fault can be named."""
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else _parse_float(digits)
+
+
+def _parse_float(digits: str) -> float:
+    """What is beyond every number is the largest one: infinity could not be written down again."""
+    number = float(digits)
+    return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(
+    parse_int=_parse_integer, parse_float=_parse_float, parse_constant=_refuse_constant
+)
 
 
 def _refuse_lone_surrogates(value: Json, path: str) -> None:

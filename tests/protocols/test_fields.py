@@ -1,6 +1,8 @@
 """Reading JSON bodies: what is wrong is named by its path, and `null` is absent."""
 
 import json
+import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -199,3 +201,11 @@ def test_embedded_json_that_is_none_reads_as_nothing(text):
 
 def test_embedded_json_is_read():
     assert parse_embedded(' {"a": ["\\ud83d\\udc1f", 1.5, null]} ') == {"a": ["🐟", 1.5, None]}
+
+
+@pytest.mark.parametrize("digits", ["1e400", "-1e400", "9" * 5000, "-" + "9" * 5000])
+def test_a_number_beyond_all_others_can_be_written_down_again(digits: str):
+    value = parse_body(f'{{"a": [{digits}]}}'.encode()).data["a"]
+    assert json.loads(json.dumps(value, allow_nan=False)) == [
+        math.copysign(sys.float_info.max, float(digits))
+    ]
