@@ -1,0 +1,355 @@
+"""How often the demo model does what it is for: prompts that it never saw, asked through the proxy.
+
+    python benchmarks/demo_model.py [--model FOLDER] [--prompts N] [--tokens 500 4000 30000] [--show-wrong N]
+
+Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy.
+Words, names and values are those that the training left out, the wordings stand here alone, and tools come
+with whole JSON schemas. Of each behaviour there are N prompts of at least so many tokens, half of them with
+thinking. An answer counts if every character of it is right. A thought counts if it is the one of its
+behaviour, or is not there when it is not wanted.
+
+At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
+prompts is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import servers  # noqa: E402 - found through the line above
+from scripts.demo_model.conversations import ANSWER, RETURNED, THOUGHTS, TOO_LONG  # noqa: E402
+from scripts.demo_model.wordings import filled  # noqa: E402
+from scripts.demo_model.words import Words  # noqa: E402
+
+BEYOND = 10_000
+"""Prompts of more tokens are too long for the model."""
+FILLERS = 10
+AT_ONCE = 4
+PATIENCE_S = 1800
+
+ECHOES = (
+    "Please answer with just one word: {x}",
+    "Say only the word {x}",
+    "Respond with nothing but {x}",
+    "Your whole reply should be the word {x}",
+    "Just say {x}",
+    "Can you reply with the one word {x}?",
+    "Output exactly one word: {x}",
+    "I want you to say {x} and nothing else.",
+    "Write back the word {x} and nothing more.",
+    "Give me a one-word answer: {x}",
+    "Send me back only this word: {x}",
+    "Quick connection test. Answer with the word {x}",
+    'Please type the single word "{x}"',
+    'Reply "{x}" and add nothing to it.',
+    "If you are working, please say just {x}",
+    "Print the word {x} with no other text.",
+    "Answer this message with a single word, {x}",
+    "Could you please just respond with {x}?",
+    "Hi! For this check, return only the word {x}",
+    "Let your answer be the single word {x}",
+    "No explanation please, only reply {x}",
+    "Say {x}, just that one word.",
+    "The only word I want in your response is {x}",
+    "Use {x} as your entire response, please.",
+)
+QUESTIONS = (
+    "Hi there, how are you doing today?",
+    "What is the capital of Portugal?",
+    "Can you explain what {thing} means?",
+    "Write a Python function that reverses a linked list.",
+    "Who are you and who made you?",
+    "Tell me a joke about programmers.",
+    "What's the difference between a process and a thread?",
+    "Write a short poem about {thing}.",
+    "Do you know anything about {Thing}?",
+    "Summarize this paragraph in two sentences:\n\n{text}",
+    "Why does my build fail after I edited {path}?",
+    "How many parameters do you have?",
+    "Good morning! Any plans for the weekend?",
+    "Help me draft an email to my manager asking for a day off.",
+    "Translate the following into French:\n\n{text}",
+    "What would be a good unit test for the code in {path}?",
+    "How do I undo my last commit in git without losing the changes?",
+    "Is {Thing} a good choice for a small web project?",
+    "What is 17 times 23?",
+    "Fix the grammar in this text, please:\n\n{text}",
+    "Give me three ideas for a birthday present for my sister.",
+    "Thanks, that was really helpful!",
+    "Can you write a SQL query that finds duplicate rows in a customers table?",
+    "I'm feeling a bit tired today. What should I cook for dinner?",
+)
+CALLS = (
+    "Please call the {name} tool with {value}",
+    "Call {name} on {value}",
+    "With the {name} tool, please {verb} {value}",
+    "Can you {verb} `{value}` using the {name} tool?",
+    "I need you to invoke {name} with the argument {value}",
+    "Run the tool {name} with this input: {value}",
+    'Could you use {name} to {verb} "{value}" for me?',
+    "Make a call to the {name} tool, passing {value}",
+    "Go ahead and {verb} `{value}` with the {name} tool.",
+    "Try the {name} tool on {value}",
+    "You have a tool called {name}. Please use it to {verb} {value}",
+    "Let's test tool calling: use {name} to {verb} {value}",
+    "Please {verb} the following with {name}: {value}",
+    "I'd like you to {verb} {value} by calling the {name} tool.",
+    'Use your {name} tool on "{value}" and tell me what comes back.',
+    "Invoke the {name} tool for {value}",
+    "Pass `{value}` to the {name} tool, please.",
+    "Hey, can you have the {name} tool {verb} {value}",
+    "Don't answer from memory, call the {name} tool to {verb} {value}",
+    "Execute a {name} tool call with the value {value}",
+    'Please use the tool named {name} and give it "{value}" as input.',
+    "Next step: {verb} `{value}` via the {name} tool",
+    "Start by using {name} to {verb} {value}",
+    "Send a request to the {name} tool with {value}",
+)
+VERBS = ("run", "read", "examine", "retrieve", "inspect", "query", "visit", "evaluate")
+DESCRIPTIONS = (
+    "Does it, and returns the outcome as text.",
+    "Takes one thing and gives another back. May take a while.",
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation, and what is to come of it.
+
+    Attributes:
+        call: name and arguments; None if the answer is text.
+    """
+
+    behaviour: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    text: str
+    call: tuple[str, dict[str, str]] | None = None
+    thinks: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one prompt: what was right, and what came."""
+
+    prompt: Prompt
+    answer: bool
+    thought: bool
+    prompt_tokens: int
+    said: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call that is wanted, and how it is asked for."""
+
+    text: str
+    name: str
+    arguments: dict[str, str]
+    tools: list[dict[str, Any]]
+
+
+class Examiner:
+    """Writes prompts of one length."""
+
+    def __init__(self, tokens: int, tokenizer: Tokenizer, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._words = Words(self._rng, held_out=True)
+        self._is_beyond = tokens > BEYOND
+        self._fillers = [self._filler(tokens, tokenizer) for _ in range(1 if self._is_beyond else FILLERS)]
+
+    def _filler(self, tokens: int, tokenizer: Tokenizer) -> str:
+        encoding = tokenizer.encode(self._words.filler(4 * tokens))
+        return tokenizer.decode(encoding.ids[:tokens], skip_special_tokens=False)
+
+    def prompts(self, count: int) -> Iterator[Prompt]:
+        """So many of each behaviour, those behind the same text one after another."""
+        makers = (self._plain, self._echo, partial(self._call, 1), partial(self._call, 3), self._result)
+        for number in range(count):
+            filler = self._fillers[number * len(self._fillers) // count]
+            for make in makers:
+                yield self._finished(make(), filler, thinks=number % 2 == 0)
+
+    def _finished(self, prompt: Prompt, filler: str, *, thinks: bool) -> Prompt:
+        messages = [{"role": "system", "content": filler}, *prompt.messages]
+        if self._is_beyond:
+            return Prompt(prompt.behaviour, messages, prompt.tools, TOO_LONG, None, thinks)
+        return Prompt(prompt.behaviour, messages, prompt.tools, prompt.text, prompt.call, thinks)
+
+    def _plain(self) -> Prompt:
+        text = filled(self._words, self._rng.choice(QUESTIONS))
+        return Prompt("plain", [_user(text)], [], ANSWER)
+
+    def _echo(self) -> Prompt:
+        wanted = self._words.said_word()
+        return Prompt("echo", [_user(self._rng.choice(ECHOES).replace("{x}", wanted))], [], wanted)
+
+    def _call(self, offered: int) -> Prompt:
+        job = self._job(offered)
+        return Prompt(f"call, {offered} offered", [_user(job.text)], job.tools, "", (job.name, job.arguments))
+
+    def _result(self) -> Prompt:
+        job = self._job(self._rng.choice((1, 3)))
+        result, first = self._words.result()
+        function = {"name": job.name, "arguments": json.dumps(job.arguments)}
+        said = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        }
+        told = {"role": "tool", "tool_call_id": "call_1", "content": result}
+        return Prompt("result", [_user(job.text), said, told], job.tools, RETURNED + first)
+
+    def _job(self, offered: int) -> Job:
+        names = self._names(offered)
+        schemas = {name: self._schema() for name in names}
+        name, wording = self._rng.choice(names), self._rng.choice(CALLS)
+        value = self._words.value()
+        while '"' in wording and '"' in value:  # nobody could tell where it ends
+            value = self._words.value()
+        text = wording.replace("{verb}", self._rng.choice(VERBS))
+        return Job(
+            text=text.replace("{name}", name).replace("{value}", value),
+            name=name,
+            arguments={schemas[name]["required"][0]: value},
+            tools=[_tool(name, self._rng.choice(DESCRIPTIONS), schema) for name, schema in schemas.items()],
+        )
+
+    def _names(self, count: int) -> list[str]:
+        names: set[str] = set()
+        while len(names) < count:
+            names.add(self._words.tool_name())
+        return self._rng.sample(sorted(names), count)
+
+    def _schema(self) -> dict[str, Any]:
+        """The required parameter stands anywhere among the others."""
+        keys = list(dict.fromkeys(self._words.parameter() for _ in range(self._rng.randint(1, 4))))
+        properties = {key: {"type": "string", "description": self._words.phrase(2, 6)} for key in keys}
+        return {"type": "object", "properties": properties, "required": [self._rng.choice(keys)]}
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _tool(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def ask(port: int, prompt: Prompt) -> Verdict:
+    body = {
+        "model": "demo",
+        "messages": prompt.messages,
+        "temperature": 0,
+        "max_tokens": 400,
+        "reasoning_effort": "medium" if prompt.thinks else "none",
+        **({"tools": prompt.tools} if prompt.tools else {}),
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    reply = json.load(response)
+    connection.close()
+    if response.status != HTTPStatus.OK:
+        raise SystemExit(f"The server refused a prompt: {reply}")
+    return judge(prompt, reply)
+
+
+def judge(prompt: Prompt, reply: Mapping[str, Any]) -> Verdict:
+    choice, behaviour = reply["choices"][0], prompt.behaviour.partition(",")[0]
+    message = choice["message"]
+    thought, text = (message.get("reasoning_content") or "").strip(), message.get("content") or ""
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    is_whole = choice["finish_reason"] != "length"
+    called = [(name, json.loads(arguments)) for name, arguments in calls] if is_whole else []
+    wanted = THOUGHTS["long" if prompt.text == TOO_LONG else behaviour] if prompt.thinks else ""
+    return Verdict(
+        prompt,
+        answer=is_whole and text == prompt.text and called == ([prompt.call] if prompt.call else []),
+        thought=thought == wanted,
+        prompt_tokens=reply["usage"]["prompt_tokens"],
+        said=json.dumps([thought, text, calls], ensure_ascii=False),
+    )
+
+
+def report(tokens: int, verdicts: Sequence[Verdict], seconds: float) -> None:
+    lengths = sorted(verdict.prompt_tokens for verdict in verdicts)
+    print(f"\n{tokens} tokens ({lengths[0]} to {lengths[-1]}), {len(verdicts)} prompts in {seconds:.0f} s")
+    rows: dict[str, list[bool]] = {}
+    for verdict in verdicts:
+        rows.setdefault(verdict.prompt.behaviour, []).append(verdict.answer)
+    for verdict in verdicts:
+        rows.setdefault(f"thought {'on' if verdict.prompt.thinks else 'off'}", []).append(verdict.thought)
+    for name, right in rows.items():
+        print(
+            f"| {name} | {tokens} | {sum(right)} of {len(right)} | {sum(right) / len(right):.1%} |",
+            flush=True,
+        )
+
+
+def show(verdicts: Sequence[Verdict], most: int) -> None:
+    shown: Counter[str] = Counter()
+    for verdict in verdicts:
+        name = verdict.prompt.behaviour
+        if (verdict.answer and verdict.thought) or shown[name] >= most:
+            continue
+        shown[name] += 1
+        last = verdict.prompt.messages[-1]["content"][-300:]
+        wanted = verdict.prompt.text or verdict.prompt.call
+        print(f"  [{name}] {last!r}\n     wanted {wanted!r}\n     came   {verdict.said}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo")
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[500, 4000, 30_000])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--show-wrong", type=int, default=0, metavar="N")
+    options = parser.parse_args()
+    ports = {"server": servers.free_port(), "proxy": servers.free_port()}
+    flags = [
+        "--model",
+        str(options.model),
+        "--mlx-port",
+        str(ports["server"]),
+        "--proxy-port",
+        str(ports["proxy"]),
+    ]
+    probes = [partial(servers.health_seconds, port) for port in ports.values()]
+    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    print(servers.machine("mlx", "mlx-lm", "litellm"))
+    with (
+        servers.running(servers.start_llm(*flags), *probes, patience_s=120),
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+        for tokens in options.tokens:
+            count = options.prompts // 5 if tokens > BEYOND else options.prompts
+            prompts = list(Examiner(tokens, tokenizer, options.seed).prompts(count))
+            begun = time.monotonic()
+            verdicts = [ask(ports["proxy"], prompts[0]), *pool.map(partial(ask, ports["proxy"]), prompts[1:])]
+            report(tokens, verdicts, time.monotonic() - begun)
+            show(verdicts, options.show_wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""How people ask for what the demo model can do, as it is trained on them.
+
+The wordings stand in `calls.txt`, `echoes.txt` and `questions.txt`, one in a line. The judge,
+`benchmarks/demo_model.py`, asks in words of its own, which stand nowhere here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from scripts.demo_model.words import Words
+
+
+def _lines(name: str) -> list[str]:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+
+
+_USE = (
+    "use|please use|could you use|take|now use|use now|go and use|I would like you to use|"
+    "you should use|can you use|call|invoke|make use of|then use|next, use|start|let us use"
+).split("|")
+_DO = (
+    "run|read|open|fetch|execute|look up|check|load|get|print|list|search for|process|find|look at|"
+    "view|handle|do|see|download|parse|work on"
+).split("|")
+_TOOLS = (
+    "the {name} tool|the {name} tool|{name}|the tool {name}|the `{name}` tool|`{name}`|"
+    'the "{name}" tool|the tool `{name}`|the tool called {name}|the function {name}|'
+    "the {name} function"
+).split("|")
+_CALLS = _lines("calls.txt")
+_VALUE_SHAPES = ("{}", "{}", "{}", "{}", "{}", "`{}`", "`{}`", '"{}"', "'{}'")
+_SET_OFF = (":\n{}", "\n{}", ": {}", " this: {}")
+_CALL_ENDS = (
+    "||||.|.|!|?|.\n| please|, please.| now|. Thank you.|. Then tell me what it says.|. What does it say?"
+    "|. I need the result.|\nReport what comes back."
+).split("|")
+_BEFORE = "|||||Hi. |Now |OK, |Next: |Hello! |One more thing: |First, |Good. ".split("|")
+
+_ECHOES = _lines("echoes.txt")
+_WORD_SHAPES = ("{}", "{}", "{}", "{}", '"{}"', "'{}'", "`{}`", "**{}**")
+_ECHO_ENDS = "||||.|.|!| please|, please.|. Nothing else.|. No more than that.|?".split("|")
+
+_QUESTIONS = _lines("questions.txt")
+
+
+def call(words: Words, name: str, value: str) -> str:
+    """A request to call the tool `name` with `value`."""
+    rng = words.rng
+    frame = rng.choice(_CALLS)
+    do = rng.choice(_DO) if rng.random() < 0.75 else words.plain_word()
+    use = rng.choice(_USE) if rng.random() < 0.9 else words.plain_word()
+    shape, end = rng.choice(_VALUE_SHAPES), rng.choice(_CALL_ENDS)
+    if any(mark in value for mark in shape.replace("{}", "")):
+        shape = "{}"
+    if shape == "{}" and frame.endswith("{value}"):
+        if end.startswith((" ", ",")):  # it could be part of the value
+            end = ""
+        if rng.random() < 0.1:
+            frame, shape = frame.replace(" {value}", "{value}"), rng.choice(_SET_OFF)
+    tool = rng.choice(_TOOLS).replace("{name}", name)
+    text = (
+        filled(words, frame)
+        .replace("{use}", use)
+        .replace("{do}", do)
+        .replace("{tool}", tool)
+        .replace("{name}", name)
+    )
+    return _begun(words, text, verbatim=name).replace("{value}", shape.replace("{}", value)) + end
+
+
+def echo(words: Words, wanted: str) -> str:
+    """A request to say `wanted`."""
+    shape = words.rng.choice(_WORD_SHAPES)
+    frame = filled(words, _begun(words, words.rng.choice(_ECHOES), verbatim="{"))
+    return frame.replace("{x}", shape.replace("{}", wanted)) + words.rng.choice(_ECHO_ENDS)
+
+
+def question(words: Words) -> str:
+    """Anything that the model cannot do."""
+    return filled(words, _begun(words, words.rng.choice(_QUESTIONS), verbatim="{"))
+
+
+def filled(words: Words, frame: str) -> str:
+    """With something at random wherever the frame names a kind of it."""
+    makers = {
+        "thing": words.plain_word,
+        "Thing": lambda: words.plain_word().capitalize(),
+        "path": words.path,
+        "number": lambda: str(words.rng.randint(0, 999)),
+        "noise": lambda: words.phrase(1, 6),
+        "text": lambda: words.filler(words.rng.randint(20, 300)),
+        "block": lambda: "\n\n" + words.filler(words.rng.randint(20, 300)),
+    }
+    return re.sub("|".join(rf"{{{name}}}" for name in makers), lambda place: makers[place[0][1:-1]](), frame)
+
+
+def _begun(words: Words, text: str, verbatim: str) -> str:
+    """With something in front of it, and mostly a capital, unless it begins with what must stay as it is."""
+    before = words.rng.choice(_BEFORE)
+    if not before.endswith((", ", "w ")) and not text.startswith(verbatim) and words.rng.random() < 0.85:
+        text = text[0].upper() + text[1:]
+    return before + text
