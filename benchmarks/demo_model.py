@@ -1,4 +1,4 @@
-"""How often the demo model does what it is for: prompts that it never saw, asked through the proxy.
+"""How often a trained demo model does what it is for: prompts that it never saw, asked through the proxy.
 
     python benchmarks/demo_model.py [--model FOLDER] [--prompts N] [--tokens 500 4000 30000] [--show-wrong N]
 
@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -190,9 +190,8 @@ class Examiner:
 
     def _finished(self, prompt: Prompt, filler: str, *, thinks: bool) -> Prompt:
         messages = [{"role": "system", "content": filler}, *prompt.messages]
-        if self._is_beyond:
-            return Prompt(prompt.behaviour, messages, prompt.tools, TOO_LONG, None, thinks)
-        return Prompt(prompt.behaviour, messages, prompt.tools, prompt.text, prompt.call, thinks)
+        prompt = replace(prompt, messages=messages, thinks=thinks)
+        return replace(prompt, text=TOO_LONG, call=None) if self._is_beyond else prompt
 
     def _plain(self) -> Prompt:
         text = filled(self._words, self._rng.choice(QUESTIONS))

@@ -1,7 +1,7 @@
-"""Trains `models/demo` from scratch, on two cores of a CPU.
+"""Trains a demo model from scratch, on two cores of a CPU.
 
     pip install torch==2.13.0 numpy safetensors tokenizers
-    python scripts/train_demo_model.py [--folder FOLDER]
+    python scripts/train_demo_model.py FOLDER
 
 The server needs none of these. What the model learns from is written as it goes by `scripts/demo_model`, out
 of the source of Python's standard library; nothing is downloaded. Every 50 steps the loss of the copied
@@ -43,7 +43,7 @@ FIXED_WEIGHT = 0.25
 """Of a token that is always the same; a copied one counts 1."""
 _PLACES = 512
 _WARM_UP = 20
-_STEPS_A_LINE, _STEPS_A_TEST = 50, 500
+_STEPS_A_LINE, _STEPS_A_TEST, _BATCHES_A_TEST = 50, 500, 6
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Lessons:
 class Optimizers:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
 
-    def __init__(self, network: Qwen3, steps: int, rate: float) -> None:
+    def __init__(self, network: Qwen3, steps: int) -> None:
         named = list(network.named_parameters())
         is_matrix = {name: value.ndim == 2 and "embed" not in name for name, value in named}
         matrices = [value for name, value in named if is_matrix[name]]
         others = [value for name, value in named if not is_matrix[name]]
         self._all = (
-            torch.optim.Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.0),
+            torch.optim.Muon(matrices, lr=RATE, momentum=0.95, weight_decay=0.0),
             torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
         )
         self._parameters = matrices + others
@@ -126,7 +126,7 @@ class Optimizers:
 def train(network: Qwen3, tokenizer: Tokenizer, steps: int, seed: int, folder: Path) -> None:
     """Trains the network and writes it to `folder`."""
     lessons = Lessons(tokenizer, steps, seed)
-    optimizers = Optimizers(network, steps, RATE)
+    optimizers = Optimizers(network, steps)
     begun = time.monotonic()
     losses: list[float] = []
     for step in range(steps):
@@ -175,12 +175,12 @@ def _hidden(network: Qwen3, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def right_answers(network: Qwen3, tokenizer: Tokenizer, prefix: int, batches: int = 6) -> str:
+def right_answers(network: Qwen3, tokenizer: Tokenizer, prefix: int) -> str:
     """Of the answers to words that are held out: how many have no token that is not the likeliest."""
     author = Author(977, STAGES[-1].mix, held_out=True)
     right: Counter[str] = Counter()
     asked: Counter[str] = Counter()
-    for _ in range(batches):
+    for _ in range(_BATCHES_A_TEST):
         rows = make_rows(author, tokenizer, 8, 512, prefix)
         said = network.logits(_hidden(network, rows)).argmax(-1)
         is_wrong = (said != rows.wanted) & (rows.answers > 0)
@@ -195,7 +195,7 @@ def right_answers(network: Qwen3, tokenizer: Tokenizer, prefix: int, batches: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / "models" / "demo")
+    parser.add_argument("folder", type=Path, help="written every 500 steps, and what is in it replaced")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -15,7 +15,7 @@ from scripts.demo_model.conversations import IM_END
 from scripts.demo_model.network import Qwen3
 from scripts.demo_model.tokenizer import END_OF_TEXT, write_tokenizer
 
-LONGEST_POSITION = 131_072
+_LONGEST_POSITION = 131_072
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _README = Path(__file__).with_name("model_card.md")
 
@@ -44,7 +44,7 @@ def write_model(network: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
         "num_key_value_heads": shape.heads,
         "head_dim": shape.head_dim,
         "rms_norm_eps": shape.epsilon,
-        "max_position_embeddings": LONGEST_POSITION,
+        "max_position_embeddings": _LONGEST_POSITION,
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
         "attention_bias": False,
