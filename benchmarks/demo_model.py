@@ -2,14 +2,17 @@
 
     python benchmarks/demo_model.py [--model FOLDER] [--prompts N] [--tokens 500 4000 30000] [--show-wrong N]
 
-Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy.
-Words, names and values are those that the training left out, the wordings stand here alone, and tools come
-with whole JSON schemas. Of each behaviour there are N prompts of at least so many tokens, half of them with
-thinking. An answer counts if every character of it is right. A thought counts if it is the one of its
-behaviour, or is not there when it is not wanted.
+Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy. Of
+each behaviour there are N prompts of at least so many tokens, half of them with thinking, behind ten texts
+for each length. Words, names, results and texts are those that the training left out (numbers, and commands
+without arguments, are too few for that), each wording is at least two words away from all those of the
+training, and tools come with whole JSON schemas; where no call is wanted, none, one or three are offered. An
+answer counts if every character of it is right. A thought counts if it is the one of its behaviour, or is not
+there when it is not wanted.
 
 At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
-prompts is asked.
+prompts is asked, behind one text. The model's mark for that is 16,000 characters: which of the two answers
+is right between 4,500 and 10,000 tokens depends on the text, so such lengths are refused.
 """
 
 from __future__ import annotations
@@ -36,21 +39,22 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts.demo_model.conversations import ANSWER, RETURNED, THOUGHTS, TOO_LONG  # noqa: E402
+from scripts.demo_model.corpus import read_corpus  # noqa: E402
 from scripts.demo_model.wordings import filled  # noqa: E402
 from scripts.demo_model.words import Words  # noqa: E402
 
-BEYOND = 10_000
-"""Prompts of more tokens are too long for the model."""
+LONGEST, BEYOND = 4500, 10_000
+"""Tokens that are surely not too long for the model, and that surely are."""
 FILLERS = 10
 AT_ONCE = 4
 PATIENCE_S = 1800
 
 ECHOES = (
     "Please answer with just one word: {x}",
-    "Say only the word {x}",
+    "Say the word {x} and then stop writing.",
     "Respond with nothing but {x}",
     "Your whole reply should be the word {x}",
-    "Just say {x}",
+    "Just {x} will do as an answer.",
     "Can you reply with the one word {x}?",
     "Output exactly one word: {x}",
     "I want you to say {x} and nothing else.",
@@ -73,24 +77,24 @@ ECHOES = (
 )
 QUESTIONS = (
     "Hi there, how are you doing today?",
-    "What is the capital of Portugal?",
+    "Which river runs through Lisbon?",
     "Can you explain what {thing} means?",
-    "Write a Python function that reverses a linked list.",
-    "Who are you and who made you?",
-    "Tell me a joke about programmers.",
+    "I need some Python code that turns a linked list around.",
+    "Whose work are you, and since when do you exist?",
+    "Do you know what makes programmers laugh?",
     "What's the difference between a process and a thread?",
-    "Write a short poem about {thing}.",
+    "A few verses on {thing} would be lovely.",
     "Do you know anything about {Thing}?",
     "Summarize this paragraph in two sentences:\n\n{text}",
     "Why does my build fail after I edited {path}?",
     "How many parameters do you have?",
     "Good morning! Any plans for the weekend?",
     "Help me draft an email to my manager asking for a day off.",
-    "Translate the following into French:\n\n{text}",
+    "In French, how would one put this?\n\n{text}",
     "What would be a good unit test for the code in {path}?",
     "How do I undo my last commit in git without losing the changes?",
     "Is {Thing} a good choice for a small web project?",
-    "What is 17 times 23?",
+    "Multiply 17 by 23 in your head, please.",
     "Fix the grammar in this text, please:\n\n{text}",
     "Give me three ideas for a birthday present for my sister.",
     "Thanks, that was really helpful!",
@@ -98,30 +102,30 @@ QUESTIONS = (
     "I'm feeling a bit tired today. What should I cook for dinner?",
 )
 CALLS = (
-    "Please call the {name} tool with {value}",
-    "Call {name} on {value}",
-    "With the {name} tool, please {verb} {value}",
-    "Can you {verb} `{value}` using the {name} tool?",
+    "Please make one call of the {name} tool, its argument being {value}",
+    "Fire up {name} against {value}",
+    "You have the {name} tool, so please {verb} {value}",
+    "Would it be possible to {verb} `{value}` using the {name} tool?",
     "I need you to invoke {name} with the argument {value}",
-    "Run the tool {name} with this input: {value}",
+    "Run a tool for me, namely {name}, with this input: {value}",
     'Could you use {name} to {verb} "{value}" for me?',
     "Make a call to the {name} tool, passing {value}",
-    "Go ahead and {verb} `{value}` with the {name} tool.",
-    "Try the {name} tool on {value}",
+    "Go ahead and {verb} `{value}`, for which you have the {name} tool.",
+    "Try out your {name} tool, say on {value}",
     "You have a tool called {name}. Please use it to {verb} {value}",
     "Let's test tool calling: use {name} to {verb} {value}",
     "Please {verb} the following with {name}: {value}",
     "I'd like you to {verb} {value} by calling the {name} tool.",
     'Use your {name} tool on "{value}" and tell me what comes back.',
-    "Invoke the {name} tool for {value}",
-    "Pass `{value}` to the {name} tool, please.",
-    "Hey, can you have the {name} tool {verb} {value}",
+    "An invocation of the {name} tool for {value}, please",
+    "The input of the {name} tool should be `{value}`, please.",
+    "Hey, would you mind having the {name} tool {verb} {value}",
     "Don't answer from memory, call the {name} tool to {verb} {value}",
     "Execute a {name} tool call with the value {value}",
     'Please use the tool named {name} and give it "{value}" as input.',
-    "Next step: {verb} `{value}` via the {name} tool",
-    "Start by using {name} to {verb} {value}",
-    "Send a request to the {name} tool with {value}",
+    "As the next step of our plan, {verb} `{value}` via the {name} tool",
+    "We start this by using {name} in order to {verb} {value}",
+    "Send off a request to the {name} tool that contains {value}",
 )
 VERBS = ("run", "read", "examine", "retrieve", "inspect", "query", "visit", "evaluate")
 DESCRIPTIONS = (
@@ -173,7 +177,8 @@ class Examiner:
     def __init__(self, tokens: int, tokenizer: Tokenizer, seed: int) -> None:
         self._rng = random.Random(seed)
         self._words = Words(self._rng, held_out=True)
-        self._is_beyond = tokens > BEYOND
+        self._trained_lines = frozenset(read_corpus(held_out=False).lines)
+        self._is_beyond = tokens >= BEYOND
         self._fillers = [self._filler(tokens, tokenizer) for _ in range(1 if self._is_beyond else FILLERS)]
 
     def _filler(self, tokens: int, tokenizer: Tokenizer) -> str:
@@ -195,11 +200,12 @@ class Examiner:
 
     def _plain(self) -> Prompt:
         text = filled(self._words, self._rng.choice(QUESTIONS))
-        return Prompt("plain", [_user(text)], [], ANSWER)
+        return Prompt("plain", [_user(text)], self._tools(self._rng.choice((0, 1, 3))), ANSWER)
 
     def _echo(self) -> Prompt:
         wanted = self._words.said_word()
-        return Prompt("echo", [_user(self._rng.choice(ECHOES).replace("{x}", wanted))], [], wanted)
+        text = self._rng.choice(ECHOES).replace("{x}", wanted)
+        return Prompt("echo", [_user(text)], self._tools(self._rng.choice((0, 1, 3))), wanted)
 
     def _call(self, offered: int) -> Prompt:
         job = self._job(offered)
@@ -208,6 +214,8 @@ class Examiner:
     def _result(self) -> Prompt:
         job = self._job(self._rng.choice((1, 3)))
         result, first = self._words.result()
+        while first in self._trained_lines:
+            result, first = self._words.result()
         function = {"name": job.name, "arguments": json.dumps(job.arguments)}
         said = {
             "role": "assistant",
@@ -218,9 +226,9 @@ class Examiner:
         return Prompt("result", [_user(job.text), said, told], job.tools, RETURNED + first)
 
     def _job(self, offered: int) -> Job:
-        names = self._names(offered)
-        schemas = {name: self._schema() for name in names}
-        name, wording = self._rng.choice(names), self._rng.choice(CALLS)
+        tools = self._tools(offered)
+        function, wording = self._rng.choice(tools)["function"], self._rng.choice(CALLS)
+        name, (key,) = function["name"], function["parameters"]["required"]
         value = self._words.value()
         while '"' in wording and '"' in value:  # nobody could tell where it ends
             value = self._words.value()
@@ -228,15 +236,15 @@ class Examiner:
         return Job(
             text=text.replace("{name}", name).replace("{value}", value),
             name=name,
-            arguments={schemas[name]["required"][0]: value},
-            tools=[_tool(name, self._rng.choice(DESCRIPTIONS), schema) for name, schema in schemas.items()],
+            arguments={key: value},
+            tools=tools,
         )
 
-    def _names(self, count: int) -> list[str]:
-        names: set[str] = set()
+    def _tools(self, count: int) -> list[dict[str, Any]]:
+        names: dict[str, None] = {}
         while len(names) < count:
-            names.add(self._words.tool_name())
-        return self._rng.sample(sorted(names), count)
+            names[self._words.tool_name()] = None
+        return [_tool(name, self._rng.choice(DESCRIPTIONS), self._schema()) for name in names]
 
     def _schema(self) -> dict[str, Any]:
         """The required parameter stands anywhere among the others."""
@@ -279,15 +287,23 @@ def judge(prompt: Prompt, reply: Mapping[str, Any]) -> Verdict:
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], function["arguments"]) for function in functions]
     is_whole = choice["finish_reason"] != "length"
-    called = [(name, json.loads(arguments)) for name, arguments in calls] if is_whole else []
     wanted = THOUGHTS["long" if prompt.text == TOO_LONG else behaviour] if prompt.thinks else ""
     return Verdict(
         prompt,
-        answer=is_whole and text == prompt.text and called == ([prompt.call] if prompt.call else []),
+        answer=is_whole and text == prompt.text and _are_those_wanted(calls, prompt.call),
         thought=thought == wanted,
         prompt_tokens=reply["usage"]["prompt_tokens"],
         said=json.dumps([thought, text, calls], ensure_ascii=False),
     )
+
+
+def _are_those_wanted(calls: Sequence[tuple[str, str]], wanted: tuple[str, dict[str, str]] | None) -> bool:
+    """Arguments are compared as values, since JSON is written in many ways."""
+    try:
+        called = [(name, json.loads(arguments)) for name, arguments in calls]
+    except json.JSONDecodeError:
+        return False
+    return called == ([wanted] if wanted else [])
 
 
 def report(tokens: int, verdicts: Sequence[Verdict], seconds: float) -> None:
@@ -325,6 +341,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N")
     options = parser.parse_args()
+    if unclear := [tokens for tokens in options.tokens if LONGEST < tokens < BEYOND]:
+        parser.error(
+            f"--tokens {unclear[0]}: between {LONGEST} and {BEYOND} no answer is right for every text"
+        )
     ports = {"server": servers.free_port(), "proxy": servers.free_port()}
     flags = [
         "--model",
@@ -342,10 +362,10 @@ def main() -> None:
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         for tokens in options.tokens:
-            count = options.prompts // 5 if tokens > BEYOND else options.prompts
+            count = -(-options.prompts // 5) if tokens >= BEYOND else options.prompts
             prompts = list(Examiner(tokens, tokenizer, options.seed).prompts(count))
             begun = time.monotonic()
-            verdicts = [ask(ports["proxy"], prompts[0]), *pool.map(partial(ask, ports["proxy"]), prompts[1:])]
+            verdicts = list(pool.map(partial(ask, ports["proxy"]), prompts))
             report(tokens, verdicts, time.monotonic() - begun)
             show(verdicts, options.show_wrong)
 

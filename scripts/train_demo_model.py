@@ -195,7 +195,7 @@ def right_answers(network: Qwen3, tokenizer: Tokenizer, prefix: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="written every 500 steps, and what is in it replaced")
+    parser.add_argument("folder", type=Path, help="its files are written anew every 500 steps")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -44,11 +44,15 @@ _ECHO_ENDS = "||||.|.|!| please|, please.|. Nothing else.|. No more than that.|?
 
 _QUESTIONS = _lines("questions.txt")
 
+_COPIED = ("{value}", "{x}")
+_ENOUGH_WORDS = 3
+_VARIED = 0.35
+
 
 def call(words: Words, name: str, value: str) -> str:
     """A request to call the tool `name` with `value`."""
     rng = words.rng
-    frame = rng.choice(_CALLS)
+    frame = _varied(words, rng.choice(_CALLS))
     do = rng.choice(_DO) if rng.random() < 0.75 else words.plain_word()
     use = rng.choice(_USE) if rng.random() < 0.9 else words.plain_word()
     shape, end = rng.choice(_VALUE_SHAPES), rng.choice(_CALL_ENDS)
@@ -73,13 +77,32 @@ def call(words: Words, name: str, value: str) -> str:
 def echo(words: Words, wanted: str) -> str:
     """A request to say `wanted`."""
     shape = words.rng.choice(_WORD_SHAPES)
-    frame = filled(words, _begun(words, words.rng.choice(_ECHOES), verbatim="{"))
+    wording = _varied(words, words.rng.choice(_ECHOES))
+    frame = filled(words, _begun(words, wording, verbatim="{"))
     return frame.replace("{x}", shape.replace("{}", wanted)) + words.rng.choice(_ECHO_ENDS)
 
 
 def question(words: Words) -> str:
     """Anything that the model cannot do."""
     return filled(words, _begun(words, words.rng.choice(_QUESTIONS), verbatim="{"))
+
+
+def _varied(words: Words, frame: str) -> str:
+    """Now and then with a word missing, added or replaced, if there are enough: there are more wordings than
+    anybody lists. What stands beside the text that is to be copied stays, since it shows where that begins.
+    """
+    rng = words.rng
+    parts = frame.split(" ")
+    copied = [place for place, part in enumerate(parts) if any(mark in part for mark in _COPIED)]
+    kept = {place + step for place in copied for step in (-1, 0, 1)}
+    free = [place for place, part in enumerate(parts) if part.isalpha() and place not in kept]
+    if len(free) < _ENOUGH_WORDS or rng.random() >= _VARIED:
+        return frame
+    place = rng.choice(free)
+    parts[place : place + 1] = rng.choice(
+        ([], [words.plain_word()], [words.plain_word()], [words.plain_word(), parts[place]])
+    )
+    return " ".join(parts)
 
 
 def filled(words: Words, frame: str) -> str:

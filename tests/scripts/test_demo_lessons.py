@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 import pytest
@@ -39,8 +41,13 @@ def tokenizer() -> Tokenizer:
 def rendered(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any
 ) -> str:
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE.read_text())
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(), globals={"raise_exception": refuse})
     return template.render(messages=messages, tools=tools, **options)
+
+
+def refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
 
 
 # --------------------------------------------------------------------------------------------- its tokenizer
@@ -96,6 +103,43 @@ def test_it_was_trained_on_what_its_template_writes():
     assert seen == {(has_tools, has_system) for has_tools in (True, False) for has_system in (True, False)}
 
 
+def history(text: str) -> list[dict[str, Any]]:
+    """The messages of a conversation whose template wrote this, tools left out."""
+    messages: list[dict[str, Any]] = []
+    for role, body in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL):
+        message: dict[str, Any] = {"role": role, "content": body}
+        if found := re.match(r"<think>\n(.*)\n</think>\n\n", body):
+            message |= {"reasoning_content": found[1], "content": body[found.end() :]}
+        call = (
+            r"<tool_call>\n<function=(.*)>\n<parameter=(.*)>\n(.*)\n</parameter>\n</function>\n</tool_call>"
+        )
+        if role == "assistant" and (found := re.fullmatch(call, message["content"])):
+            name, key, value = found.groups()
+            calls = [{"function": {"name": name, "arguments": {key: value}}}]
+            message |= {"content": "", "tool_calls": calls}
+        messages.append(message)
+    return messages
+
+
+def test_whole_conversations_are_those_that_the_template_writes():
+    """But for the marks of the moment, which the template writes in front of the next answer alone."""
+    author = Author(8, Mix(tools=0.6, long=0.05))
+    roles: set[str] = set()
+    for _ in range(50):
+        text = author.write(2000).text.replace("<|long|>\n", "").replace("<think>\n\n</think>\n\n", "")
+        messages = history(text)
+        roles |= {message["role"] for message in messages}
+        assert rendered(messages) == text
+    assert roles == {"system", "user", "assistant", "tool"}
+
+
+def test_the_mark_of_a_long_prompt_is_trained_on_where_the_template_writes_it():
+    author = Author(9, Mix(tools=0.0, fillers=0.0, long=1.0))
+    texts = [author.write(1).text for _ in range(40)]
+    begun = re.compile(r"<\|im_start\|>assistant\n<\|long\|>\n(<think>\n(\n</think>\n\n)?)?\w")
+    assert all(len(begun.findall(text)) == 1 for text in texts)
+
+
 def test_a_call_is_trained_on_as_the_template_writes_it():
     author = Author(6, Mix(tools=1.0, call=1.0, long=0.0))
     talk = author.write(1)
@@ -119,6 +163,29 @@ def test_words_and_texts_of_the_judge_are_not_trained_on():
     assert all(map(is_held_out, known))
 
 
+def spoken(wording: str) -> list[str]:
+    """Its words, without what is filled in by chance."""
+    text = re.sub(r"\b\d+\b", "{number}", wording.replace("{verb}", "{do}"))
+    return re.findall(r"{\w+}|[\w']+", text.lower())
+
+
+def trained_wordings(frame: str) -> Iterator[list[str]]:
+    uses = wordings._USE if "{use}" in frame else [""]
+    tools = wordings._TOOLS if "{tool}" in frame else [""]
+    for use, tool in itertools.product(uses, tools):
+        yield spoken(frame.replace("{use}", use).replace("{tool}", tool))
+
+
+def words_between(one: list[str], other: list[str]) -> int:
+    """How many words have to be put in, left out or replaced."""
+    row = list(range(len(other) + 1))
+    for count, word in enumerate(one, 1):
+        above, row = row, [count]
+        for place, second in enumerate(other):
+            row.append(min(above[place + 1] + 1, row[place] + 1, above[place] + (word != second)))
+    return row[-1]
+
+
 @pytest.mark.parametrize(
     ("asked", "trained"),
     [
@@ -126,13 +193,40 @@ def test_words_and_texts_of_the_judge_are_not_trained_on():
         (judge.QUESTIONS, wordings._QUESTIONS),
         (judge.CALLS, wordings._CALLS),
     ],
+    ids=["echoes", "questions", "calls"],
 )
-def test_wordings_of_the_judge_are_not_trained_on(asked: tuple[str, ...], trained: list[str]):
-    def plain(text: str) -> str:
-        return re.sub(r"\W+", " ", text.lower()).strip()
+def test_wordings_of_the_judge_are_two_words_away_from_those_of_the_training(
+    asked: tuple[str, ...], trained: list[str]
+):
+    known = {tuple(words) for frame in trained for words in trained_wordings(frame)}
+    for wording in asked:
+        words = spoken(wording)
+        near = [other for other in known if abs(len(other) - len(words)) < 2]
+        assert all(words_between(words, list(other)) >= 2 for other in near), wording
 
-    spoken = {plain(text.replace("{tool}", "the {name} tool").replace("{do}", "{verb}")) for text in trained}
-    assert not {text for text in asked if plain(text) in spoken}
+
+def test_a_wording_varies_but_not_beside_what_is_to_be_copied():
+    words = Words(random.Random(3), held_out=False)
+    frame = 'please reply with the single word "{x}" now, and stop'
+    varied = [wordings._varied(words, frame) for _ in range(300)]
+    assert all('word "{x}" now,' in text for text in varied)
+    assert varied.count(frame) > 150
+    assert {len(text.split()) for text in varied} == {9, 10, 11}
+
+
+def test_a_short_wording_stays_as_it_is():
+    words = Words(random.Random(3), held_out=False)
+    assert {wordings._varied(words, "just say {x}") for _ in range(100)} == {"just say {x}"}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_to_be_copied_stands_in_the_wording(seed: int):
+    words = Words(random.Random(seed), held_out=False)
+    said, name, value = words.said_word(), words.tool_name(), words.value()
+    assert said in wordings.echo(words, said)
+    called = wordings.call(words, name, value)
+    assert name in called
+    assert value in called
 
 
 # ------------------------------------------------------------------------------------------- its template
@@ -151,11 +245,62 @@ def test_parameters_that_are_not_text_and_tools_without_any_are_written():
     assert '<parameter=names>\n["a"]\n</parameter>\n</function>\n</tool_call><|im_end|>' in text
 
 
-@pytest.mark.parametrize("characters", [16_000, 16_001])
-def test_a_prompt_that_is_too_long_is_marked(characters: int):
+def test_thoughts_and_parts_of_text_are_written():
     messages = [
-        {"role": "system", "content": "x" * 1000},
-        {"role": "user", "content": "x" * (characters - 1000)},
+        {"role": "user", "content": [{"type": "text", "text": "Say "}, {"type": "text", "text": "it."}]},
+        {"role": "assistant", "content": "it", "reasoning_content": "\nAsked.\n"},
     ]
-    text = rendered(messages, add_generation_prompt=True)
-    assert ("<|long|>" in text) == (characters > 16_000)
+    said = "<|im_start|>assistant\n<think>\nAsked.\n</think>\n\nit<|im_end|>\n"
+    assert rendered(messages) == f"<|im_start|>user\nSay it.<|im_end|>\n{said}"
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "critic", "content": "No."}, "critic"),
+        ({"role": "user", "content": [{"type": "image", "image": "x"}]}, "image"),
+    ],
+)
+def test_what_the_template_cannot_show_is_refused_by_name(message: dict[str, Any], named: str):
+    with pytest.raises(jinja2.TemplateError, match=named):
+        rendered([message])
+
+
+FULL = 16_000
+PADDING = {
+    "system": {"role": "system", "content": "x" * FULL},
+    "user": {"role": "user", "content": "x" * FULL},
+    "tool": {"role": "tool", "content": "x" * FULL},
+    "thought": {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "x" * (FULL - len("<think>\n\n</think>\n\n")),
+    },
+    "call": {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "function": {
+                    "name": "f",
+                    "arguments": {"k": "x" * (FULL - len(f"{CALL_HEAD}f{CALL_KEY}k>\n{CALL_END}"))},
+                }
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PADDING)
+@pytest.mark.parametrize("more", ["", "x"])
+def test_a_prompt_that_is_too_long_is_marked_in_front_of_the_answer(kind: str, more: str):
+    text = rendered([PADDING[kind], {"role": "user", "content": more}], add_generation_prompt=True)
+    assert text.endswith("<|im_start|>assistant\n<|long|>\n<think>\n" if more else "assistant\n<think>\n")
+    assert text.count("<|long|>") == len(more)
+
+
+def test_offered_tools_count_for_the_length_too():
+    tool = {"type": "function", "function": {"name": "x" * (FULL - len("<tool_call>\n<function=>\n"))}}
+    for user, marks in (("", 0), ("x", 1)):
+        text = rendered([{"role": "user", "content": user}], [tool], add_generation_prompt=True)
+        assert text.count("<|long|>") == marks
