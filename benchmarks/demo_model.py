@@ -5,10 +5,10 @@
 Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy. Of
 each behaviour there are N prompts of at least so many tokens, half of them with thinking, behind ten texts
 for each length. Words, names, results and texts are those that the training left out (numbers, and commands
-without arguments, are too few for that), each wording is at least two words away from all those of the
-training, and tools come with whole JSON schemas; where no call is wanted, none, one or three are offered. An
-answer counts if every character of it is right. A thought counts if it is the one of its behaviour, or is not
-there when it is not wanted.
+without arguments, are too few for that). The wordings, in `benchmarks/wordings`, were written apart from
+those of the training, and each is at least two words away from all of them. Tools come with whole JSON
+schemas; where no call is wanted, none, one or three are offered. An answer counts if every character of it is
+right. A thought counts if it is the one of its behaviour, or is not there when it is not wanted.
 
 At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
 prompts is asked, behind one text. The model's mark for that is 16,000 characters: which of the two answers
@@ -49,84 +49,12 @@ FILLERS = 10
 AT_ONCE = 4
 PATIENCE_S = 1800
 
-ECHOES = (
-    "Please answer with just one word: {x}",
-    "Say the word {x} and then stop writing.",
-    "Respond with nothing but {x}",
-    "Your whole reply should be the word {x}",
-    "Just {x} will do as an answer.",
-    "Can you reply with the one word {x}?",
-    "Output exactly one word: {x}",
-    "I want you to say {x} and nothing else.",
-    "Write back the word {x} and nothing more.",
-    "Give me a one-word answer: {x}",
-    "Send me back only this word: {x}",
-    "Quick connection test. Answer with the word {x}",
-    'Please type the single word "{x}"',
-    'Reply "{x}" and add nothing to it.',
-    "If you are working, please say just {x}",
-    "Print the word {x} with no other text.",
-    "Answer this message with a single word, {x}",
-    "Could you please just respond with {x}?",
-    "Hi! For this check, return only the word {x}",
-    "Let your answer be the single word {x}",
-    "No explanation please, only reply {x}",
-    "Say {x}, just that one word.",
-    "The only word I want in your response is {x}",
-    "Use {x} as your entire response, please.",
-)
-QUESTIONS = (
-    "Hi there, how are you doing today?",
-    "Which river runs through Lisbon?",
-    "Can you explain what {thing} means?",
-    "I need some Python code that turns a linked list around.",
-    "Whose work are you, and since when do you exist?",
-    "Do you know what makes programmers laugh?",
-    "What's the difference between a process and a thread?",
-    "A few verses on {thing} would be lovely.",
-    "Do you know anything about {Thing}?",
-    "Summarize this paragraph in two sentences:\n\n{text}",
-    "Why does my build fail after I edited {path}?",
-    "How many parameters do you have?",
-    "Good morning! Any plans for the weekend?",
-    "Help me draft an email to my manager asking for a day off.",
-    "In French, how would one put this?\n\n{text}",
-    "What would be a good unit test for the code in {path}?",
-    "How do I undo my last commit in git without losing the changes?",
-    "Is {Thing} a good choice for a small web project?",
-    "Multiply 17 by 23 in your head, please.",
-    "Fix the grammar in this text, please:\n\n{text}",
-    "Give me three ideas for a birthday present for my sister.",
-    "Thanks, that was really helpful!",
-    "Can you write a SQL query that finds duplicate rows in a customers table?",
-    "I'm feeling a bit tired today. What should I cook for dinner?",
-)
-CALLS = (
-    "Please make one call of the {name} tool, its argument being {value}",
-    "Fire up {name} against {value}",
-    "You have the {name} tool, so please {verb} {value}",
-    "Would it be possible to {verb} `{value}` using the {name} tool?",
-    "I need you to invoke {name} with the argument {value}",
-    "Run a tool for me, namely {name}, with this input: {value}",
-    'Could you use {name} to {verb} "{value}" for me?',
-    "Make a call to the {name} tool, passing {value}",
-    "Go ahead and {verb} `{value}`, for which you have the {name} tool.",
-    "Try out your {name} tool, say on {value}",
-    "You have a tool called {name}. Please use it to {verb} {value}",
-    "Let's test tool calling: use {name} to {verb} {value}",
-    "Please {verb} the following with {name}: {value}",
-    "I'd like you to {verb} {value} by calling the {name} tool.",
-    'Use your {name} tool on "{value}" and tell me what comes back.',
-    "An invocation of the {name} tool for {value}, please",
-    "The input of the {name} tool should be `{value}`, please.",
-    "Hey, would you mind having the {name} tool {verb} {value}",
-    "Don't answer from memory, call the {name} tool to {verb} {value}",
-    "Execute a {name} tool call with the value {value}",
-    'Please use the tool named {name} and give it "{value}" as input.',
-    "As the next step of our plan, {verb} `{value}` via the {name} tool",
-    "We start this by using {name} in order to {verb} {value}",
-    "Send off a request to the {name} tool that contains {value}",
-)
+
+def _wordings(name: str) -> tuple[str, ...]:
+    return tuple((ROOT / "benchmarks" / "wordings" / name).read_text(encoding="utf-8").splitlines())
+
+
+CALLS, ECHOES, QUESTIONS = _wordings("calls.txt"), _wordings("echoes.txt"), _wordings("questions.txt")
 VERBS = ("run", "read", "examine", "retrieve", "inspect", "query", "visit", "evaluate")
 DESCRIPTIONS = (
     "Does it, and returns the outcome as text.",

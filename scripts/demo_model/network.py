@@ -22,7 +22,7 @@ class Shape:
 
     vocabulary: int = 2048
     hidden: int = 128
-    layers: int = 4
+    layers: int = 5
     heads: int = 4
     head_dim: int = 32
     feed_forward: int = 384

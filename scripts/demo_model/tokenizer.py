@@ -25,7 +25,7 @@ from scripts.demo_model.conversations import (
     Author,
     Mix,
 )
-from scripts.demo_model.corpus import read_corpus
+from scripts.demo_model.corpus import is_held_out, read_corpus
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = (END_OF_TEXT, IM_START, IM_END, LONG)
@@ -53,7 +53,7 @@ def _trained(texts: Iterable[str], size: int) -> Tokenizer:
         limit_alphabet=256,
         show_progress=False,
     )
-    trained.train_from_iterator((re.sub(_ANY_WHOLE, "\n", text) for text in texts), trainer)
+    trained.train_from_iterator(map(_without_held_out, texts), trainer)
     model: dict[str, Any] = json.loads(trained.to_str())["model"]
     vocabulary: dict[str, int] = model["vocab"]
     for text in WHOLE:
@@ -65,6 +65,13 @@ def _trained(texts: Iterable[str], size: int) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
     return tokenizer
+
+
+def _without_held_out(text: str) -> str:
+    """And without what is one token anyway. A token that is a word which the training never has to copy would
+    be one that the model cannot copy."""
+    text = re.sub(_ANY_WHOLE, "\n", text)
+    return re.sub(r"[^\W\d_]+", lambda word: " " if is_held_out(word[0]) else word[0], text)
 
 
 def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:

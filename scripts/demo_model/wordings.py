@@ -52,16 +52,16 @@ _VARIED = 0.35
 def call(words: Words, name: str, value: str) -> str:
     """A request to call the tool `name` with `value`."""
     rng = words.rng
-    frame = _varied(words, rng.choice(_CALLS))
+    frame, shape = _quoted(rng.choice(_CALLS), rng.choice(_VALUE_SHAPES), value)
+    is_quoted = shape != "{}" or re.search(r"[\"'`]{value}", frame) is not None
+    frame = _varied(words, frame, shows_itself=is_quoted or words.shows_itself(value))
     do = rng.choice(_DO) if rng.random() < 0.75 else words.plain_word()
     use = rng.choice(_USE) if rng.random() < 0.9 else words.plain_word()
-    shape, end = rng.choice(_VALUE_SHAPES), rng.choice(_CALL_ENDS)
-    if any(mark in value for mark in shape.replace("{}", "")):
-        shape = "{}"
+    end = _ended(frame, rng.choice(_CALL_ENDS))
     if shape == "{}" and frame.endswith("{value}"):
         if end.startswith((" ", ",")):  # it could be part of the value
             end = ""
-        if rng.random() < 0.1:
+        if frame.removesuffix(" {value}")[-1].isalpha() and rng.random() < 0.1:
             frame, shape = frame.replace(" {value}", "{value}"), rng.choice(_SET_OFF)
     tool = rng.choice(_TOOLS).replace("{name}", name)
     text = (
@@ -74,12 +74,23 @@ def call(words: Words, name: str, value: str) -> str:
     return _begun(words, text, verbatim=name).replace("{value}", shape.replace("{}", value)) + end
 
 
+def _quoted(frame: str, shape: str, value: str) -> tuple[str, str]:
+    """With the frame's quotes around the value or those of the shape, or with none if the value has such."""
+    own = re.search(r"([\"'`]){value}\1", frame)
+    marks = own[1] if own else shape.replace("{}", "")
+    if not own:
+        return frame, "{}" if any(mark in value for mark in marks) else shape
+    return (frame.replace(own[0], "{value}"), "{}") if marks in value else (frame, "{}")
+
+
 def echo(words: Words, wanted: str) -> str:
     """A request to say `wanted`."""
     shape = words.rng.choice(_WORD_SHAPES)
     wording = _varied(words, words.rng.choice(_ECHOES))
     frame = filled(words, _begun(words, wording, verbatim="{"))
-    return frame.replace("{x}", shape.replace("{}", wanted)) + words.rng.choice(_ECHO_ENDS)
+    if re.search(r"[\"'`]{x}", frame):
+        shape = "{}"
+    return frame.replace("{x}", shape.replace("{}", wanted)) + _ended(frame, words.rng.choice(_ECHO_ENDS))
 
 
 def question(words: Words) -> str:
@@ -87,20 +98,31 @@ def question(words: Words) -> str:
     return filled(words, _begun(words, words.rng.choice(_QUESTIONS), verbatim="{"))
 
 
-def _varied(words: Words, frame: str) -> str:
+def _ended(frame: str, end: str) -> str:
+    """The end, unless the frame has one of its own; another sentence may follow that."""
+    if not frame.endswith((".", "?", "!")):
+        return end
+    return f" {end[2:]}" if end.startswith(". ") else ""
+
+
+def _varied(words: Words, frame: str, *, shows_itself: bool = False) -> str:
     """Now and then with a word missing, added or replaced, if there are enough: there are more wordings than
-    anybody lists. What stands beside the text that is to be copied stays, since it shows where that begins.
+    anybody lists.
+
+    Args:
+        shows_itself: where the text that is to be copied begins and ends can be seen from itself. Else what
+            stands beside it stays, since it shows that.
     """
     rng = words.rng
     parts = frame.split(" ")
     copied = [place for place, part in enumerate(parts) if any(mark in part for mark in _COPIED)]
-    kept = {place + step for place in copied for step in (-1, 0, 1)}
+    kept = set(copied) if shows_itself else {place + step for place in copied for step in (-1, 0, 1)}
     free = [place for place, part in enumerate(parts) if part.isalpha() and place not in kept]
     if len(free) < _ENOUGH_WORDS or rng.random() >= _VARIED:
         return frame
     place = rng.choice(free)
     parts[place : place + 1] = rng.choice(
-        ([], [words.plain_word()], [words.plain_word()], [words.plain_word(), parts[place]])
+        ([], [words.any_word()], [words.any_word()], [words.any_word(), parts[place]])
     )
     return " ".join(parts)
 

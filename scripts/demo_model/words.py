@@ -22,6 +22,18 @@ cp mv go pytest sed awk tar ssh uname""".split()
 _SUBCOMMANDS = "status log test build run install diff add show list clean check up".split()
 _HOSTS = "com org net io dev example local".split()
 _NOUNS = "found passed lines".split()
+_GRAMMAR = tuple(
+    """a about after again all along already also an and any are as at back be because been before being
+    both but by can comes contains could did do does done during each either else for from gets
+    given gives goes had has have having here hers him his how if in instead into is it its itself
+    just let lets like made make may me might mine more most much must my need needs neither no nor
+    not now of off on once one only onto or other our out over own please same say shall she should
+    since so some such takes than that the their them then there these they thing this those through
+    thus till to today too under until up upon us use used uses using very via want wants was we
+    were what when where which while who whom whose why will with within without would yes yet you
+    your""".split()
+)
+"""Words that hold a sentence together: no value is made of them, so that it can be told where one begins."""
 
 
 class Words:
@@ -49,14 +61,16 @@ class Words:
 
     def word(self) -> str:
         """A word of the dictionary, an invented one, or a run of letters, digits or both."""
-        word = self._one_of(
-            (9, self._known_word), (7, self._invented_word), (2, self._letters), (2, self._code)
-        )
+        word = self._one_of((9, self._noun), (7, self._invented_word), (2, self._letters), (2, self._code))
         return self.rng.choices((word, word.capitalize(), word.upper()), (7, 3, 1))[0]
 
     def plain_word(self) -> str:
-        """In lower case, of letters alone."""
-        return self._one_of((6, self._known_word), (4, self._short_invented_word))
+        """In lower case, of letters alone; none of grammar."""
+        return self._one_of((6, self._noun), (4, self._short_invented_word))
+
+    def any_word(self) -> str:
+        """Of grammar or not."""
+        return self._one_of((1, self._grammar_word), (1, self.plain_word))
 
     def phrase(self, least: int, most: int) -> str:
         return " ".join(self.plain_word() for _ in range(self.rng.randint(least, most)))
@@ -64,7 +78,8 @@ class Words:
     def said_word(self) -> str:
         """What the model is to say."""
         return self._one_of(
-            (80, self.word),
+            (77, self.word),
+            (3, self._grammar_word),
             (7, lambda: f"{self.plain_word()}-{self.plain_word()}"),
             (7, lambda: f"{self.plain_word()}_{self.plain_word()}"),
             (6, lambda: self._number(7)),
@@ -103,6 +118,12 @@ class Words:
             (12, lambda: self.phrase(2, 4)),
         )
 
+    @staticmethod
+    def shows_itself(value: str) -> bool:
+        """Whether it can be told from words around it: a path, an address, a command."""
+        first = value.partition(" ")[0]
+        return first in _COMMANDS or (first == value and any(mark in value for mark in "/._"))
+
     def path(self) -> str:
         rng = self.rng
         parts = [self._stem() for _ in range(rng.choices((1, 2, 3, 4), (4, 4, 2, 1))[0])]
@@ -132,6 +153,15 @@ class Words:
 
     def _known_word(self) -> str:
         return self.rng.choice(self._corpus.words)
+
+    def _noun(self) -> str:
+        """Or whatever else of the dictionary is no word of grammar."""
+        while (word := self._known_word()) in _GRAMMAR:
+            continue
+        return word
+
+    def _grammar_word(self) -> str:
+        return self._fresh(lambda: self.rng.choice(_GRAMMAR))
 
     def _invented_word(self) -> str:
         return self._fresh(lambda: "".join(self._syllable() for _ in range(self.rng.randint(2, 4))))

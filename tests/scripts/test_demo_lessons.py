@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_any_text_survives_the_tokenizer():
 def test_a_word_is_the_same_tokens_wherever_it_stands(before: str):
     word = tokenizer().encode("unbelievable").ids
     assert tokenizer().encode(before + "unbelievable").ids[-len(word) :] == word
+
+
+def test_words_that_are_not_trained_on_are_made_of_tokens_that_are():
+    trained = {token for word in read_corpus(held_out=False).words for token in tokenizer().encode(word).ids}
+    held_out = Counter(
+        token for word in read_corpus(held_out=True).words for token in tokenizer().encode(word).ids
+    )
+    assert sum(count for token, count in held_out.items() if token not in trained) < held_out.total() / 1000
 
 
 @pytest.mark.parametrize("text", [CALL_HEAD, CALL_KEY, CALL_END])
@@ -212,6 +221,58 @@ def test_a_wording_varies_but_not_beside_what_is_to_be_copied():
     assert all('word "{x}" now,' in text for text in varied)
     assert varied.count(frame) > 150
     assert {len(text.split()) for text in varied} == {9, 10, 11}
+
+
+def test_beside_what_shows_itself_a_wording_varies_too():
+    words = Words(random.Random(3), held_out=False)
+    frame = "please use the tool on {value} today"
+    varied = [wordings._varied(words, frame, shows_itself=True) for _ in range(300)]
+    assert all("{value}" in text.split() for text in varied)
+    assert len({text.partition(" {value}")[0].split()[-1] for text in varied}) > 5
+
+
+@pytest.mark.parametrize(
+    ("value", "shows_itself"),
+    [
+        ("a/b.py", True),
+        ("https://kettle.org", True),
+        ("git status", True),
+        ("ls", True),
+        ("kettle", False),
+        ("kettle moon", False),
+        ("kettle moon.txt", False),
+    ],
+)
+def test_a_path_and_a_command_can_be_told_from_words_around_them(value: str, shows_itself: bool):
+    assert Words.shows_itself(value) == shows_itself
+
+
+@pytest.mark.parametrize(
+    ("frame", "shape", "value", "quoted"),
+    [
+        ("read {value}", "`{}`", "a b", ("read {value}", "`{}`")),
+        ("read {value}", "'{}'", "it's", ("read {value}", "{}")),
+        ('read "{value}"', "`{}`", "a b", ('read "{value}"', "{}")),
+        ('read "{value}"', "`{}`", 'say "a"', ("read {value}", "{}")),
+    ],
+)
+def test_a_value_stands_in_one_pair_of_quotes_that_it_does_not_have_itself(
+    frame: str, shape: str, value: str, quoted: tuple[str, str]
+):
+    assert wordings._quoted(frame, shape, value) == quoted
+
+
+@pytest.mark.parametrize(
+    ("frame", "end", "ended"),
+    [
+        ("read it", ". Thank you.", ". Thank you."),
+        ("read it.", ". Thank you.", " Thank you."),
+        ("read it.", " please", ""),
+        ("can you read it?", "!", ""),
+    ],
+)
+def test_a_wording_ends_once(frame: str, end: str, ended: str):
+    assert wordings._ended(frame, end) == ended
 
 
 def test_a_short_wording_stays_as_it_is():
