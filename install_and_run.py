@@ -359,7 +359,10 @@ def make_environment() -> None:
         say(f"Making {VENV} with {python}")
         hint = "On Debian and Ubuntu venv is a package of its own: apt install python3.12-venv."
         run_step("Making the environment", [python, "-m", "venv", str(VENV)], hint)
-    if not any(VENV.glob("lib/python3.12/site-packages/pip")):
+    packages = VENV / "lib" / "python3.12" / "site-packages"
+    if not any(packages.glob("pip-*.dist-info/RECORD")):  # which is written last
+        for half in (packages / "pip", *packages.glob("pip-*.dist-info")):
+            shutil.rmtree(half, ignore_errors=True)
         hint = f"This environment has no pip. {CURE}"
         run_step("Adding pip to the environment", [str(VENV_PYTHON), "-m", "ensurepip"], hint)
 

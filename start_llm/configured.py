@@ -96,7 +96,7 @@ def door(settings: Settings, proxy_key: str) -> Door:
 
 
 def _names(settings: Settings) -> frozenset[str]:
-    return frozenset(name.lower() for name in settings.hosts)
+    return frozenset(name.lower() for name in (*settings.hosts, settings.mlx_host))
 
 
 def proxy_config(settings: Settings, backend: str, model: str, window: int, backend_key: str) -> ProxyConfig:

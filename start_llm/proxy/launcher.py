@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from http import HTTPStatus
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
@@ -151,6 +152,7 @@ class Proxy:
         try:
             drain = threading.Thread(target=self._log.drain, args=(child.stdout,), daemon=True)
             drain.start()
+            self._remember(child)
             self._wait_for_answer(child)
             while child.poll() is None and not self._stopping.wait(0.2):
                 pass
@@ -174,10 +176,16 @@ class Proxy:
             start_new_session=True,
         )
         self._child = child
-        process = Process.of(child.pid)
-        if process is not None:
-            self._record.write(process)
         return child
+
+    def _remember(self, child: subprocess.Popen[bytes]) -> None:
+        """So that a later start can tell a proxy that was left behind."""
+        process = Process.of(child.pid)
+        try:
+            if process is not None:
+                self._record.write(process)
+        except OSError as error:
+            self._log.note(f"Which process the proxy is cannot be written down: {error.strerror}.")
 
     def _wait_for_answer(self, child: subprocess.Popen[bytes]) -> None:
         """Until a request has gone through both servers, or the child has ended."""
@@ -195,7 +203,10 @@ class Proxy:
 
 
 def goes_through(config: ProxyConfig) -> bool:
-    """Whether one token comes back through both servers. This is also the warm-up of the first request."""
+    """Whether one token comes back through both servers. This is also the warm-up of the first request.
+
+    A model without a chat template has no answer to a chat; that the server says so shows as much.
+    """
     body = {"model": config.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     headers = {
         "Content-Type": "application/json",
@@ -204,7 +215,7 @@ def goes_through(config: ProxyConfig) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        return connection.getresponse().status == 200
+        return connection.getresponse().status in (HTTPStatus.OK, HTTPStatus.BAD_REQUEST)
     except (OSError, http.client.HTTPException):
         # Not up yet.
         return False

@@ -21,7 +21,9 @@ module=$2
 case "$*" in
     "-I -S -c "*) echo "{version} arm64 $0" ;;
     "-m venv "*)
-        mkdir -p "$3/bin" "$3/lib/python3.12/site-packages/pip"
+        packages=$3/lib/python3.12/site-packages
+        mkdir -p "$3/bin" "$packages/pip" "$packages/pip-25.0.dist-info"
+        touch "$packages/pip-25.0.dist-info/RECORD"
         cp "$0" "$3/bin/python"
         echo "home = $0" > "$3/pyvenv.cfg"; echo "version = {version}.1" >> "$3/pyvenv.cfg" ;;
     "-m pip "*)

@@ -200,12 +200,20 @@ def test_a_failed_venv_names_the_step_and_debians_package(sandbox):
     assert "python3.12-venv" in done.stderr
 
 
-def test_an_environment_without_pip_gets_one(sandbox):
+@pytest.mark.parametrize("missing", ["pip", "RECORD"])
+def test_an_environment_without_pip_or_with_half_of_it_gets_one(sandbox, missing):
+    """The record is what a pip that is being installed gets last."""
     sandbox.add_installed_environment()
-    shutil.rmtree(sandbox.venv / "lib/python3.12/site-packages/pip")
+    packages = sandbox.venv / "lib/python3.12/site-packages"
+    (packages / "pip-25.0.dist-info" / "RECORD").unlink()
+    (packages / "pipdeptree").mkdir()
+    if missing == "pip":
+        shutil.rmtree(packages / "pip")
+        shutil.rmtree(packages / "pip-25.0.dist-info")
     (sandbox.venv / ".installed-server").unlink()
     sandbox.run("--setup-only")
     assert sandbox.calls() == ["-m ensurepip", *FIRST_INSTALLATION]
+    assert [path.name for path in packages.iterdir()] == ["pipdeptree"]
 
     (sandbox.root / "fail-ensurepip").touch()
     (sandbox.venv / ".installed-server").unlink()

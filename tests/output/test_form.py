@@ -15,6 +15,8 @@ from start_llm.models import families
 from start_llm.output.form import FormKeeper
 from start_llm.output.grammar.calls import CALL_TEXTS
 from start_llm.output.grammar.depth import is_too_deep
+from start_llm.output.grammar.enforcer import Enforcer
+from start_llm.output.grammar.lark import Grammar
 from start_llm.output.grammar.validity import fault
 from start_llm.output.stream import OutputStream
 from start_llm.output.tool_calls import FORMATS
@@ -42,10 +44,25 @@ SORT: dict[str, Any] = {
     "required": ["kind", "is_long"],
     "$defs": {"place": PLACE},
 }
+COMPOSED: dict[str, Any] = {
+    "$ref": "#/definitions/Store",
+    "definitions": {
+        "Store": {
+            "type": "object",
+            "allOf": [{"properties": {"path": {"type": "string"}}, "required": ["path"]}],
+            "anyOf": [
+                {"properties": {"text": {"type": "string"}}, "required": ["text"]},
+                {"properties": {"count": {"type": "integer"}}, "required": []},
+            ],
+        }
+    },
+}
 OFFERED: list[Any] = [
     *TOOLS,
     {"type": "function", "function": {"name": "sort-it.2", "parameters": SORT}},
     {"type": "function", "function": {"name": "nothing"}},
+    {"type": "function", "function": {"name": "LOOKUP_NUMBER_NAME", "parameters": PLACE}},
+    {"type": "function", "function": {"name": "store", "parameters": COMPOSED}},
 ]
 CALL = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
 TITLE: dict[str, Any] = {
@@ -86,12 +103,13 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
         assert len(heard.calls) == 1 or not one_call
 
 
+@pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store"])
 @pytest.mark.parametrize("name", EVERY)
-def test_the_tool_that_is_named_is_called(name):
-    chosen = OutputForm(calls="must", one_call=True, tools=frozenset({"sort-it.2"}))
-    for heard in ended(name, chosen, most_tokens=800):
+def test_the_tool_that_is_named_is_called(name, chosen):
+    form = OutputForm(calls="must", one_call=True, tools=frozenset({chosen}))
+    for heard in ended(name, form, most_tokens=800):
         check_calls(heard)
-        assert [called for called, _ in heard.calls] == ["sort-it.2"]
+        assert [called for called, _ in heard.calls] == [chosen]
 
 
 @pytest.mark.parametrize("calls", ["may", "none"])
@@ -252,6 +270,24 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused():
         with pytest.raises(InvalidRequest) as refused:
             asked(OutputForm(answer=JsonAnswer(schema=schema, field="f")))
         assert refused.value.param == "f"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name):
+    properties = {f"argument_{number}": {"type": "string"} for number in range(40)}
+    schema = {"type": "object", "properties": properties}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}}
+        for number in range(100)
+    ]
+    assert reply(FORMS[name].trait, OutputForm(calls="must"), tools, seed=1, most_tokens=1).text
+
+
+def test_a_grammar_without_schemas_that_is_too_long_is_refused():
+    enforcer = Enforcer(trait_tokenizer(FORMS["hermes"].trait), 10)
+    with pytest.raises(InvalidRequest, match=r"more than \d+ characters") as refused:
+        enforcer.guide(Grammar("x" * (2**20 + 1), ()))
+    assert refused.value.param == "tools"
 
 
 PANICS: Any = {"type": "object", "required": ["a", {"bbb": "e\u0301" * 60}]}

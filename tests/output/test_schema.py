@@ -1,13 +1,14 @@
 """What a schema says about an argument decides what its text means."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.output.tool_calls.json_text import is_strict, parsed, written
-from start_llm.output.tool_calls.schema import Tools, decode, is_text
+from start_llm.output.tool_calls.schema import Tools, decode, flat, is_text
 from tests.output.corpus.case import TOOLS, TYPED, tool
 from tests.output.corpus.typed import VALUES
 
@@ -38,6 +39,67 @@ TYPES = {
 @pytest.mark.parametrize("argument", TYPED)
 def test_the_types_of_an_argument_are_what_its_schema_says(argument):
     assert TOOLS.types("typed", argument) == TYPES[argument]
+
+
+WRITE: Any = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}},
+    "additionalProperties": {"type": "integer"},
+}
+COMPOSED: dict[str, Any] = {
+    "a reference": {"$ref": "#/$defs/Write", "$defs": {"Write": WRITE}},
+    "a chain of references": {
+        "$ref": "#/definitions/A",
+        "definitions": {"A": {"$ref": "#/definitions/B"}, "B": WRITE},
+    },
+    "all of": {"allOf": [{"properties": {"other": {"type": "null"}}}, WRITE]},
+    "any of": {"anyOf": [{"properties": {"other": {"type": "null"}}}, WRITE]},
+    "one of": {"oneOf": [WRITE, WRITE]},
+    "its own and others": {"properties": {"path": {"type": ["string", "null"]}}, "allOf": [WRITE]},
+    "deep": {"anyOf": [{"allOf": [{"$ref": "#/$defs/Write"}]}], "$defs": {"Write": WRITE}},
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_types_are_found_in_the_parts_of_a_schema(name):
+    tools = Tools([{"type": "function", "function": {"name": "write", "parameters": COMPOSED[name]}}])
+    assert tools.types("write", "path") == {"string"}
+    assert tools.types("write", "unlisted") == {"integer"}
+
+
+def test_an_argument_that_two_alternatives_have_may_be_of_either_type():
+    ways: Any = [{"properties": {"a": {"type": kind}}} for kind in ("string", "integer")]
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": {"anyOf": ways}}}])
+    assert tools.types("f", "a") == {"string", "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "required"),
+    [
+        ({"required": ["a"], "allOf": [{"required": ["b"]}, {"required": ["a", "c"]}]}, ["a", "b", "c"]),
+        ({"anyOf": [{"required": ["a", "b"]}, {"required": ["b", "c"]}]}, ["b"]),
+        ({"oneOf": [{"required": ["a"]}, {}]}, []),
+        ({"allOf": [{"required": "a"}, 5]}, []),
+    ],
+)
+def test_what_all_alternatives_require_is_required(schema, required):
+    assert flat(schema)["required"] == required
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/nowhere"},
+        {"$ref": "https://kettle.org/a"},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}},
+    ],
+)
+def test_where_no_arguments_are_found_any_may_be_given(schema):
+    assert flat(schema)["additionalProperties"] is True
+
+
+def test_a_schema_that_lists_its_arguments_is_left_as_it_is():
+    assert flat(WRITE) is WRITE
 
 
 @pytest.mark.parametrize(("argument", "raw", "value"), VALUES)

@@ -201,3 +201,12 @@ def test_the_end_of_an_object_is_found_however_it_is_cut(data, value, behind):
         length += len(piece)
         assert length < len(text)
     raise AssertionError("the end was not found")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_compact_json_is_the_same_call_however_it_is_cut(name):
+    text = '<tool_call>{"name":"write","arguments":{"text":"b"}}</tool_call>'
+    case = Case(name="compact", text=text, family=WRITERS[name].family)
+    whole, letters = (outcome_of(split(case, pieces)) for pieces in ([text], list(text)))
+    assert whole == letters
+    assert [called for called, _ in whole.calls] == ["write"] or case.family.channels

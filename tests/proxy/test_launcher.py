@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -12,14 +13,16 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from start_llm.core.errors import PortError
 from start_llm.proxy.config import ProxyConfig, configuration, environment
-from start_llm.proxy.launcher import Proxy, ProxyLog, claim_port
-from start_llm.proxy.ports import Process, is_free
+from start_llm.proxy.launcher import Proxy, ProxyLog, claim_port, goes_through
+from start_llm.proxy.ports import Process, Record, is_free
 from tests.conftest import TinyModel
 from tests.proxy.conftest import Proxied, free_port, until
 from tests.serving import AS_JSON, wait_for_health
@@ -224,6 +227,65 @@ def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
     proxy.start()
     until(lambda: any("/no/such/python" in line for line in said), within_s=10)
     proxy.stop()
+
+
+def test_a_proxy_that_cannot_be_written_down_serves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def no_room(record: Record, process: Process) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Record, "write", no_room)
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o700)
+    said: list[str] = []
+    proxy = Proxy(
+        replace(CONFIG, port=free_port(), python=str(sleeper)), say=said.append, patience_s=60, logs=tmp_path
+    )
+    proxy.start()
+    until(lambda: any("written down" in log.read_text() for log in tmp_path.rglob("*.log")), within_s=10)
+    child = proxy.pid
+    time.sleep(0.5)
+    assert proxy.pid == child
+    assert not any("Starting it again" in line for line in said)
+    proxy.stop()
+    assert proxy.pid is None
+
+
+@contextmanager
+def answering(status: int) -> Generator[int]:
+    """The port of something that answers every request so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "is_answer"),
+    [(200, True), (400, True), (401, False), (404, False), (500, False), (503, False)],
+)
+def test_the_servers_refusal_of_a_chat_shows_that_requests_reach_it(status: int, is_answer: bool):
+    """A model without a chat template refuses them all."""
+    with answering(status) as port:
+        assert goes_through(replace(CONFIG, port=port)) == is_answer
+
+
+def test_nobody_is_no_answer():
+    assert not goes_through(replace(CONFIG, port=free_port()))
 
 
 def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from start_llm.app import App
+from start_llm.configured import door
 from start_llm.core.door import Door
-from start_llm.core.errors import SettingsError
+from start_llm.core.errors import Forbidden, SettingsError
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits, Site
 from start_llm.server.routes import PAGES, WIRES
@@ -129,6 +130,16 @@ def test_a_host_that_is_there_twice_is_400(scripted: Server):
     with Client(scripted.port) as client:
         client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert client.reply().status == 400
+
+
+def test_the_name_that_the_server_listens_as_is_its_own():
+    settings = Settings(mlx_host="MyBox.local", keys=(KEY,))
+    own, other = (
+        [("Host", f"{name}:8080"), ("Authorization", f"Bearer {KEY}")] for name in ("mybox.local", "evil")
+    )
+    door(settings, "of the proxy").admit(own, "192.168.1.5")
+    with pytest.raises(Forbidden):
+        door(settings, "of the proxy").admit(other, "192.168.1.5")
 
 
 # ------------------------------------------------------------------------------------------------------ keys

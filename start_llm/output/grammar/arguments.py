@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import regex
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.output.grammar.lark import Lark, Origin
-from start_llm.output.tool_calls.schema import Tools, is_text
+from start_llm.output.tool_calls.schema import Tools, flat, is_text
 
 _KEY = regex.compile(r"[^<>\"'\n]{1,256}")
 _SHARED = ("$defs", "definitions")
@@ -69,8 +69,8 @@ class TaggedArguments:
     def __init__(self, lark: Lark, tags: ArgumentTags, tool: Offered) -> None:
         self._lark = lark
         self._tags = tags
-        self._tool = tool
-        function: dict[str, Json] = {"name": tool.name, "parameters": dict(tool.parameters)}
+        self._tool = replace(tool, parameters=flat(tool.parameters))
+        function: dict[str, Json] = {"name": tool.name, "parameters": dict(self._tool.parameters)}
         self._tools = Tools([{"type": "function", "function": function}])
 
     def expression(self) -> str:

@@ -54,7 +54,7 @@ class CallText:
         return " ".join(filter(None, [lark.literal(self.before), call, more, lark.literal(self.after)]))
 
     def _call(self, lark: Lark, tool: Offered) -> str:
-        parts = [lark.literal(part) for part in self.head.replace("NAME", tool.name).split("NUMBER")]
+        parts = [lark.literal(part.replace("NAME", tool.name)) for part in self.head.split("NUMBER")]
         head = f" {lark.pattern(_NUMBER)} ".join(parts)
         parts = [head, self.arguments(lark, tool), lark.literal(self.tail)]
         return " ".join(filter(None, parts))

@@ -84,8 +84,8 @@ class Enforcer:
         """
         if len(grammar.text) > _MOST_CHARACTERS:
             raise InvalidRequest(
-                f"The schemas have more than {_MOST_CHARACTERS} characters.",
-                param=grammar.schemas[-1][0].field,
+                f"The schemas make a grammar of more than {_MOST_CHARACTERS} characters.",
+                param=grammar.schemas[-1][0].field if grammar.schemas else "tools",
             )
         for origin, schema in grammar.schemas:
             _check(origin, json.loads(schema))

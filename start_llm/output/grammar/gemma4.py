@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import regex
 
@@ -11,7 +12,7 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.output.grammar.arguments import Offered, constants
 from start_llm.output.grammar.lark import Lark
-from start_llm.output.tool_calls.schema import resolve
+from start_llm.output.tool_calls.schema import flat, resolve
 
 _QUOTE = '<|"|>'
 _KEY = r"[^\s:,{}\[\]<>\"]{1,64}"
@@ -34,7 +35,7 @@ def gemma_arguments(lark: Lark, tool: Offered) -> str:
 class _Notation:
     def __init__(self, lark: Lark, tool: Offered) -> None:
         self._lark = lark
-        self._tool = tool
+        self._tool = replace(tool, parameters=flat(tool.parameters))
         self._anything = ""
 
     def arguments(self) -> str:
@@ -98,13 +99,16 @@ class _Notation:
 
     def _members(self, members: Mapping[str, str], required: Sequence[Json]) -> str:
         """In the schema's order: a way for each member that may be the first, and one without any."""
-        behind = [f'("," {member}){"" if name in required else "?"}' for name, member in members.items()]
         ways: list[str] = []
-        for place, (name, member) in enumerate(members.items()):
-            ways.append(" ".join([member, *behind[place + 1 :]]))
+        behind, is_open = "", True
+        for name, member in reversed(list(members.items())):
             if name in required:
-                return self._lark.either(*ways)
-        return f"({self._lark.either(*ways)})?"
+                ways, is_open = [], False
+            ways.append(f"{member} {behind}".strip())
+            next_one = f'("," {member}){"" if name in required else "?"}'
+            behind = self._lark.rule(f"{next_one} {behind}".strip())
+        first = self._lark.either(*reversed(ways))
+        return f"({first})?" if is_open else first
 
     def _member(self, name: str, schema: Json, depth: int) -> str:
         if _QUOTE in name:

@@ -11,7 +11,7 @@ from start_llm.output.tool_calls.base import Format
 from start_llm.output.tool_calls.tagged import TaggedReader, Tags
 
 _TAGS = Tags(
-    head=r"\s{0,64}(?P<name>[^\s<>]{1,256})(?=\s{0,64}(?:<arg_key>|</tool_call>))",
+    head=r"\s{0,64}(?P<name>[^\s<>{][^\s<>]{0,255})(?=\s{0,64}(?:<arg_key>|</tool_call>))",
     key=r"\s{0,64}<arg_key>(?P<key>[^<>]{1,256})</arg_key>\s{0,64}<arg_value>",
     value_end="</arg_value>",
     end=r"\s{0,64}</tool_call>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from start_llm.core.chat import Json
@@ -10,6 +11,7 @@ from start_llm.output.tool_calls.json_text import parsed
 
 _JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _DEEPEST_REFERENCE = 8
+_COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 _PYTHON_NAMES: Mapping[str, tuple[str, Json]] = {
     "True": ("boolean", True),
     "False": ("boolean", False),
@@ -36,7 +38,9 @@ class Tools:
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Json]]) -> None:
-        self._parameters = {str(one["name"]): one.get("parameters") for one in map(_function, tools)}
+        self._parameters = {
+            str(one["name"]): flat(_object(one.get("parameters"))) for one in map(_function, tools)
+        }
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
@@ -46,11 +50,80 @@ class Tools:
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """JSON types that the schema allows for an argument; empty if it does not say."""
-        parameters = _object(self._parameters.get(tool))
+        parameters = self._parameters.get(tool, {})
         properties = _object(parameters.get("properties"))
         if argument in properties:
             return _types(properties[argument], parameters, _DEEPEST_REFERENCE)
         return _types(parameters.get("additionalProperties"), parameters, _DEEPEST_REFERENCE)
+
+
+def flat(parameters: Mapping[str, Json]) -> Mapping[str, Json]:
+    """A schema of arguments that lists them itself, with those of its `$ref`, `allOf`, `anyOf` and `oneOf`.
+
+    An argument is required if it is so in all alternatives. If none are found, any may be given.
+    """
+    if _COMPOSING.isdisjoint(parameters):
+        return parameters
+    listed = _listed(dict(parameters), parameters, _DEEPEST_REFERENCE)
+    rest = {word: value for word, value in parameters.items() if word not in _COMPOSING}
+    if not listed.properties:
+        rest.setdefault("additionalProperties", True)
+    elif listed.others is not None:
+        rest["additionalProperties"] = listed.others
+    return {**rest, "properties": dict(listed.properties), "required": list(listed.required)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What a schema says of arguments. `others`: of those that it does not list."""
+
+    properties: Mapping[str, Json]
+    required: Sequence[str]
+    others: Json
+
+
+def _listed(schema: Json, root: Mapping[str, Json], depth: int) -> _Listed:
+    if not isinstance(schema, dict) or depth == 0:
+        return _Listed({}, (), None)
+    required = schema.get("required")
+    found = _Listed(
+        properties=_object(schema.get("properties")),
+        required=[one for one in required if isinstance(one, str)] if isinstance(required, list) else [],
+        others=schema.get("additionalProperties"),
+    )
+    if isinstance(reference := schema.get("$ref"), str):
+        found = _both(found, _listed(resolve(reference, root), root, depth - 1))
+    for part in _parts(schema, "allOf"):
+        found = _both(found, _listed(part, root, depth - 1))
+    for word in ("anyOf", "oneOf"):
+        ways = [_listed(part, root, depth - 1) for part in _parts(schema, word)]
+        if ways:
+            found = _both(found, reduce(_any, ways))
+    return found
+
+
+def _both(one: _Listed, other: _Listed) -> _Listed:
+    return _Listed(
+        properties=_merged(one, other, "allOf"),
+        required=list(dict.fromkeys([*one.required, *other.required])),
+        others=other.others if one.others is None else one.others,
+    )
+
+
+def _any(one: _Listed, other: _Listed) -> _Listed:
+    return _Listed(
+        properties=_merged(one, other, "anyOf"),
+        required=[name for name in one.required if name in other.required],
+        others=one.others or other.others,
+    )
+
+
+def _merged(one: _Listed, other: _Listed, word: str) -> Mapping[str, Json]:
+    merged = dict(one.properties)
+    for name, schema in other.properties.items():
+        known = merged.get(name, schema)
+        merged[name] = schema if known == schema else {word: [known, schema]}
+    return merged
 
 
 def is_text(types: frozenset[str]) -> bool:
