@@ -216,6 +216,9 @@ class Decoder:
         batched = (row for batch in self._batches for row in batch.rows)
         return [*self._resting, *(solo.row for solo in self._solos), *batched]
 
+    def holds(self, row: Row) -> bool:
+        return any(one is row for one in self.rows)
+
     @property
     def batched_bytes(self) -> int:
         """Bytes of the caches of all batches, padding included."""
@@ -272,8 +275,9 @@ class Decoder:
         """Forget a group whose step has failed half way, and what its rows have computed."""
         rows = group.rows
         if isinstance(group, Batch):
-            group.close()
             self._batches.remove(group)
+            with suppress(RuntimeError):
+                group.close()
         else:
             self._solos.remove(group)
         return rows

@@ -127,7 +127,7 @@ class EngineLoop:
     def _drop_cancelled(self) -> None:
         self._schedule.take_cancelled()
         if self._prefill and self._prefill.row.cancelled:
-            self._guarded(self._leave_prefill, self._abandon_prefill)
+            self._guarded(self._leave_prefill, partial(self._abandon_row, self._prefill.row))
         for row in self._decoder.rows:
             if row.cancelled:
                 self._guarded(partial(self._retire, row), partial(self._abandon_row, row))
@@ -155,7 +155,7 @@ class EngineLoop:
         prefill = self._prefill
         if first and prefill and self._cache.keeps:
             if goes_first(first, prefill.row, prefill.done):
-                self._guarded(self._stop_prefill, self._abandon_prefill)
+                self._guarded(self._stop_prefill, partial(self._abandon_row, prefill.row))
         elif first and not prefill and not self._has_room(first):
             self._interrupt_longest_for(first)
         self._interrupt_beyond_memory()
@@ -171,11 +171,10 @@ class EngineLoop:
 
     def _leave_prefill(self) -> None:
         """Stop in the middle of a prompt, and keep what is computed of it."""
-        if self._prefill is None:
-            return
-        row, self._prefill = self._prefill.row, None
-        self._cache.close(row.strand, row.cache, row.strand.tokens)
-        mx.clear_cache()
+        if self._prefill:
+            row, self._prefill = self._prefill.row, None
+            self._cache.close(row.strand, row.cache, row.strand.tokens)
+            mx.clear_cache()
 
     def _has_room(self, waiting: Waiting) -> bool:
         admission, running = self._machinery.admission, self._running
@@ -288,14 +287,15 @@ class EngineLoop:
         self._note_stall()
 
     def _step(self, group: Group) -> None:
-        self._accept_all(group.step())
+        if group in self._decoder.groups:  # else a failure of another one has taken all with it
+            self._accept_all(group.step())
 
     def _accept_all(self, all_sampled: list[Sampled]) -> None:
         for sampled in all_sampled:
             self._guarded(partial(self._accept, sampled), partial(self._abandon_row, sampled.row))
 
     def _accept(self, sampled: Sampled) -> None:
-        if self._has_ended(sampled):
+        if self._decoder.holds(sampled.row) and self._has_ended(sampled):
             self._retire(sampled.row)
 
     def _has_ended(self, sampled: Sampled) -> bool:
@@ -312,9 +312,10 @@ class EngineLoop:
 
     def _retire(self, row: Row) -> None:
         """Take a row out of the decoder, and give what it computed to the cache."""
-        caches, tokens = self._decoder.remove(row)
-        self._cache.beside_bytes = self._decoder.batched_bytes
-        self._cache.close(row.strand, caches, row.tokens[:tokens])
+        if self._decoder.holds(row):
+            caches, tokens = self._decoder.remove(row)
+            self._cache.beside_bytes = self._decoder.batched_bytes
+            self._cache.close(row.strand, caches, row.tokens[:tokens])
 
     def _share_memory(self) -> None:
         """Let the cache give way to what rows hold in batches, and to what they have grown by."""
@@ -344,12 +345,19 @@ class EngineLoop:
 
     def _abandon_everything(self) -> list[Generation]:
         waiting = self._schedule.take_all()
-        running = [row.generation for row in self._decoder.abandon()]
-        return [*self._abandon_starting(), *self._abandon_prefill(), *waiting, *running]
+        rows = self._decoder.abandon()
+        for row in rows:
+            self._cache.discard(row.strand)
+        lost = [*self._abandon_starting(), *self._abandon_prefill(), *waiting]
+        return [*lost, *(row.generation for row in rows)]
 
     def _abandon_row(self, row: Row) -> list[Generation]:
-        self._decoder.remove(row)
+        """If it cannot even be taken out, all others go with it."""
         self._cache.discard(row.strand)
+        try:
+            self._decoder.remove(row)
+        except Exception:  # noqa: BLE001 - as in `_abandoned`, but this row may be gone from its group already
+            return [*{row.generation, *self._abandon_everything()}]
         return [row.generation]
 
     def _abandon_group(self, group: Group) -> list[Generation]:

@@ -14,9 +14,19 @@ _FREE_SHARE = 0.03
 def shortage(budget_bytes: int, meminfo: Path = _MEMINFO) -> int:
     """Bytes beyond the budget, or that others on this machine lack; 0 if all is well.
 
+    What MLX holds for later use goes first: then nothing that is kept has to go for it.
+
     Args:
         meminfo: of Linux. Other systems have none; there MLX's own figure has to do.
     """
+    missing = _missing(budget_bytes, meminfo)
+    if missing and mx.get_cache_memory():
+        mx.clear_cache()
+        missing = _missing(budget_bytes, meminfo)
+    return missing
+
+
+def _missing(budget_bytes: int, meminfo: Path) -> int:
     ours = mx.get_active_memory() + mx.get_cache_memory() - budget_bytes
     return max(ours, _lacking(meminfo), 0)
 

@@ -9,10 +9,11 @@ import pytest
 
 from start_llm.core.events import Failed, Finished
 from start_llm.engine.admission import Admission
+from start_llm.engine.batch import Batch
 from start_llm.engine.cost import RowCost
 from start_llm.engine.machinery import Machinery, Pace
 from tests.cache.conversations import Cached
-from tests.engine.harness import Breakdown, FailsOnce, job
+from tests.engine.harness import Breakdown, FailsOnce, Watched, job
 from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check
 from tests.engine.test_guided import SCRIPT, Late, Reciter
 from tests.engine.test_turns import Clock, ended_by_the_server
@@ -121,3 +122,69 @@ def test_what_the_machine_lacks_the_cache_gives_back():
     assert engine.cached.stored_bytes <= kept - kept // 2
     engine.finish(row)
     assert isinstance(row.ending, Finished)
+
+
+def in_one_batch(engine: Cached) -> list[Watched]:
+    rows = [engine.submit(job(prompt, 60)) for prompt in PROMPTS]
+    engine.step_until(lambda: all(len(row.tokens) > 3 for row in rows))
+    assert [len(group.rows) for group in engine.loop._decoder.groups] == [3]
+    return rows
+
+
+def breaks(*_: Any, **__: Any) -> None:
+    raise Breakdown("broken on purpose")
+
+
+def nothing_is_left_of(engine: Cached, rows: list[Watched]) -> None:
+    """And who comes later is answered."""
+    assert not [strand for strand in engine.cache._store.strands if strand.is_live]
+    check(engine)
+    later = [engine.say(prompt, 5) for prompt in PROMPTS]
+    assert [one.tokens for one in later] == [counted(prompt, 5) for prompt in PROMPTS]
+    assert not engine.loop._decoder.rows
+
+
+@pytest.mark.parametrize("cancelled", [[0], [0, 1], [2, 1, 0]])
+def test_of_rows_that_cannot_be_taken_out_nothing_is_kept(
+    cancelled: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    engine = counting()
+    rows = in_one_batch(engine)
+    monkeypatch.setattr(Batch, "remove", breaks)
+    for place in cancelled:
+        rows[place].generation.cancel()
+    engine.step()
+    monkeypatch.undo()
+    assert [sum(isinstance(event, Failed) for event in row.look()) for row in rows] == [1, 1, 1]
+    nothing_is_left_of(engine, rows)
+
+
+def test_a_row_that_was_taken_out_half_way_fails_and_nothing_of_it_is_kept(monkeypatch: pytest.MonkeyPatch):
+    engine = counting()
+    rows = in_one_batch(engine)
+    monkeypatch.setattr("start_llm.engine.batch.settle", breaks)
+    rows[1].generation.cancel()
+    engine.step()
+    monkeypatch.undo()
+    engine.finish(*rows)
+    assert isinstance(rows[1].ending, Failed)
+    nothing_is_left_of(engine, rows)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["stopped for another", "given up"])
+def test_a_prompt_that_cannot_be_kept_when_it_is_left_fails(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+):
+    engine = counting()
+    long = engine.submit(job(range(390), 5))
+    engine.step_until(lambda: engine.metrics.prefill)
+    monkeypatch.setattr(engine.cache, "close", breaks)
+    if is_cancelled:
+        long.generation.cancel()
+    short = engine.submit(job(PROMPTS[1][:20], 5))
+    engine.step()
+    monkeypatch.undo()
+    engine.finish(long, short)
+    assert isinstance(long.ending, Failed)
+    assert short.tokens == counted(PROMPTS[1][:20], 5)
+    nothing_is_left_of(engine, [long, short])

@@ -74,6 +74,20 @@ def test_what_others_lack_is_given_back(tmp_path: Path):
     assert shortage(PLENTY, meminfo(tmp_path, 10_000)) == 20_000 * 1024
 
 
+def test_what_is_held_for_later_use_goes_before_anything_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    held = [5000]
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 9000)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: held[0])
+    monkeypatch.setattr(mx, "clear_cache", lambda: held.__setitem__(0, 0))
+    assert shortage(20_000, tmp_path / "none") == 0
+    assert held == [5000]
+    assert shortage(10_000, tmp_path / "none") == 0
+    assert held == [0]
+    assert shortage(8000, tmp_path / "none") == 1000
+
+
 def test_where_nobody_tells_only_our_own_count(tmp_path: Path):
     assert shortage(PLENTY, tmp_path / "none") == 0
     held = mx.ones((1000,))
