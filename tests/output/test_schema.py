@@ -67,8 +67,9 @@ def test_types_are_found_in_the_parts_of_a_schema(name):
     assert tools.types("write", "unlisted") == {"integer"}
 
 
-def test_an_argument_that_two_alternatives_have_may_be_of_either_type():
-    ways: Any = [{"properties": {"a": {"type": kind}}} for kind in ("string", "integer")]
+def test_an_argument_that_alternatives_have_may_be_of_the_type_of_any():
+    ways: Any = [{"properties": {"a": {"type": "string", "const": str(kind)}}} for kind in range(20)]
+    ways += [{"properties": {"a": {"type": "integer"}}}]
     tools = Tools([{"type": "function", "function": {"name": "f", "parameters": {"anyOf": ways}}}])
     assert tools.types("f", "a") == {"string", "integer"}
 
@@ -84,6 +85,16 @@ def test_an_argument_that_two_alternatives_have_may_be_of_either_type():
 )
 def test_what_all_alternatives_require_is_required(schema, required):
     assert flat(schema)["required"] == required
+
+
+def test_references_that_lead_to_many_others_are_followed_once():
+    """As often as there are ways through them, this would take until tomorrow."""
+    levels: Any = {
+        f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 200, "properties": {f"p{level}": {}}}
+        for level in range(4)
+    }
+    found = flat({"$ref": "#/$defs/d0", "$defs": levels})
+    assert found["properties"] == {f"p{level}": {} for level in range(4)}
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,18 @@ from start_llm.core.chat import Json
 from start_llm.output.grammar.arguments import ArgumentTags, Offered, TaggedArguments
 from start_llm.output.grammar.gemma4 import gemma_arguments
 from start_llm.output.grammar.lark import Lark
+from start_llm.output.tool_calls.schema import COMPOSING
 
 type WriteArguments = Callable[[Lark, Offered], str]
 
-_COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
+_UNLISTED = COMPOSING | {"patternProperties"}
 _NUMBER = "[0-9]{1,3}"
 _MOST_CALLS = 32
 
 
 def object_arguments(lark: Lark, tool: Offered) -> str:
     """A JSON object. A schema that only lists arguments is taken for the whole list."""
-    is_list = _COMPOSING.isdisjoint(tool.parameters)
+    is_list = _UNLISTED.isdisjoint(tool.parameters)
     closed: dict[str, Json] = {"additionalProperties": False} if is_list else {}
     return lark.schema({"type": "object", **closed, **tool.parameters}, tool.origin, lenient=True)
 

@@ -11,7 +11,8 @@ from start_llm.output.tool_calls.json_text import parsed
 
 _JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _DEEPEST_REFERENCE = 8
-_COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+"""Words by which a schema is made of others."""
 _PYTHON_NAMES: Mapping[str, tuple[str, Json]] = {
     "True": ("boolean", True),
     "False": ("boolean", False),
@@ -62,10 +63,10 @@ def flat(parameters: Mapping[str, Json]) -> Mapping[str, Json]:
 
     An argument is required if it is so in all alternatives. If none are found, any may be given.
     """
-    if _COMPOSING.isdisjoint(parameters):
+    if COMPOSING.isdisjoint(parameters):
         return parameters
-    listed = _listed(dict(parameters), parameters, _DEEPEST_REFERENCE)
-    rest = {word: value for word, value in parameters.items() if word not in _COMPOSING}
+    listed = _listed(dict(parameters), parameters, {}, _DEEPEST_REFERENCE)
+    rest = {word: value for word, value in parameters.items() if word not in COMPOSING}
     if not listed.properties:
         rest.setdefault("additionalProperties", True)
     elif listed.others is not None:
@@ -82,48 +83,57 @@ class _Listed:
     others: Json
 
 
-def _listed(schema: Json, root: Mapping[str, Json], depth: int) -> _Listed:
+_NOTHING = _Listed({}, (), None)
+
+
+def _listed(schema: Json, root: Mapping[str, Json], known: dict[str, _Listed], depth: int) -> _Listed:
+    """`known`: what references lead to. Each is followed once: circles end, and nothing is read twice."""
     if not isinstance(schema, dict) or depth == 0:
-        return _Listed({}, (), None)
+        return _NOTHING
     required = schema.get("required")
-    found = _Listed(
-        properties=_object(schema.get("properties")),
-        required=[one for one in required if isinstance(one, str)] if isinstance(required, list) else [],
-        others=schema.get("additionalProperties"),
-    )
+    parts = [
+        _Listed(
+            properties=_object(schema.get("properties")),
+            required=[one for one in required if isinstance(one, str)] if isinstance(required, list) else [],
+            others=schema.get("additionalProperties"),
+        )
+    ]
     if isinstance(reference := schema.get("$ref"), str):
-        found = _both(found, _listed(resolve(reference, root), root, depth - 1))
-    for part in _parts(schema, "allOf"):
-        found = _both(found, _listed(part, root, depth - 1))
+        if reference not in known:
+            known[reference] = _NOTHING
+            known[reference] = _listed(resolve(reference, root), root, known, depth - 1)
+        parts.append(known[reference])
+    parts += [_listed(part, root, known, depth - 1) for part in _parts(schema, "allOf")]
     for word in ("anyOf", "oneOf"):
-        ways = [_listed(part, root, depth - 1) for part in _parts(schema, word)]
-        if ways:
-            found = _both(found, reduce(_any, ways))
-    return found
+        ways = [_listed(part, root, known, depth - 1) for part in _parts(schema, word)]
+        parts += [_any_of(ways)] if ways else []
+    return _all_of(parts)
 
 
-def _both(one: _Listed, other: _Listed) -> _Listed:
+def _all_of(parts: Sequence[_Listed]) -> _Listed:
     return _Listed(
-        properties=_merged(one, other, "allOf"),
-        required=list(dict.fromkeys([*one.required, *other.required])),
-        others=other.others if one.others is None else one.others,
+        properties=_merged(parts, "allOf"),
+        required=list(dict.fromkeys(name for part in parts for name in part.required)),
+        others=next((part.others for part in parts if part.others is not None), None),
     )
 
 
-def _any(one: _Listed, other: _Listed) -> _Listed:
+def _any_of(ways: Sequence[_Listed]) -> _Listed:
     return _Listed(
-        properties=_merged(one, other, "anyOf"),
-        required=[name for name in one.required if name in other.required],
-        others=one.others or other.others,
+        properties=_merged(ways, "anyOf"),
+        required=[name for name in ways[0].required if all(name in way.required for way in ways)],
+        others=next((way.others for way in ways if way.others), None),
     )
 
 
-def _merged(one: _Listed, other: _Listed, word: str) -> Mapping[str, Json]:
-    merged = dict(one.properties)
-    for name, schema in other.properties.items():
-        known = merged.get(name, schema)
-        merged[name] = schema if known == schema else {word: [known, schema]}
-    return merged
+def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
+    schemas: dict[str, list[Json]] = {}
+    for part in parts:
+        for name, schema in part.properties.items():
+            found = schemas.setdefault(name, [])
+            if schema not in found:
+                found.append(schema)
+    return {name: found[0] if len(found) == 1 else {word: found} for name, found in schemas.items()}
 
 
 def is_text(types: frozenset[str]) -> bool:
