@@ -144,8 +144,10 @@ class PageTree:
         self._roots: dict[bytes, Page] = {}
 
     def root(self, salt: bytes) -> Page:
+        """Where the pages of a salt begin. A new one takes the place of all that have nothing behind them."""
         known = self._roots.get(salt)
         if known is None:
+            self._roots = {other: root for other, root in self._roots.items() if not root.is_leaf}
             key = hashlib.blake2b(salt, digest_size=16).digest()
             known = self._roots[salt] = Page(key, None, (), 0, None)
         return known

@@ -15,8 +15,9 @@ from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMEr
 from start_llm.core.events import Failed, Restored
 from start_llm.core.job import Job
 from start_llm.engine.generation import Generation
+from start_llm.engine.inbox import Inbox
 from start_llm.engine.look import Look
-from start_llm.engine.loop import STOPPING, EngineLoop, Inbox
+from start_llm.engine.loop import STOPPING, EngineLoop
 from start_llm.engine.machinery import Machinery
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -48,7 +49,7 @@ class Engine:
         self._config = config
         self._assemble = assemble
         self._metrics = metrics
-        self._inbox: Inbox = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._ready = threading.Event()
         self._startup_error: StartLLMError | None = ModelError(
             "Loading failed; the traceback above says where."
@@ -76,14 +77,12 @@ class Engine:
         """
         if not self.is_alive():
             raise EngineDied("The engine has stopped.")
-        if self._metrics.waiting + self._inbox.qsize() >= self._config.most_waiting:
+        if self._metrics.waiting + len(self._inbox) >= self._config.most_waiting:
             raise Overloaded(
                 f"{self._config.most_waiting} requests are waiting already; try again in a moment."
             )
         generation = Generation(job)
-        self._inbox.put(generation)
-        if not self.is_alive():
-            # It ended between the two lines above, and nobody reads the inbox any more.
+        if not self._inbox.put(generation):
             generation.emit(Failed(STOPPING))
         return generation
 
@@ -123,11 +122,11 @@ class Engine:
 
     def _load_and_serve(self) -> None:
         try:
-            machinery = self._assemble()
+            loop = EngineLoop(self._assemble(), self._inbox, self._metrics)
             self._startup_error = None
         except StartLLMError as error:
             self._startup_error = error
             return
         finally:
             self._ready.set()
-        EngineLoop(machinery, self._inbox, self._metrics).run()
+        loop.run()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import mlx.core as mx
@@ -16,6 +14,7 @@ from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.events import Failed
 from start_llm.engine.batch import Decoder, Group
 from start_llm.engine.generation import Generation
+from start_llm.engine.inbox import Asked, Inbox
 from start_llm.engine.look import Look
 from start_llm.engine.machinery import Machinery
 from start_llm.engine.prefill import ChunkPacer, Prefill
@@ -23,10 +22,6 @@ from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
 from start_llm.engine.schedule import Schedule, Waiting, goes_first
 from start_llm.telemetry.metrics import EngineMetrics
-
-type Inbox = queue.SimpleQueue[Generation | Look | None]
-"""Requests and questions from HTTP threads; None asks the engine to stop."""
-
 
 STOPPING = "The server is stopping."
 _STEPS_BETWEEN_LOOKS = 64
@@ -74,6 +69,7 @@ class EngineLoop:
             self._fail_the_rest()
 
     def _fail_the_rest(self) -> None:
+        self._inbox.close()
         self._receive_all()
         for generation in self._abandon_everything():
             generation.emit(Failed(STOPPING))
@@ -95,24 +91,23 @@ class EngineLoop:
         """Take new requests; wait for one if there is nothing else to do."""
         if not (self._schedule or self._prefill or self._decoder.rows):
             self._metrics.step_began = self._last_step = None
-            request = self._inbox.get()
+            asked = self._inbox.wait()
             self._metrics.step_began = time.monotonic()
-            self._note(request)
+            self._note(asked)
         self._metrics.step_began = time.monotonic()
         self._receive_all()
         self._metrics.waiting = len(self._schedule)
 
     def _receive_all(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._note(self._inbox.get_nowait())
+        for asked in self._inbox.take_all():
+            self._note(asked)
 
-    def _note(self, request: Generation | Look | None) -> None:
-        match request:
+    def _note(self, asked: Asked) -> None:
+        match asked:
             case Generation():
-                self._schedule.add(request, self._pacer.speed)
+                self._schedule.add(asked, self._pacer.speed, self._prefill.row if self._prefill else None)
             case Look():
-                self._guarded(partial(self._tell, request), partial(self._cannot_tell, request))
+                self._guarded(partial(self._tell, asked), partial(self._cannot_tell, asked))
             case None:
                 self._stopping = True
 
@@ -184,11 +179,11 @@ class EngineLoop:
 
     def _interrupt_longest_for(self, first: Waiting) -> None:
         """The row that has had its turn for the longest time, if that is long enough."""
-        rows = self._decoder.rows
-        if not rows or not self._can_keep_all(first):
+        rows, now = self._decoder.rows, self._clock()
+        if not rows or now < first.due or not self._can_keep_all(first):
             return
         row = min(rows, key=lambda one: one.since)
-        if self._clock() - row.since >= self._machinery.pace.turn_s:
+        if now - row.since >= self._machinery.pace.turn_s:
             self._guarded(partial(self._interrupt, row), partial(self._abandon_row, row))
 
     def _can_keep_all(self, first: Waiting) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from start_llm.core.job import Job
 from start_llm.engine.generation import Generation
@@ -18,6 +19,16 @@ _BACKGROUND = 2.0
 """Requests that nobody looks at are taken for so many times as long."""
 _WORTH_STOPPING = 4
 """A prompt is stopped half way for those that need a part of what it still needs."""
+
+
+class Due(Protocol):
+    """A request, and when it is due: seconds on the engine's clock."""
+
+    @property
+    def generation(self) -> Generation: ...
+
+    @property
+    def due(self) -> float: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +60,6 @@ class Schedule:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: list[Waiting] = []
-        self._sessions: dict[tuple[bytes, str], float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,19 +68,23 @@ class Schedule:
     def interrupted(self) -> list[Row]:
         return [one.row for one in self._waiting if one.row]
 
-    def add(self, generation: Generation, speed: float) -> None:
+    def add(self, generation: Generation, speed: float, computing: Due | None = None) -> None:
         """A new request.
 
         Args:
             speed: tokens of a prompt that the engine computes in a second.
+            computing: whose prompt is being computed.
         """
-        now, job = self._clock(), generation.job
-        self._sessions = {session: due for session, due in self._sessions.items() if due > now}
-        cost = self._cost(job, speed)
-        due = self._sessions.get((job.salt, job.session), now) + cost
-        if job.session:
-            self._sessions[job.salt, job.session] = due
-        self._waiting.append(Waiting(generation, due))
+        job = generation.job
+        prompts = [*self._prompts, *([computing] if computing else [])]
+        owed = [one.due for one in prompts if _is_one_session(one.generation.job, job)]
+        begins = max([self._clock(), *owed])
+        self._waiting.append(Waiting(generation, begins + self._cost(job, speed)))
+
+    @property
+    def _prompts(self) -> list[Waiting]:
+        """Those whose prompts are still to be computed."""
+        return [one for one in self._waiting if one.row is None or not one.row.has_begun]
 
     def _cost(self, job: Job, speed: float) -> float:
         seconds = max(len(job.prompt) - job.known, 1) / speed
@@ -98,6 +112,10 @@ class Schedule:
         generations = [one.generation for one in self._waiting]
         self._waiting = []
         return generations
+
+
+def _is_one_session(one: Job, other: Job) -> bool:
+    return bool(one.session) and (one.salt, one.session) == (other.salt, other.session)
 
 
 def goes_first(waiting: Waiting, row: Row, done: int) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from start_llm.core.canonical import (
@@ -29,7 +29,7 @@ from start_llm.core.chat import (
     Thinking,
 )
 from start_llm.core.errors import InvalidRequest
-from start_llm.core.family import Family
+from start_llm.core.family import Family, ThoughtMarks
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
@@ -49,6 +49,7 @@ from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.render import RenderedText, Renderer
 from start_llm.prompt.shorten import with_short_content
+from start_llm.prompt.shown import shown_thoughts
 from start_llm.prompt.spoken import thought_apart, without_assumed_thought
 from start_llm.prompt.template import TemplateTokenizer
 
@@ -73,7 +74,6 @@ class PromptPolicy:
 
 
 _AS_THE_TEMPLATE_DOES = PromptPolicy()
-_UNSURE = "\0"
 _ASKING = ("user", "tool")
 _DATE = "the date"
 
@@ -137,13 +137,15 @@ class Preparer:
             canonicals = canonical(apart, request.late_tools, rules=self._rules)
             compared = _Compared(root, canonicals, chain(root.key(request.tenant), canonicals))
             shown = self._for_the_model(messages, compared.keys)
-            text = self._render(replace(request, messages=shown), transient, options, now)
+            render = partial(self._render, request, transient, options, now)
+            text = render(shown)
+            thoughts = shown_thoughts(shown, text, self._marks, render)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
         boundaries = zip(text.places, encoded.cuts, strict=True)
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
-            conversation=self._conversation(request, transient, shown, compared, text, now),
+            conversation=self._conversation(request, transient, compared, thoughts, now),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
             left_out=sum(message.left_out for message in compared.messages),
@@ -165,7 +167,9 @@ class Preparer:
         transient: tuple[Message, ...],
         options: Mapping[str, Json],
         now: datetime,
+        messages: Sequence[Message],
     ) -> RenderedText:
+        request = replace(request, messages=tuple(messages))
         lasting = adapt(request, self.facts)
         if not transient:
             return self._renderer.render(lasting, options, now)
@@ -199,42 +203,44 @@ class Preparer:
         return in_native_form(messages, self.facts.call_ids)
 
     def _apart(self, message: Message) -> Message:
-        is_reply = message.role == "assistant"
-        return (
-            thought_apart(message, self._family.thought) if is_reply and self._policy.with_rules else message
-        )
+        return thought_apart(message, self._marks)
+
+    @property
+    def _marks(self) -> ThoughtMarks | None:
+        """Of thoughts in the text of a reply; None: what stands there is compared as text."""
+        return self._family.thought if self._policy.with_rules else None
 
     def _conversation(
         self,
         request: ChatRequest,
         transient: tuple[Message, ...],
-        messages: Sequence[Message],
         compared: _Compared,
-        text: RenderedText,
+        thoughts: Sequence[bytes | None],
         now: datetime,
     ) -> Conversation | None:
         """None if no beginning of this prompt would be one of the next turn's.
 
         Args:
             transient: messages behind those of the request.
-            messages: those of the request, as the model is shown them.
+            thoughts: that the model is shown, by their digests.
         """
+        messages = request.messages
         has_moving = {"tools": request.tools, "system": any(one.role == "system" for one in messages)}
         if any(has_moving[name] for name in self.facts.moving):
             return None
         return Conversation(
             tenant=request.tenant,
             root=compared.root,
-            roles=[message.role for message in request.messages],
+            roles=[message.role for message in messages],
             messages=compared.messages,
             keys=compared.keys,
-            echoed=[thought_digest(self._apart(message).reasoning) for message in request.messages],
-            shown=list(_shown_thoughts([self._apart(message) for message in messages], text)),
-            own=self._own(request.messages),
-            live=self._live(request.messages, now),
-            notable=[message.role in _ASKING for message in request.messages],
+            echoed=[thought_digest(self._apart(message).reasoning) for message in messages],
+            shown=thoughts,
+            own=self._own(messages),
+            live=self._live(messages, now),
+            notable=[message.role in _ASKING for message in messages],
             session=request.session_id or compared.keys[_first_question(messages)].digest.hex(),
-            ignored=ignored(request.messages, self._rules),
+            ignored=ignored(messages, self._rules),
             transient=tuple(one for some in ignored(transient, self._rules) for one in some),
         )
 
@@ -307,40 +313,6 @@ def _shallow(param: str) -> Generator[None]:
         yield
     except RecursionError as error:
         raise InvalidRequest(f"'{param}' are nested too deeply.", param=param) from error
-
-
-def _shown_thoughts(messages: Sequence[Message], text: RenderedText) -> Iterator[bytes | None]:
-    """For each message the digest of its thought, if that stands in its place in the text.
-
-    What stands there may be another text with the same words. Then nobody can tell, and the digest is one
-    that no thought has: nothing that holds or wants this thought is taken for it.
-    """
-    offsets = {place.message: place.offset for place in text.places}
-    start, first = 0, 0
-    for index, message in enumerate(messages):
-        thought = (message.reasoning or "").strip()
-        last = next((later for later in range(index, len(messages)) if later in offsets), len(messages) - 1)
-        if not thought or text.whole.find(thought, start, offsets.get(last)) < 0:
-            yield None
-        else:
-            around = [
-                *messages[first:index],
-                replace(message, reasoning=None),
-                *messages[index + 1 : last + 1],
-            ]
-            yield thought_digest(f"{_UNSURE}{thought}" if _is_said(thought, around) else thought)
-        if index in offsets:
-            start, first = offsets[index], index + 1
-
-
-def _is_said(thought: str, messages: Sequence[Message]) -> bool:
-    """Some text of these messages has the words of the thought."""
-    escaped = json.dumps(thought, ensure_ascii=False)[1:-1]
-    texts = (
-        [one.content, one.reasoning, *([call.name, dict(call.arguments)] for call in one.tool_calls)]
-        for one in messages
-    )
-    return any(escaped in json.dumps(parts, ensure_ascii=False) for parts in texts)
 
 
 def _first_question(messages: Sequence[Message]) -> int:

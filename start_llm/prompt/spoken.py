@@ -26,3 +26,12 @@ def thought_apart(message: Message, marks: ThoughtMarks | None) -> Message:
     if not thought.strip() or not (answer.strip() or message.tool_calls) or marks.closing not in text:
         return message
     return replace(message, content=answer, reasoning=thought)
+
+
+def with_thought(message: Message, marks: ThoughtMarks | None, thought: str) -> Message:
+    """The message with another thought, in the place where it has its own."""
+    if marks is None or thought_apart(message, marks) is message:
+        return replace(message, reasoning=thought)
+    before, opening, rest = message.content.partition(marks.opening)
+    _, closing, answer = rest.partition(marks.closing)
+    return replace(message, content=f"{before}{opening}{thought}{closing}{answer}")

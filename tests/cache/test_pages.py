@@ -79,6 +79,22 @@ def test_two_salts_share_nothing(tree):
     assert set(tree.roots()) == {tree.root(b"one"), tree.root(b"two")}
 
 
+def test_salts_under_which_nothing_is_kept_are_forgotten(tree):
+    (page,) = grown(tree, [1, 2, 3, 4], b"kept")
+    (gone,) = grown(tree, [1, 2, 3, 4], b"gone")
+    tree.remove(gone)
+    last = [tree.root(b"asked %d" % number) for number in range(100)][-1]
+    assert set(tree.roots()) == {tree.root(b"kept"), last}
+    assert tree.match(tree.root(b"kept"), [1, 2, 3, 4]) == [page]
+
+
+def test_the_root_of_a_sequence_without_a_full_page_stays(tree):
+    root = tree.root(b"short")
+    root.strands.append(Strand([], root))
+    tree.root(b"another")
+    assert tree.root(b"short") is root
+
+
 def test_a_hash_only_finds_a_page_and_equal_tokens_accept_it(tree):
     (page,) = grown(tree, [1, 2, 3, 4])
     page.tokens = (1, 2, 3, 5)  # as if both had the same hash

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,8 @@ from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.batch import Decoder
 from start_llm.engine.generation import Generation
-from start_llm.engine.loop import EngineLoop, Inbox
+from start_llm.engine.inbox import Inbox
+from start_llm.engine.loop import EngineLoop
 from start_llm.engine.machinery import Machinery
 from start_llm.engine.row import Sampled
 from start_llm.telemetry.metrics import EngineMetrics
@@ -89,7 +89,7 @@ class Stepper:
     ) -> None:
         self.clock = clock
         self.metrics = EngineMetrics()
-        self.inbox: Inbox = queue.SimpleQueue()
+        self.inbox = Inbox()
         self._machinery = replace(machinery, **changes)
         self.start_loop()
 

@@ -17,6 +17,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.errors import EngineDied, ModelError, Overloaded
 from start_llm.core.events import Failed, Finished, Restored
+from start_llm.engine.batch import Decoder
 from start_llm.engine.engine import Engine, EngineConfig
 from start_llm.engine.loop import STOPPING
 from start_llm.telemetry.metrics import EngineMetrics
@@ -67,6 +68,25 @@ def test_stopping_fails_what_runs_and_what_waits(machinery):
     gate.open.set()
     assert engine.stop(30)
     assert running.wait() == waiting.wait() == Failed(STOPPING)
+
+
+def test_who_comes_while_the_thread_ends_is_answered(machinery, monkeypatch):
+    """It has looked for the last time, and is still there."""
+    ending, gone = threading.Event(), threading.Event()
+
+    def linger(_: Decoder) -> None:
+        ending.set()
+        assert gone.wait(30)
+
+    monkeypatch.setattr(Decoder, "close", linger)
+    engine = engine_of(lambda: machinery)
+    engine.start()
+    assert not engine.stop(0)
+    assert ending.wait(30)
+    late = Watched(engine.submit(job(PROMPT)))
+    assert late.wait() == Failed(STOPPING)
+    gone.set()
+    assert engine.stop(10)
 
 
 def test_nothing_can_be_asked_of_a_stopped_engine(machinery):

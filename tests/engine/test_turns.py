@@ -95,6 +95,36 @@ def test_a_session_that_was_quiet_owes_nothing():
     assert order_of(*first, (60, of(100, session="one")), (60.5, of(100, session="two")))[-2:] == [3, 4]
 
 
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
+    """It was given up, or took less time than it was thought to take."""
+    schedule = Schedule(Clock())
+    long, another, short = (
+        Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
+    )
+    schedule.add(long, SPEED)
+    if is_given_up:
+        long.cancel()
+        schedule.take_cancelled()
+    else:
+        next(drained(schedule))
+    schedule.add(another, SPEED)
+    schedule.add(short, SPEED)
+    assert [one.generation for one in drained(schedule)][-2:] == [short, another]
+
+
+def test_a_session_owes_what_is_being_computed_for_it():
+    schedule = Schedule(Clock())
+    long, another, short = (
+        Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
+    )
+    schedule.add(long, SPEED)
+    begun = next(drained(schedule))
+    schedule.add(another, SPEED, begun)
+    schedule.add(short, SPEED, begun)
+    assert [one.generation for one in drained(schedule)] == [another, short]
+
+
 def test_what_nobody_waits_for_lets_others_go_first():
     assert order_of((0, of(100, is_background=True)), (0.5, of(100))) == [1, 0]
     assert order_of((0, of(100, is_background=True)), (1.5, of(100))) == [0, 1]
@@ -252,6 +282,25 @@ def test_rows_that_take_turns_are_kept_token_for_token(has_state, most_rows):
     for row in rows:
         first = row.generation.job.prompt.ids[-1] + 1
         assert row.tokens == [token % 400 for token in range(first, first + 80)]
+
+
+def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(machinery):
+    clock = Clock()
+    stepper = cached(machinery, clock=clock, most_rows=1, pace=Pace(turn_s=0))
+    first = stepper.submit(job(PROMPTS[0], 1000))
+    stepper.step_until(lambda: first.tokens)
+    long = stepper.submit(job(LONG, 5))
+    stepper.step()
+    assert stepper.loop._schedule.first
+    due, had = stepper.loop._schedule.first.due, len(first.tokens)
+    clock.now = (clock.now + due) / 2
+    stepper.step(10)
+    assert (stepper.metrics.interruptions, len(first.tokens)) == (0, had + 10)
+    clock.now = due
+    stepper.step_until(lambda: long.tokens)
+    assert stepper.metrics.interruptions == 1
+    first.generation.cancel()
+    stepper.finish(long)
 
 
 def test_a_seed_and_penalties_hold_through_interruptions(machinery):

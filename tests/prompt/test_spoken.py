@@ -7,7 +7,7 @@ from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.family import ThoughtMarks
 from start_llm.core.prompt import Prompt
 from start_llm.prompt.prepare import Preparer, PromptPolicy
-from start_llm.prompt.spoken import thought_apart
+from start_llm.prompt.spoken import thought_apart, with_thought
 from tests.prompt.fakes import call, family_of, prepared, reply, result, shown, text_of, user
 from tests.templates.traits import trait_tokenizer
 
@@ -63,6 +63,16 @@ def test_the_model_reads_it_where_the_client_wrote_it():
     prompt = prepared(TRAIT, *messages)
     assert prompt.conversation
     assert prompt.conversation.shown[1] == thought_digest("Look first.")
+
+
+@pytest.mark.parametrize("say", ["Look first.", "think", "Here."])
+def test_it_is_told_from_other_texts_with_its_words(say: str):
+    """The template is asked with another thought in its place."""
+    spoken = reply(f"<think>\n{say}\n</think>\n\nHere. Look first: think.", call())
+    prompt = prepared(TRAIT, *conversation(spoken))
+    assert prompt.conversation
+    assert prompt.conversation.shown[1] == thought_digest(say)
+    assert with_thought(spoken, MARKS, "A").content == "<think>A</think>\n\nHere. Look first: think."
 
 
 def test_no_other_thought_is_added_to_it():

@@ -200,3 +200,33 @@ def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():
     talk.ask(ANSWER)
     talk.messages = loop
     assert words(talk.ask(ANSWER), "t") == ["t1x", "t1x"]
+
+
+def without_its_tokens(server: Server) -> Server:
+    """It remembers the thoughts alone."""
+    later = Server(server.trait, "true")
+    for key, thought in server.transcripts.thoughts._thoughts.items():
+        later.transcripts.thoughts.keep(key, thought)
+    return later
+
+
+def test_a_thought_is_told_from_the_same_word_of_its_reply_where_the_client_leaves_it_out():
+    """One rendering drops it, the next one of the same messages does not."""
+    talk = Talk("strips_old_thoughts")
+    talk.ask(Shape(thought=True, text=False, calls=1), thought="v21x")
+    loop = tuple(replace(message, reasoning=None) for message in talk.messages)
+    talk.server, talk.messages = without_its_tokens(talk.server), (*loop, reply("v31x"), user("v41x"))
+    assert words(talk.ask(ANSWER), "v").count("v21x") == 1
+    talk.messages = loop
+    assert words(talk.ask(ANSWER), "v").count("v21x") == 2
+
+
+@pytest.mark.parametrize("echoed", [True, False])
+def test_a_conversation_goes_on_though_its_reply_says_what_was_thought(echoed: bool):
+    talk = Talk("strips_old_thoughts")
+    talk.ask(Shape(thought=True, text=False, calls=1), thought="v21x")
+    if not echoed:
+        talk.messages = tuple(replace(message, reasoning=None) for message in talk.messages)
+    talk.server = without_its_tokens(talk.server)
+    talk.ask(ANSWER)
+    assert talk.server.explain(talk.request()).bound_messages == len(talk.messages) - 1

@@ -1,0 +1,82 @@
+"""Which thoughts a template shows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from start_llm.core.canonical import thought_digest
+from start_llm.core.chat import Message
+from start_llm.core.family import ThoughtMarks
+from start_llm.prompt.render import RenderedText
+from start_llm.prompt.spoken import thought_apart, with_thought
+
+type Render = Callable[[Sequence[Message]], RenderedText]
+
+
+def shown_thoughts(
+    messages: Sequence[Message], text: RenderedText, marks: ThoughtMarks | None, render: Render
+) -> list[bytes | None]:
+    """For each message the digest of its thought, if that stands in its place in the text.
+
+    Another text there may have the same words. Then the template is asked once more, with thoughts that
+    nobody else has.
+
+    Args:
+        text: what `render` makes of the messages.
+        marks: of thoughts that begin the text of a message; None: what stands there is no thought.
+    """
+    apart = [thought_apart(message, marks) for message in messages]
+    found = list(_found(apart, text))
+    if any(index is None for index in found):
+        names = {index: _name(index, text.whole) for index, is_shown in enumerate(found) if is_shown is None}
+        named = render(_with_thoughts(messages, marks, names)).whole
+        found = [
+            names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(found)
+        ]
+    return [
+        thought_digest(message.reasoning) if is_shown else None
+        for message, is_shown in zip(apart, found, strict=True)
+    ]
+
+
+def _found(messages: Sequence[Message], text: RenderedText) -> Iterator[bool | None]:
+    """For each message whether the words of its thought stand in its place; None: others say them too."""
+    offsets = {place.message: place.offset for place in text.places}
+    start, first = 0, 0
+    for index, message in enumerate(messages):
+        thought = (message.reasoning or "").strip()
+        last = next((later for later in range(index, len(messages)) if later in offsets), len(messages) - 1)
+        if not thought or text.whole.find(thought, start, offsets.get(last)) < 0:
+            yield False
+        else:
+            others = (*messages[first:index], *messages[index + 1 : last + 1])
+            yield None if _is_said(thought, (*others, replace(message, reasoning=None))) else True
+        if index in offsets:
+            start, first = offsets[index], index + 1
+
+
+def _is_said(thought: str, messages: Sequence[Message]) -> bool:
+    """Some text of these messages has the words of the thought."""
+    escaped = json.dumps(thought, ensure_ascii=False)[1:-1]
+    texts = (
+        [one.content, one.reasoning, *([call.name, dict(call.arguments)] for call in one.tool_calls)]
+        for one in messages
+    )
+    return any(escaped in json.dumps(parts, ensure_ascii=False) for parts in texts)
+
+
+def _name(index: int, text: str) -> str:
+    """A word that stands nowhere in the text."""
+    return hashlib.blake2b(f"{index} {text}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _with_thoughts(
+    messages: Sequence[Message], marks: ThoughtMarks | None, thoughts: Mapping[int, str]
+) -> list[Message]:
+    return [
+        with_thought(message, marks, thoughts[index]) if index in thoughts else message
+        for index, message in enumerate(messages)
+    ]
