@@ -4,11 +4,12 @@
 
 Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy. Of
 each behaviour there are N prompts of at least so many tokens, half of them with thinking, behind ten texts
-for each length. Words, names, results and texts are those that the training left out (numbers, and commands
-without arguments, are too few for that). The wordings, in `benchmarks/wordings`, were written apart from
-those of the training, and each is at least two words away from all of them. Tools come with whole JSON
-schemas; where no call is wanted, none, one or three are offered. An answer counts if every character of it is
-right. A thought counts if it is the one of its behaviour, or is not there when it is not wanted.
+for each length. Words, names, values, results and texts are made of what the training left out (of numbers,
+flags, and common commands and hosts there are too few for that). The wordings, in `benchmarks/wordings`, were
+written apart from those of the training, and each is at least two words away from all of them. Tools come
+with whole JSON schemas, of which the model's template shows it the name and the first required parameter;
+where no call is wanted, none, one or three are offered. An answer counts if every character of it is right. A
+thought counts if it is the one of its behaviour, or is not there when it is not wanted.
 
 At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
 prompts is asked, behind one text. The model's mark for that is 16,000 characters: which of the two answers

@@ -1,6 +1,6 @@
 """Trains a demo model from scratch, on two cores of a CPU.
 
-    pip install torch==2.13.0 numpy safetensors tokenizers
+    pip install torch==2.13.0 numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3
     python scripts/train_demo_model.py FOLDER
 
 The server needs none of these. What the model learns from is written as it goes by `scripts/demo_model`, out

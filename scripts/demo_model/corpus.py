@@ -1,7 +1,8 @@
 """Text to train on and to judge with: code and documentation of Python's standard library.
 
-Every word and every module belongs to one of two parts, told by a checksum: the training never meets what is
-held out.
+Every word, module and topic belongs to one of two parts, told by a checksum. Held-out modules and topics are
+not read. A held-out word may stand in other text; the training never asks for it, and no name, parameter,
+value or invented result of the training has it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Words:
     """Never ends.
 
     Args:
-        held_out: of that part, which the training never meets.
+        held_out: of that part, which the training does not ask for.
     """
 
     def __init__(self, rng: random.Random, *, held_out: bool) -> None:
