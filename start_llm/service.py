@@ -81,6 +81,11 @@ class ModelTraits:
     sampling_defaults: tuple[SamplingChoice, ...]
     memory: MemoryWindow | None = None
 
+    @property
+    def room(self) -> int:
+        """Tokens that prompt and reply may have together, whatever limits them."""
+        return min(self.context_window, self.memory.tokens) if self.memory else self.context_window
+
 
 class Service:
     """Answers requests, whatever protocol they came in. Safe to use from any thread."""
@@ -112,7 +117,7 @@ class Service:
         began = time.perf_counter()
         prompt = self._preparer.prepare(request)
         guide = self._forms.guide(request, prompt) if isinstance(request, ChatRequest) else None
-        turn = self._transcripts.begin(prompt, self._traits.context_window)
+        turn = self._transcripts.begin(prompt, self._traits.room)
         job = replace(self._plan(request, prompt, turn), guide=guide)
         output = OutputStream(self._splitter(request, prompt), most_calls=_most_calls(request))
         generation = self._engine.submit(job)
@@ -128,7 +133,7 @@ class Service:
             RequestError: the prompt cannot be made. One that is too long is counted all the same.
         """
         prompt = self._preparer.prepare(request)
-        return len(self._transcripts.begin(prompt, self._traits.context_window).tokens)
+        return len(self._transcripts.begin(prompt, self._traits.room).tokens)
 
     def explain(self, request: GenerationRequest) -> Explanation:
         """What is known of the prompt of a request, and why not more. Generates and remembers nothing.
@@ -138,7 +143,7 @@ class Service:
             EngineDied: the engine does not answer.
         """
         prompt = self._preparer.prepare(request)
-        turn = self._transcripts.begin(prompt, self._traits.context_window)
+        turn = self._transcripts.begin(prompt, self._traits.room)
         return turn.explained(self._engine.peek(self._plan(request, prompt, turn)))
 
     def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
@@ -170,7 +175,7 @@ class Service:
                 budget_bytes=memory.budget_bytes,
                 param=param,
             )
-        room = min(window, memory.tokens if memory else window) - prompt_length
+        room = self._traits.room - prompt_length
         return min(request.options.max_tokens or self._traits.default_max_tokens or room, room)
 
     def _thought_limit(self, request: GenerationRequest, prompt: Prompt) -> ThoughtLimit | None:

@@ -380,11 +380,11 @@ class NoReuse:
     def grew(self, strand: Strand, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
         self._metrics.computed_tokens += len(tokens)
 
-    def close(self, strand: Strand, caches: list[Any], tokens: Sequence[int]) -> None:
-        pass
+    def close(self, strand: Strand, caches: list[Any], tokens: Sequence[int]) -> None:  # noqa: ARG002
+        strand.take_back([])
 
     def discard(self, strand: Strand) -> None:
-        pass
+        strand.take_back([])
 
     def shrink(self, shortage: int = 0) -> None:
         pass

@@ -20,7 +20,7 @@ from start_llm.engine.machinery import Machinery
 from start_llm.engine.prefill import ChunkPacer, Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
-from start_llm.engine.schedule import Schedule, Waiting, goes_first
+from start_llm.engine.schedule import Schedule, Waiting, due_with, goes_first
 from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
@@ -149,9 +149,9 @@ class EngineLoop:
         first = self._schedule.first
         prefill = self._prefill
         if first and prefill and self._cache.keeps:
-            if goes_first(first, prefill.row, prefill.done):
+            if goes_first(first, prefill.row, prefill.done) and self._has_room(first, self._decoder.rows):
                 self._guarded(self._stop_prefill, partial(self._abandon_row, prefill.row))
-        elif first and not prefill and not self._has_room(first):
+        elif first and not prefill and not self._has_room(first, self._running):
             self._interrupt_longest_for(first)
         self._interrupt_beyond_memory()
 
@@ -171,11 +171,10 @@ class EngineLoop:
             self._cache.close(row.strand, row.cache, row.strand.tokens)
             mx.clear_cache()
 
-    def _has_room(self, waiting: Waiting) -> bool:
-        admission, running = self._machinery.admission, self._running
-        if len(running) >= self._machinery.most_rows:
+    def _has_room(self, waiting: Waiting, beside: list[Row]) -> bool:
+        if len(beside) >= self._machinery.most_rows:
             return False
-        return admission.has_room(running, waiting.generation.job, waiting.tokens)
+        return self._machinery.admission.has_room(beside, waiting.generation.job, waiting.tokens)
 
     def _interrupt_longest_for(self, first: Waiting) -> None:
         """The row that has had its turn for the longest time, if that is long enough."""
@@ -215,7 +214,7 @@ class EngineLoop:
 
     def _start_next(self) -> None:
         first = self._schedule.first
-        if self._prefill or first is None or not self._has_room(first):
+        if self._prefill or first is None or not self._has_room(first, self._running):
             return
         self._starting = first
         self._schedule.take(first)
@@ -234,7 +233,8 @@ class EngineLoop:
             self._machinery.end_tokens,
             cached=len(opened.strand.tokens),
         )
-        row = Row(waiting.generation, reply, opened.strand, due=waiting.due, now=self._clock())
+        due = due_with(waiting, len(opened.strand.tokens), self._pacer.speed)
+        row = Row(waiting.generation, reply, opened.strand, due=due, now=self._clock())
         row.generation.emit(opened.restored)
         return row, opened.stops
 

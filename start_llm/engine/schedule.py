@@ -77,18 +77,15 @@ class Schedule:
         """
         job = generation.job
         prompts = [*self._prompts, *([computing] if computing else [])]
-        owed = [one.due for one in prompts if _is_one_session(one.generation.job, job)]
+        wanted = [one for one in prompts if not one.generation.cancelled]
+        owed = [one.due for one in wanted if _is_one_session(one.generation.job, job)]
         begins = max([self._clock(), *owed])
-        self._waiting.append(Waiting(generation, begins + self._cost(job, speed)))
+        self._waiting.append(Waiting(generation, begins + _seconds(job, len(job.prompt) - job.known, speed)))
 
     @property
     def _prompts(self) -> list[Waiting]:
         """Those whose prompts are still to be computed."""
         return [one for one in self._waiting if one.row is None or not one.row.has_begun]
-
-    def _cost(self, job: Job, speed: float) -> float:
-        seconds = max(len(job.prompt) - job.known, 1) / speed
-        return seconds * (_BACKGROUND if job.is_background else 1)
 
     def put_back(self, row: Row, due: float | None = None) -> None:
         """A row that was interrupted; it is due now, if it is not said when."""
@@ -112,6 +109,22 @@ class Schedule:
         generations = [one.generation for one in self._waiting]
         self._waiting = []
         return generations
+
+
+def _seconds(job: Job, tokens: int, speed: float) -> float:
+    """What so many tokens of a prompt are taken to last."""
+    return max(tokens, 1) / speed * (_BACKGROUND if job.is_background else 1)
+
+
+def due_with(waiting: Waiting, restored: int, speed: float) -> float:
+    """When it is due, now that so many of its tokens are found: what was known may be kept no longer.
+
+    Args:
+        speed: tokens of a prompt that the engine computes in a second.
+    """
+    job = waiting.generation.job
+    lost = job.known - restored
+    return waiting.due + _seconds(job, lost, speed) if lost > 0 else waiting.due
 
 
 def _is_one_session(one: Job, other: Job) -> bool:

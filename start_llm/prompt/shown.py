@@ -13,6 +13,9 @@ from start_llm.core.family import ThoughtMarks
 from start_llm.prompt.render import RenderedText
 from start_llm.prompt.spoken import thought_apart, with_thought
 
+_SHORT = 64
+"""Characters of a thought that the template's own words could be."""
+
 type Render = Callable[[Sequence[Message]], RenderedText]
 
 
@@ -43,7 +46,7 @@ def shown_thoughts(
 
 
 def _found(messages: Sequence[Message], text: RenderedText) -> Iterator[bool | None]:
-    """For each message whether the words of its thought stand in its place; None: others say them too."""
+    """For each message whether the words of its thought stand in its place; None: others may say them too."""
     offsets = {place.message: place.offset for place in text.places}
     start, first = 0, 0
     for index, message in enumerate(messages):
@@ -53,19 +56,21 @@ def _found(messages: Sequence[Message], text: RenderedText) -> Iterator[bool | N
             yield False
         else:
             others = (*messages[first:index], *messages[index + 1 : last + 1])
-            yield None if _is_said(thought, (*others, replace(message, reasoning=None))) else True
+            others = (*others, replace(message, reasoning=None))
+            yield None if len(thought) < _SHORT or _is_said(thought, others) else True
         if index in offsets:
             start, first = offsets[index], index + 1
 
 
 def _is_said(thought: str, messages: Sequence[Message]) -> bool:
-    """Some text of these messages has the words of the thought."""
+    """Some text of these messages has the words of the thought, as a text or as JSON."""
     escaped = json.dumps(thought, ensure_ascii=False)[1:-1]
     texts = (
         [one.content, one.reasoning, *([call.name, dict(call.arguments)] for call in one.tool_calls)]
         for one in messages
     )
-    return any(escaped in json.dumps(parts, ensure_ascii=False) for parts in texts)
+    written = [json.dumps(parts, ensure_ascii=False) for parts in texts]
+    return any(form in text for text in written for form in (thought, escaped))
 
 
 def _name(index: int, text: str) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.chat import Json, Message, ToolCall
-from start_llm.protocols.content import TOOL_REFERENCE, UNSEEN_IMAGE, unseen
+from start_llm.core.errors import InvalidRequest
+from start_llm.protocols.content import TOOL_REFERENCE, UNSEEN_IMAGE, text_or_note
 from start_llm.protocols.fields import Fields
 
 type Opener = Callable[[str], str | None]
@@ -104,9 +105,11 @@ def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
 
 
 def _refuse_images(blocks: Sequence[Fields]) -> None:
+    """In the spelling of Anthropic's API: by that Claude Code knows which image to leave out from then on."""
     for block in blocks:
         if block.value("type") == _IMAGE:
-            unseen(block, UNSEEN_IMAGE, is_refused=True)
+            place = block.path.replace("[", ".").replace("]", "")
+            raise InvalidRequest(f"{place}.{_IMAGE}: this model cannot see images.", param=block.path)
 
 
 def _result(block: Fields) -> Message:
@@ -193,13 +196,10 @@ def _joined(blocks: Sequence[Fields]) -> str:
 
 
 def _text_of(block: Fields) -> str:
-    """What the model reads of a block; of an unknown one its text, or that it was there."""
+    """What the model reads of a block."""
     kind = block.required_text("type")
     read = _TEXTS.get(kind)
-    if read is not None:
-        return read(block)
-    text = block.value("text")
-    return text if isinstance(text, str) else f"[{kind}: this model cannot read it]"
+    return read(block) if read is not None else text_or_note(block, kind)
 
 
 def _required_text(block: Fields) -> str:

@@ -14,7 +14,7 @@ UNSEEN_FILE = "[file: this model cannot read files]"
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _UNSEEN_PARTS = {
     **dict.fromkeys(("image_url", "input_image", "image"), UNSEEN_IMAGE),
-    "input_file": UNSEEN_FILE,
+    **dict.fromkeys(("file", "input_file"), UNSEEN_FILE),
 }
 _REFUSALS = {
     UNSEEN_IMAGE: "is an image, and this model cannot see images",
@@ -57,11 +57,19 @@ def _part(part: Fields, *, may_hold_images: bool) -> str:
             raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
         return text
     if kind in _UNSEEN_PARTS:
-        return unseen(part, _UNSEEN_PARTS[kind], is_refused=not may_hold_images)
+        return _unseen(part, _UNSEEN_PARTS[kind], is_refused=not may_hold_images)
+    if may_hold_images:
+        return text_or_note(part, kind)
     raise part.fail("type", f"is {kind!r}; this model reads text")
 
 
-def unseen(part: Fields, note: str, *, is_refused: bool) -> str:
+def text_or_note(part: Fields, kind: str) -> str:
+    """What the model reads of a part that nobody knows: its text, or that it was there."""
+    text = part.value("text")
+    return text if isinstance(text, str) else f"[{kind}: this model cannot read it]"
+
+
+def _unseen(part: Fields, note: str, *, is_refused: bool) -> str:
     """The note that stands for a part that the model cannot see.
 
     Args:

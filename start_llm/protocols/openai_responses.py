@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputForm
-from start_llm.core.errors import RequestError
+from start_llm.core.errors import InvalidRequest, RequestError
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import Call, Context, openai_error
 from start_llm.protocols.effort import read_thinking
@@ -46,6 +47,8 @@ _NOT_YET = (
     NotYet("conversation", _is_nothing, "is not kept on this server; send previous_response_id"),
     NotYet("prompt", _is_nothing, "names a stored prompt, and this server has none; send input"),
 )
+_DEEPER = 32
+"""Levels that stand around a field of a request in what is written of it, and some to spare."""
 _TEXT_FORMAT: Json = {"type": "text"}
 
 
@@ -86,7 +89,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
         lineage=lineage(body),
     )
     reply = ResponseReply(
-        asked=_repeated(body, context, conversation, options),
+        asked=_writable(_repeated(body, context, conversation, options)),
         toolbox=toolbox,
         as_summary=_wants_summary(body),
         sealed=partial(context.seal.seal, tenant=context.tenant),
@@ -186,6 +189,22 @@ def _wants_summary(body: Fields) -> bool:
     """Clients that ask for a summary show that; the others get the thought as it is."""
     asked = body.value("reasoning")
     return isinstance(asked, dict) and any(asked.get(name) for name in ("summary", "generate_summary"))
+
+
+def _writable(asked: dict[str, Json]) -> dict[str, Json]:
+    """What a response repeats stands deeper there than in its request.
+
+    Raises:
+        InvalidRequest: names what is nested too deeply for that.
+    """
+    for name, value in asked.items():
+        for _ in range(_DEEPER):
+            value = [value]  # noqa: PLW2901 - what is checked is the value that deep in a response
+        try:
+            json.dumps(value)
+        except RecursionError as error:
+            raise InvalidRequest(f"'{name}' is nested too deeply.", param=name) from error
+    return asked
 
 
 def _repeated(

@@ -16,6 +16,7 @@ from pathlib import Path
 from start_llm.core.private_files import private_folder, private_opener
 
 _GONE_WITHIN_S = 8.0
+_PATIENCE_S = 10.0
 _LISTENING = "0A"
 
 
@@ -117,8 +118,9 @@ def _owner_from_lsof(port: int) -> int | None:
 
 
 def _output(*command: str) -> str:
-    """What a system tool prints; nothing if it is missing or finds nothing."""
+    """What a system tool prints; nothing if it is missing, finds nothing or takes too long."""
     try:
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=10).stdout.strip()
-    except FileNotFoundError:
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_PATIENCE_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
         return ""
+    return ended.stdout.strip()

@@ -551,3 +551,12 @@ def test_without_a_cache_nothing_is_ever_given_back():
         opened.strand.caches[0].feed(PROMPT)
         none.grew(opened.strand, PROMPT, keep_state=True)
         none.close(opened.strand, opened.strand.caches, PROMPT)
+        assert opened.strand.caches == [], "an interrupted row keeps its strand"
+
+
+def test_without_a_cache_a_failed_row_holds_nothing():
+    none = NoReuse(FakeLayers())
+    strand = none.open(PROMPT, b"", ()).strand
+    strand.lend(list)
+    none.discard(strand)
+    assert (strand.caches, strand.lent) == ([], None)

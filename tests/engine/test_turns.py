@@ -22,6 +22,7 @@ from tests.engine.test_guards import Counting, check
 from tests.ties import Reference, Tally, greedy_reference
 
 SPEED = 100.0
+COST = RowCost(token_bytes=10)
 PROMPTS = [tuple(range(n, n + 30)) for n in range(0, 1200, 100)]
 LONG = tuple(int(n) for n in np.random.default_rng(2).integers(0, 1500, 1500))
 
@@ -114,6 +115,16 @@ def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
 
 
 def test_a_session_owes_what_is_being_computed_for_it():
+    assert computed_beside(is_given_up=False) == ["another", "short"]
+
+
+def test_a_session_does_not_owe_what_was_given_up_a_moment_ago():
+    """The engine has not seen to it yet."""
+    assert computed_beside(is_given_up=True) == ["short", "another"]
+
+
+def computed_beside(*, is_given_up: bool) -> list[str]:
+    """Who is served first, while a long prompt of one session is being computed."""
     schedule = Schedule(Clock())
     long, another, short = (
         Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
@@ -121,8 +132,10 @@ def test_a_session_owes_what_is_being_computed_for_it():
     schedule.add(long, SPEED)
     begun = next(drained(schedule))
     schedule.add(another, SPEED, begun)
+    if is_given_up:
+        long.cancel()
     schedule.add(short, SPEED, begun)
-    assert [one.generation for one in drained(schedule)] == [another, short]
+    return ["short" if one.generation is short else "another" for one in drained(schedule)]
 
 
 def test_what_nobody_waits_for_lets_others_go_first():
@@ -191,6 +204,31 @@ def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(machine
         same = stepper.submit(job((*LONG[:700], 7, 8), 2, known=known))
         stepper.finish(long, same)
         assert stepper.metrics.prefilled_tokens == len(LONG) - 1 + 1
+
+
+def test_a_prompt_is_not_stopped_for_one_that_has_no_room(machinery):
+    """It goes on, and the one that would be due first waits for the reply that has the room."""
+    admission = Admission(usable_bytes=10 * (2000 + len(LONG)), cost=COST)
+    stepper = cached(machinery, clock=Clock(), admission=admission, pace=Pace(turn_s=10**6))
+    first = stepper.submit(job(PROMPTS[0], 1900))
+    stepper.step_until(lambda: first.tokens)
+    long = a_long_prompt_half_computed(stepper)
+    large = stepper.submit(job((5, *LONG, *LONG), 2, known=2 * len(LONG) - 10))
+    stepper.step_until(lambda: len(long.tokens) == 10)
+    assert not large.tokens
+    first.generation.cancel()
+    stepper.finish(large)
+
+
+def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(machinery):
+    stepper = cached(machinery, clock=Clock())
+    long = a_long_prompt_half_computed(stepper)
+    lost = stepper.submit(job((5, *LONG, *LONG), 2, known=2 * len(LONG)))
+    short = stepper.submit(job(PROMPTS[0], 2))
+    stepper.step_until(lambda: long.tokens and short.tokens)
+    assert not lost.tokens
+    stepper.finish(long, lost, short)
+    assert stepper.metrics.prefilled_tokens == 3 * len(LONG) + len(PROMPTS[0]) - 2
 
 
 def test_a_prompt_that_is_due_is_not_stopped_any_more(machinery):
@@ -395,8 +433,6 @@ def test_no_deadline_is_none(machinery):
 
 
 # ----------------------------------------------------------------------------------------------------- memory
-
-COST = RowCost(token_bytes=10)
 
 
 def test_a_request_waits_until_there_is_memory_for_it(machinery):

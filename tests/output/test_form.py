@@ -57,12 +57,48 @@ COMPOSED: dict[str, Any] = {
         }
     },
 }
+PAINT: dict[str, Any] = {
+    "type": ["object", "null"],
+    "properties": {
+        "color": {"allOf": [{"$ref": "#/$defs/A%20color"}], "default": "red"},
+        "shade": {"anyOf": [{"$ref": "#/$defs/A%20color"}, {"type": "null"}]},
+        "first": {"$ref": "#/properties/shade/anyOf/0"},
+        "mode": {"type": ["string", "null"], "enum": ["wet", None]},
+        "kind": {"oneOf": [{"const": "oil"}, {"const": "ink"}]},
+        "size": {"allOf": [{"$ref": "#/$defs/Size"}]},
+        "sizes": {"type": "array", "items": {"$ref": "#/properties/size"}},
+        "fixed": {"const": {"k": "v", "l": ["a", 1, None]}},
+        "spot": {
+            "allOf": [
+                {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+                {"properties": {"y": {"type": "integer"}}, "required": ["y"]},
+            ]
+        },
+    },
+    "required": ["color", "shade", "first", "mode", "kind", "size", "sizes", "fixed", "spot"],
+    "additionalProperties": False,
+    "$defs": {"A color": {"type": "string", "enum": ["red", "green"]}, "Size": {"type": "integer"}},
+}
+TREE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "leaf": {"type": "integer"},
+        "tree": {
+            "type": "object",
+            "properties": {"inner": {"$ref": "#/properties/tree"}, "leaf": {"$ref": "#/properties/leaf"}},
+            "required": ["leaf"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["tree"],
+}
 OFFERED: list[Any] = [
     *TOOLS,
     {"type": "function", "function": {"name": "sort-it.2", "parameters": SORT}},
     {"type": "function", "function": {"name": "nothing"}},
     {"type": "function", "function": {"name": "LOOKUP_NUMBER_NAME", "parameters": PLACE}},
     {"type": "function", "function": {"name": "store", "parameters": COMPOSED}},
+    {"type": "function", "function": {"name": "paint", "parameters": PAINT}},
 ]
 CALL = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
 TITLE: dict[str, Any] = {
@@ -103,13 +139,25 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
         assert len(heard.calls) == 1 or not one_call
 
 
-@pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store"])
+@pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store", "paint"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_tool_that_is_named_is_called(name, chosen):
     form = OutputForm(calls="must", one_call=True, tools=frozenset({chosen}))
     for heard in ended(name, form, most_tokens=800):
         check_calls(heard)
         assert [called for called, _ in heard.calls] == [chosen]
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "gemma4"])
+def test_an_argument_may_have_parts_like_itself(name):
+    """Gemma 4's notation is held to a few levels."""
+    tool: Any = {"type": "function", "function": {"name": "plant", "parameters": TREE}}
+    form = OutputForm(calls="must", one_call=True, tools=frozenset({"plant"}))
+    heard = [reply(FORMS[name].trait, form, [tool], seed=seed, most_tokens=800) for seed in SEEDS]
+    planted = [json.loads(arguments) for one in heard if one.ended for _, arguments in one.calls]
+    assert planted
+    for arguments in planted:
+        jsonschema.validate(arguments, TREE)
 
 
 @pytest.mark.parametrize("calls", ["may", "none"])

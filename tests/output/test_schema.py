@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.output.tool_calls.json_text import is_strict, parsed, written
-from start_llm.output.tool_calls.schema import Tools, decode, flat, is_text
+from start_llm.output.tool_calls.schema import Tools, constants, decode, flat, is_text
 from tests.output.corpus.case import TOOLS, TYPED, tool
 from tests.output.corpus.typed import VALUES
 
@@ -65,6 +65,55 @@ def test_types_are_found_in_the_parts_of_a_schema(name):
     tools = Tools([{"type": "function", "function": {"name": "write", "parameters": COMPOSED[name]}}])
     assert tools.types("write", "path") == {"string"}
     assert tools.types("write", "unlisted") == {"integer"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "types"),
+    [
+        ("#/properties/parent/anyOf/0", {"string"}),
+        ("#/properties/parent/anyOf/7", set()),
+        ("#/properties/parent/anyOf/x", set()),
+        ("#/$defs/My%20~1Name~0", {"string"}),
+        ("#/anyOf/0/properties/a", {"integer"}),
+        ("#/$defs/Self/properties/a", {"boolean"}),
+        ("#name", set()),
+        ("other.json#/$defs/Self", set()),
+    ],
+)
+def test_a_reference_leads_through_lists_and_escaped_names(reference: str, types: set[str]):
+    parameters: Any = {
+        "properties": {
+            "parent": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "child": {"$ref": reference},
+        },
+        "anyOf": [{"properties": {"a": {"type": "integer"}}}],
+        "$defs": {"My /Name~": {"type": "string"}, "Self": {"properties": {"a": {"type": "boolean"}}}},
+    }
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tools.types("f", "child") == types
+
+
+CIRCLE: Any = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{(level + 1) % 4}"}] * 200} for level in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"enum": ["a", 1]}, ["a", 1]),
+        ({"const": None}, [None]),
+        ({"$ref": "#/$defs/A"}, ["red"]),
+        ({"allOf": [{"title": "A"}, {"$ref": "#/$defs/A"}]}, ["red"]),
+        ({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}, ["red", None]),
+        ({"oneOf": [{"const": "a"}, {"enum": ["b", "c"]}]}, ["a", "b", "c"]),
+        ({"anyOf": [{"const": "a"}, {"type": "string"}]}, []),
+        ({"type": "string"}, []),
+        ({"$ref": "#/nowhere"}, []),
+        ({"$ref": "#/$defs/d0"}, []),
+        (True, []),
+    ],
+)
+def test_all_values_that_there_can_be_are_found(schema: Any, values: list[Any]):
+    assert list(constants(schema, {"$defs": {"A": {"enum": ["red"]}, **CIRCLE}})) == values
 
 
 def test_an_argument_that_alternatives_have_may_be_of_the_type_of_any():

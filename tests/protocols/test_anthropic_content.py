@@ -184,9 +184,10 @@ def test_a_call_may_have_no_arguments_and_no_id():
 
 @pytest.mark.parametrize("image", [IMAGE, LINKED_IMAGE], ids=["base64", "url"])
 def test_an_image_in_the_newest_question_is_refused_and_named(image):
+    """As Anthropic names it: Claude Code leaves an image out from then on if it knows which one it was."""
     error = refusal(USER, {"role": "user", "content": [text("see"), image]})
     assert error.param == "messages[1].content[1]"
-    assert "cannot see images" in error.message
+    assert error.message == "messages.1.content.1.image: this model cannot see images."
 
 
 def test_other_images_become_a_note():

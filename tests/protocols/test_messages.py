@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
-from start_llm.protocols.content import UNSEEN_IMAGE
+from start_llm.protocols.content import UNSEEN_FILE, UNSEEN_IMAGE
 from start_llm.protocols.openai_messages import read_messages, read_tools
 from tests.protocols.helpers import body
 
@@ -141,6 +141,17 @@ def test_an_image_in_a_tool_result_is_a_note_although_it_is_the_last_message():
     assert alone.content == UNSEEN_IMAGE
 
 
+def test_parts_that_nobody_knows_are_notes_where_they_are_history():
+    """Refused, they would come back on every turn."""
+    parts = [
+        {"type": "file", "file": {"file_data": "x"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "thinking", "thinking": "Hm.", "text": "said"},
+    ]
+    messages = read({"role": "user", "content": parts}, {"role": "assistant", "content": "?"}, USER)
+    assert messages[0].content == f"{UNSEEN_FILE}[input_audio: this model cannot read it]said"
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
@@ -153,6 +164,7 @@ def test_an_image_in_a_tool_result_is_a_note_although_it_is_the_last_message():
         ({"role": "user", "content": ["a", None]}, "messages[1].content[1]"),
         ({"role": "user", "content": [{"text": "a"}]}, "messages[1].content[0].type"),
         ({"role": "user", "content": [{"type": "video"}]}, "messages[1].content[0].type"),
+        ({"role": "user", "content": [{"type": "file", "file": {}}]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "refusal", "text": "x"}]}, "messages[1].content[0].refusal"),

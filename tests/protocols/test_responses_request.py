@@ -1,5 +1,6 @@
 """What a response request asks for: items, tools, earlier responses, and what is refused."""
 
+import json
 from typing import Any
 
 import pytest
@@ -150,6 +151,20 @@ def test_what_the_model_cannot_see_is_refused_in_the_newest_question_alone():
     with pytest.raises(InvalidRequest) as refused:
         messages_of(ASK, {"role": "user", "content": [image]}, CALL, RESULT)
     assert refused.value.param == "input[1].content[0]"
+
+
+@pytest.mark.parametrize("field", ["metadata", "user", "prompt_cache_key"])
+def test_what_could_be_read_and_not_be_repeated_is_refused(field: str):
+    """A response has it some levels deeper."""
+    value: Any = "x"
+    with pytest.raises(RecursionError):
+        while json.dumps(value):
+            value = {"a": value}
+    for _ in range(8):
+        value = value["a"]
+    with pytest.raises(InvalidRequest, match=f"'{field}' is nested too deeply") as refused:
+        request_of(input="hi", **{field: value})
+    assert refused.value.param == field
 
 
 def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():

@@ -6,14 +6,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from start_llm.core.errors import PortError
 from start_llm.core.private_files import Lock
+from start_llm.proxy import ports
 from start_llm.proxy.launcher import claim_port
 from start_llm.proxy.ports import Process, Record, is_free, owner
 
@@ -132,3 +135,13 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
     (tmp_path / "logs").touch()
     with pytest.raises(PortError, match=r"PROXY_PORT=1 cannot be claimed: .*logs: Not a directory\."):
         claim_port(1, tmp_path / "logs", print)
+
+
+def test_a_system_tool_that_takes_too_long_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ports, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(subprocess, "run", partial(slow, subprocess.run))
+    assert Process.of(os.getpid()) is None
+
+
+def slow(run: Callable[..., Any], _: Sequence[str], **options: Any) -> Any:
+    return run([sys.executable, "-c", "import time; time.sleep(30)"], **options)

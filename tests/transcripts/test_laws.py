@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Thinking
+from start_llm.service import MemoryWindow
 from tests.prompt.fakes import call, reply, result, system, text_of, user
 from tests.prompt.replies import EMPTY, TOOLS
 from tests.templates.traits import TRAITS
@@ -230,3 +231,26 @@ def test_a_conversation_goes_on_though_its_reply_says_what_was_thought(echoed: b
     talk.server = without_its_tokens(talk.server)
     talk.ask(ANSWER)
     assert talk.server.explain(talk.request()).bound_messages == len(talk.messages) - 1
+
+
+@pytest.mark.parametrize("thought", ['{"path": "v21x"}', "tool_call", "assistant"])
+def test_a_thought_is_told_from_markup_and_json_with_its_words(thought: str):
+    """The first rendering drops it, and has its words all the same."""
+    talk = Talk("strips_old_thoughts")
+    calling = reply("", call("c1", path="v21x"), reasoning=thought)
+    loop = (user("v1x"), calling, result("v2x", "c1"))
+    talk.messages = (*loop, reply("v3x"), user("v4x"))
+    talk.ask(ANSWER)
+    talk.messages = loop
+    assert f"<think>\n{thought}\n" in talk.ask(ANSWER)
+
+
+def test_a_bound_prompt_that_memory_does_not_hold_is_rendered_fresh():
+    talk = Talk("strips_old_thoughts")
+    talk.ask(THOUGHTFUL)
+    service = talk.server._service
+    memory = MemoryWindow(tokens=service.count(talk.request()), budget_bytes=1)
+    service._traits = replace(service._traits, memory=memory)
+    fresh = talk.server.fresh(talk.request())
+    assert talk.ask(ANSWER) == fresh
+    assert talk.server.transcripts.metrics.refused == {"too_long": 1}

@@ -11,10 +11,9 @@ import regex
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.output.grammar.lark import Lark, Origin
-from start_llm.output.tool_calls.schema import Tools, flat, is_text
+from start_llm.output.tool_calls.schema import Tools, constants, flat
 
 _KEY = regex.compile(r"[^<>\"'\n]{1,256}")
-_SHARED = ("$defs", "definitions")
 _MOST_UNNAMED = 8
 
 
@@ -69,8 +68,9 @@ class TaggedArguments:
     def __init__(self, lark: Lark, tags: ArgumentTags, tool: Offered) -> None:
         self._lark = lark
         self._tags = tags
+        self._root = tool.parameters
         self._tool = replace(tool, parameters=flat(tool.parameters))
-        function: dict[str, Json] = {"name": tool.name, "parameters": dict(self._tool.parameters)}
+        function: dict[str, Json] = {"name": tool.name, "parameters": dict(tool.parameters)}
         self._tools = Tools([{"type": "function", "function": function}])
 
     def expression(self) -> str:
@@ -105,12 +105,11 @@ class TaggedArguments:
         """The value, and what ends it."""
         types = self._tools.types(self._tool.name, name)
         schema = self._tool.properties.get(name)
-        values = constants(schema)
-        if values and is_text(types):
+        values = constants(schema, self._root)
+        if values and "string" in types:
             return f"{self._lark.either(*map(self._constant, values))} {self._end()}"
         if types and "string" not in types and isinstance(schema, dict):
-            shared = {key: self._tool.parameters[key] for key in _SHARED if key in self._tool.parameters}
-            text = self._lark.schema({**shared, **schema}, self._tool.origin, lenient=True)
+            text = self._lark.schema(_alone(schema, self._root), self._tool.origin, lenient=True)
             return f"{text} {self._end()}"
         return self._text()
 
@@ -129,11 +128,24 @@ class TaggedArguments:
         return self._lark.either(wrapped, self._lark.until(self._tags.value_end, unless=opening))
 
 
-def constants(schema: Json) -> Sequence[Json]:
-    """All values that there can be, if a schema names them."""
+def _alone(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
+    """A part of a schema that takes along what its references lead to."""
+    moved, has_moved = _moved(dict(schema))
+    if not has_moved or not isinstance(moved, dict):
+        return schema
+    return {**moved, "$defs": {"root": _moved(dict(root))[0]}}
+
+
+def _moved(schema: Json) -> tuple[Json, bool]:
+    """A schema whose references start from `#/$defs/root`, and whether it has any."""
+    if isinstance(schema, list):
+        items = [_moved(item) for item in schema]
+        return [item for item, _ in items], any(moved for _, moved in items)
     if not isinstance(schema, dict):
-        return ()
-    if "const" in schema:
-        return (schema["const"],)
-    values = schema.get("enum")
-    return values if isinstance(values, list) else ()
+        return schema, False
+    parts = {name: _moved(part) for name, part in schema.items()}
+    copy = {name: part for name, (part, _) in parts.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        copy["$ref"] = f"#/$defs/root{reference[1:]}"
+    return copy, copy.get("$ref") != reference or any(moved for _, moved in parts.values())

@@ -22,7 +22,7 @@ def object_arguments(lark: Lark, tool: Offered) -> str:
     """A JSON object. A schema that only lists arguments is taken for the whole list."""
     is_list = _UNLISTED.isdisjoint(tool.parameters)
     closed: dict[str, Json] = {"additionalProperties": False} if is_list else {}
-    return lark.schema({"type": "object", **closed, **tool.parameters}, tool.origin, lenient=True)
+    return lark.schema({**closed, **tool.parameters, "type": "object"}, tool.origin, lenient=True)
 
 
 def _tagged(tags: ArgumentTags) -> WriteArguments:

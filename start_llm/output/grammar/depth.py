@@ -7,9 +7,9 @@ array, is 120 KB of JSON and ends the process (lesson 43).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import unquote
 
 from start_llm.core.chat import Json
+from start_llm.output.tool_calls.schema import resolve
 
 MOST_LEVELS = 250
 """With a stack of 2 MiB 300 passed and 600 did not; threads have 8 MiB as a rule."""
@@ -55,16 +55,7 @@ class _Walk:
         return self._below[reference]
 
     def _named(self, reference: str) -> Json:
-        found = self._root
-        for name in reference.removeprefix("#").strip("/").split("/"):
-            key = unquote(name).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            else:
-                return None
-        return found
+        return resolve(reference, self._root) if isinstance(self._root, dict) else None
 
 
 def _parts(schema: Json) -> Iterator[Json]:

@@ -10,15 +10,16 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.output.grammar.arguments import Offered, constants
+from start_llm.output.grammar.arguments import Offered
 from start_llm.output.grammar.lark import Lark
-from start_llm.output.tool_calls.schema import flat, resolve
+from start_llm.output.tool_calls.schema import COMPOSING, constants, flat, parts_of, resolve
 
 _QUOTE = '<|"|>'
 _KEY = r"[^\s:,{}\[\]<>\"]{1,64}"
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _DEEPEST = 8
 _MOST_ITEMS = 64
+_SAYING = COMPOSING | {"type"}
 _LITERALS: Mapping[str, str] = {
     "integer": r"-?(0|[1-9][0-9]{0,15})",
     "number": r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?",
@@ -35,6 +36,7 @@ def gemma_arguments(lark: Lark, tool: Offered) -> str:
 class _Notation:
     def __init__(self, lark: Lark, tool: Offered) -> None:
         self._lark = lark
+        self._root = tool.parameters
         self._tool = replace(tool, parameters=flat(tool.parameters))
         self._anything = ""
 
@@ -47,10 +49,12 @@ class _Notation:
     def _value(self, schema: Json, depth: int) -> str:
         if not isinstance(schema, dict) or depth == 0:
             return self._any()
+        if values := constants(schema, self._root):
+            return self._lark.either(*(self._lark.literal(_written(value)) for value in values))
         if isinstance(reference := schema.get("$ref"), str):
-            return self._value(resolve(reference, self._tool.parameters), depth - 1)
-        if values := constants(schema):
-            return self._lark.either(*map(self._constant, values))
+            return self._value(resolve(reference, self._root), depth - 1)
+        if "allOf" in schema:
+            return self._all_of(schema, depth)
         ways = list(self._ways(schema, depth))
         return self._lark.either(*ways) if ways else self._any()
 
@@ -61,10 +65,17 @@ class _Notation:
                 yield self._of_type(kind, schema, depth)
         if stated is None:
             for word in ("anyOf", "oneOf"):
-                parts = schema.get(word)
-                yield from (
-                    self._value(part, depth - 1) for part in (parts if isinstance(parts, list) else ())
-                )
+                yield from (self._value(part, depth - 1) for part in parts_of(schema, word))
+
+    def _all_of(self, schema: Mapping[str, Json], depth: int) -> str:
+        """An object of all members of its parts; else the first part that says what it is."""
+        merged = flat(schema, self._root)
+        if merged.get("properties"):
+            return self._object(merged, depth)
+        own = {word: value for word, value in schema.items() if word != "allOf"}
+        parts = [own, *parts_of(schema, "allOf")]
+        saying = (part for part in parts if isinstance(part, dict) and not _SAYING.isdisjoint(part))
+        return self._value(next(saying, None), depth - 1)
 
     def _of_type(self, kind: str, schema: Mapping[str, Json], depth: int) -> str:
         match kind:
@@ -81,10 +92,6 @@ class _Notation:
 
     def _text(self) -> str:
         return f"{self._lark.literal(_QUOTE)} {self._lark.until(_QUOTE)}"
-
-    def _constant(self, value: Json) -> str:
-        text = f"{_QUOTE}{value}{_QUOTE}" if isinstance(value, str) else json.dumps(value)
-        return self._lark.literal(text)
 
     def _array(self, item: str) -> str:
         item = self._lark.rule(item)
@@ -115,8 +122,7 @@ class _Notation:
             raise InvalidRequest(
                 f"'tools': {name!r} of {self._tool.name!r} has no form in this model's calls.", param="tools"
             )
-        is_bare = regex.fullmatch(_KEY, name) is not None
-        key = self._lark.literal(name if is_bare else f"{_QUOTE}{name}{_QUOTE}")
+        key = self._lark.literal(_key(name))
         return self._lark.rule(f'{key} ":" {self._value(schema, depth - 1)}')
 
     def _free_object(self) -> str:
@@ -131,3 +137,21 @@ class _Notation:
             ways = [self._text(), *literals, self._array(self._anything), self._free_object()]
             self._lark.define(self._anything, " | ".join(ways))
         return self._anything
+
+
+def _key(name: str) -> str:
+    return name if regex.fullmatch(_KEY, name) else f"{_QUOTE}{name}{_QUOTE}"
+
+
+def _written(value: Json) -> str:
+    """A value as the model writes it."""
+    match value:
+        case str():
+            return f"{_QUOTE}{value}{_QUOTE}"
+        case dict():
+            members = (f"{_key(name)}:{_written(one)}" for name, one in value.items())
+            return f"{{{','.join(members)}}}"
+        case list():
+            return f"[{','.join(map(_written, value))}]"
+        case _:
+            return json.dumps(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from urllib.parse import unquote
 
 from start_llm.core.chat import Json
 from start_llm.output.tool_calls.json_text import parsed
@@ -39,9 +40,9 @@ class Tools:
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Json]]) -> None:
-        self._parameters = {
-            str(one["name"]): flat(_object(one.get("parameters"))) for one in map(_function, tools)
-        }
+        functions = [(str(one["name"]), _object(one.get("parameters"))) for one in map(_function, tools)]
+        self._roots = dict(functions)
+        self._parameters = {name: flat(parameters) for name, parameters in functions}
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
@@ -51,21 +52,24 @@ class Tools:
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """JSON types that the schema allows for an argument; empty if it does not say."""
-        parameters = self._parameters.get(tool, {})
+        parameters, root = self._parameters.get(tool, {}), self._roots.get(tool, {})
         properties = _object(parameters.get("properties"))
         if argument in properties:
-            return _types(properties[argument], parameters, _DEEPEST_REFERENCE)
-        return _types(parameters.get("additionalProperties"), parameters, _DEEPEST_REFERENCE)
+            return _types(properties[argument], root, _DEEPEST_REFERENCE)
+        return _types(parameters.get("additionalProperties"), root, _DEEPEST_REFERENCE)
 
 
-def flat(parameters: Mapping[str, Json]) -> Mapping[str, Json]:
+def flat(parameters: Mapping[str, Json], root: Mapping[str, Json] | None = None) -> Mapping[str, Json]:
     """A schema of arguments that lists them itself, with those of its `$ref`, `allOf`, `anyOf` and `oneOf`.
 
     An argument is required if it is so in all alternatives. If none are found, any may be given.
+
+    Args:
+        root: what references start from, if not from these.
     """
     if COMPOSING.isdisjoint(parameters):
         return parameters
-    listed = _listed(dict(parameters), parameters, {}, _DEEPEST_REFERENCE)
+    listed = _listed(dict(parameters), root or parameters, {}, _DEEPEST_REFERENCE)
     rest = {word: value for word, value in parameters.items() if word not in COMPOSING}
     if not listed.properties:
         rest.setdefault("additionalProperties", True)
@@ -103,9 +107,9 @@ def _listed(schema: Json, root: Mapping[str, Json], known: dict[str, _Listed], d
             known[reference] = _NOTHING
             known[reference] = _listed(resolve(reference, root), root, known, depth - 1)
         parts.append(known[reference])
-    parts += [_listed(part, root, known, depth - 1) for part in _parts(schema, "allOf")]
+    parts += [_listed(part, root, known, depth - 1) for part in parts_of(schema, "allOf")]
     for word in ("anyOf", "oneOf"):
-        ways = [_listed(part, root, known, depth - 1) for part in _parts(schema, word)]
+        ways = [_listed(part, root, known, depth - 1) for part in parts_of(schema, word)]
         parts += [_any_of(ways)] if ways else []
     return _all_of(parts)
 
@@ -186,8 +190,8 @@ def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]
         values = schema.get("enum", [schema.get("const")])
         return frozenset[str]().union(*map(_type_of_constant, values if isinstance(values, list) else []))
     if "allOf" in schema:
-        return _shared([_types(part, root, depth - 1) for part in _parts(schema, "allOf")])
-    parts = [_types(part, root, depth - 1) for word in ("anyOf", "oneOf") for part in _parts(schema, word)]
+        return _shared([_types(part, root, depth - 1) for part in parts_of(schema, "allOf")])
+    parts = [_types(part, root, depth - 1) for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
     return frozenset[str]().union(*parts) if parts and all(parts) else frozenset()
 
 
@@ -201,20 +205,57 @@ def _type_of_constant(value: Json) -> frozenset[str]:
     return frozenset({"string"}) if isinstance(value, str) else _type_of(value)
 
 
-def _parts(schema: Mapping[str, Json], word: str) -> Sequence[Json]:
+def constants(schema: Json, root: Mapping[str, Json]) -> Sequence[Json]:
+    """All values that there can be, if a schema names them, itself or through its references and parts."""
+    return _constants(schema, root, {}, _DEEPEST_REFERENCE)
+
+
+def _constants(
+    schema: Json, root: Mapping[str, Json], known: dict[str, Sequence[Json]], depth: int
+) -> Sequence[Json]:
+    """`known`: what references lead to. Each is followed once, as in `_listed`."""
+    if not isinstance(schema, dict) or depth == 0:
+        return ()
+    if named := _named(schema):
+        return named
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference not in known:
+            known[reference] = ()
+            known[reference] = _constants(resolve(reference, root), root, known, depth - 1)
+        return known[reference]
+    of_all = (_constants(part, root, known, depth - 1) for part in parts_of(schema, "allOf"))
+    if found := next(filter(None, of_all), None):
+        return found
+    parts = [part for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
+    ways = [_constants(part, root, known, depth - 1) for part in parts]
+    return [value for way in ways for value in way] if all(ways) else ()
+
+
+def _named(schema: Mapping[str, Json]) -> Sequence[Json]:
+    if "const" in schema:
+        return (schema["const"],)
+    values = schema.get("enum", [None] if schema.get("type") == "null" else None)
+    return values if isinstance(values, list) else ()
+
+
+def parts_of(schema: Mapping[str, Json], word: str) -> Sequence[Json]:
+    """The schemas of an `allOf`, an `anyOf` or a `oneOf`."""
     parts = schema.get(word)
     return parts if isinstance(parts, list) else ()
 
 
 def resolve(reference: str, root: Mapping[str, Json]) -> Json:
-    """What a local reference such as `#/$defs/Path` points to; None if it points nowhere."""
+    """What a local reference such as `#/$defs/Path` or `#` points to; None if it points nowhere."""
     node: Json = dict(root)
-    if not reference.startswith("#/"):
+    front, *steps = reference.split("/")
+    if front != "#":
         return None
-    for step in reference[2:].split("/"):
-        if not isinstance(node, dict):
-            return None
-        node = node.get(step.replace("~1", "/").replace("~0", "~"))
+    for step in steps:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list):
+            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+        else:
+            node = node.get(name) if isinstance(node, dict) else None
     return node
 
 
