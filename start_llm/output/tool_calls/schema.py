@@ -252,10 +252,12 @@ def resolve(reference: str, root: Mapping[str, Json]) -> Json:
         return None
     for step in steps:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list):
-            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+        if isinstance(node, dict):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
         else:
-            node = node.get(name) if isinstance(node, dict) else None
+            return None
     return node
 
 
