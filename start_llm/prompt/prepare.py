@@ -137,9 +137,9 @@ class Preparer:
             canonicals = canonical(apart, request.late_tools, rules=self._rules)
             compared = _Compared(root, canonicals, chain(root.key(request.tenant), canonicals))
             shown = self._for_the_model(messages, compared.keys)
-            render = partial(self._render, request, transient, options, now)
-            text = render(shown)
-            thoughts = shown_thoughts(shown, text, self._marks, render)
+            text = self._render(replace(request, messages=shown), transient, options, now)
+            words = partial(self._words, request, transient, options, now)
+            thoughts = shown_thoughts(shown, text, self._marks, words)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
         boundaries = zip(text.places, encoded.cuts, strict=True)
         return Prompt(
@@ -167,14 +167,26 @@ class Preparer:
         transient: tuple[Message, ...],
         options: Mapping[str, Json],
         now: datetime,
-        messages: Sequence[Message],
     ) -> RenderedText:
-        request = replace(request, messages=tuple(messages))
         lasting = adapt(request, self.facts)
         if not transient:
             return self._renderer.render(lasting, options, now)
         whole = adapt(replace(request, messages=(*request.messages, *transient)), self.facts)
         return self._renderer.render_with_transient(lasting, whole, options, now)
+
+    def _words(
+        self,
+        request: ChatRequest,
+        transient: tuple[Message, ...],
+        options: Mapping[str, Json],
+        now: datetime,
+        messages: Sequence[Message],
+    ) -> str:
+        """What the prompt would say with these messages."""
+        request = replace(request, messages=tuple(messages))
+        if transient:
+            return self._render(request, transient, options, now).whole
+        return self._renderer.whole(adapt(request, self.facts), options, now)
 
     def _options(self, request: ChatRequest) -> dict[str, Json]:
         """For the template. What the client asks for there counts more."""

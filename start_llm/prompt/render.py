@@ -66,6 +66,11 @@ class Renderer:
         )
         return RenderedText(whole, tail, places)
 
+    def whole(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> str:
+        """The prompt alone."""
+        rendering = Rendering(self._tokenizer, adapted.tools, options, now.strftime)
+        return rendering.text(adapted.messages, with_tail=True)
+
     def render_with_transient(
         self, lasting: Adapted, whole: Adapted, options: Mapping[str, Json], now: datetime
     ) -> RenderedText:

@@ -16,11 +16,11 @@ from start_llm.prompt.spoken import thought_apart, with_thought
 _SHORT = 64
 """Characters of a thought that the template's own words could be."""
 
-type Render = Callable[[Sequence[Message]], RenderedText]
+type Words = Callable[[Sequence[Message]], str]
 
 
 def shown_thoughts(
-    messages: Sequence[Message], text: RenderedText, marks: ThoughtMarks | None, render: Render
+    messages: Sequence[Message], text: RenderedText, marks: ThoughtMarks | None, words: Words
 ) -> list[bytes | None]:
     """For each message the digest of its thought, if that stands in its place in the text.
 
@@ -28,14 +28,15 @@ def shown_thoughts(
     nobody else has.
 
     Args:
-        text: what `render` makes of the messages.
+        text: the prompt of these messages.
         marks: of thoughts that begin the text of a message; None: what stands there is no thought.
+        words: what the prompt would say with other messages.
     """
     apart = [thought_apart(message, marks) for message in messages]
     found = list(_found(apart, text))
     if any(index is None for index in found):
         names = {index: _name(index, text.whole) for index, is_shown in enumerate(found) if is_shown is None}
-        named = render(_with_thoughts(messages, marks, names)).whole
+        named = words(_with_thoughts(messages, marks, names))
         found = [
             names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(found)
         ]

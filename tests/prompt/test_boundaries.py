@@ -228,7 +228,8 @@ HIDES = {
 def check(trait: str, request: ChatRequest) -> None:
     """Everything that is true of the boundaries of a prompt."""
     whole, prompt, renderings = rendered_and_prepared(trait, request)
-    assert renderings <= 4
+    thinks = any(message.reasoning for message in request.messages)
+    assert renderings <= 4 + thinks, "one more, to tell thoughts from other texts with their words"
     assert list(prompt.tokens.ids) == trait_tokenizer(trait).encode(whole, as_document=False)
     counts = [one.tokens for one in prompt.boundaries]
     assert all(earlier < later for earlier, later in pairwise(counts))
