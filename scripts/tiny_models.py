@@ -1,4 +1,4 @@
-"""Builds tiny models on disk, as Hugging Face and mlx_lm lay them out: for tests, benchmarks and the demo.
+"""Builds tiny models on disk, as Hugging Face and mlx_lm lay them out: for tests and benchmarks.
 
 `build` gives a family's real architecture random weights: it computes like a big model and says nothing
 sensible. `build_chain` gives it weights that say a script: every token leads to one other token, whatever

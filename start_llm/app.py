@@ -322,8 +322,8 @@ class App:
         )
         if card.id == DEMO_MODEL.name:
             self._terminal.say(
-                "\n  This is the demo model: a scripted answer, to show that everything works. "
-                "Choose a real one with --model."
+                "\n  This is the demo model: it says what it is, says a word after you, calls a tool that "
+                "you name,\n  and passes on its result. Choose a real one with --model."
             )
         for title, lines in paste_lines(self.url, card.id, asks_key=bool(self._settings.keys)):
             self._terminal.paste(title, lines)

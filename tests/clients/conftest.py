@@ -57,10 +57,17 @@ def open_doors(
     tmp_path_factory: pytest.TempPathFactory,
     make: Callable[[Settings, Terminal], App] = App,
     /,
+    *,
+    folder: Path | None = None,
     **settings: Any,
 ) -> Generator[Doors]:
-    """A server with a proxy; `settings` are fields of `Settings`."""
-    folder = write_agents_model(tmp_path_factory.mktemp("agents"))
+    """A server with a proxy.
+
+    Args:
+        folder: of the model; None: one that is scripted for agents.
+        settings: fields of `Settings`.
+    """
+    folder = folder or write_agents_model(tmp_path_factory.mktemp("agents"))
     traces, port = tmp_path_factory.mktemp("traces"), free_port()
     settings |= {"traces": True, "traces_prompts": True, "log_root": str(traces)}
     with serving(folder, make, proxy=True, proxy_port=port, **settings) as server:

@@ -1,76 +1,123 @@
-"""The committed demo model is what the script makes, and says its text."""
+"""The committed demo model: its files are the script's, and it does what it was trained for."""
 
-import subprocess
-import sys
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-import mlx_lm
 import pytest
-from mlx_lm.sample_utils import make_sampler
+from tokenizers import Tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "models" / "demo"
-MIXED_TEXT = "Sei kurz. 短く。\x00\x01 naïve 🐟\r\n\n\n<think> \t"
-CONVERSATION = [
-    {"role": "system", "content": MIXED_TEXT},
-    {"role": "user", "content": "Read the file."},
-    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "read", "arguments": "{}"}}]},
-    {"role": "tool", "content": MIXED_TEXT},
-    {"role": "user", "content": "Who are you?"},
-]
-TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+from benchmarks import demo_model as judge
+from scripts.demo_model.conversations import RETURNED, TOO_LONG
+from scripts.demo_model.words import Words
+from start_llm.places import DEMO_MODEL
+from tests.serving import Server, serving
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo_model"
+MEGABYTE = 1_000_000
+FEW_TOKENS = 250
+PROMPTS = 12
+MOST_WRONG = {"plain": 1, "echo": 1, "call, 1 offered": 1, "call, 3 offered": 2, "result": 1}
 
 
 @pytest.fixture(scope="module")
-def demo():
-    return mlx_lm.load(str(DEMO))
+def server() -> Iterator[Server]:
+    with serving(DEMO_MODEL) as server:
+        yield server
 
 
-def reply(demo, *, thinking: bool, temperature: float = 0.0) -> str:
-    model, tokenizer = demo
-    prompt = tokenizer.apply_chat_template(
-        CONVERSATION, tools=TOOLS, add_generation_prompt=True, enable_thinking=thinking
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+# ------------------------------------------------------------------------------------------------- its files
+
+
+@pytest.mark.parametrize(("name", "source"), [("chat_template.jinja",) * 2, ("README.md", "model_card.md")])
+def test_template_and_card_are_those_of_the_script(name: str, source: str):
+    assert (DEMO_MODEL / name).read_bytes() == (SCRIPT / source).read_bytes()
+
+
+def test_the_folder_has_what_the_script_writes_and_no_more():
+    written = {
+        "chat_template.jinja",
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    assert {path.name for path in DEMO_MODEL.iterdir()} == written | {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_the_folder_takes_eight_megabytes_at_most():
+    assert sum(path.stat().st_size for path in DEMO_MODEL.iterdir()) <= 8 * MEGABYTE
+
+
+# ---------------------------------------------------------------------------------------------- what it does
+
+
+def test_the_start_says_that_it_is_the_demo_model(server: Server):
+    assert "This is the demo model: it says what it is" in server.printed()
+
+
+@pytest.fixture(scope="module")
+def verdicts(server: Server) -> dict[str, list[judge.Verdict]]:
+    prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 3).prompts(PROMPTS)
+    found: dict[str, list[judge.Verdict]] = {name: [] for name in MOST_WRONG}
+    for prompt in prompts:
+        found[prompt.behaviour].append(judge.ask(server.port, prompt))
+    return found
+
+
+@pytest.mark.parametrize("behaviour", MOST_WRONG)
+def test_it_does_what_it_was_trained_for(verdicts: dict[str, list[judge.Verdict]], behaviour: str):
+    wrong = [verdict.said for verdict in verdicts[behaviour] if not verdict.answer]
+    assert len(verdicts[behaviour]) == PROMPTS
+    assert len(wrong) <= MOST_WRONG[behaviour], wrong
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_it_thinks_when_it_should_and_else_not(verdicts: dict[str, list[judge.Verdict]], thinks: bool):
+    asked = [verdict for found in verdicts.values() for verdict in found if verdict.prompt.thinks == thinks]
+    assert len(asked) == len(MOST_WRONG) * PROMPTS / 2
+    assert sum(not verdict.thought for verdict in asked) <= 1
+
+
+def test_of_a_prompt_that_is_too_long_it_says_so(server: Server):
+    text = Words(random.Random(2), held_out=True).filler(17_000)
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "Say the word pelican."}]
+    reply = server.post(
+        "/v1/chat/completions", {"messages": messages, "temperature": 0, "enable_thinking": False}
     )
-    return mlx_lm.generate(model, tokenizer, prompt, max_tokens=300, sampler=make_sampler(temp=temperature))
+    assert reply["choices"][0]["message"]["content"] == TOO_LONG
 
 
-def test_the_script_makes_the_committed_files(tmp_path):
-    subprocess.run([sys.executable, ROOT / "scripts" / "make_demo_model.py", tmp_path], check=True)
-    committed = {path.name: path.read_bytes() for path in DEMO.iterdir()}
-    rebuilt = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(committed) == sorted(rebuilt)
-    assert [name for name in committed if committed[name] != rebuilt[name]] == []
+def test_a_conversation_with_a_tool_is_not_read_twice(server: Server):
+    """Question, call, result, answer, another question: each prompt goes on where the one before ended."""
+    prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 4).prompts(1)
+    prompt = next(prompt for prompt in prompts if prompt.behaviour == "call, 1 offered")
+    messages, read = list(prompt.messages), []
 
+    def answer() -> dict[str, Any]:
+        body = {"messages": messages, "tools": prompt.tools, "temperature": 0}
+        reply = server.post("/v1/chat/completions", body)
+        message, usage = reply["choices"][0]["message"], reply["usage"]
+        read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+        messages.append(message)
+        return message
 
-def test_the_folder_stays_small():
-    assert sum(path.stat().st_size for path in DEMO.iterdir()) < 1_000_000
-
-
-def test_it_thinks_one_line_and_then_says_what_it_is(demo):
-    thought, answer = reply(demo, thinking=True).split("\n</think>\n\n")
-    assert thought.startswith("<think>\n")
-    assert len(thought.splitlines()) == 2
-    assert answer.startswith("I am the start_llm demo model: ")
-    assert "python install_and_run.py --model PATH_OR_REPO" in answer
-    assert answer.endswith("GB.")
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_without_thinking_it_gives_the_same_answer_at_once(demo, temperature):
-    answer = reply(demo, thinking=False, temperature=temperature)
-    assert reply(demo, thinking=True, temperature=temperature).endswith("</think>\n\n" + answer)
-    assert answer.startswith("I am")
-
-
-def test_any_text_survives_the_tokenizer(demo):
-    text = "".join(map(chr, range(0x300))) + MIXED_TEXT
-    assert demo[1].decode(demo[1].encode(text)) == text
-
-
-def test_an_answer_is_read_back_as_the_tokens_that_were_said(demo):
-    model, tokenizer = demo
-    prompt = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, enable_thinking=False)
-    steps = list(mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=300))
-    text = "".join(step.text for step in steps)
-    assert tokenizer.encode(text) == [step.token for step in steps[:-1]]
-    assert max(len(step.text.split()) for step in steps) <= 4
+    call = answer()["tool_calls"][0]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "wind from the west\nand more"}
+    messages.append(result)
+    assert answer()["content"] == f"{RETURNED}wind from the west"
+    messages.append({"role": "user", "content": "Say the word pelican."})
+    assert answer()["content"] == "pelican"
+    assert max(read[1:]) < 40 < FEW_TOKENS < read[0]

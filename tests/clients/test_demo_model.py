@@ -1,0 +1,47 @@
+"""The coding agent pi with the demo model: three turns, and the first of them calls a tool.
+
+CLIENTS_HOME=~/clients python install_and_run.py --test -m clients tests/clients/test_demo_model.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.demo_model.conversations import ANSWER, RETURNED
+from start_llm.places import DEMO_MODEL
+from tests.clients.conftest import Doors, installed, open_doors
+from tests.clients.model import COMMAND, NOTE
+from tests.clients.table import AGENTS
+from tests.clients.talk import Talk
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def demo_doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    with open_doors(tmp_path_factory, folder=DEMO_MODEL) as doors:
+        yield doors
+
+
+@pytest.mark.parametrize("port", [8080, 4000])
+def test_pi_holds_three_turns_with_the_demo_model(
+    port: int, demo_doors: Doors, clients_home: Path, tmp_path: Path
+):
+    agent = installed(AGENTS["pi"], clients_home)
+    talk = Talk(agent, clients_home, demo_doors.ports[port], demo_doors.trace, tmp_path)
+    (talk.place.work / NOTE).write_text("The kettle sings at nine.\nNot before.\n")
+    said = {
+        f"Use the bash tool to run {COMMAND}": f"{RETURNED}The kettle sings at nine.",
+        "Reply with the single word pelican": "pelican",
+        "Who are you?": ANSWER,
+    }
+    turns = [talk.say(question) for question in said]
+    print("\n\n".join(f"> {question}\n{turn.printed}" for question, turn in zip(said, turns, strict=True)))
+    assert [turn.status for turn in turns] == [0, 0, 0]
+    assert [turn.printed.strip() for turn in turns] == list(said.values())
+    assert [len(turn.lines) for turn in turns] == [2, 1, 1], "the first turn calls the tool"
+    assert min(turn.cached for turn in turns[1:]) >= 0.9
+    assert min(turn.efficiency for turn in turns[1:]) >= 0.97
