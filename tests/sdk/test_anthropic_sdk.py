@@ -262,27 +262,27 @@ def test_the_loaded_model_is_listed(client: Client, scripted: Server):
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "named"),
     [
-        ({"extra_body": {"temperature": 9}}, "temperature"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"extra_body": {"temperature": 9}}, "'temperature'"),
+        ({"messages": []}, "'messages'"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "'messages[0].role'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages[0].content[0]",
+            "messages.0.content.0.image: ",
         ),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"tools": [{}]}, "tools[0].name"),
+        ({"max_tokens": -1}, "'max_tokens'"),
+        ({"tools": [{}]}, "'tools[0].name'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("how", ["create", "stream"])
-def test_a_bad_request_is_an_exception_that_names_the_field(how, fields, param, client: Client):
+def test_a_bad_request_is_an_exception_that_names_the_field(how, fields, named, client: Client):
     with pytest.raises(anthropic.BadRequestError) as refused:
         {"create": create, "stream": stream}[how](client, **fields)
     error: Any = refused.value
     assert (error.status_code, error.type) == (400, "invalid_request_error")
-    assert f"'{param}'" in error.message
+    assert named in error.message
     assert error.body["type"] == "error"
     assert error.body["request_id"].startswith("req_")
     assert text_of(create(client)) == TEXT, "the next request is served"

@@ -19,10 +19,12 @@ _MOST_CALLS = 32
 
 
 def object_arguments(lark: Lark, tool: Offered) -> str:
-    """A JSON object. A schema that only lists arguments is taken for the whole list."""
+    """A JSON object, and never null. A schema that only lists arguments is taken for the whole list."""
     is_list = _UNLISTED.isdisjoint(tool.parameters)
     closed: dict[str, Json] = {"additionalProperties": False} if is_list else {}
-    return lark.schema({**closed, **tool.parameters, "type": "object"}, tool.origin, lenient=True)
+    stated = tool.parameters.get("type", "object")
+    kind: Json = "object" if isinstance(stated, list) and "object" in stated else stated
+    return lark.schema({**closed, **tool.parameters, "type": kind}, tool.origin, lenient=True)
 
 
 def _tagged(tags: ArgumentTags) -> WriteArguments:
