@@ -371,6 +371,19 @@ def test_a_prompt_that_is_too_long_is_marked_in_front_of_the_answer(kind: str, m
     assert text.count("<|long|>") == len(more)
 
 
+@pytest.mark.parametrize("kind", PADDING)
+def test_of_a_prompt_that_is_too_long_the_beginning_is_shown_as_it_was_before(kind: str):
+    """So what was computed of it is used again, and the model reads no more than it was made for."""
+    first = [{"role": "user", "content": "Hi."}, PADDING[kind]]
+    answer, short = {"role": "assistant", "content": "z" * 50}, {"role": "user", "content": "w" * 50}
+    shorter, longer = rendered(first), rendered([*first, answer, short])
+    assert longer.startswith(shorter)
+    assert shorter.count("x") == pytest.approx(FULL, abs=100), "markup counts too"
+    assert longer.count("z") == longer.count("w") == 0
+    system = rendered([{"role": "system", "content": "x" * 2 * FULL}])
+    assert system.count("x") == FULL
+
+
 def test_offered_tools_count_for_the_length_too():
     tool = {"type": "function", "function": {"name": "x" * (FULL - len("<tool_call>\n<function=>\n"))}}
     for user, marks in (("", 0), ("x", 1)):
