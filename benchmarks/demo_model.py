@@ -12,9 +12,9 @@ where no call is wanted, none, one or three are offered. An answer counts if eve
 thought counts if it is the one of its behaviour, or is not there when it is not wanted.
 
 At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
-prompts is asked, behind one text. The limit is 16,000 characters, and no more of a prompt is shown to the
-model: which of the two answers is right between 4,500 and 10,000 tokens depends on the text, so such lengths
-are refused.
+prompts is asked, behind one text. The limit is 16,000 characters, and no more of the messages is shown to the
+model, so the lengths that are printed are shorter. Which of the two answers is right between 4,500 and 10,000
+tokens depends on the text: such lengths are refused.
 """
 
 from __future__ import annotations

@@ -321,6 +321,25 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused():
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("depth", [300, 1300])
+@pytest.mark.parametrize("word", ["items", "const"])
+def test_arguments_that_are_nested_too_deeply_are_refused(word: str, depth: int, name: str):
+    """Gemma's notation says of the innermost ones nothing, and needs not refuse an array of arrays."""
+    schema: Any = 1
+    for _ in range(depth):
+        schema = {"items": schema, "type": "array"} if word == "items" else [schema]
+    argument = schema if word == "items" else {"const": schema}
+    parameters = {"type": "object", "properties": {"a": argument}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "deep", "parameters": parameters}}
+    try:
+        guide = asked(OutputForm(calls="must"), tool, trait=FORMS[name].trait)
+    except InvalidRequest as refused:
+        assert (refused.param, "'deep'" in refused.message) == ("tools", True)
+    else:
+        assert name == "gemma4" and guide is not None
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name):
     properties = {f"argument_{number}": {"type": "string"} for number in range(40)}
     schema = {"type": "object", "properties": properties}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.chat import Json
+from start_llm.core.errors import InvalidRequest
 from start_llm.output.grammar.arguments import ArgumentTags, Offered, TaggedArguments
 from start_llm.output.grammar.gemma4 import gemma_arguments
 from start_llm.output.grammar.lark import Lark
@@ -56,10 +57,17 @@ class CallText:
         more = "" if one_call else f"({between} {call}){{0,{_MOST_CALLS - 1}}}"
         return " ".join(filter(None, [lark.literal(self.before), call, more, lark.literal(self.after)]))
 
+    def _arguments(self, lark: Lark, tool: Offered) -> str:
+        try:
+            return self.arguments(lark, tool)
+        except RecursionError as error:
+            problem = f"'tools': {tool.origin.about} are nested too deeply."
+            raise InvalidRequest(problem, param=tool.origin.field) from error
+
     def _call(self, lark: Lark, tool: Offered) -> str:
         parts = [lark.literal(part.replace("NAME", tool.name)) for part in self.head.split("NUMBER")]
         head = f" {lark.pattern(_NUMBER)} ".join(parts)
-        parts = [head, self.arguments(lark, tool), lark.literal(self.tail)]
+        parts = [head, self._arguments(lark, tool), lark.literal(self.tail)]
         return " ".join(filter(None, parts))
 
 
