@@ -10,7 +10,7 @@ Bytes are scaled: a token takes `TOKEN_BYTES` in the simulated cache, and every 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +32,7 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
 from start_llm.engine.machinery import Machinery, Pace
+from start_llm.engine.pacing import ChunkPacer
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 
 TOKEN_BYTES = 8
@@ -75,6 +76,10 @@ class VirtualDevice:
         self.free_at = max(self.now, self.free_at) + seconds
         self.now = max(self.now, self._finished.get(group, self.free_at))
         self._finished[group] = self.free_at
+
+    def wait(self) -> None:
+        """Until all work that was submitted is done."""
+        self.now = max(self.now, self.free_at)
 
 
 class SimulatedNetwork:
@@ -178,22 +183,47 @@ class Stream:
                 pass
 
 
+@dataclass(frozen=True)
+class Pacing:
+    """How prompts and replies share the engine: in the server's own way, but for comparisons.
+
+    Attributes:
+        pacer: chooses the length of chunks.
+    """
+
+    pace: Pace = field(default_factory=Pace)
+    pacer: Callable[[float], ChunkPacer] = ChunkPacer
+
+
+class WholeChunks(ChunkPacer):
+    """Chunks of 2,048 tokens, whoever waits."""
+
+    def length(self, before: int, *, stalls: bool) -> int:  # noqa: ARG002 - neither changes anything
+        return BARE_CHUNK
+
+
+OURS = Pacing()
+BARE = Pacing(Pace(decode_share=0), WholeChunks)
+"""Whole chunks, and one decode step behind each."""
+
+
 class SimulatedEngine:
     """An EngineLoop and a prompt cache on one simulated chip, stepped by whoever holds it."""
 
-    def __init__(self, cost: Cost, *, most_rows: int, pace: Pace | None = None) -> None:
+    def __init__(self, cost: Cost, *, most_rows: int, pacing: Pacing = OURS) -> None:
         self.cost = cost
         self.device = VirtualDevice()
         self.metrics = EngineMetrics()
         self._inbox = Inbox()
         self._streams: list[Stream] = []
-        network = SimulatedNetwork(cost, self.device)
-        machinery = self._machinery(network, most_rows)
-        machinery = replace(machinery, pace=pace) if pace else machinery
+        machinery = self._machinery(SimulatedNetwork(cost, self.device), most_rows, pacing.pace)
         with mx.stream(generation_stream):
-            self.loop = EngineLoop(machinery, self._inbox, self.metrics, self.device.clock)
+            self._loop = EngineLoop(machinery, self._inbox, self.metrics, self.device.clock)
+        # Nothing else in the server has to reach these two.
+        self._loop._pacer = pacing.pacer(pacing.pace.chunk_s)  # pyright: ignore[reportPrivateUsage]
+        self._loop._decoder.wait = self.device.wait  # pyright: ignore[reportPrivateUsage]
 
-    def _machinery(self, network: SimulatedNetwork, most_rows: int) -> Machinery:
+    def _machinery(self, network: SimulatedNetwork, most_rows: int, pace: Pace) -> Machinery:
         scale = TOKEN_BYTES / self.cost.model.attention.token_bytes
         room = int(self.cost.free_bytes * scale)
         cache = PromptCache(
@@ -210,6 +240,7 @@ class SimulatedEngine:
             most_rows=most_rows,
             batches=True,
             cache=cache,
+            pace=pace,
             admission=Admission(room, RowCost(TOKEN_BYTES, state_bytes=4 * network.state_numbers)),
         )
 
@@ -232,7 +263,7 @@ class SimulatedEngine:
     def step(self) -> None:
         """One step of the loop. Only while somebody waits: an idle loop would wait for a request for ever."""
         with mx.stream(generation_stream):
-            self.loop.step()
+            self._loop.step()
         for stream in self._streams:
             stream.look(self.device.now)
         self._streams = [stream for stream in self._streams if stream.ending is None]

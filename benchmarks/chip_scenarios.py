@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from benchmarks.chip_costs import Cost
-from benchmarks.chip_engine import BARE_CHUNK, SimulatedEngine, Stream, bare_prefill_s
+from benchmarks.chip_costs import TILE, Cost
+from benchmarks.chip_engine import BARE, BARE_CHUNK, OURS, Pacing, SimulatedEngine, Stream, bare_prefill_s
 from start_llm.core.events import Finished
-from start_llm.engine.machinery import Pace
-from start_llm.engine.prefill import CHUNK_S
+from start_llm.engine.pacing import DECODE_SHARE, STALL_S
 
 ALONE_TOKENS = (2_000, 20_000, 100_000)
 LEAST_OF_BARE = 0.95
 PATIENCE = 4
-"""A prompt that takes so many times as long as bare is given up: it has failed."""
+"""A prompt that takes so many times as long as bare is given up: it has no speed."""
 
 REPLIES = 8
 CONTEXTS = tuple(4_000 + 16_000 * place // (REPLIES - 1) for place in range(REPLIES))
@@ -30,19 +29,18 @@ SCALES = (1.0, 0.5, 0.25)
 PLANNED_REPLY = 1024
 """Tokens of a reply that the engine wants memory for before it begins."""
 SETTLING_STEPS = 64
-SHARE = 0.5
-"""Of its speed beside the other replies, that each keeps while a prompt is computed."""
-SHORTEST_CHUNK = 256
-TOLERANCE = 1.05
-"""For what no plan knows: where a window begins within a step."""
+LEAST_EFFICIENCY = 0.5
+"""Of a chunk beside replies: no chunk is so short that it is less than half as fast as one of 2,048."""
+SHORTEST_CHUNK = BARE_CHUNK // 16
+"""Nor is it shorter than this: too few tokens tell nothing of how long others take."""
+TOLERANCE = 1.1
+"""For what no plan knows: a chunk's time is predicted, and a window begins within a step."""
 
 AGENTS = (1, 4, 16)
 MOST_ROWS = 16
 SHARED_TOKENS, NEW_TOKENS, REPLY_TOKENS, TURNS = 12_000, 500, 200, 3
 TOOL_S, STAGGER_S = 2.0, 0.5
 """An agent's tools take so long, and agents begin so long one after the other."""
-BARE_PACE = Pace(chunk_s=60)
-"""Chunks of 2,048, whoever waits."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +82,33 @@ def _seconds(value: float) -> str:
 # ------------------------------------------------------------------------------------------------------ alone
 
 
-def alone(cost: Cost, tokens: int, pace: Pace | None = None) -> Outcome | None:
-    """The first prompt that an engine gets, with nobody else there."""
+def alone(cost: Cost, tokens: int, pacing: Pacing = OURS) -> Outcome | None:
+    """The first prompt that an engine gets, with nobody else there, and another one like it."""
     if not fits(cost, [tokens + PLANNED_REPLY]):
         return None
     bare_s = bare_prefill_s(cost, tokens)
-    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pace=pace)
-    stream = engine.submit(range(tokens), 2)
-    has_begun = engine.run_until(lambda: stream.token_s, patience_s=PATIENCE * bare_s)
-    served_s = stream.ttft_s if has_begun else engine.device.now
-    ratio = bare_s / served_s
-    served, told = (_seconds(served_s), f"{ratio:.3f}") if has_begun else ("given up", f"below {ratio:.2f}")
-    failed = () if has_begun and ratio >= LEAST_OF_BARE else (f"{told} of bare speed",)
-    return Outcome((f"{tokens:,}", _seconds(bare_s), served, f"{tokens / served_s:,.0f}", told), failed)
+    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pacing=pacing)
+    first_s, next_s = (_ttft_s(engine, owner, tokens, PATIENCE * bare_s) for owner in range(2))
+    failed = [
+        f"{which} prompt at {bare_s / served_s:.3f} of bare speed"
+        for which, served_s in (("first", first_s), ("next", next_s))
+        if bare_s / served_s < LEAST_OF_BARE
+    ]
+    cells = (
+        f"{tokens:,}",
+        _seconds(bare_s),
+        f"{tokens / bare_s:,.0f}",
+        _seconds(first_s),
+        f"{bare_s / first_s:.3f}",
+        f"{bare_s / next_s:.3f}",
+    )
+    return Outcome(cells, tuple(failed))
+
+
+def _ttft_s(engine: SimulatedEngine, owner: int, tokens: int, patience_s: float) -> float:
+    """Until the reply to a prompt of so many tokens begins; infinite if that takes too long."""
+    stream = engine.submit(_own_tokens(owner, tokens), 2)
+    return stream.ttft_s if engine.run_until(lambda: stream.ending, patience_s) else float("inf")
 
 
 # ------------------------------------------------------------------------------------ a prompt beside replies
@@ -119,19 +131,20 @@ class Beside:
     ttft_s: float
 
 
-def running(cost: Cost, pace: Pace | None = None) -> Outcome | None:
+def running(cost: Cost, pacing: Pacing = OURS) -> Outcome | None:
     """Eight replies are running; a prompt comes."""
     scale = next((scale for scale in SCALES if fits(cost, _lengths(scale))), None)
     if scale is None:
         return None
     *contexts, prompt = (length - PLANNED_REPLY for length in _lengths(scale))
-    seen = beside(cost, contexts, prompt, pace)
-    floor_s = cost.forward_s(1, SHORTEST_CHUNK, prompt - SHORTEST_CHUNK)
-    limit_s = max(CHUNK_S, floor_s) + seen.step_s
+    seen = beside(cost, contexts, prompt, pacing)
+    floor = shortest_chunk(cost, prompt)
+    floor_s = cost.forward_s(1, floor, prompt - floor)
+    limit_s = max(STALL_S, floor_s) + seen.step_s
     bare_s = bare_prefill_s(cost, prompt)
-    latest_s = bare_prefill_s(cost, prompt, SHORTEST_CHUNK) / (1 - SHARE)
+    latest_s = bare_s / LEAST_EFFICIENCY / (1 - DECODE_SHARE)
     failed = [
-        *([f"a reply kept {seen.kept:.2f}"] if seen.kept * TOLERANCE < SHARE else []),
+        *([f"a reply kept {seen.kept:.2f}"] if seen.kept * TOLERANCE < DECODE_SHARE else []),
         *([f"a stall of {_seconds(seen.stall_s)}"] if seen.stall_s > limit_s * TOLERANCE else []),
         *([f"the prompt took {_seconds(seen.ttft_s)}"] if seen.ttft_s > latest_s * TOLERANCE else []),
     ]
@@ -142,7 +155,7 @@ def running(cost: Cost, pace: Pace | None = None) -> Outcome | None:
         f"{seen.kept:.2f}",
         f"{seen.stall_s:.2f} s",
         f"{limit_s:.2f} s",
-        f"{floor_s:.2f} s",
+        f"{floor}: {floor_s:.2f} s",
         _seconds(seen.ttft_s),
         _seconds(latest_s),
         f"{seen.ttft_s / bare_s:.2f}",
@@ -150,12 +163,19 @@ def running(cost: Cost, pace: Pace | None = None) -> Outcome | None:
     return Outcome(cells, tuple(failed))
 
 
+def shortest_chunk(cost: Cost, before: int) -> int:
+    """Tokens of the shortest chunk that makes sense beside replies, behind so many tokens."""
+    slowest_s = cost.forward_s(1, BARE_CHUNK, before) / BARE_CHUNK / LEAST_EFFICIENCY
+    lengths = range(SHORTEST_CHUNK, BARE_CHUNK + 1, TILE)
+    return next(length for length in lengths if cost.forward_s(1, length, before) / length <= slowest_s)
+
+
 def _lengths(scale: float) -> list[int]:
     return [round(length * scale) + PLANNED_REPLY for length in (*CONTEXTS, PROMPT_TOKENS)]
 
 
-def beside(cost: Cost, contexts: Sequence[int], prompt: int, pace: Pace | None = None) -> Beside:
-    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pace=pace)
+def beside(cost: Cost, contexts: Sequence[int], prompt: int, pacing: Pacing = OURS) -> Beside:
+    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pacing=pacing)
     replies = _replies(engine, contexts)
     began_s = engine.device.now
     engine.run_until(lambda: _are_on(replies, began_s, SETTLING_STEPS))
@@ -252,11 +272,11 @@ class Work:
         )
 
 
-def agents(cost: Cost, count: int, pace: Pace | None = None) -> Outcome | None:
+def agents(cost: Cost, count: int, pacing: Pacing = OURS) -> Outcome | None:
     """So many agents begin one after the other; beside it, the same in chunks of 2,048."""
     if not fits(cost, [SHARED_TOKENS + TURNS * (NEW_TOKENS + REPLY_TOKENS) + PLANNED_REPLY]):
         return None
-    served, bare = work(cost, count, pace), work(cost, count, BARE_PACE)
+    served, bare = work(cost, count, pacing), work(cost, count, BARE)
     is_slow = count == 1 and served.efficiency < LEAST_OF_BARE
     failed = [
         *([f"{served.unanswered} turns without an answer"] if served.unanswered else []),
@@ -265,8 +285,8 @@ def agents(cost: Cost, count: int, pace: Pace | None = None) -> Outcome | None:
     return Outcome((str(count), *served.cells, *bare.cells), tuple(failed))
 
 
-def work(cost: Cost, count: int, pace: Pace | None) -> Work:
-    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pace=pace)
+def work(cost: Cost, count: int, pacing: Pacing) -> Work:
+    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pacing=pacing)
     party = [Agent(number, number * STAGGER_S) for number in range(count)]
     while not all(agent.is_done for agent in party):
         _wait_for_somebody(engine, party)
@@ -306,10 +326,10 @@ def _ideal_s(cost: Cost, stream: Stream) -> float:
 # -------------------------------------------------------------------------------------------------------- all
 
 
-ALONE = "| chip | model | prompt | bare | first token | tok/s | bare / served |"
+ALONE = "| chip | model | prompt | bare | tok/s | first token | bare / first prompt | bare / next prompt |"
 RUNNING = (
     "| chip | model | contexts + prompt, tokens | a step alone | kept | stall | allowed "
-    f"| a chunk of {SHORTEST_CHUNK} | prompt's first token | allowed | times bare |"
+    "| shortest chunk | prompt's first token | allowed | times bare |"
 )
 AGENT = (
     "| chip | model | agents | TTFT median / max | stall | tok/s | prefill efficiency "

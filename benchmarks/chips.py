@@ -6,13 +6,13 @@ Runs the real scheduler, pacer and cache over a network that computes nothing an
 model says (`benchmarks/chip_costs.py`). So it shows what the engine makes of a chip's speed, and not how
 fast that chip is: figures are worth as much as the table of assumptions, which is printed first.
 
-- *alone*: the first prompt of an engine, beside the same prompt in bare chunks of 2,048: at least 0.95 of its
-  speed.
+- *alone*: the first prompt of an engine, and another one like it, beside bare chunks of 2,048: at least 0.95
+  of their speed.
 - *running*: eight replies are there when a prompt of 20,000 tokens comes (half of all that, or a quarter,
-  where there is no memory for it). While it is computed, each keeps at least half of the speed that it had,
-  and none stands still for longer than a chunk may last and a step takes. A chunk may last 0.23 s, or as long
-  as the shortest chunk does at the end of the prompt: a latent cache (MLA) is decompressed for each chunk,
-  however short. The prompt has the other half of the time, in chunks that are no shorter.
+  where there is no memory for it). While it is computed, each keeps at least the engine's `DECODE_SHARE` of
+  the speed that it had, and none stands still for longer than a chunk may last and a step takes. A chunk may
+  last `STALL_S`, or as long as the shortest chunk that makes sense: one that is half as fast as 2,048 (a
+  latent cache, MLA, is decompressed for each chunk, however short). The prompt has the rest of the time.
 - *agents*: 1, 4 and 16 of them with one system text of 12,000 tokens, three turns of 500 tokens, replies of
   200 and a tool between them, as many at once as there is memory for; beside it the same scheduler with
   chunks of 2,048. Every turn has to be answered, and one agent alone has 0.95 of bare speed; the rest is to
