@@ -19,7 +19,7 @@ from start_llm.engine.admission import Admission
 from start_llm.engine.cost import Measured
 from start_llm.engine.engine import EngineConfig
 from start_llm.engine.machinery import Pace
-from start_llm.engine.prefill import LONGEST_CHUNK
+from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.models import families
 from start_llm.models.footprint import Footprint, usable_memory
 from start_llm.models.loader import LoadedModel

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import TokenBuffer
 
-from start_llm.cache.layers import settle
+from start_llm.engine import merging
 from start_llm.engine.row import Row, Sampled
-from start_llm.engine.sampling import greedy
+from start_llm.engine.sampling import BatchSampler
+from start_llm.engine.scores import Scores
 
 _STEPS_BETWEEN_CLEARS = 256
-_NO_LIMIT = 2**31 - 1
 _CHEAP_PADDING = 2048
 """Tokens. The KV of so many is small beside the weights of any model."""
 
@@ -27,160 +26,183 @@ class Held(NamedTuple):
     tokens: int
 
 
-class Solo:
-    """Decodes one row. The next step is already being computed while a token is handed out."""
+class _Launched(NamedTuple):
+    """A step that is being computed.
+
+    Attributes:
+        tokens: sampled ids [rows].
+        scores: of the rows that ask for them.
+    """
+
+    tokens: mx.array
+    scores: list[Scores | None]
+
+
+class Group:
+    """Rows that decode in one forward pass.
+
+    The next step is already being computed while the tokens of one are handed out.
+
+    One row keeps its own caches; those of several are merged. Rows that have joined are fed from the next
+    step on, and stand behind the others.
+    """
 
     def __init__(self, network: Any, row: Row) -> None:
-        self.row = row
         self._network = network
+        self._rows = [row]
+        self._caches: list[Any] = row.cache
+        self._contexts: dict[int, TokenBuffer] = {}
+        self._sampler: BatchSampler | None = None
         self._steps = 0
-        self._context = mx.array(row.tokens[:-1], dtype=mx.uint32) if row.processors else None
-        self._next = self._launch(mx.array(row.tokens[-1:], dtype=mx.uint32))
+        self._next: _Launched | None = None
+        self._next = self._launch(_last_tokens([row]))
 
     @property
     def rows(self) -> list[Row]:
-        return [self.row]
+        return list(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of merged caches, padding included. Those of one row are its strand's."""
+        return sum(cache.nbytes for cache in self._caches) if len(self._rows) > 1 else 0
 
     def step(self) -> list[Sampled]:
-        token, logprobs = self._take_next()
-        self._next = self._launch(token)
+        """One token for each row; rows that have just joined give theirs from the next step on."""
+        fed, scores = self._take_next()
+        stepped, newcomers = self._rows[: len(scores)], self._rows[len(scores) :]
+        self._next = self._launch(mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed)
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
-        return [Sampled(self.row, cast("int", token.item()), logprobs[0])]
+        tokens = cast("list[int]", fed.tolist())
+        return [_sampled(*each) for each in zip(stepped, tokens, scores, strict=True)]
 
-    def release(self, row: Row) -> Sampled:  # noqa: ARG002 - it has but one
-        """The last token computed; the row is at rest once it has accepted it."""
-        token, logprobs = self._take_next()
-        return Sampled(self.row, cast("int", token.item()), logprobs[0])
+    def wait(self) -> None:
+        """Until the step that is being computed is done."""
+        if self._next:
+            mx.eval(self._next.tokens)
 
-    def _take_next(self) -> tuple[mx.array, mx.array]:
-        """What was sampled, or what the row dictates in its place: neither has been fed yet."""
-        token, logprobs = self._next
-        if self.row.dictated:
-            token = mx.array([self.row.dictated.popleft()], dtype=mx.uint32)
-        return token, logprobs
+    def join(self, row: Row) -> None:
+        """Take a row that is at rest. If this fails, nobody in the group has caches any more."""
+        if len(self._rows) == 1:
+            lone = self._rows[0]
+            self._caches = merging.merge([self._caches, row.cache])
+            self._lend(lone)
+        else:
+            merging.extend(self._caches, row.cache)
+        self._rows.append(row)
+        self._lend(row)
+        self._sampler = None
 
-    def _launch(self, token: mx.array) -> tuple[mx.array, mx.array]:
-        """Feed `token` [1] and sample. Returns ids [1] and log-probabilities [1, vocabulary], not awaited."""
-        logits = self._network(token[None], cache=self.row.cache)[:, -1, :]
-        if self._context is not None:
-            self._context = mx.concatenate([self._context, token])
-            for processor in self.row.processors:
-                logits = processor(self._context, logits)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        sampled = self.row.sampler(logprobs)
-        mx.async_eval(sampled, logprobs)
-        return sampled, logprobs
-
-
-class Batch:
-    """Decodes several rows in one forward pass, through mlx_lm's BatchGenerator."""
-
-    def __init__(self, network: Any, most_rows: int) -> None:
-        self._rows: dict[int, Row] = {}
-        self._generator = BatchGenerator(
-            network, sampler=greedy, completion_batch_size=most_rows, prefill_batch_size=most_rows
-        )
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def rows(self) -> list[Row]:
-        return list(self._rows.values())
-
-    def add(self, row: Row) -> None:
-        """Take a row that is at rest. Its cache is copied into the batch."""
-        (uid,) = self._generator.insert(
-            [row.tokens[-1:]],
-            max_tokens=[_NO_LIMIT],
-            caches=[row.cache],
-            all_tokens=[row.tokens[:-1]],
-            samplers=[row.sampler],
-            logits_processors=[row.processors],
-        )
+    def _lend(self, row: Row) -> None:
         row.cache = []
-        row.strand.lend(partial(self._copy_of, uid))
-        self._rows[uid] = row
+        row.strand.lend(partial(self._copy_of, row))
 
-    def _copy_of(self, uid: int) -> list[Any]:
+    def _copy_of(self, row: Row) -> list[Any]:
         """Caches with all that was fed of a row, not computed yet."""
-        return cast("list[Any]", self._generator.extract_cache([uid])[uid][0])
+        return merging.copy_of(self._caches, self._place(row))
+
+    def _place(self, row: Row) -> int:
+        return next(place for place, one in enumerate(self._rows) if one is row)
 
     def release(self, row: Row) -> Sampled | None:
         """The last token computed for a row: it is at rest once it has accepted it, and is taken out.
 
-        None if it is at rest already, on its way into the batch.
+        None if it is at rest already, since it has just joined.
         """
-        running, uid = self._running, self._uid(row)
-        if uid not in running.uids:
+        place = self._place(row)
+        if self._next is None or place >= len(self._next.scores):
             return None
-        place = running.uids.index(uid)
-        token = row.dictated.popleft() if row.dictated else int(running._next_tokens[place].item())
-        return Sampled(row, token, running._next_logprobs[place])
+        token = row.dictated.popleft() if row.dictated else cast("int", self._next.tokens[place].item())
+        return _sampled(row, token, self._next.scores[place])
 
-    def _uid(self, row: Row) -> int | None:
-        return next((uid for uid, held in self._rows.items() if held is row), None)
+    def remove(self, row: Row) -> Held:
+        """Take a row out. Its caches hold all of its tokens, but the last one if it has just joined."""
+        place = self._place(row)
+        is_fed = self._next is not None and place < len(self._next.scores)
+        caches = self._take_out(place) if len(self._rows) > 1 else self._caches
+        del self._rows[place]
+        self._contexts.pop(id(row), None)
+        self._forget_next(place)
+        self._sampler = None
+        if len(self._rows) == 1:
+            self._give_back(self._rows[0])
+        return Held(caches, len(row.tokens) if is_fed else len(row.tokens) - 1)
 
-    def remove(self, row: Row) -> Held | None:
-        """Take a row out; None if it is not here."""
-        uid = self._uid(row)
-        if uid is None:
-            return None
-        del self._rows[uid]
-        caches, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
-        # Else the batch as it was stays in memory until the next step: behind what is not computed yet, and
-        # behind rows that are views of it, which is how mlx_lm takes padding away (lesson 26).
-        mx.eval([cache.state for cache in caches])
-        settle(self._running.prompt_cache)
-        if not self._rows:
-            self._forget_last_step()
-        return Held(cast("list[Any]", caches), len(tokens))
+    def _take_out(self, place: int) -> list[Any]:
+        return merging.take_out(self._caches, place, len(self._rows))
 
-    def _forget_last_step(self) -> None:
-        """Else an empty batch keeps the log-probabilities of all rows that were in its last step."""
-        self._running._current_tokens, self._running._current_logprobs = None, []
+    def _give_back(self, row: Row) -> None:
+        """The last row of a batch has caches of its own again, which are faster."""
+        merging.unmerge(self._caches)
+        row.cache = self._caches
+        row.strand.take_back(self._caches)
 
-    @property
-    def _running(self) -> Any:
-        """What mlx_lm has no public way to reach; held by `tests/engine/test_batch.py`."""
-        return self._generator._generation_batch  # pyright: ignore[reportPrivateUsage]
-
-    def step(self) -> list[Sampled]:
-        """One token for each row; rows that were just added give theirs from the next step on."""
-        if not self._rows:
-            return []
-        self._dictate()
-        _, responses = self._generator.next()
-        if len(responses) < len(self._rows):
-            # Rows have been copied in: what they were copied from goes before anybody asks for more memory.
-            mx.eval([cache.state for cache in self._running.prompt_cache])
-        return [Sampled(self._rows[one.uid], int(one.token), one.logprobs) for one in responses]
-
-    def _dictate(self) -> None:
-        """Put what rows dictate in the place of what was sampled for them: neither has been fed yet.
-
-        mlx_lm has no public way to do this that leaves the caches of the batch alone.
-        """
-        dictating = {uid: row for uid, row in self._rows.items() if row.dictated}
-        if not dictating:
+    def _forget_next(self, place: int) -> None:
+        if self._next is None or place >= len(self._next.scores):
             return
-        running = self._running
-        for place, uid in enumerate(running.uids):
-            if uid in dictating:
-                running._next_tokens[place] = dictating[uid].dictated.popleft()
+        kept = [other for other in range(len(self._next.scores)) if other != place]
+        scores = [self._next.scores[other] for other in kept]
+        self._next = _Launched(self._next.tokens[mx.array(kept)], scores) if kept else None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its caches, padding included."""
-        return int(self._generator.prompt_cache_nbytes)
+    def _take_next(self) -> tuple[mx.array, list[Scores | None]]:
+        """What was sampled, or what rows dictate in its place: neither has been fed yet."""
+        if self._next is None:
+            return mx.array([], dtype=mx.uint32), []
+        tokens, scores = self._next
+        rows = self._rows[: len(scores)]
+        if any(row.dictated for row in rows):
+            is_dictated = mx.array([bool(row.dictated) for row in rows])
+            dictated = [row.dictated.popleft() if row.dictated else 0 for row in rows]
+            tokens = mx.where(is_dictated, mx.array(dictated, dtype=mx.uint32), tokens)
+        return tokens, scores
 
-    def close(self) -> None:
-        self._generator.close()
+    def _launch(self, tokens: mx.array) -> _Launched:
+        """Feed `tokens` [rows] and sample; nothing is awaited but what guides have to know."""
+        logits = self._processed(tokens, self._network(tokens[:, None], cache=self._caches)[:, -1, :])
+        if self._sampler is None:
+            self._sampler = BatchSampler([row.chooser for row in self._rows], logits.shape[-1])
+        sampled = self._sampler(logits)
+        scores = [self._scores(place, logits, sampled) for place in range(len(self._rows))]
+        mx.async_eval(sampled, [one.arrays for one in scores if one])
+        return _Launched(sampled, scores)
+
+    def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
+        wanted = self._rows[place].generation.job.top_logprobs
+        return None if wanted is None else Scores(logits[place], sampled[place], wanted)
+
+    def _processed(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Logits [rows, vocabulary] after the processors of the rows that have any."""
+        if not any(row.processors for row in self._rows):
+            return logits
+        if any(row.is_guided for row in self._rows):
+            # A guide waits for the token that is fed: by then the device has the network to compute.
+            mx.async_eval(logits)
+        return mx.concatenate(
+            [
+                self._processed_row(row, tokens[place : place + 1], logits[place : place + 1])
+                for place, row in enumerate(self._rows)
+            ]
+        )
+
+    def _processed_row(self, row: Row, token: mx.array, logits: mx.array) -> mx.array:
+        if not row.processors:
+            return logits
+        if id(row) not in self._contexts:
+            self._contexts[id(row)] = TokenBuffer(row.tokens[:-1])
+        context = self._contexts[id(row)].update_and_fetch(token)
+        for processor in row.processors:
+            logits = processor(context, logits)
+        return logits
 
 
-type Group = Solo | Batch
+def _last_tokens(rows: Sequence[Row]) -> mx.array:
+    """Of rows at rest: what they are fed next."""
+    return mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
+
+
+def _sampled(row: Row, token: int, scores: Scores | None) -> Sampled:
+    return Sampled(row, token, scores.told(token) if scores else None)
 
 
 def fits(lengths: Sequence[int]) -> bool:
@@ -197,24 +219,32 @@ def padding(lengths: Sequence[int]) -> int:
 
 
 class Decoder:
-    """All rows that are being decoded: alone, or in batches with others of a similar length.
+    """All rows that are being decoded: alone, or in groups with others of a similar length.
 
     Args:
-        batches: whether the caches of this network can be merged; if not, rows take turns.
+        batches: whether the caches of this network can be merged; if not, rows take turns. has_room:
+        whether there is memory for sequences of these lengths, in tokens: a batch costs as much as if
+            all of its rows were as long as the longest.
     """
 
-    def __init__(self, network: Any, *, most_rows: int, batches: bool) -> None:
+    def __init__(
+        self, network: Any, *, batches: bool, has_room: Callable[[Sequence[int]], bool] = lambda _: True
+    ) -> None:
         self._network = network
-        self._most_rows = most_rows
         self._can_batch = batches
+        self._has_room = has_room
         self._resting: list[Row] = []
-        self._solos: list[Solo] = []
-        self._batches: list[Batch] = []
+        self._groups: list[Group] = []
+        self._joining: Group | None = None
 
     @property
     def rows(self) -> list[Row]:
-        batched = (row for batch in self._batches for row in batch.rows)
-        return [*self._resting, *(solo.row for solo in self._solos), *batched]
+        return [*self._resting, *(row for group in self._groups for row in group.rows)]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Rows that decode: each group takes its step by itself."""
+        return list(self._groups)
 
     def holds(self, row: Row) -> bool:
         return any(one is row for one in self.rows)
@@ -222,7 +252,12 @@ class Decoder:
     @property
     def batched_bytes(self) -> int:
         """Bytes of the caches of all batches, padding included."""
-        return sum(batch.nbytes for batch in self._batches)
+        return sum(group.nbytes for group in self._groups)
+
+    def wait(self) -> None:
+        """Until all steps that are being computed are done."""
+        for group in self._groups:
+            group.wait()
 
     def add(self, row: Row) -> None:
         """Take a row that is at rest; it decodes from the next step on."""
@@ -233,104 +268,74 @@ class Decoder:
         if any(one is row for one in self._resting):
             self._resting = [one for one in self._resting if one is not row]
             return Held(row.cache, len(row.tokens) - 1)
-        if any(solo.row is row for solo in self._solos):
-            self._solos = [solo for solo in self._solos if solo.row is not row]
-            return Held(row.cache, len(row.tokens))
-        for batch in self._batches:
-            if held := batch.remove(row):
-                return held
-        return Held([], 0)
+        group = self._group_of(row)
+        if group is None:
+            return Held([], 0)
+        if len(group.rows) == 1:
+            self._groups.remove(group)
+        return group.remove(row)
 
     def release(self, row: Row) -> tuple[Held, Sampled | None]:
         """Take a row out that will go on later: its caches, and its next token if that is computed already.
 
         Once it has accepted that token it is at rest, and its caches hold all tokens but this one.
         """
-        sampled = None
-        for group in self.groups:
-            if any(one is row for one in group.rows):
-                sampled = group.release(row)
+        group = self._group_of(row)
+        sampled = group.release(row) if group else None
         return self.remove(row), sampled
 
-    @property
-    def groups(self) -> list[Group]:
-        """Rows that decode: each group takes its step by itself."""
-        return [*(batch for batch in self._batches if len(batch)), *self._solos]
-
-    def settle(self) -> list[Sampled]:
-        """Bring lone rows to rest that can share a batch with a newcomer, which starts in the next step."""
-        self._close_empty_batches()
-        return self._settle_solos() if self._resting and self._can_batch else []
+    def _group_of(self, row: Row) -> Group | None:
+        return next((group for group in self._groups if any(one is row for one in group.rows)), None)
 
     @property
     def next_to_start(self) -> Row | None:
         return self._resting[0] if self._resting else None
 
     def start_next(self) -> None:
-        """Let the first row that is at rest decode. If that fails, it is still there, to be taken out."""
-        self._start(self._resting[0], self._resting[1:])
+        """Let the first row that is at rest decode. If that fails, see `drop_starting`."""
+        row = self._resting[0]
+        self._joining = self._group_for(row) if self._can_batch else None
+        if self._joining:
+            self._joining.join(row)
+        else:
+            self._groups.append(Group(self._network, row))
+        self._joining = None
         del self._resting[0]
+
+    def drop_starting(self) -> list[Row]:
+        """Forget the row whose start has failed, and the group that it was to join: they have no caches."""
+        failed, self._joining = self._joining, None
+        row = self._resting.pop(0)
+        return [row, *(one for one in (self.drop(failed) if failed else []) if one is not row)]
 
     def drop(self, group: Group) -> list[Row]:
         """Forget a group whose step has failed half way, and what its rows have computed."""
-        rows = group.rows
-        if isinstance(group, Batch):
-            self._batches.remove(group)
-            with suppress(RuntimeError):
-                group.close()
-        else:
-            self._solos.remove(group)
-        return rows
+        self._groups.remove(group)
+        return group.rows
 
     def abandon(self) -> list[Row]:
         """Drop every row and start afresh."""
-        rows, batches = self.rows, self._batches
-        self._resting, self._solos, self._batches = [], [], []
-        for batch in reversed(batches):
-            # A device that has failed does not even wait for its work.
-            with suppress(RuntimeError):
-                batch.close()
+        rows = self.rows
+        self._resting, self._groups, self._joining = [], [], None
         return rows
 
-    def close(self) -> None:
-        # Each remembers the limit on wired memory that it has found: the first one, the original.
-        for batch in reversed(self._batches):
-            batch.close()
+    def _group_for(self, row: Row) -> Group | None:
+        """The group whose rows the row fits best."""
+        fitting = [group for group in self._groups if self._may_join(row, group)]
+        return min(fitting, key=lambda group: padding(_lengths([*group.rows, row])), default=None)
 
-    def _close_empty_batches(self) -> None:
-        """The first one stays, for the limit that it remembers."""
-        for batch in [batch for batch in self._batches[1:] if not len(batch)]:
-            self._batches.remove(batch)
-            batch.close()
-
-    def _settle_solos(self) -> list[Sampled]:
-        """Bring lone rows to rest that can share a batch with a newcomer."""
-        joining = [solo for solo in self._solos if any(_fit([solo.row, row]) for row in self._resting)]
-        sampled = [solo.release(solo.row) for solo in joining]
-        self._resting = [*(solo.row for solo in joining), *self._resting]
-        self._solos = [solo for solo in self._solos if solo not in joining]
-        return sampled
-
-    def _start(self, row: Row, others: list[Row]) -> None:
-        batch = self._batch_for(row, others) if self._can_batch else None
-        if batch is None:
-            self._solos.append(Solo(self._network, row))
-        else:
-            batch.add(row)
-
-    def _batch_for(self, row: Row, others: list[Row]) -> Batch | None:
-        """The batch with rows that the row fits best; an empty one, if another row will follow."""
-        fitting = [batch for batch in self._batches if len(batch) and _fit([*batch.rows, row])]
-        if fitting:
-            return min(fitting, key=lambda batch: padding([len(one.tokens) for one in (*batch.rows, row)]))
-        if not any(_fit([row, other]) for other in others):
-            return None
-        empty = next((batch for batch in self._batches if not len(batch)), None)
-        if empty is None:
-            empty = Batch(self._network, self._most_rows)
-            self._batches.append(empty)
-        return empty
+    def _may_join(self, row: Row, group: Group) -> bool:
+        rows = [*group.rows, row]
+        if any(one.is_alone for one in rows) or not fits(_lengths(rows)):
+            return False
+        padded = [max(_lengths(rows))] * len(rows)
+        others = [length for other in self._groups if other is not group for length in _padded(other)]
+        return self._has_room([*padded, *others])
 
 
-def _fit(rows: Sequence[Row]) -> bool:
-    return not any(row.is_alone for row in rows) and fits([len(row.tokens) for row in rows])
+def _lengths(rows: Sequence[Row]) -> list[int]:
+    return [len(row.tokens) for row in rows]
+
+
+def _padded(group: Group) -> list[int]:
+    return [max(_lengths(group.rows))] * len(group.rows)

@@ -15,8 +15,9 @@ _MASKED = float("-inf")
 class GuidedLogits:
     """A logits processor that leaves what a guide allows; the last of its row, so that nothing undoes it.
 
-    The guide has to know the token that was fed last. So this waits until that is sampled, which nothing else
-    in a step does, and then computes the mask while the network computes the logits.
+    The guide has to know the token that was fed last. So this waits until that is sampled, which nothing
+    else in a step does. The network has been submitted by then (`engine.batch.Group`), so that the device
+    computes the logits while the mask is made.
 
     A guide that is lost loses its own row alone: others may be in the same step, so nothing is raised here.
 
@@ -38,7 +39,6 @@ class GuidedLogits:
         if self.lost:
             return logits
         new = cast("list[int]", tokens[self._known :].tolist())
-        mx.async_eval(logits)
         self._known += len(new)
         try:
             if new:

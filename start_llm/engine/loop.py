@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -17,7 +17,8 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Asked, Inbox
 from start_llm.engine.look import Look
 from start_llm.engine.machinery import Machinery
-from start_llm.engine.prefill import ChunkPacer, Prefill
+from start_llm.engine.pacing import ChunkPacer, TimeShare
+from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
 from start_llm.engine.schedule import Schedule, Waiting, due_with, goes_first
@@ -30,8 +31,9 @@ _STEPS_BETWEEN_LOOKS = 64
 class EngineLoop:
     """Owner of everything MLX: made, run and dropped on the engine thread.
 
-    Prefill is serial; one chunk's worth of it alternates with one decode step. A row can be interrupted at
-    any step: it comes to rest, the cache has what it computed, and it goes on when its turn comes again.
+    Prefill is serial. While replies run, its chunks take turns with decode steps, each for its share of the
+    time. A row can be interrupted at any step: it comes to rest, the cache has what it computed, and it
+    goes on when its turn comes again.
 
     Args:
         clock: seconds.
@@ -50,13 +52,15 @@ class EngineLoop:
         self._clock = clock
         self._schedule = Schedule(clock)
         self._pacer = ChunkPacer(machinery.pace.chunk_s)
-        self._allowance = 0
+        self._share = TimeShare(machinery.pace.decode_share)
         self._cache = machinery.cache or NoReuse(Layers(machinery.network))
         self._steps = 0
         self._starting: Waiting | None = None
         self._opened: Strand | None = None
         self._prefill: Prefill | None = None
-        self._decoder = Decoder(machinery.network, most_rows=machinery.most_rows, batches=machinery.batches)
+        self._decoder = Decoder(
+            machinery.network, batches=machinery.batches, has_room=self._has_room_for_lengths
+        )
         self._last_step: float | None = None
         self._stopping = False
 
@@ -73,14 +77,14 @@ class EngineLoop:
         self._receive_all()
         for generation in self._abandon_everything():
             generation.emit(Failed(STOPPING))
-        self._decoder.close()
 
     def step(self) -> None:
         self._receive()
         self._guarded(self._drop_cancelled, self._abandon_decoding)
         self._guarded(self._cut_overdue, self._abandon_decoding)
         self._guarded(self._make_room, self._abandon_decoding)
-        self._prefill_some()
+        if self._share.is_prefills_turn or not self._decoder.rows:
+            self._prefill_some()
         self._decode()
         self._guarded(self._share_memory, list)
         self._report()
@@ -90,6 +94,7 @@ class EngineLoop:
     def _receive(self) -> None:
         """Take new requests; wait for one if there is nothing else to do."""
         if not (self._schedule or self._prefill or self._decoder.rows):
+            self._share.forgive()
             self._metrics.step_began = self._last_step = None
             asked = self._inbox.wait()
             self._metrics.step_began = time.monotonic()
@@ -176,6 +181,9 @@ class EngineLoop:
             return False
         return self._machinery.admission.has_room(beside, waiting.generation.job, waiting.tokens)
 
+    def _has_room_for_lengths(self, lengths: Sequence[int]) -> bool:
+        return self._machinery.admission.held(lengths) <= self._machinery.admission.usable_bytes
+
     def _interrupt_longest_for(self, first: Waiting) -> None:
         """The row that has had its turn for the longest time, if that is long enough."""
         rows, now = self._decoder.rows, self._clock()
@@ -220,7 +228,7 @@ class EngineLoop:
         self._schedule.take(first)
         self._metrics.waiting = len(self._schedule)
         row, stops = self._continued(first.row) if first.row else self._opened_for(first)
-        self._prefill = Prefill(self._machinery.network, row, self._pacer, stops)
+        self._prefill = Prefill(self._machinery.network, row, stops)
         self._starting = self._opened = None
 
     def _opened_for(self, waiting: Waiting) -> tuple[Row, tuple[int, ...]]:
@@ -248,19 +256,36 @@ class EngineLoop:
 
     def _prefill_some(self) -> None:
         """One chunk of a long prompt, or as many short prompts as take no longer."""
-        self._allowance = self._pacer.length
+        self._guarded(self._finish_steps, self._abandon_decoding)
+        began, stalls = self._clock(), bool(self._decoder.rows)
         self._guarded(self._start_next, self._abandon_starting)
         while self._prefill is not None:
             self._guarded(self._prefill_chunk, self._abandon_prefill)
             self._guarded(self._start_next, self._abandon_starting)
-            if self._prefill and self._prefill.remaining > self._allowance:
-                return
+            if not self._fits_too(self._clock() - began):
+                break
+        if stalls:
+            self._share.note_prefill(self._clock() - began)
+
+    def _finish_steps(self) -> None:
+        """Wait for the steps that are on their way, whose time is not the chunk's."""
+        began = self._clock()
+        self._decoder.wait()
+        self._share.note_decode(self._clock() - began)
+
+    def _fits_too(self, spent_s: float) -> bool:
+        """Whether all of the next prompt can be computed in the time that the last one has left."""
+        prefill = self._prefill
+        if prefill is None or prefill.remaining == 0:
+            return True
+        return self._pacer.fits(prefill.remaining, prefill.done, self._machinery.pace.chunk_s - spent_s)
 
     def _prefill_chunk(self) -> None:
         if self._prefill is None:
             return
-        computed = self._prefill.step(self._allowance)
-        self._allowance -= computed
+        before, began = self._prefill.done, self._clock()
+        computed = self._prefill.step(self._pacer.length(before, stalls=bool(self._decoder.rows)))
+        self._pacer.record(computed, before, self._clock() - began)
         self._metrics.prefilled_tokens += computed
         row, done = self._prefill.row, self._prefill.done
         self._cache.grew(row.strand, row.tokens[done - computed : done], keep_state=self._prefill.is_at_stop)
@@ -271,14 +296,13 @@ class EngineLoop:
     # ----------------------------------------------------------------------------------------------- decoding
 
     def _decode(self) -> None:
-        """One token for each row, but for those that are on their way into a batch."""
-        settled: list[Sampled] = []
-        self._guarded(lambda: settled.extend(self._decoder.settle()), self._abandon_decoding)
-        self._accept_all(settled)
-        while not settled and (row := self._decoder.next_to_start):
-            self._guarded(self._decoder.start_next, partial(self._abandon_row, row))
+        """One token for each row, but for those that have just joined others."""
+        began = self._clock()
+        while self._decoder.next_to_start:
+            self._guarded(self._decoder.start_next, self._abandon_joining)
         for group in self._decoder.groups:
             self._guarded(partial(self._step, group), partial(self._abandon_group, group))
+        self._share.note_decode(self._clock() - began)
         self._note_stall()
 
     def _step(self, group: Group) -> None:
@@ -294,9 +318,8 @@ class EngineLoop:
             self._retire(sampled.row)
 
     def _has_ended(self, sampled: Sampled) -> bool:
-        row, token, logprobs = sampled
         self._metrics.generated_tokens += 1
-        return row.accept(token, logprobs)
+        return sampled.row.accept(sampled.token, sampled.scored)
 
     def _note_stall(self) -> None:
         """The time for which running replies have stood still."""
@@ -354,6 +377,9 @@ class EngineLoop:
         except Exception:  # noqa: BLE001 - as in `_abandoned`, but this row may be gone from its group already
             return [*{row.generation, *self._abandon_everything()}]
         return [row.generation]
+
+    def _abandon_joining(self) -> list[Generation]:
+        return self._tried_alone(self._decoder.drop_starting())
 
     def _abandon_group(self, group: Group) -> list[Generation]:
         return self._tried_alone(self._decoder.drop(group))

@@ -8,7 +8,7 @@ from typing import Any
 
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.engine.admission import Admission
-from start_llm.engine.prefill import CHUNK_S
+from start_llm.engine.pacing import DECODE_SHARE, STALL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +16,14 @@ class Pace:
     """How long anything may take, in seconds.
 
     Attributes:
-        chunk_s: a piece of a prompt, for which running replies stand still.
+        chunk_s: a chunk of a prompt, for which running replies stand still.
+        decode_share: part of the time that running replies keep while a prompt is computed; no seconds.
         turn_s: a reply, while others wait for its place.
         deadline_s: a request, all its turns together; 0 is for ever.
     """
 
-    chunk_s: float = CHUNK_S
+    chunk_s: float = STALL_S
+    decode_share: float = DECODE_SHARE
     turn_s: float = 4.0
     deadline_s: float = 0.0
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
 from start_llm.cache.pages import Strand
 from start_llm.core.errors import GuideLost
-from start_llm.core.events import Finished
+from start_llm.core.events import Finished, TokenLogprobs
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.reply import ReplyWriter
-from start_llm.engine.sampling import make_processors, make_sampler, token_logprobs
+from start_llm.engine.sampling import Chooser, make_processors
 
 
 class Row:
@@ -26,7 +24,7 @@ class Row:
         tokens: prompt and reply so far.
         strand: what the prompt cache has given it, and gets back.
         cache: one entry for each cache of the network, in mlx_lm's classes.
-        sampler, processors: see `engine.sampling`.
+        chooser, processors: see `engine.sampling`.
         is_alone: it shares no batch: one that it was in has failed, and it may be the reason.
         due: see `engine.schedule`.
         since: when its turn began, in seconds on the engine's clock.
@@ -40,7 +38,7 @@ class Row:
         self.tokens = list(job.prompt.ids)
         self.strand = strand
         self.cache: list[Any] = strand.caches
-        self.sampler = make_sampler(job.sampling)
+        self.chooser = Chooser(job.sampling)
         self.processors = make_processors(job.sampling, len(job.prompt))
         self._guided = GuidedLogits(job.guide, len(job.prompt)) if job.guide else None
         if self._guided:
@@ -54,6 +52,11 @@ class Row:
     @property
     def cancelled(self) -> bool:
         return self.generation.cancelled
+
+    @property
+    def is_guided(self) -> bool:
+        """Its reply is held to a form, so its next step needs to know the token before."""
+        return self._guided is not None
 
     @property
     def dictated(self) -> deque[int]:
@@ -87,18 +90,16 @@ class Row:
         for event in self._reply.cut():
             self.generation.emit(event)
 
-    def accept(self, token: int, logprobs: mx.array) -> bool:
+    def accept(self, token: int, scored: TokenLogprobs | None = None) -> bool:
         """Add the next token and report it. True if it ends the reply.
 
         Args:
-            logprobs: [vocabulary], read only if the request asked for them.
+            scored: if the request asked for it.
 
         Raises:
             GuideLost: the token after this one could not be held to the form of the reply.
         """
         self.tokens.append(token)
-        wanted = self.generation.job.top_logprobs
-        scored = None if wanted is None else token_logprobs(logprobs, token, wanted)
         events = self._reply.feed(token, scored)
         for event in events:
             self.generation.emit(event)
@@ -109,8 +110,8 @@ class Row:
 
 
 class Sampled(NamedTuple):
-    """A new token of a row. `logprobs` is [vocabulary]."""
+    """A new token of a row, and its log-probability if the request asked for it."""
 
     row: Row
     token: int
-    logprobs: mx.array
+    scored: TokenLogprobs | None

@@ -1,83 +1,192 @@
-"""Choosing the next token. Everything here runs on the engine thread.
+"""Choosing the next tokens. Everything here runs on the engine thread.
 
 Ours instead of mlx_lm's: its filters are compiled against the global random state, so one exception inside
-them leaves that state unusable for the whole process (lesson 1), and its seeds are global to a thread.
-Here each request has a key of its own, so its choices do not depend on who shares the batch.
+them leaves that state unusable for the whole process (lesson 1), and its seeds are global to a thread. Here
+each request has random numbers of its own, one for each token, so its choices do not depend on who shares
+the batch. They come from the host: a few floats cost less than keys that are split on the device.
 """
 
 from __future__ import annotations
 
+import random
 import secrets
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from start_llm.core.events import ScoredToken, TokenLogprobs
 from start_llm.core.sampling import Sampling
-
-type Sampler = Callable[[mx.array], mx.array]
-"""Log-probabilities [rows, vocabulary] to token ids [rows]."""
 
 type LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """All tokens so far [n] and logits [1, vocabulary] to logits [1, vocabulary]."""
 
+type _Draw = Callable[[mx.array, _Columns], mx.array]
+"""Logits [rows, vocabulary] in float32, and what these rows want, to token ids [rows]."""
+
 _MASKED = float("-inf")
 _SEED_BITS = 64
+_UNIFORM_BITS = 23
+"""The largest number below 1 of so many bits, times any float32, is less than that float32."""
+_OFF = 2.0
+"""A top_p that every mass is below."""
 
 
-def greedy(logprobs: mx.array) -> mx.array:
-    """The most likely token. One function for all rows, so that a greedy batch is sampled in one call."""
-    return mx.argmax(logprobs, axis=-1)
-
-
-def make_sampler(sampling: Sampling) -> Sampler:
-    """`greedy`, or a sampler with a random key of its own."""
-    return greedy if sampling.is_greedy else RandomSampler(sampling)
-
-
-class RandomSampler:
-    """Temperature, then top-k, top-p and min-p: the order that authors' generation_config.json assumes."""
+class Chooser:
+    """What one request wants of its tokens, and its random numbers."""
 
     def __init__(self, sampling: Sampling) -> None:
-        seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed % 2**_SEED_BITS
-        self._sampling = sampling
-        self._key = mx.random.key(seed)
+        self.sampling = sampling
+        self._random = random.Random(
+            secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed % 2**_SEED_BITS
+        )
 
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        scaled = logprobs.astype(mx.float32) / self._sampling.temperature
-        if 0 < self._sampling.top_k < scaled.shape[-1]:
-            ids = _top_k_ids(scaled, self._sampling.top_k)
-            place = self._draw(mx.take_along_axis(scaled, ids, axis=-1))
-            return mx.take_along_axis(ids, place[:, None], axis=-1)[:, 0]
-        return self._draw(scaled)
-
-    def _draw(self, scores: mx.array) -> mx.array:
-        """One index for each row of `scores` [rows, candidates]."""
-        probabilities = mx.softmax(scores, axis=-1)
-        if 0 < self._sampling.top_p < 1:
-            scores = mx.where(
-                probabilities < _nucleus_floor(probabilities, self._sampling.top_p), _MASKED, scores
-            )
-        if self._sampling.min_p > 0:
-            floor = self._sampling.min_p * probabilities.max(axis=-1, keepdims=True)
-            scores = mx.where(probabilities < floor, _MASKED, scores)
-        keys = mx.random.split(self._key)
-        self._key = keys[0]
-        return mx.random.categorical(scores, axis=-1, key=keys[1])
+    def uniform(self) -> float:
+        """The next number from 0 up to, and without, 1."""
+        return self._random.getrandbits(_UNIFORM_BITS) / 2**_UNIFORM_BITS
 
 
-def _top_k_ids(scores: mx.array, k: int) -> mx.array:
+class BatchSampler:
+    """Chooses one token for each row, in a few operations for all of them.
+
+    The order is temperature, top-k, top-p, min-p, which authors' generation_config.json assumes. It is made
+    anew when rows come or go.
+
+    Args:
+        vocabulary: width of the logits.
+    """
+
+    def __init__(self, choosers: Sequence[Chooser], vocabulary: int) -> None:
+        self._groups = _grouped(choosers, vocabulary)
+        places = [place for group in self._groups for place in group.places]
+        self._back = mx.array(sorted(range(len(places)), key=places.__getitem__))
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Token ids [rows] for logits [rows, vocabulary]."""
+        if len(self._groups) == 1:
+            return self._groups[0].draw(logits)
+        drawn = [group.draw(logits[mx.array(group.places)]) for group in self._groups]
+        return mx.concatenate(drawn)[self._back]
+
+
+class _Columns(NamedTuple):
+    """One number for each row, as [rows, 1].
+
+    Attributes:
+        candidates: the largest top_k.
+        uniform: random numbers.
+    """
+
+    temperature: mx.array
+    top_k: mx.array
+    top_p: mx.array
+    min_p: mx.array
+    candidates: int
+    uniform: mx.array
+
+
+class _Group:
+    """Rows that are sampled in the same way."""
+
+    def __init__(self, draw: _Draw, places: Sequence[int], choosers: Sequence[Chooser]) -> None:
+        self.places = list(places)
+        self._draw = draw
+        self._choosers = list(choosers)
+        wanted = [chooser.sampling for chooser in choosers]
+        self._columns = _Columns(
+            temperature=_column([one.temperature or 1.0 for one in wanted]),
+            top_k=_column([one.top_k for one in wanted]),
+            top_p=_column([one.top_p if 0 < one.top_p < 1 else _OFF for one in wanted]),
+            min_p=_column([one.min_p for one in wanted]),
+            candidates=max(one.top_k for one in wanted),
+            uniform=_column([0.0]),
+        )
+
+    def draw(self, logits: mx.array) -> mx.array:
+        if self._draw is _most_likely:
+            return _most_likely(logits, self._columns)
+        numbers = _column([chooser.uniform() for chooser in self._choosers])
+        return self._draw(logits.astype(mx.float32), self._columns._replace(uniform=numbers))
+
+
+def _grouped(choosers: Sequence[Chooser], vocabulary: int) -> list[_Group]:
+    """Rows by the way in which they are sampled, which depends on each row alone."""
+    places: dict[_Draw, list[int]] = {}
+    for place, chooser in enumerate(choosers):
+        places.setdefault(_way(chooser.sampling, vocabulary), []).append(place)
+    return [_Group(draw, group, [choosers[place] for place in group]) for draw, group in places.items()]
+
+
+def _way(sampling: Sampling, vocabulary: int) -> _Draw:
+    if sampling.is_greedy:
+        return _most_likely
+    if 0 < sampling.top_k < vocabulary:
+        return _of_the_likeliest
+    return _of_the_nucleus if 0 < sampling.top_p < 1 else _of_all
+
+
+def _most_likely(logits: mx.array, _: _Columns) -> mx.array:
+    return mx.argmax(logits, axis=-1)
+
+
+def _of_the_likeliest(logits: mx.array, columns: _Columns) -> mx.array:
+    """Rows with a top-k: only so many candidates are looked at, the likeliest first."""
+    ids = top_k_ids(logits, columns.candidates)
+    scores = mx.take_along_axis(logits, ids, axis=-1)
+    order = mx.argsort(-scores, axis=-1)
+    scores = mx.take_along_axis(scores, order, axis=-1) / columns.temperature
+    is_candidate = mx.arange(columns.candidates)[None] < columns.top_k
+    probabilities = mx.softmax(mx.where(is_candidate, scores, _MASKED), axis=-1)
+    place = _drawn(_filtered(probabilities, probabilities, columns), columns.uniform)
+    return mx.take_along_axis(mx.take_along_axis(ids, order, axis=-1), place, axis=-1)[:, 0]
+
+
+def _of_the_nucleus(logits: mx.array, columns: _Columns) -> mx.array:
+    """Rows with a top-p and no top-k: the whole vocabulary has to be sorted."""
+    probabilities = mx.softmax(logits / columns.temperature, axis=-1)
+    descending = -mx.sort(-probabilities, axis=-1)
+    return _drawn(_filtered(probabilities, descending, columns), columns.uniform)[:, 0]
+
+
+def _of_all(logits: mx.array, columns: _Columns) -> mx.array:
+    """Rows with a min-p at most."""
+    probabilities = mx.softmax(logits / columns.temperature, axis=-1)
+    floor = columns.min_p * probabilities.max(axis=-1, keepdims=True)
+    return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)[:, 0]
+
+
+def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) -> mx.array:
+    """What top-p and min-p leave; 0 for the rest.
+
+    Args:
+        descending: the same probabilities, the highest first.
+    """
+    mass_before = mx.cumsum(descending, axis=-1) - descending
+    last_kept = (mass_before < columns.top_p).sum(axis=-1, keepdims=True) - 1
+    nucleus_floor = mx.take_along_axis(descending, last_kept, axis=-1)
+    floor = mx.maximum(nucleus_floor, columns.min_p * descending[:, :1])
+    return mx.where(probabilities >= floor, probabilities, 0)
+
+
+def _drawn(weights: mx.array, uniform: mx.array) -> mx.array:
+    """One place [rows, 1] for each row of weights [rows, candidates], with a chance that is its weight.
+
+    It is where the sum of the weights first passes `uniform`'s part of the whole.
+    """
+    sums = mx.cumsum(weights, axis=-1)
+    # On a GPU parts are summed in another order each: a sum may pass where nothing is added, or not at all.
+    passed = (sums > uniform * sums[:, -1:]) & (weights > 0)
+    place = mx.argmax(passed, axis=-1, keepdims=True)
+    has_passed = mx.take_along_axis(passed, place, axis=-1)
+    return mx.where(has_passed, place, mx.argmax(weights, axis=-1, keepdims=True))
+
+
+def _column(numbers: Sequence[float]) -> mx.array:
+    return mx.array(list(numbers))[:, None]
+
+
+def top_k_ids(scores: mx.array, k: int) -> mx.array:
     """Ids [rows, k] of the k highest scores, in no order."""
     return mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k]
-
-
-def _nucleus_floor(probabilities: mx.array, top_p: float) -> mx.array:
-    """Smallest probability [rows, 1] in the smallest set whose mass reaches `top_p`."""
-    descending = -mx.sort(-probabilities, axis=-1)
-    mass_before = mx.cumsum(descending, axis=-1) - descending
-    last_kept = (mass_before < top_p).sum(axis=-1, keepdims=True) - 1
-    return mx.take_along_axis(descending, last_kept, axis=-1)
 
 
 def make_processors(sampling: Sampling, prompt_length: int) -> list[LogitsProcessor]:
@@ -123,22 +232,3 @@ def _count_penalties(sampling: Sampling, prompt_length: int) -> LogitsProcessor:
         return logits - sampling.frequency_penalty * counts - sampling.presence_penalty * present
 
     return penalised
-
-
-def token_logprobs(logprobs: mx.array, token: int, alternatives: int) -> TokenLogprobs:
-    """The chosen token and the `alternatives` most likely ones, from log-probabilities [vocabulary].
-
-    Tokens that could not have been chosen are none: their score is no number in JSON.
-    """
-    scores = logprobs.astype(mx.float32)
-    chosen = ScoredToken(token, cast("float", scores[token].item()))
-    if alternatives == 0:
-        return TokenLogprobs(chosen, ())
-    ids = _top_k_ids(scores[None], min(alternatives, scores.shape[0]))[0]
-    pairs = zip(_listed(ids), _listed(scores[ids]), strict=True)
-    best = [ScoredToken(token, score) for token, score in pairs if score > _MASKED]
-    return TokenLogprobs(chosen, tuple(sorted(best, key=lambda one: -one.logprob)))
-
-
-def _listed(array: mx.array) -> list[Any]:
-    return cast("list[Any]", array.tolist())

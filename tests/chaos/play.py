@@ -21,7 +21,7 @@ from unittest.mock import patch
 from start_llm.cache.layers import Layers
 from start_llm.core.events import Failed
 from start_llm.engine.cost import measure
-from start_llm.engine.prefill import LONGEST_CHUNK
+from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.models.footprint import measure as footprint
 from start_llm.models.loader import LoadedModel, load
 from tests.cache.conversations import says_too

@@ -75,10 +75,9 @@ class Watched:
 
 def stepped(decoder: Decoder) -> list[Sampled]:
     """A step of all rows, as the loop takes it."""
-    sampled = decoder.settle()
-    while not sampled and decoder.next_to_start:
+    while decoder.next_to_start:
         decoder.start_next()
-    return [*sampled, *(one for group in decoder.groups for one in group.step())]
+    return [one for group in decoder.groups for one in group.step()]
 
 
 class Stepper:

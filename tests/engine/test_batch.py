@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_lm.generate import BatchGenerator, generate_step, generation_stream
+from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.engine.batch import Batch, Decoder, Solo, fits
+from start_llm.engine.batch import Decoder, Group, fits
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
@@ -45,8 +45,8 @@ def resting_row(machinery, prompt, **options: Any) -> Row:
 
 
 def accept(sampled: list[Sampled]) -> None:
-    for row, token, logprobs in sampled:
-        row.accept(token, logprobs)
+    for row, token, scored in sampled:
+        row.accept(token, scored)
 
 
 def replies(rows: list[Row]) -> list[list[int]]:
@@ -68,38 +68,54 @@ def decode(decoder: Decoder, steps: int) -> list[int]:
 
 def test_a_lone_row_says_what_mlx_lm_says(machinery, references):
     row = resting_row(machinery, PROMPTS[0])
-    solo = Solo(machinery.network, row)
+    group = Group(machinery.network, row)
     for _ in range(LENGTH):
-        accept(solo.step())
+        accept(group.step())
     assert tuple(row.tokens) == PROMPTS[0] + references[0].ids
 
 
 def test_a_batch_says_what_mlx_lm_says_of_each_row(machinery, references):
-    batch = Batch(machinery.network, 4)
     rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    for row in rows:
-        batch.add(row)
+    group = Group(machinery.network, rows[0])
+    for row in rows[1:]:
+        group.join(row)
     while any(len(reply) < LENGTH for reply in replies(rows)):
-        accept(batch.step())
+        accept(group.step())
     for reply, reference in zip(replies(rows), references, strict=True):
-        Tally().compare(reply, reference)
-    batch.close()
+        Tally().compare(reply[:LENGTH], reference)
 
 
 def test_a_released_row_is_at_rest(machinery):
     """Its cache holds all tokens but the last, so it can go on anywhere (notes: trust `offset`)."""
     row = resting_row(machinery, PROMPTS[0])
-    solo = Solo(machinery.network, row)
+    group = Group(machinery.network, row)
     for _ in range(5):
-        accept(solo.step())
-    accept([solo.release(row)])
+        accept(group.step())
+    accept([group.release(row)])
     assert len(row.tokens) == len(PROMPTS[0]) + 6
     assert [layer.offset for layer in row.cache] == [len(row.tokens) - 1] * 2
 
 
+@pytest.mark.parametrize("released", [0, 1, 2])
+def test_a_row_released_from_a_batch_is_at_rest(machinery, references, released):
+    """And so is one that has just joined, whose last token nobody has fed yet."""
+    decoder = Decoder(machinery.network, batches=True)
+    rows = started(machinery, decoder, PROMPTS[:2])
+    decode(decoder, 4)
+    rows += started(machinery, decoder, PROMPTS[2:])
+    decoder.start_next()
+    held, sampled = decoder.release(rows[released])
+    accept([sampled] if sampled else [])
+    row = rows[released]
+    assert held.tokens == len(row.tokens) - 1
+    assert [layer.offset for layer in held.caches] == [held.tokens] * 2
+    decode(decoder, 10)
+    check_replies(rows, references, least=0)
+
+
 @pytest.mark.parametrize("join_at", [0, 1, 2, 7])
 def test_joining_loses_and_doubles_no_token(machinery, references, join_at):
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+    decoder = Decoder(machinery.network, batches=True)
     rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
     decoder.add(rows[0])
     decode(decoder, join_at)
@@ -110,37 +126,33 @@ def test_joining_loses_and_doubles_no_token(machinery, references, join_at):
     for reply, reference in zip(replies(rows), references, strict=True):
         assert len(reply) >= 15
         Tally().compare(reply, reference)
-    decoder.close()
 
 
-def test_nobody_waits_long_for_a_newcomer(machinery):
-    """A step without tokens is only the one in which a batch is put together."""
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+def test_nobody_waits_for_a_newcomer(machinery):
+    """Who decodes already has a token in every step; the newcomer has its first one in the next step."""
+    decoder = Decoder(machinery.network, batches=True)
     decoder.add(resting_row(machinery, PROMPTS[0]))
     assert decode(decoder, 3) == [1, 1, 1]
     decoder.add(resting_row(machinery, PROMPTS[1]))
-    made = decode(decoder, 6)
-    assert made[0] == 1, "the lone row's last token"
-    assert made.count(0) <= 1
-    assert made[-3:] == [2, 2, 2]
+    assert decode(decoder, 4) == [1, 2, 2, 2]
 
 
-def test_a_row_that_ends_while_it_settles_does_not_join(machinery, references):
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+def test_a_row_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(machinery, references):
+    decoder = Decoder(machinery.network, batches=True)
     first, second = resting_row(machinery, PROMPTS[0]), resting_row(machinery, PROMPTS[1])
     decoder.add(first)
     decode(decoder, 3)
     decoder.add(second)
-    accept(stepped(decoder))
+    decoder.start_next()
     decoder.remove(first)
     decode(decoder, 10)
     assert decoder.rows == [second]
-    assert replies([first, second]) == [list(references[0].ids[:4]), list(references[1].ids[:10])]
+    assert replies([first, second]) == [list(references[0].ids[:3]), list(references[1].ids[:9])]
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_leaving_a_batch_does_not_change_the_others(machinery, references, leaving):
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+    decoder = Decoder(machinery.network, batches=True)
     rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
     for row in rows:
         decoder.add(row)
@@ -154,7 +166,7 @@ def test_leaving_a_batch_does_not_change_the_others(machinery, references, leavi
 
 
 def test_a_batch_that_ran_empty_can_be_joined_again(machinery, references):
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+    decoder = Decoder(machinery.network, batches=True)
     for _ in range(3):
         rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
         for row in rows:
@@ -169,7 +181,7 @@ def test_a_batch_that_ran_empty_can_be_joined_again(machinery, references):
 
 
 def test_rows_take_turns_where_caches_cannot_be_merged(machinery, references):
-    decoder = Decoder(machinery.network, most_rows=4, batches=False)
+    decoder = Decoder(machinery.network, batches=False)
     rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
     decoder.add(rows[0])
     decode(decoder, 5)
@@ -184,7 +196,7 @@ def test_rows_take_turns_where_caches_cannot_be_merged(machinery, references):
 def test_a_row_whose_start_fails_is_still_found(machinery, batches, nth):
     """A row that no list holds any more would leave its client waiting for ever."""
     broken = Wrapped(machinery.network, FailsOnce(lambda shape: True, nth=nth))
-    decoder = Decoder(broken, most_rows=4, batches=batches)
+    decoder = Decoder(broken, batches=batches)
     rows = [resting_row(machinery, prompt) for prompt in PROMPTS[:2]]
     for row in rows:
         decoder.add(row)
@@ -196,7 +208,7 @@ def test_a_row_whose_start_fails_is_still_found(machinery, batches, nth):
 
 def test_after_a_failure_the_next_rows_decode(machinery, references):
     broken = Wrapped(machinery.network, FailsOnce(lambda shape: shape[0] == 2, nth=3))
-    decoder = Decoder(broken, most_rows=4, batches=True)
+    decoder = Decoder(broken, batches=True)
     for prompt in PROMPTS[:2]:
         decoder.add(resting_row(machinery, prompt))
     with pytest.raises(Breakdown):
@@ -263,7 +275,7 @@ def watched_decoder(machinery) -> tuple[Decoder, list[int]]:
     """A decoder, and how many rows each of its forward passes had."""
     passes: list[int] = []
     network = Wrapped(machinery.network, lambda shape: passes.append(shape[0]))
-    return Decoder(network, most_rows=4, batches=True), passes
+    return Decoder(network, batches=True), passes
 
 
 def started(machinery, decoder: Decoder, prompts: list[tuple[int, ...]]) -> list[Row]:
@@ -286,8 +298,7 @@ def test_rows_of_unlike_lengths_decode_in_batches_of_their_own(machinery, unlike
     rows = started(machinery, decoder, [UNLIKE[place] for place in order])
     decode(decoder, 20)
     check_replies(rows, [unlike_references[place] for place in order], least=18)
-    assert set(passes) == {2}
-    decoder.close()
+    assert set(passes[4:]) == {2}, "each starts alone, until the other one comes"
 
 
 @pytest.mark.usefixtures("padding_is_dear")
@@ -298,7 +309,6 @@ def test_a_row_that_is_like_no_other_decodes_alone(machinery, unlike_references)
     check_replies(rows, unlike_references[:3], least=18)
     assert set(passes) == {1, 2}
     assert passes.count(1) > 15
-    decoder.close()
 
 
 @pytest.mark.usefixtures("padding_is_dear")
@@ -315,32 +325,26 @@ def test_a_newcomer_joins_those_that_it_is_like(machinery, unlike_references):
     rows += started(machinery, decoder, [UNLIKE[3]])
     decode(decoder, 15)
     check_replies(rows, [unlike_references[place] for place in (0, 2, 1, 3)], least=13)
-    decoder.close()
 
 
 @pytest.mark.usefixtures("padding_is_dear")
-def test_a_second_batch_that_ran_empty_is_closed_and_rows_go_on(machinery, unlike_references, monkeypatch):
-    closed: list[Batch] = []
-    close = Batch.close
-    monkeypatch.setattr(Batch, "close", lambda self: (closed.append(self), close(self)))
+def test_a_group_that_ran_empty_is_forgotten_and_rows_go_on(machinery, unlike_references):
     decoder, _ = watched_decoder(machinery)
     rows = started(machinery, decoder, UNLIKE)
     decode(decoder, 5)
     for row in rows[2:]:
         decoder.remove(row)
     decode(decoder, 5)
-    assert [len(one) for one in closed] == [0]
+    assert len(decoder.groups) == 1
     rows[2:] = started(machinery, decoder, UNLIKE[2:])
     decode(decoder, 10)
     check_replies(rows, unlike_references, least=8)
-    decoder.close()
-    assert len(closed) == len(set(map(id, closed))) == 3
 
 
 @pytest.mark.usefixtures("padding_is_dear")
 def test_rows_of_all_batches_are_found_when_a_step_fails(machinery, unlike_references):
     breaks = FailsOnce(lambda shape: shape[0] == 2, nth=6)
-    decoder = Decoder(Wrapped(machinery.network, breaks), most_rows=4, batches=True)
+    decoder = Decoder(Wrapped(machinery.network, breaks), batches=True)
     rows = started(machinery, decoder, UNLIKE)
     with pytest.raises(Breakdown):
         decode(decoder, 10)
@@ -349,27 +353,51 @@ def test_rows_of_all_batches_are_found_when_a_step_fails(machinery, unlike_refer
     rows = started(machinery, decoder, UNLIKE)
     decode(decoder, 10)
     check_replies(rows, unlike_references, least=8)
-    decoder.close()
 
 
-def test_an_empty_batch_keeps_no_log_probabilities(machinery):
-    """They would be those of all rows of its last step."""
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
-    rows = started(machinery, decoder, [PROMPTS[1], PROMPTS[2]])
-    decode(decoder, 4)
-    for row in rows:
-        decoder.remove(row)
-    running = decoder._batches[0]._running
-    kept = (running._current_tokens, running._current_logprobs, running._next_tokens, running._next_logprobs)
-    assert kept == (None, [], None, [])
-    rows = started(machinery, decoder, [PROMPTS[1], PROMPTS[2]])
-    decode(decoder, 4)
-    assert all(row.tokens for row in rows)
-    decoder.close()
+def test_the_last_row_of_a_batch_has_caches_of_its_own_again(machinery, references):
+    decoder = Decoder(machinery.network, batches=True)
+    rows = started(machinery, decoder, PROMPTS[:2])
+    decode(decoder, 5)
+    decoder.remove(rows[1])
+    row = rows[0]
+    assert decoder.batched_bytes == 0
+    assert row.strand.lent is None
+    assert [layer.offset for layer in row.strand.caches] == [len(row.tokens)] * 2
+    decode(decoder, 10)
+    check_replies(rows, references[:2], least=3)
+
+
+def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(machinery):
+    asked: list[list[int]] = []
+
+    def has_room(lengths):
+        asked.append(list(lengths))
+        return sum(lengths) < 3 * len(PROMPTS[1])
+
+    decoder = Decoder(machinery.network, batches=True, has_room=has_room)
+    started(machinery, decoder, [PROMPTS[1], PROMPTS[1], TINY[0]])
+    decode(decoder, 2)
+    assert [len(group.rows) for group in decoder.groups] == [2, 1]
+    assert asked[-1] == [len(PROMPTS[1])] * 3
+
+
+def test_a_row_that_cannot_join_takes_its_group_with_it_and_no_other(machinery, monkeypatch):
+    monkeypatch.setattr("start_llm.engine.batch._CHEAP_PADDING", 4)
+    decoder = Decoder(machinery.network, batches=True)
+    rows = started(machinery, decoder, [UNLIKE[0], UNLIKE[2]])
+    decode(decoder, 3)
+    newcomer = resting_row(machinery, UNLIKE[1])
+    newcomer.cache[1] = None  # half of its caches can be merged
+    decoder.add(newcomer)
+    with pytest.raises(AttributeError):
+        decoder.start_next()
+    assert decoder.drop_starting() == [newcomer, rows[0]]
+    assert decoder.rows == [rows[1]]
 
 
 def test_bytes_of_batches_count_padding_and_nothing_else(machinery):
-    decoder = Decoder(machinery.network, most_rows=4, batches=True)
+    decoder = Decoder(machinery.network, batches=True)
     long, short = started(machinery, decoder, [PROMPTS[1], TINY[0]])
     token = sum(layer.keys[..., :1, :].nbytes + layer.values[..., :1, :].nbytes for layer in long.cache)
     assert decoder.batched_bytes == 0
@@ -382,7 +410,6 @@ def test_bytes_of_batches_count_padding_and_nothing_else(machinery):
     decode(decoder, 4)
     assert decoder.batched_bytes == 0
     assert decoder.rows == [alone]
-    decoder.close()
 
 
 # ------------------------------------------------------------ facts about mlx_lm on which the engine is built
@@ -393,19 +420,6 @@ def test_offset_counts_prompt_and_reply_after_generation(machinery):
     steps = generate_step(mx.array(PROMPTS[0]), machinery.network, max_tokens=6, prompt_cache=cache)
     assert len(list(steps)) == 6
     assert [layer.offset for layer in cache] == [len(PROMPTS[0]) + 6] * 2
-
-
-def test_batch_generator_copies_caches_when_they_are_inserted(machinery):
-    row = resting_row(machinery, PROMPTS[0])
-    before = [np.array(layer.state[0]) for layer in row.cache]
-    generator = BatchGenerator(machinery.network)
-    generator.insert([row.tokens[-1:]], caches=[row.cache], all_tokens=[row.tokens[:-1]])
-    for _ in range(5):
-        generator.next()
-    generator.close()
-    assert [layer.offset for layer in row.cache] == [len(PROMPTS[0]) - 1] * 2
-    for layer, kept in zip(row.cache, before, strict=True):
-        assert (np.array(layer.state[0]) == kept).all()
 
 
 def test_holding_the_keys_of_a_cache_sees_what_is_written_later(machinery):
@@ -421,25 +435,16 @@ def test_holding_the_keys_of_a_cache_sees_what_is_written_later(machinery):
     assert (np.array(snapshot[..., place, :]) == before).all()
 
 
-def test_batch_generator_says_and_feeds_what_stands_in_next_tokens(machinery):
-    """So a row is dictated to: what is put there between two steps counts as sampled."""
-    generator = BatchGenerator(machinery.network)
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    uids = generator.insert(
-        [row.tokens[-1:] for row in rows],
-        caches=[row.cache for row in rows],
-        all_tokens=[row.tokens[:-1] for row in rows],
+def test_a_row_of_a_batch_that_is_dictated_to_feeds_what_it_was_told(machinery):
+    decoder = Decoder(machinery.network, batches=True)
+    rows = started(machinery, decoder, PROMPTS)
+    decode(decoder, 6)
+    rows[1].dictated.append(77)
+    decode(decoder, 10)
+    first, second, third = replies(rows)
+    place = second.index(77)
+    Tally().compare(
+        second[place + 1 :], greedy_reference(machinery.network, (*PROMPTS[1], *second[: place + 1]), 9)
     )
-    generator.next()
-    assert generator._generation_batch.uids == uids
-    said = [[one.token for one in generator.next()[1]] for _ in range(5)]
-    next_tokens: Any = generator._generation_batch._next_tokens
-    next_tokens[1] = 77
-    said += [[one.token for one in generator.next()[1]] for _ in range(10)]
-    generator.close()
-    first, second, third = ([step[row] for step in said] for row in range(3))
-    assert second[5] == 77
-    dictated = (*PROMPTS[1], *second[:6])
-    Tally().compare(second[6:], greedy_reference(machinery.network, dictated, 9))
     for reply, prompt in ((first, PROMPTS[0]), (third, PROMPTS[2])):
-        Tally().compare(reply, greedy_reference(machinery.network, prompt, 15))
+        Tally().compare(reply, greedy_reference(machinery.network, prompt, 16))

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from start_llm.core.events import TokenLogprobs
 from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_said
-from start_llm.engine.sampling import greedy, make_processors, make_sampler, token_logprobs
+from start_llm.engine.sampling import BatchSampler, Chooser, make_processors
+from start_llm.engine.scores import Scores
 from tests.engine.harness import Stepper, job
 
 VOCABULARY = 50
@@ -35,7 +37,8 @@ def logprobs() -> np.ndarray:
 
 def draw(chosen: Sampling, logprobs: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """`draws` tokens, as the rows of one batch."""
-    return np.array(make_sampler(chosen)(mx.array(np.tile(logprobs, (draws, 1)))))
+    sampler = BatchSampler([Chooser(chosen)] * draws, len(logprobs))
+    return np.array(sampler(mx.array(np.tile(logprobs, (draws, 1)))))
 
 
 def distribution(chosen: Sampling, logprobs: np.ndarray) -> np.ndarray:
@@ -105,8 +108,7 @@ def test_a_temperature_of_almost_nothing_is_greedy(temperature):
     assert set(draw(sampling(temperature=temperature), unsure, draws=100)) == {2}
 
 
-def test_greedy_is_one_function_for_all_requests_and_takes_the_best(logprobs):
-    assert make_sampler(Sampling(temperature=0)) is make_sampler(Sampling(temperature=0, seed=4)) is greedy
+def test_greedy_takes_the_best(logprobs):
     assert draw(Sampling(temperature=0), logprobs, draws=2).tolist() == [logprobs.argmax()] * 2
 
 
@@ -121,7 +123,7 @@ def test_masked_tokens_are_never_drawn(logprobs):
 
 def sequence(seed: int | None, logprobs: np.ndarray) -> list[int]:
     """Twenty draws, one after the other."""
-    sampler = make_sampler(sampling(seed=seed))
+    sampler = BatchSampler([Chooser(sampling(seed=seed))], len(logprobs))
     return [int(np.array(sampler(mx.array(logprobs[None])))[0]) for _ in range(20)]
 
 
@@ -298,17 +300,38 @@ def test_penalties_do_not_depend_on_how_the_prompt_was_computed(
 # --------------------------------------------------------------------------------------------------- logprobs
 
 
+def told_of(logprobs: np.ndarray, token: int, alternatives: int) -> TokenLogprobs:
+    return Scores(mx.array(logprobs), mx.array(token), alternatives).told(token)
+
+
 def test_log_probabilities_name_the_choice_and_the_best(logprobs):
     order = np.argsort(-logprobs)
-    told = token_logprobs(mx.array(logprobs), int(order[9]), 5)
+    told = told_of(logprobs, int(order[9]), 5)
     assert (told.chosen.token, told.chosen.logprob) == (order[9], pytest.approx(logprobs[order[9]]))
     assert [one.token for one in told.top] == order[:5].tolist()
     assert [one.logprob for one in told.top] == pytest.approx(logprobs[order[:5]].tolist())
 
 
 def test_no_alternatives_and_more_than_there_are_both_work(logprobs):
-    assert token_logprobs(mx.array(logprobs), 3, 0).top == ()
-    assert len(token_logprobs(mx.array(logprobs[:4]), 3, 20).top) == 4
+    assert told_of(logprobs, 3, 0).top == ()
+    assert len(told_of(logprobs[:4], 3, 20).top) == 4
+
+
+def test_a_token_that_took_the_place_of_the_sampled_one_is_told_with_its_own_score(logprobs):
+    told = Scores(mx.array(logprobs), mx.array(3), 1).told(7)
+    assert (told.chosen.token, told.chosen.logprob) == (7, pytest.approx(logprobs[7]))
+
+
+def test_everything_that_is_told_was_computed_with_the_step(logprobs):
+    """Else it would be read through kernels that wait behind the next step."""
+    scores = Scores(mx.array(logprobs), mx.array(3), 5)
+    arrays = scores.arrays
+    mx.eval(arrays)
+    told = scores.told(3)
+    assert len(arrays) == 4
+    assert [told.chosen.logprob, *(one.logprob for one in told.top)] == pytest.approx(
+        [arrays[1].item(), *sorted(arrays[3].tolist(), reverse=True)]
+    )
 
 
 # ---------------------------------------------------------------------------------------- values out of range
@@ -346,9 +369,12 @@ SCRIPT = """
 import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler as theirs
 from start_llm.core.sampling import Sampling
-from start_llm.engine.sampling import RandomSampler, make_sampler
+from start_llm.engine.sampling import BatchSampler, Chooser
 
 logprobs = mx.log(mx.array([[0.1, 0.2, 0.3, 0.4]]))
+
+def ours(sampling):
+    return BatchSampler([Chooser(sampling)], 4)
 
 def attempt(sampler):
     try:
@@ -358,7 +384,7 @@ def attempt(sampler):
 """
 THEIRS = """
 print(attempt(theirs(temp=1.0)) in "0123", attempt(theirs(temp=1.0, {bad})), attempt(theirs(temp=1.0)))
-print(attempt(theirs(temp=1.0)), attempt(make_sampler(Sampling())) in "0123")
+print(attempt(theirs(temp=1.0)), attempt(ours(Sampling())) in "0123")
 """
 OURS = """
 for bad in ({"min_p": 7}, {"top_p": 2}, {"top_k": -1}, {"temperature": float("nan")}):
@@ -368,9 +394,9 @@ for bad in ({"min_p": 7}, {"top_p": 2}, {"top_k": -1}, {"temperature": float("na
         print("refused", error)
 smuggled = Sampling(top_k=2)
 object.__setattr__(smuggled, "top_k", 1.5)
-print(attempt(RandomSampler(smuggled)))
-print(attempt(make_sampler(Sampling(temperature=1.0, top_k=100_000))) in "0123")
-print(attempt(make_sampler(Sampling(temperature=1.0))) in "0123", attempt(theirs(temp=1.0)) in "0123")
+print(attempt(ours(smuggled)))
+print(attempt(ours(Sampling(temperature=1.0, top_k=100_000))) in "0123")
+print(attempt(ours(Sampling(temperature=1.0))) in "0123", attempt(theirs(temp=1.0)) in "0123")
 """
 
 

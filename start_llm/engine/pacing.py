@@ -1,0 +1,238 @@
+"""How long a chunk of a prompt takes, and how long one may be."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+LONGEST_CHUNK = 2048
+"""Tokens. mlx_lm's chunks are as long; longer ones are no faster and need more memory."""
+STALL_S = 0.23
+"""Seconds for which a running reply may stand still; its stream then still seems to flow."""
+DECODE_SHARE = 1 / 3
+"""Part of the engine's time that running replies keep while a prompt is computed."""
+
+_RELAXED_S = 2.0
+"""Seconds of a chunk while no reply runs. Requests that come or are cancelled meanwhile wait for its end."""
+_RELAXED_EFFICIENCY = 0.98
+_PACED_EFFICIENCY = 0.5
+"""Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
+_FIRST = 256
+_TILE = 32
+"""Tokens that a matrix product on a GPU takes at once: fewer cost as much."""
+_SHORTEST = 4
+"""Where even a tile takes longer than a second, which no GPU does."""
+_UNKNOWN_SPEED = 300.0
+
+
+class Chunk(NamedTuple):
+    """Seconds that `tokens` of a prompt took behind `before` others."""
+
+    tokens: int
+    before: int
+    seconds: float
+
+
+class ChunkTimes:
+    """Predicts a chunk's seconds from those measured, as level * (a + b L + c n + d L n).
+
+    L is the chunk's length and n what stands before it. `a` is paid by every chunk (weights are read,
+    kernels are launched), `b` by each token, `c` by each token in front of the chunk (MLA decompresses its
+    whole KV for each chunk), and `d` by each pair of them (attention). A mixture of experts reads nearly
+    all of its weights from a hundred tokens on, so its reads are part of `a`. No cost is negative.
+
+    The costs are fitted to relative errors by recursive least squares, for which chunks of each order of
+    length are remembered apart: a thousand short ones do not make it forget what long ones cost. Coordinate
+    descent starts from the last solution, so what the chunks cannot tell apart stays as it was; at first
+    everything counts as `b`. The level follows at once when the machine gets slower or faster.
+    """
+
+    _FADING = 0.9
+    _SWEEPS = 20
+    _UNITS = (1.0, 1 / 1024, 1 / 2**14, 1 / 2**24)
+    _ORDER = (1, 0, 3, 2)
+    _LEVEL_OF = 3  # one slow chunk of three is a hiccup, two are a busy machine
+    TELLING = (
+        1 / 16
+    )  # a chunk shorter than this part of the longest one says little: few experts, small tiles
+
+    def __init__(self) -> None:
+        self._costs = [0.0] * 4
+        self._memories: dict[int, _Memory] = {}
+        self._ratios: deque[float] = deque(maxlen=self._LEVEL_OF)
+        self.longest = 0
+        """Tokens of the longest chunk measured."""
+        self.shortest = 2**31
+
+    def record(self, chunk: Chunk) -> None:
+        if chunk.seconds <= 0 or chunk.tokens < max(1, self.TELLING * self.longest):
+            return
+        if self.is_known:
+            self._ratios.append(chunk.seconds / self._expected(chunk.tokens, chunk.before))
+        self.longest = max(self.longest, chunk.tokens)
+        self.shortest = min(self.shortest, chunk.tokens)
+        terms = [term / chunk.seconds for term in self._terms(chunk.tokens, chunk.before)]
+        self._memories.setdefault(chunk.tokens.bit_length(), _Memory()).add(terms, self._FADING)
+        self._fit()
+
+    @property
+    def is_known(self) -> bool:
+        """Something was measured."""
+        return self.longest > 0
+
+    @property
+    def tells_fixed_costs(self) -> bool:
+        """Chunks of clearly different lengths were measured."""
+        return self.longest >= 2 * self.shortest
+
+    def seconds(self, tokens: int, before: int) -> float:
+        return self._level * self._expected(tokens, before)
+
+    def tokens_in(self, seconds: float, before: int) -> int:
+        """The longest chunk that takes no longer than this; 0 if none does."""
+        return max(int((seconds - self.seconds(0, before)) / self._each(before)), 0)
+
+    def tokens_at(self, efficiency: float, before: int) -> int:
+        """The shortest chunk that computes a token at this part of the speed of the longest chunks."""
+        allowed = self.seconds(LONGEST_CHUNK, before) / LONGEST_CHUNK / efficiency
+        fixed, each = self.seconds(0, before), self._each(before)
+        return min(int(fixed / (allowed - each)) + 1, LONGEST_CHUNK) if allowed > each else LONGEST_CHUNK
+
+    @property
+    def _level(self) -> float:
+        return median(self._ratios) if self._ratios else 1.0
+
+    def _terms(self, tokens: int, before: int) -> list[float]:
+        numbers = (1, tokens, before, tokens * before)
+        return [number * unit for number, unit in zip(numbers, self._UNITS, strict=True)]
+
+    def _expected(self, tokens: int, before: int) -> float:
+        return max(_dot(self._costs, self._terms(tokens, before)), 1e-9)
+
+    def _each(self, before: int) -> float:
+        """Seconds of one token more."""
+        return max(self.seconds(LONGEST_CHUNK, before) - self.seconds(0, before), 1e-9) / LONGEST_CHUNK
+
+    def _fit(self) -> None:
+        memories = self._memories.values()
+        gram = [[sum(one.gram[i][j] / one.weight for one in memories) for j in range(4)] for i in range(4)]
+        wanted = [sum(one.wanted[i] / one.weight for one in memories) for i in range(4)]
+        for _ in range(self._SWEEPS):
+            for place in self._ORDER:
+                if gram[place][place] > 0:
+                    rest = wanted[place] - _dot(gram[place], self._costs)
+                    self._costs[place] = max(self._costs[place] + rest / gram[place][place], 0.0)
+
+
+class _Memory:
+    """Sums over chunks, older ones fading: all that least squares needs of them.
+
+    Each chunk is a row of terms over its seconds, whose product with the right costs is 1.
+    """
+
+    def __init__(self) -> None:
+        self.gram = [[0.0] * 4 for _ in range(4)]
+        self.wanted = [0.0] * 4
+        self.weight = 0.0
+
+    def add(self, terms: Sequence[float], fading: float) -> None:
+        for row, left in zip(self.gram, terms, strict=True):
+            row[:] = [fading * old + left * right for old, right in zip(row, terms, strict=True)]
+        self.wanted = [fading * old + term for old, term in zip(self.wanted, terms, strict=True)]
+        self.weight = fading * self.weight + 1
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(one * other for one, other in zip(left, right, strict=True))
+
+
+class ChunkPacer:
+    """Chooses how long chunks are.
+
+    While no reply runs they are as fast as the network can be: 2,048 tokens, or fewer where that takes more
+    than a second and shorter ones are as fast. While replies run a chunk ends within `stall_s`, unless it
+    would then be less than half as fast: a device that needs longer for one chunk's fixed costs cannot
+    stall less.
+
+    Args:
+        stall_s: seconds.
+    """
+
+    def __init__(self, stall_s: float = STALL_S) -> None:
+        self._stall_s = stall_s
+        self._times = ChunkTimes()
+        self._before = 0
+
+    def record(self, tokens: int, before: int, seconds: float) -> None:
+        """Learn from a chunk of `tokens` behind `before` others."""
+        self._before = before
+        self._times.record(Chunk(tokens, before, seconds))
+
+    @property
+    def speed(self) -> float:
+        """Tokens of a prompt that are computed in a second, as far as is known."""
+        if not self._times.is_known:
+            return _UNKNOWN_SPEED
+        return LONGEST_CHUNK / self._times.seconds(LONGEST_CHUNK, self._before)
+
+    def length(self, before: int, *, stalls: bool) -> int:
+        """Tokens of the next chunk.
+
+        Args:
+            before: tokens in front of it.
+            stalls: replies run and stand still meanwhile.
+        """
+        times = self._times
+        if not times.is_known:
+            return _FIRST
+        if stalls:
+            telling = int(times.longest * times.TELLING)
+            fast_enough = max(times.tokens_at(_PACED_EFFICIENCY, before), telling)
+            wanted = max(times.tokens_in(self._stall_s, before), fast_enough)
+        elif times.tells_fixed_costs:
+            relaxed = times.tokens_in(max(_RELAXED_S, self._stall_s), before)
+            wanted = max(relaxed, times.tokens_at(_RELAXED_EFFICIENCY, before))
+        else:
+            wanted = max(times.tokens_in(_RELAXED_S, before), 2 * times.longest)
+        is_hopeless = times.seconds(_TILE, before) > _RELAXED_S
+        return _rounded(max(wanted, _SHORTEST if is_hopeless else _TILE))
+
+    def fits(self, tokens: int, before: int, seconds: float) -> bool:
+        """Whether so many tokens are computed in so many seconds."""
+        return self._times.is_known and self._times.seconds(tokens, before) <= seconds
+
+
+def _rounded(length: int) -> int:
+    """The next shorter of few lengths, which fill tiles and share kernels: 2048, 1536, 1024, 768, 512 ..."""
+    power = 2 ** (min(length, LONGEST_CHUNK).bit_length() - 1)
+    return power + power // 2 if power + power // 2 <= min(length, LONGEST_CHUNK) else power
+
+
+class TimeShare:
+    """Divides the engine's time while replies run and a prompt is computed.
+
+    What prefill takes, decoding is owed in proportion, before prefill may go on.
+
+    Args:
+        decode_share: part of the time that decoding gets, below 1.
+    """
+
+    def __init__(self, decode_share: float = DECODE_SHARE) -> None:
+        self._for_each_second = decode_share / (1 - decode_share)
+        self._owed_s = 0.0
+
+    @property
+    def is_prefills_turn(self) -> bool:
+        return self._owed_s <= 0
+
+    def note_prefill(self, seconds: float) -> None:
+        self._owed_s += seconds * self._for_each_second
+
+    def note_decode(self, seconds: float) -> None:
+        self._owed_s = max(self._owed_s - seconds, 0.0)
+
+    def forgive(self) -> None:
+        """No reply runs."""
+        self._owed_s = 0.0

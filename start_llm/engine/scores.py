@@ -1,0 +1,52 @@
+"""Log-probabilities of sampled tokens, for the requests that ask for them. Runs on the engine thread."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import mlx.core as mx
+
+from start_llm.core.events import ScoredToken, TokenLogprobs
+from start_llm.engine.sampling import top_k_ids
+
+
+class Scores:
+    """Of one row and one step, computed together with the token: nothing waits for the step behind it.
+
+    Args:
+        logits: [vocabulary], after all processors.
+        sampled: the token's id, [].
+        alternatives: how many of the likeliest tokens are told beside it.
+    """
+
+    def __init__(self, logits: mx.array, sampled: mx.array, alternatives: int) -> None:
+        scores = logits.astype(mx.float32)
+        self._scores = scores - mx.logsumexp(scores)
+        self._sampled = sampled
+        self._chosen = self._scores[sampled]
+        self._ids = (
+            top_k_ids(self._scores[None], min(alternatives, logits.shape[-1]))[0] if alternatives else None
+        )
+        self._best = None if self._ids is None else self._scores[self._ids]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What has to be computed before `told` is asked for."""
+        return [one for one in (self._scores, self._chosen, self._ids, self._best) if one is not None]
+
+    def told(self, token: int) -> TokenLogprobs:
+        """The token that was taken, which may be another than the one sampled, and the likeliest ones.
+
+        Tokens that could not have been chosen are none: their score is no number in JSON.
+        """
+        chosen = self._chosen if token == self._sampled.item() else self._scores[token]
+        return TokenLogprobs(ScoredToken(token, cast("float", chosen.item())), self._alternatives())
+
+    def _alternatives(self) -> tuple[ScoredToken, ...]:
+        if self._ids is None or self._best is None:
+            return ()
+        pairs = zip(
+            cast("list[int]", self._ids.tolist()), cast("list[float]", self._best.tolist()), strict=True
+        )
+        best = [ScoredToken(token, score) for token, score in pairs if score > float("-inf")]
+        return tuple(sorted(best, key=lambda one: -one.logprob))
