@@ -52,7 +52,6 @@ LEAST_PREFILL, LEAST_DECODE = 0.97, 0.98
 
 _HIDDEN, _LAYERS, _VOCABULARY = 256, 2, 32_768
 _PLAIN = {
-    "vocab_size": _VOCABULARY,
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
     "intermediate_size": 256,
@@ -232,11 +231,11 @@ def _assembled(folder: Path) -> Machinery:
 
 
 @contextmanager
-def _networks(family: str) -> Generator[tuple[BareNetwork, ServedNetwork]]:
+def _networks(family: str, vocabulary: int) -> Generator[tuple[BareNetwork, ServedNetwork]]:
     """Both sides of a family, with the same weights."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config: dict[str, Any] = _PLAIN | FAMILIES[family]
+        config: dict[str, Any] = _PLAIN | FAMILIES[family] | {"vocab_size": vocabulary}
         tiny_models.build(family, folder, hidden=_HIDDEN, layers=_LAYERS, **config)
         engine = Engine(EngineConfig(max(ROWS)), lambda: _assembled(folder), EngineMetrics())
         engine.start()
@@ -263,9 +262,11 @@ def _rounds(
     return rates[0][1:], rates[1][1:]
 
 
-def measure(family: str, lengths: Sequence[int], rounds: int) -> Iterator[Rates]:
+def measure(
+    family: str, lengths: Sequence[int], rounds: int, vocabulary: int = _VOCABULARY
+) -> Iterator[Rates]:
     """Prefill of each length, and decoding behind it."""
-    with _networks(family) as (bare, served):
+    with _networks(family, vocabulary) as (bare, served):
         for length in lengths:
             prompts = [_prompt(length, length + number) for number in range(rounds + 1)]
             sides = _rounds(bare.prefill, served.prefill, prompts)

@@ -60,7 +60,7 @@ def test_whole_chunks_beside_replies_fail_for_their_stalls_and_for_the_share_of_
 
 
 def test_a_prompt_that_gets_no_time_beside_replies_fails():
-    outcome = running(cost("M2", "8B"), Pacing(Pace(decode_share=0.9)))
+    outcome = running(cost("M2", "8B"), Pacing(Pace(decode_share=0.75)))
     assert outcome is not None
     assert any("prompt took" in one for one in outcome.failed)
 
@@ -80,6 +80,10 @@ def test_a_reply_has_its_token_when_the_step_is_done_and_the_next_step_runs_mean
     steps = [dense.forward_s(1, 1, 1000), dense.forward_s(1, 1, 1063)]
     growth = dense.copy_s(1063 * dense.model.attention.token_bytes)
     assert all(steps[0] <= gap <= steps[1] + growth for gap in stream.gaps())
+
+
+def test_what_a_chip_has_no_memory_for_is_left_out():
+    assert all(case.play() is None for case in cases(["M1 ·", "32B"]))
 
 
 def test_cases_are_chosen_by_words_in_their_names():
