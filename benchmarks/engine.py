@@ -10,8 +10,8 @@ rounds' ratios. On Linux start it with the BLAS that install_and_run.py preloads
 
 In process: *families* does the same for each family behind prompts of each length, without HTTP, and demands
 0.97 of the bare speed of prefill and 0.98 of decoding, at one row and at eight; the exit status is 1 if one
-does not hold. Two cores take a minute for a family behind 2,048 tokens, two behind 8,192 and fifteen behind
-32,768, with 9 rounds; the last length has to be asked for.
+does not hold. With 9 rounds a family behind 2,048 tokens takes about a minute on two idle cores, and the time
+grows with the square of the length: 32,768 tokens have to be asked for.
 """
 
 from __future__ import annotations
