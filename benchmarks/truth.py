@@ -63,6 +63,7 @@ FAMILIES = (
 )
 """Plain twice, experts, recurrent layers twice, windows twice, latent."""
 ROWS = 4
+CHUNK = 512
 TIGHT_TOKENS = 300
 FRESH_LOOP = 0.5
 MOST_DIFFERENCE = 1e-4
@@ -131,8 +132,8 @@ class Conversation:
         self._rng = rng
         self._account = account
         self._talkers = Talkers(rng)
-        self._engine = Cached(machinery, budget)
-        self._plain = Stepper(machinery)
+        self._engine = Cached(machinery, budget, longest_chunk=CHUNK)
+        self._plain = Stepper(machinery, longest_chunk=CHUNK)
 
     def play(self, rounds: int) -> None:
         """Raises whatever breaks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,14 +33,12 @@ class Footprint:
         weights_bytes: bytes of all parameters.
         layers: number of caches by kind, in the words of the field.
         context_window: longest sequence that the model was made for, in tokens; None if it does not say.
-        batches: whether every layer's cache can be merged with others into a batch.
     """
 
     model_type: str
     weights_bytes: int
     layers: Mapping[str, int]
     context_window: int | None
-    batches: bool
 
 
 def measure(model: LoadedModel) -> Footprint:
@@ -53,16 +50,7 @@ def measure(model: LoadedModel) -> Footprint:
         weights_bytes=sum(array.nbytes for _, array in parameters),
         layers=dict(Counter(_kind(cache) for cache in caches)),
         context_window=_context_window(model.config),
-        batches=all(hasattr(cache, "merge") for cache in caches),
     )
-
-
-def usable_memory() -> int:
-    """Bytes that models and caches may use on this machine: what Metal recommends, else all of it."""
-    recommended = (
-        mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
-    )
-    return int(recommended or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _kind(cache: Any) -> str:

@@ -116,8 +116,8 @@ def test_whenever_a_row_leaves_its_own_tokens_are_kept_for_it(leaving, steps):
         assert known(engine, (*prompt, *row.tokens)) >= len(prompt) - 1 + len(row.tokens)
 
 
-def test_a_lone_row_that_makes_room_for_a_batch_and_leaves_is_kept_for_its_own_tokens():
-    """Its last token was said, and not yet fed."""
+def test_a_lone_row_that_was_joined_and_leaves_is_kept_for_its_own_tokens():
+    """The newcomer has not been fed yet."""
     engine = counting()
     first = started(engine, PROMPTS[0])
     engine.step(3)
@@ -128,7 +128,7 @@ def test_a_lone_row_that_makes_room_for_a_batch_and_leaves_is_kept_for_its_own_t
     engine.step()
     check(engine)
     engine.finish(second)
-    assert known(engine, (*PROMPTS[0], *first.tokens)) == len(PROMPTS[0]) + len(first.tokens) - 1
+    assert known(engine, (*PROMPTS[0], *first.tokens)) == len(PROMPTS[0]) + len(first.tokens)
 
 
 def test_a_lone_row_is_kept_with_all_that_it_has_said():

@@ -62,7 +62,6 @@ def test_layers_and_weights_of_each_family(family, tiny_model):
     assert footprint.layers == LAYERS[family]
     assert footprint.weights_bytes == index["metadata"]["total_size"]
     assert footprint.context_window == tiny_models.MAX_POSITIONS
-    assert footprint.batches
 
 
 @pytest.mark.parametrize(
@@ -85,10 +84,9 @@ def test_a_config_without_a_type_is_of_unknown_type(qwen3):
     assert measure(replace(qwen3, config={})).model_type == "unknown"
 
 
-def test_caches_that_cannot_be_merged_keep_a_model_out_of_batches(qwen3):
+def test_layers_of_several_kinds_are_counted_apart(qwen3):
     llama4 = measure(replace(qwen3, network=FakeNetwork(ChunkedKVCache(128))))
     assert llama4.layers == {"full attention": 1, "chunked attention": 1}
-    assert not llama4.batches
 
 
 def test_a_cache_of_an_unknown_class_is_shown_by_its_name(qwen3):

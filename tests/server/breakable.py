@@ -110,6 +110,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
         status=Status(
             card=card,
             batch=4,
+            turns_because="",
             requests=requests,
             engine=metrics,
             cache=CacheMetrics(),
