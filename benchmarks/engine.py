@@ -1,11 +1,17 @@
-"""What the server costs beside a bare engine: decode, eight streams, prefill, and `/health` under load.
+"""What the server costs beside a bare engine: decode, eight streams, prefill, `/health` under load, families.
 
-    python benchmarks/engine.py [--rounds N] [--only decode batch prefill health]
+    python benchmarks/engine.py [--rounds N] [--only decode batch prefill health families]
+                                [--families qwen3 ...] [--lengths 2048 8192 32768]
 
-Builds a random model whose decode step takes at least 10 ms on this machine, starts the real server on it in
-a process of its own, and runs the bare loops of mlx_lm on the same weights here. Bare and served rounds
-alternate, so that a machine whose speed drifts favours neither; the figures are medians of the rounds'
-ratios. On Linux start it with the BLAS that install_and_run.py preloads.
+Over HTTP: builds a random model whose decode step takes at least 10 ms on this machine, starts the real
+server on it in a process of its own, and runs the bare loops of mlx_lm on the same weights here. Bare and
+served rounds alternate, so that a machine whose speed drifts favours neither; the figures are medians of the
+rounds' ratios. On Linux start it with the BLAS that install_and_run.py preloads.
+
+In process: *families* does the same for each family behind prompts of each length, without HTTP, and demands
+0.97 of the bare speed of prefill and 0.98 of decoding, at one row and at eight; the exit status is 1 if one
+does not hold. Two cores take a minute for a family behind 2,048 tokens, two behind 8,192 and fifteen behind
+32,768, with 9 rounds; the last length has to be asked for.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import servers  # noqa: E402 - found through the line above
+from benchmarks import engine_families, servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
 
 STREAMS = 8
@@ -41,7 +47,8 @@ LONG_REPLY_TOKENS = 256
 PREFILL_TOKENS = 2048
 LONG_PROMPT_TOKENS = 20_000
 LEAST_STEP_S = 0.010
-PARTS = ["decode", "batch", "prefill", "health"]
+HTTP_PARTS = ["decode", "batch", "prefill", "health"]
+PARTS = [*HTTP_PARTS, "families"]
 
 
 @dataclass(frozen=True)
@@ -183,17 +190,29 @@ def compare(name: str, bare: Callable[[], float], served: Callable[[], float], r
     return Comparison(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    families = engine_families.FAMILIES
+    parser.add_argument("--families", nargs="+", choices=families, default=list(families))
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(engine_families.LENGTHS))
     options = parser.parse_args()
+    if http_parts := [part for part in HTTP_PARTS if part in options.only]:
+        compare_over_http(options.rounds, http_parts)
+    if "families" not in options.only:
+        return 0
+    return 0 if engine_families.report(options.families, options.lengths, options.rounds) else 1
+
+
+def compare_over_http(rounds: int, parts: list[str]) -> None:
+    """Start the server on a model of its own, and print what it costs."""
     with tempfile.TemporaryDirectory() as name:
         bare = build_model(Path(name))
         machine = servers.machine("mlx", "mlx-lm")
-        print(f"{machine}; bare step {1000 / bare.decode():.1f} ms; medians of {options.rounds} rounds\n")
+        print(f"{machine}; bare step {1000 / bare.decode():.1f} ms; medians of {rounds} rounds\n")
         with server(Path(name)) as served:
-            report(bare, served, options.rounds, options.only)
+            report(bare, served, rounds, parts)
 
 
 def report(bare: Bare, served: Served, rounds: int, parts: list[str]) -> None:
@@ -220,4 +239,4 @@ def health_line(seconds: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""The engine in this process beside mlx_lm's own loops, family by family: prefill, and decoding behind it.
+
+Served is `Engine.submit` with a prompt cache, as the server has it, and a thread that reads each reply. Bare
+is `generate_step` in chunks of 2,048, and `BatchGenerator` for eight rows. Both have the same weights. The
+models are small and their vocabulary is large: so long prompts take seconds, and decode steps milliseconds.
+
+Speeds are told by the clock, which decides, and by the processor time of all threads of this process, which
+says more where others share the machine.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx_lm import load as bare_load
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models.cache import make_prompt_cache
+
+from scripts import tiny_models
+from start_llm.cache.eviction import Limits
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.events import Ending, Failed, Finished, Text
+from start_llm.core.job import Job
+from start_llm.core.prompt import ModelTokens
+from start_llm.core.sampling import Sampling
+from start_llm.engine.engine import Engine, EngineConfig
+from start_llm.engine.machinery import Machinery
+from start_llm.models.loader import load
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
+
+LENGTHS = (2048, 8192)
+ROWS = (1, 8)
+CHUNK = 2048
+REPLY_TOKENS = 48
+SKIPPED = 4
+"""First tokens of a reply, which are not timed: rows gather, and buffers grow behind the prompt."""
+BUDGET = 2**30
+PATIENCE_S = 600.0
+LEAST_PREFILL, LEAST_DECODE = 0.97, 0.98
+
+_HIDDEN, _LAYERS, _VOCABULARY = 256, 2, 32_768
+_PLAIN = {
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "intermediate_size": 256,
+}
+_LATENT = {"head_dim": None, "moe_intermediate_size": 64, "n_routed_experts": 4, "kv_lora_rank": 32}
+_RANKS = {"q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen3_moe": {"moe_intermediate_size": 64, "num_experts": 4},
+    "glm4_moe_lite": _LATENT | _RANKS,
+    "deepseek_v3": _LATENT | _RANKS,
+    "qwen3_5": {},
+    "gemma3_text": {},
+}
+
+
+class Stamp(NamedTuple):
+    """A moment, in seconds: by the clock, and of processor time."""
+
+    wall: float
+    cpu: float
+
+
+class Speed(NamedTuple):
+    """Tokens per second, by the clock and of processor time."""
+
+    wall: float
+    cpu: float
+
+
+def _now() -> Stamp:
+    return Stamp(time.perf_counter(), time.process_time())
+
+
+def _speed(tokens: int, start: Stamp, end: Stamp) -> Speed:
+    return Speed(tokens / (end.wall - start.wall), tokens / (end.cpu - start.cpu))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Alternating rounds."""
+
+    name: str
+    least: float
+    bare: list[Speed]
+    served: list[Speed]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(
+            served.wall / bare.wall for bare, served in zip(self.bare, self.served, strict=True)
+        )
+
+    @property
+    def cpu_ratio(self) -> float:
+        return statistics.median(
+            served.cpu / bare.cpu for bare, served in zip(self.bare, self.served, strict=True)
+        )
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio >= self.least
+
+    def cells(self) -> tuple[str, ...]:
+        bare, served = (statistics.median(one.wall for one in side) for side in (self.bare, self.served))
+        mark = "holds" if self.holds else "**fails**"
+        return (
+            self.name,
+            f"{bare:,.0f} tok/s",
+            f"{served:,.0f} tok/s",
+            f"{self.ratio:.3f}",
+            f"{self.cpu_ratio:.3f}",
+            f"{self.least} {mark}",
+        )
+
+
+@dataclass
+class BareNetwork:
+    """mlx_lm's loops, on this thread."""
+
+    network: Any
+    _filled: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+
+    def prefill(self, tokens: Sequence[int]) -> Speed:
+        """Of a prompt, until the first token is known."""
+        began = _now()
+        next(generate_step(mx.array(list(tokens)), self.network, max_tokens=1, prefill_step_size=CHUNK))
+        return _speed(len(tokens), began, _now())
+
+    def decode(self, tokens: Sequence[int], rows: int) -> Speed:
+        """Of so many rows together behind this prompt, which is computed once."""
+        caches = [copy.deepcopy(self._caches(tokens)) for _ in range(rows)]
+        return self._one(tokens[-1], caches[0]) if rows == 1 else self._several(tokens[-1], caches)
+
+    def _caches(self, tokens: Sequence[int]) -> list[Any]:
+        """Of all tokens but the last one."""
+        if len(tokens) not in self._filled:
+            caches: list[Any] = make_prompt_cache(self.network)
+            for start in range(0, len(tokens) - 1, CHUNK):
+                self.network(mx.array([tokens[start : min(start + CHUNK, len(tokens) - 1)]]), cache=caches)
+                mx.eval([cache.state for cache in caches])
+            self._filled[len(tokens)] = caches
+        return self._filled[len(tokens)]
+
+    def _one(self, last: int, caches: list[Any]) -> Speed:
+        steps = generate_step(mx.array([last]), self.network, max_tokens=REPLY_TOKENS, prompt_cache=caches)
+        return _rate([[_now() for _ in steps]])
+
+    def _several(self, last: int, caches: list[list[Any]]) -> Speed:
+        generator = BatchGenerator(self.network, max_tokens=REPLY_TOKENS, completion_batch_size=len(caches))
+        uids = generator.insert([[last]] * len(caches), caches=caches)
+        times: dict[int, list[Stamp]] = {uid: [] for uid in uids}
+        while any(len(one) < REPLY_TOKENS for one in times.values()):
+            for response in generator.next_generated():
+                times[response.uid].append(_now())
+        generator.close()
+        return _rate(list(times.values()))
+
+
+class ServedNetwork:
+    """The engine, on a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def prefill(self, tokens: Sequence[int]) -> Speed:
+        began = _now()
+        return _speed(len(tokens), began, self._times(tokens, 1)[0])
+
+    def decode(self, tokens: Sequence[int], rows: int) -> Speed:
+        """The prompts differ in their last token, so all but that are in the cache after the first time."""
+        prompts = [[*tokens[:-1], tokens[-1] + row] for row in range(rows)]
+        with ThreadPoolExecutor(rows) as pool:
+            return _rate(list(pool.map(lambda prompt: self._times(prompt, REPLY_TOKENS), prompts)))
+
+    def _times(self, tokens: Sequence[int], most: int) -> list[Stamp]:
+        """When each token of a reply came."""
+        generation = self._engine.submit(
+            Job(prompt=ModelTokens(tuple(tokens)), max_tokens=most, sampling=Sampling(temperature=0))
+        )
+        times: list[Stamp] = []
+        ending: Ending | None = None
+        while ending is None:
+            for event in generation.take(PATIENCE_S):
+                match event:
+                    case Text():
+                        times += [_now()] * len(event.tokens)
+                    case Finished() | Failed():
+                        ending = event
+                    case _:
+                        pass
+        if isinstance(ending, Failed):
+            raise SystemExit(f"The engine failed: {ending}")
+        return times
+
+
+def _rate(times: Sequence[Sequence[Stamp]]) -> Speed:
+    """Of all replies together, while all of them run."""
+    start, end = max(one[SKIPPED] for one in times), min(one[-1] for one in times)
+    return _speed(sum(start < moment <= end for one in times for moment in one), start, end)
+
+
+def _assembled(folder: Path) -> Machinery:
+    """As the server does it, but that each token is a letter: so each one is an event."""
+    model = load(folder)
+    cache = PromptCache(
+        Layers(model.network), limits=Limits(budget_bytes=BUDGET), page_size=256, metrics=CacheMetrics()
+    )
+    return Machinery(
+        network=model.network,
+        token_bytes=lambda _: b"a",
+        end_tokens=frozenset(),
+        most_rows=max(ROWS),
+        batches=True,
+        cache=cache,
+    )
+
+
+@contextmanager
+def _networks(family: str, vocabulary: int) -> Generator[tuple[BareNetwork, ServedNetwork]]:
+    """Both sides of a family, with the same weights."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config: dict[str, Any] = _PLAIN | FAMILIES[family] | {"vocab_size": vocabulary}
+        tiny_models.build(family, folder, hidden=_HIDDEN, layers=_LAYERS, **config)
+        engine = Engine(EngineConfig(max(ROWS)), lambda: _assembled(folder), EngineMetrics())
+        engine.start()
+        try:
+            yield BareNetwork(bare_load(name)[0]), ServedNetwork(engine)
+        finally:
+            engine.stop(PATIENCE_S)
+
+
+def _prompt(length: int, seed: int) -> list[int]:
+    """Token ids that are the same in every run, and that no other seed begins with."""
+    return [(7919 * (index + 1) * (seed + 3) + seed) % 1500 + 100 for index in range(length)]
+
+
+def _rounds(
+    bare: Callable[[list[int]], Speed], served: Callable[[list[int]], Speed], prompts: Sequence[list[int]]
+) -> tuple[list[Speed], list[Speed]]:
+    """Both in turn, one round for each prompt, each side first every other time. The first round warms up."""
+    rates: tuple[list[Speed], list[Speed]] = ([], [])
+    for number, prompt in enumerate(prompts):
+        sides = [(bare, rates[0]), (served, rates[1])]
+        for run, kept in sides if number % 2 else reversed(sides):
+            kept.append(run(prompt))
+    return rates[0][1:], rates[1][1:]
+
+
+def measure(
+    family: str, lengths: Sequence[int], rounds: int, vocabulary: int = _VOCABULARY
+) -> Iterator[Rates]:
+    """Prefill of each length, and decoding behind it."""
+    with _networks(family, vocabulary) as (bare, served):
+        for length in lengths:
+            prompts = [_prompt(length, length + number) for number in range(rounds + 1)]
+            sides = _rounds(bare.prefill, served.prefill, prompts)
+            yield Rates(f"{family} | {length:,} | prefill", LEAST_PREFILL, *sides)
+            for rows in ROWS:
+                sides = _rounds(
+                    partial(bare.decode, rows=rows),
+                    partial(served.decode, rows=rows),
+                    prompts[-1:] * (rounds + 1),
+                )
+                yield Rates(f"{family} | {length:,} | decode, {rows}", LEAST_DECODE, *sides)
+
+
+def report(families: Sequence[str], lengths: Sequence[int], rounds: int) -> bool:
+    """Print a row for each family, length and kind of work. Returns whether all of them hold."""
+    print(
+        "\n| family | prompt | work | bare mlx_lm | served | served / bare | by processor time | at least |\n"
+        + "|---" * 8
+        + "|"
+    )
+    all_hold = True
+    for family in families:
+        for rates in measure(family, lengths, rounds):
+            print(f"| {' | '.join(rates.cells())} |", flush=True)
+            all_hold = all_hold and rates.holds
+    return all_hold
