@@ -1,12 +1,12 @@
-"""Many streams over HTTP, beside mlx_lm.server: tokens per second, warm time to the first token, CPU per token.
+"""Many streams over HTTP, beside mlx_lm.server: speed, warm time to the first token, CPU time per token.
 
     python benchmarks/streams.py [--streams 1 8 32] [--temperatures 0 0.7] [--rounds N] [--tokens N]
 
-Both servers run in processes of their own on the same tiny random model, so what is compared is what a token costs
-beside the network. Rounds alternate; the figures are medians of the rounds' ratios. The client is one thread that
-empties all sockets every few milliseconds, so it takes next to nothing of the machine. Tokens are those of `usage`.
-CPU time is that of the server's whole process, which varies far less than the clock; where there is no /proc it is
-left out. On Linux start it with the BLAS that install_and_run.py preloads.
+Both servers run in processes of their own on the same tiny random model, so what is compared is what a token
+costs beside the network. Rounds alternate; the figures are medians of the rounds' ratios. The client is one
+thread that empties all sockets every few milliseconds, so it takes next to nothing of the machine. Tokens are
+those of `usage`. CPU time is that of the server's whole process, which varies far less than the clock; where
+there is no /proc it is left out. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOKS_S = 0.004
 PATIENCE_S = 120
 PREFIX_WORDS = 400
 MARKS = {"ttft": 1.0, "alone": 1.1, "many": 1.0}
-"""Warm time to the first token at most, tokens per second of one stream and of many at least: ours ÷ theirs."""
+"""Ours ÷ theirs: warm time to the first token at most, tokens per second of one stream and of many at least."""
 _SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 

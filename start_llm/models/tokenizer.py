@@ -134,7 +134,7 @@ class Tokenizer:
 
 
 def _lone_backend(wrapper: Any) -> Any:
-    """The tokenizer of the tokenizers library, set as transformers sets it; None if that adds steps of its own."""
+    """The tokenizers library's own, set as transformers sets it; None if that adds steps of its own."""
     kind = type(wrapper._tokenizer)
     if any(getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name) for name in _ENCODING):
         return None
