@@ -40,7 +40,7 @@ LOOKS_S = 0.004
 PATIENCE_S = 120
 PREFIX_WORDS = 400
 MARKS = {"ttft": 1.0, "alone": 1.1, "many": 1.0}
-"""Ours ÷ theirs: warm time to the first token at most, tokens per second of one stream and of many at least."""
+"""Ours ÷ theirs: warm time to the first token at most; tokens per second of one stream, of many, at least."""
 _SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
