@@ -41,6 +41,8 @@ PATIENCE_S = 120
 PREFIX_WORDS = 400
 MARKS = {"ttft": 1.0, "alone": 1.1, "many": 1.0}
 """Ours ÷ theirs: warm time to the first token at most; tokens per second of one stream, of many, at least."""
+SAMPLING = {"top_p": 0.95, "top_k": 20, "min_p": 0}
+"""Asked of both beside the temperature: each has defaults of its own."""
 _SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
@@ -150,7 +152,7 @@ def cpu_seconds(process: int) -> float:
 
 def body_of(messages: list[Message], most: int, temperature: float) -> bytes:
     body = {"model": "default_model", "messages": messages, "max_tokens": most, "temperature": temperature}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= SAMPLING | {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps(body).encode()
 
 
