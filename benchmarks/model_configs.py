@@ -176,7 +176,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"num_key_value_heads": HEADS},
     "gpt_neox": {"num_key_value_heads": HEADS},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "hunyuan": {"use_mixed_mlp_moe": True, "use_cla": True, "cla_share_factor": 2, "rope_scaling": {"alpha": 2.0}},
+    "hunyuan": {"use_mixed_mlp_moe": True, "use_cla": True, "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 2.0}},
     "jamba": {"num_experts": 2, "num_experts_per_tok": 1},
     "kimi_k3": {
         "linear_attn_config": LINEAR_ATTENTION,
@@ -192,6 +192,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "use_expert_bias": True},
+    "llama": {"layer_types": None, "sliding_window": None},
     "llama4": {"num_experts_per_tok": 1},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
     "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity"} | LONGCAT,
