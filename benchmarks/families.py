@@ -13,9 +13,9 @@ cache, which computes one row at a time:
 - return: the first conversation goes on;
 - together: two to eight prompts of uneven lengths at once, and then the next turn of each, alone.
 
-Tokens have to be equal up to near-ties (tests/ties.py). The logits behind a restored prompt may differ by less
-than 0.0001 from those of a fresh computation. A type counts only if its logits change by at least 0.01 when a
-few tokens far from the end of a prompt do: a network that hears nothing of its prompt proves nothing.
+Tokens have to be equal up to near-ties (tests/ties.py). The logits behind a restored prompt may differ by
+less than 0.0001 from those of a fresh computation. A type counts only if its logits change by at least 0.01
+when a few tokens far from the end of a prompt do: a network that hears nothing of its prompt proves nothing.
 
 Each type has a process of its own, so that one that breaks takes no other with it. The table goes to standard
 output, or into FILE. Ends with status 1 if a type is wrong. On Linux start it with the BLAS that
@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -68,7 +68,7 @@ ROWS = 8
 ALONE = ("cold", "next turn", "branch", "edit", "return")
 TOGETHER = "together"
 BATCHES = ((75, 10), (20, 90, 50), (33, 7, 64, 100), (12, 48, 49, 31, 80), (5, 110, 64, 32, 17, 40, 96, 71))
-"""Lengths of prompts that are asked at once. Two and four rows are as many as there are heads for keys, and heads."""
+"""Lengths of prompts that are asked at once. Two rows are as many as there are heads for keys and values."""
 MOST_DIFFERENCE = 1e-4
 LEAST_FELT = 0.01
 
@@ -155,7 +155,9 @@ class Trial:
         self._guarded(TOGETHER, self._together)
         self.finding.tokens, self.finding.ties = self._tally.tokens, self._tally.ties
         if not self._tally.has_rare_ties:
-            self.finding.wrong.setdefault("cold", f"{self._tally.ties} near-ties of {self._tally.tokens} tokens")
+            self.finding.wrong.setdefault(
+                "cold", f"{self._tally.ties} near-ties of {self._tally.tokens} tokens"
+            )
         return self.finding
 
     def _guarded(self, step: str, action: Callable[[], None]) -> None:
@@ -232,9 +234,10 @@ def felt(network: Any) -> float:
     other = (*prompt[:44], *tokens(rng, 16, 16), *prompt[60:])
     caches = [Layers(network).fresh() for _ in range(2)]
     first, second = (
-        network(mx.array([ids]), cache=cache)[0, -1] for ids, cache in zip((prompt, other), caches, strict=True)
+        network(mx.array([ids]), cache=cache)[0, -1]
+        for ids, cache in zip((prompt, other), caches, strict=True)
     )
-    return float(mx.abs(first - second).max().item())
+    return cast("float", mx.abs(first - second).max().item())
 
 
 def _classes(layers: Layers) -> str:
@@ -253,7 +256,7 @@ def try_out(model_type: str) -> Finding:
     return Trial(model_type, network, Layers(network)).run()
 
 
-# ------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------------ all of them
 
 
 def in_a_process(model_type: str) -> Finding:
@@ -261,6 +264,7 @@ def in_a_process(model_type: str) -> Finding:
     run = subprocess.run(
         [sys.executable, __file__, "--here", model_type], capture_output=True, text=True, check=False
     )
+    print(f"{model_type}: status {run.returncode}", file=sys.stderr, flush=True)
     last = run.stdout.splitlines()[-1:] if run.returncode == 0 else []
     if not last:
         reason = (run.stderr.splitlines() or [f"status {run.returncode}"])[-1]
@@ -275,9 +279,11 @@ def report(findings: Iterable[Finding]) -> tuple[str, bool]:
     lines = [
         "# Model types",
         "",
-        f"Written by `python benchmarks/families.py --write docs/model-types.md`: {servers.machine('mlx', 'mlx-lm')},",
-        "tiny random networks in float32. What the columns mean stands at the head of that file. *Logits* is the",
-        "largest difference between those behind a restored prompt and those of a fresh computation.",
+        "Written by `python benchmarks/families.py --write docs/model-types.md`, whose head says what is asked.",
+        "Tiny random networks in float32. *Logits* is the largest difference between those behind a restored",
+        "prompt and those of a fresh computation.",
+        "",
+        f"{servers.machine('mlx', 'mlx-lm')}.",
         "",
         summary(found),
         "",
@@ -298,7 +304,9 @@ def report(findings: Iterable[Finding]) -> tuple[str, bool]:
 def summary(found: Sequence[Finding]) -> str:
     """One line with counts."""
     right = sum(not one.wrong for one in found)
-    reuse = {kind: sum(one.reuse == kind for one in found) for kind in ("to the token", "at checkpoints", "none")}
+    reuse = {
+        kind: sum(one.reuse == kind for one in found) for kind in ("to the token", "at checkpoints", "none")
+    }
     reused = ", ".join(f"{count} {kind}" for kind, count in reuse.items())
     turns = sum(one.widest <= 1 for one in found)
     compared = sum(one.tokens for one in found)

@@ -1,8 +1,8 @@
 """Tiny configurations of every model type that mlx_lm can build.
 
-A configuration is derived from the fields of the type's own `ModelArgs`: each field that `SIZES` knows by name
-gets the value there, all others keep the class's default. `ROWS` has what a type needs beside that. A type
-whose required fields are in neither table is an error that names them, so a new type asks for a row.
+A configuration is derived from the fields of the type's own `ModelArgs`: each field that `SIZES` knows by
+name gets the value there, all others keep the class's default. `ROWS` has what a type needs beside that. A
+type whose required fields are in neither table is an error that names them, so a new type asks for a row.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("head_dim", "kv_channels", "hidden_size_per_head", "swa_head_dim"), HEAD_DIM),
     **dict.fromkeys(("v_head_dim", "swa_v_head_dim", "qk_nope_head_dim"), HEAD_DIM),
     **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), HEAD_DIM // 2),
-    **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window_size", "window_size"), WINDOW),
+    **dict.fromkeys(
+        ("sliding_window", "sliding_window_size", "attention_window_size", "window_size"), WINDOW
+    ),
     "attention_chunk_size": WINDOW,
     "sliding_window_pattern": 2,
     "layer_types": ALTERNATING,
@@ -176,7 +178,12 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"num_key_value_heads": HEADS},
     "gpt_neox": {"num_key_value_heads": HEADS},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "hunyuan": {"use_mixed_mlp_moe": True, "use_cla": True, "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 2.0}},
+    "hunyuan": {
+        "use_mixed_mlp_moe": True,
+        "use_cla": True,
+        "cla_share_factor": 2,
+        "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 2.0},
+    },
     "jamba": {"num_experts": 2, "num_experts_per_tok": 1},
     "kimi_k3": {
         "linear_attn_config": LINEAR_ATTENTION,

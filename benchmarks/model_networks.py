@@ -37,7 +37,7 @@ def build(model_type: str, seed: int = 0) -> Any:
 
 def _drawn(name: str, value: mx.array, seed: int, *, embeds_too: bool) -> mx.array:
     """A matrix keeps the size of what it reads; vectors, norms and packed weights stay as they are made."""
-    if value.ndim < 2 or "norm" in name or not mx.issubdtype(value.dtype, mx.floating):  # noqa: PLR2004 (a matrix)
+    if value.ndim < 2 or "norm" in name or not mx.issubdtype(value.dtype, mx.floating):
         return value
     key = mx.random.key(zlib.crc32(f"{seed} {name}".encode()))
     noise = mx.random.normal(value.shape, key=key).astype(value.dtype)
