@@ -279,7 +279,7 @@ def report(findings: Iterable[Finding]) -> tuple[str, bool]:
     lines = [
         "# Model types",
         "",
-        "Written by `python benchmarks/families.py --write docs/model-types.md`, whose head says what is asked.",
+        "Written by `python benchmarks/families.py --write docs/model-types.md`, which says what is asked.",
         "Tiny random networks in float32. *Logits* is the largest difference between those behind a restored",
         "prompt and those of a fresh computation.",
         "",

@@ -68,7 +68,7 @@ class Kind:
     put_state: Callable[[Any, Any], None] | None = None
 
 
-# -------------------------------------------------------------------------------------- taken out and put back
+# ------------------------------------------------------------------------------------- taken out and put back
 
 
 def _fill_plain(cache: Any, arrays: Arrays) -> None:
