@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from start_llm import __version__
+from start_llm.cache.kinds import words_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.configured import (
@@ -185,7 +186,7 @@ class App:
         def assemble() -> Machinery:
             model = load(folder)
             wire_memory()
-            footprint = measure(model)
+            footprint = measure(model, words_of)
             layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
             costs = measure_costs(model.network, layers.fresh())
             work = measure_work(model.network, layers)

@@ -1,8 +1,7 @@
-"""What can be done with each kind of cache that mlx_lm's networks have: one table.
+"""The caches of one network: cut into pages, copied, put together again.
 
-A network has one cache for each layer, some of which hold several. Their *leaves* are of two sorts: *sliced*
-ones keep something for every token, which can be cut into pages and cut back to any length; *whole* ones keep
-a state that is only right at the position it was reached at, and can only be copied there.
+A network has one cache for each layer, some of which hold several. What can be done with the *leaves* depends
+on their class: `cache/kinds` has the table.
 
 Runs on the engine thread. What is given out to be kept is contiguous and evaluated: no lazy slice keeps a
 large buffer alive, and no array changes under its holder.
@@ -11,83 +10,20 @@ large buffer alive, and no array changes under its holder.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from start_llm.cache.kinds import Arrays, Sliced, Whole, put_state, reuse_of
+
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc keeps what is freed between things that stay; MLX allocates with it on Linux (lesson 14)."""
 
 _SMALL_BYTES = 2**20
 """Beside more than this, the 16 KiB that `mx.contiguous` may leave are nothing."""
-
-type Arrays = tuple[mx.array, ...]
-"""Arrays of one leaf."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sliced:
-    """A leaf that keeps something for every token; axis -2 of each array counts tokens."""
-
-    arrays: Callable[[Any], Arrays]
-    fill: Callable[[Any, Arrays], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """A leaf that can only be copied: its arrays, and the numbers that say what they mean."""
-
-    arrays: Callable[[Any], Arrays]
-    numbers: Callable[[Any], tuple[int, ...]]
-    fill: Callable[[Any, Arrays, tuple[int, ...]], None]
-
-
-def _fill_plain(cache: Any, arrays: Arrays) -> None:
-    cache.keys, cache.values = arrays
-
-
-def _fill_quantised(cache: Any, arrays: Arrays) -> None:
-    cache.keys, cache.values = list(arrays[:3]), list(arrays[3:])
-
-
-def _in_order(cache: Any) -> Arrays:
-    """The last tokens of the window, oldest first. A long prefill chunk leaves more than a window behind."""
-    keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-    return keys[..., -cache.max_size :, :], values[..., -cache.max_size :, :]
-
-
-def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
-    cache.keys, cache.values = arrays
-    (cache.offset,) = numbers
-    cache._idx = cache.keys.shape[2]
-
-
-def _chunk(cache: Any) -> Arrays:
-    end = cache.offset - cache.start_position
-    return cache.keys[..., :end, :], cache.values[..., :end, :]
-
-
-def _fill_chunked(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
-    cache.keys, cache.values = arrays
-    cache.offset, cache.start_position = numbers
-
-
-def _fill_recurrent(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:  # noqa: ARG001 - it has none
-    cache.cache = list(arrays)
-
-
-_SLICED = {
-    "KVCache": _Sliced(lambda cache: (cache.keys, cache.values), _fill_plain),
-    "QuantizedKVCache": _Sliced(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
-}
-_WHOLE = {
-    "RotatingKVCache": _Whole(_in_order, lambda cache: (cache.offset,), _fill_rotating),
-    "ChunkedKVCache": _Whole(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
-    "ArraysCache": _Whole(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +75,10 @@ class Layers:
     def __init__(self, network: Any, room: int = 256) -> None:
         self._network = network
         self._room = room
-        kinds = [_kind_name(leaf) for leaf in leaves(self.fresh())]
-        self.unknown = sorted({kind for kind in kinds if kind not in _SLICED and kind not in _WHOLE})
-        self.has_state = any(kind in _WHOLE for kind in kinds)
-        self.is_sliced = any(kind in _SLICED for kind in kinds)
+        known = [(leaf, reuse_of(leaf)) for leaf in leaves(self.fresh())]
+        self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
+        self.has_state = any(isinstance(reuse, Whole) for _, reuse in known)
+        self.is_sliced = any(isinstance(reuse, Sliced) for _, reuse in known)
 
     def fresh(self) -> list[Any]:
         """Empty caches, one for each entry that the network expects."""
@@ -150,9 +86,8 @@ class Layers:
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
         caches = make_prompt_cache(self._network)
-        for leaf in leaves(caches):
-            if type(leaf).__name__ in _SLICED:
-                leaf.step = self._room
+        for leaf, _ in _sliced(caches):
+            leaf.step = self._room
         return caches
 
     def settle(self, caches: Sequence[Any]) -> None:
@@ -245,11 +180,11 @@ def settle(caches: Sequence[Any]) -> None:
     """
     for leaf in leaves(caches):
         if not leaf.empty():
-            leaf.state = tree_map(_let_go, leaf.state)
+            put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
 
 
-def _emptied(leaf: Any, kind: _Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
+def _emptied(leaf: Any, kind: Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
     arrays = kind.arrays(leaf)
     parts = [tuple(_own(array[..., start:end, :]) for array in arrays) for start, end in spans]
     mx.eval(parts)
@@ -285,15 +220,15 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _kind_name(leaf: Any) -> str:
-    """The class; a window that keeps its first tokens for good has no row."""
+def _told(leaf: Any) -> str:
+    """The class; a window that keeps its first tokens for good is another one."""
     name = type(leaf).__name__
     return f"{name}(keep={leaf.keep})" if getattr(leaf, "keep", 0) else name
 
 
-def _sliced(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:
-    return [(leaf, _SLICED[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _SLICED]
+def _sliced(caches: Sequence[Any]) -> list[tuple[Any, Sliced]]:
+    return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), Sliced)]
 
 
-def _whole(caches: Sequence[Any]) -> list[tuple[Any, _Whole]]:
-    return [(leaf, _WHOLE[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _WHOLE]
+def _whole(caches: Sequence[Any]) -> list[tuple[Any, Whole]]:
+    return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), Whole)]
