@@ -26,6 +26,8 @@ from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
 _STEPS_BETWEEN_LOOKS = 64
+_TIDYING_S = 0.01
+"""Of a step, for what the cache has put off."""
 
 
 class EngineLoop:
@@ -346,6 +348,7 @@ class EngineLoop:
         if batched != self._cache.beside_bytes or is_time:
             self._cache.beside_bytes = batched
             self._cache.shrink(self._machinery.shortage() if is_time else 0)
+        self._cache.tidy(_TIDYING_S)
 
     # ----------------------------------------------------------------------------------------------- failures
 

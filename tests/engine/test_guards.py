@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from start_llm.cache.layers import Cut, State
+from start_llm.cache.layers import State
+from start_llm.cache.pages import Run
 from start_llm.core.events import Failed, Finished
 from start_llm.engine.machinery import Machinery
 from tests.cache.conversations import Cached
@@ -68,8 +69,9 @@ def check(engine: Cached) -> None:
         assert held[: len(strand.tokens)] == strand.tokens
         assert strand.is_live or len(held) == len(strand.tokens)
     for page in store.tree.pages():
-        if isinstance(page.holder, Cut):
-            assert plain(page.holder.leaves[0][0]) == list(page.tokens)
+        if isinstance(page.holder, Run):
+            ((keys, _),) = page.holder.stored.part(page.start, page.end).take(0)
+            assert plain(keys) == list(page.tokens)
     for checkpoint in store.checkpoints:
         tokens, page = list(checkpoint.tail), checkpoint.page
         while page.parent is not None:
