@@ -17,6 +17,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Finished
 from start_llm.engine.machinery import Machinery
+from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.engine.harness import Stepper, Watched, job
@@ -133,7 +134,7 @@ class CachedEngine(Stepper):
         )
         self.after_step: Callable[[], None] = lambda: None
         machinery = replace(model.machinery, cache=self.cache, batches=batches)
-        super().__init__(machinery, network=network or model.network)
+        super().__init__(machinery, longest_chunk=LONGEST_CHUNK, network=network or model.network)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):

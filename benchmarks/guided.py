@@ -32,6 +32,7 @@ from start_llm.core.family import Family  # noqa: E402
 from start_llm.core.job import Guide  # noqa: E402
 from start_llm.core.prompt import ModelTokens, Prompt  # noqa: E402
 from start_llm.engine.loop import Machinery  # noqa: E402
+from start_llm.engine.pacing import LONGEST_CHUNK  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from start_llm.output.form import FormKeeper  # noqa: E402
 from tests.engine.harness import Stepper, job  # noqa: E402
@@ -142,7 +143,7 @@ class Rounds:
             most_rows=8,
             batches=True,
         )
-        self._stepper = Stepper(machinery)
+        self._stepper = Stepper(machinery, longest_chunk=LONGEST_CHUNK)
 
     def guide(self) -> Guide | None:
         return self._keeper.guide(held_to(LONG), PROMPT)

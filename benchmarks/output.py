@@ -6,6 +6,10 @@ Feeds made-up replies of about four letters a token through the detokenizer and 
 engine thread and an HTTP thread do together, and takes the CPU time of this thread. The figures are medians
 of the rounds. A ratio of the last quarter to the first near 1 says that a long reply costs no more for each
 token than a short one.
+
+The second table is of replies that are nothing but calls that never end: what the dearest token costs, and
+the end of the reply, at which all of it turns out to be text. The mark is an end under 100 ms after 200 kB;
+the exit status is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from start_llm.core.chat import Json  # noqa: E402 - found through the line abov
 from start_llm.core.events import Content, Finished, Reasoning, Text, Usage  # noqa: E402
 from start_llm.core.family import Family, ThoughtMarks  # noqa: E402
 from start_llm.engine.detokenize import Detokenizer  # noqa: E402
+from start_llm.models.families import named  # noqa: E402
 from start_llm.output.splitter import make_splitter  # noqa: E402
 from start_llm.output.stream import OutputStream  # noqa: E402
 from start_llm.output.tool_calls.schema import Tools  # noqa: E402
@@ -47,6 +52,25 @@ WRITE: dict[str, Json] = {
     "parameters": {"properties": {"text": {"type": "string"}, "optional": {"type": ["string", "null"]}}},
 }
 TOOLS = Tools([{"type": "function", "function": WRITE}])
+UNCLOSED_LETTERS = 200_000
+MOST_CLOSING_SECONDS = 0.1
+UNCLOSED: Mapping[str, tuple[str, str, str]] = {
+    "Hermes, object": ("qwen3", '<tool_call>\n{"name": "write", "arguments": {', ""),
+    "Hermes, string": ("qwen3", '<tool_call>\n{"name": "', ""),
+    "Qwen XML, no such tool": ("qwen3", "<tool_call>\n<function=x>\n<parameter=a>\nx\n</parameter>\n", ""),
+    "Qwen XML, ends of values": ("qwen3", "<function=x><parameter=a></parameter>", ""),
+    "GLM, no such tool": ("glm4", "<tool_call>x\n<arg_key>a</arg_key>\n<arg_value>", ""),
+    "GLM, behind no thought": ("glm4", "<function=write>{", ""),
+    "MiniCPM, no such tool": ("minicpm", '<function name="x"><param name="a">', ""),
+    "Gemma 4, object": ("gemma4", "<|tool_call>call:write{", ""),
+    "Gemma 4, brackets": ("gemma4", "<|tool_call>call:write{" + "{}" * 40, ""),
+    "Mistral, list": ("mistral", '[TOOL_CALLS][{"name":', ""),
+    "Mistral, list that fails": ("mistral", '[TOOL_CALLS][{"name": [', "!"),
+    "Kimi, object": ("kimi", "<|tool_call_begin|>write:0<|tool_call_argument_begin|>{", ""),
+    "Llama, list": ("llama3", '<|python_tag|>{"name": [', ""),
+    "Harmony, call": ("gpt_oss", "<|channel|>commentary to=functions.write<|message|>{", ""),
+}
+"""Family, what its reply repeats, and what the reply ends with."""
 WORDS = (
     *"the cache of a page is kept while (key) in `tokens[i]`:".split(),
     "x <= 3,",
@@ -134,6 +158,45 @@ def row(name: str, costs: list[Cost]) -> str:
     return f"| {name} | {costs[0].tokens:,} | {microseconds:.1f} µs | {share:.2f} % | {growth:.2f} |"
 
 
+@dataclass(frozen=True)
+class Ending:
+    """CPU seconds of the dearest token of a reply, and of its end."""
+
+    worst_token: float
+    closing: float
+
+
+def end(family: str, text: str) -> Ending:
+    """Read a reply, four letters at a time, and close it."""
+    splitter = make_splitter(named(family), TOOLS, thought_is_open=False, thinking=True)
+    worst = 0.0
+    for start in range(0, len(text), LETTERS_PER_TOKEN):
+        began = time.thread_time()
+        splitter.feed(text[start : start + LETTERS_PER_TOKEN])
+        worst = max(worst, time.thread_time() - began)
+    began = time.thread_time()
+    splitter.close(complete=True)
+    return Ending(worst, time.thread_time() - began)
+
+
+def unclosed(rounds: int) -> bool:
+    """Print what unclosed calls cost. Whether every end keeps the mark."""
+    print(f"\n| {UNCLOSED_LETTERS // 1000} kB of unclosed calls | dearest token | end | |")
+    print("|---|---|---|---|")
+    all_kept = True
+    for name, (family, unit, last) in UNCLOSED.items():
+        text = unit * (UNCLOSED_LETTERS // len(unit)) + last
+        endings = [end(family, text) for _ in range(rounds)]
+        # The dearest of 50,000 tokens meets every interruption of the machine, so the calmest round counts.
+        worst = min(ending.worst_token for ending in endings)
+        closing = statistics.median(ending.closing for ending in endings)
+        is_kept = closing < MOST_CLOSING_SECONDS
+        all_kept = all_kept and is_kept
+        mark = "kept" if is_kept else "MISSED"
+        print(f"| {name} | {1e3 * worst:.1f} ms | {1e3 * closing:.1f} ms | {mark} |", flush=True)
+    return all_kept
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
@@ -149,6 +212,8 @@ def main() -> None:
         tokens = tokens_of(make(options.tokens * LETTERS_PER_TOKEN))
         read(tokens)
         print(row(name, [read(tokens) for _ in range(options.rounds)]), flush=True)
+    if not unclosed(options.rounds):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.cache.kinds import words_of  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
 from start_llm.engine.machinery import Machinery  # noqa: E402
 from start_llm.models.footprint import measure  # noqa: E402
@@ -63,6 +64,7 @@ FAMILIES = (
 )
 """Plain twice, experts, recurrent layers twice, windows twice, latent."""
 ROWS = 4
+CHUNK = 512
 TIGHT_TOKENS = 300
 FRESH_LOOP = 0.5
 MOST_DIFFERENCE = 1e-4
@@ -131,8 +133,8 @@ class Conversation:
         self._rng = rng
         self._account = account
         self._talkers = Talkers(rng)
-        self._engine = Cached(machinery, budget)
-        self._plain = Stepper(machinery)
+        self._engine = Cached(machinery, budget, longest_chunk=CHUNK)
+        self._plain = Stepper(machinery, longest_chunk=CHUNK)
 
     def play(self, rounds: int) -> None:
         """Raises whatever breaks."""
@@ -190,7 +192,7 @@ class Plan:
 def build(family: str, folder: Path) -> Machinery:
     """No token ends a reply: it is as long as it is asked to be."""
     model = load(tiny_models.build(family, folder, hidden=128, layers=2))
-    batches = measure(model).batches
+    batches = measure(model, words_of).batches
     return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), ROWS, batches)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from start_llm import __version__
+from start_llm.cache.kinds import words_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.configured import (
@@ -30,6 +31,7 @@ from start_llm.configured import (
     proxy_config,
     response_store,
     server_limits,
+    work_reserve,
 )
 from start_llm.core.errors import PortError
 from start_llm.core.family import Family
@@ -38,8 +40,11 @@ from start_llm.engine.cost import measure as measure_costs
 from start_llm.engine.engine import Engine
 from start_llm.engine.machinery import Machinery
 from start_llm.engine.pressure import shortage
+from start_llm.engine.self_test import BatchVerdict, check_batching
+from start_llm.engine.work import measure_work
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.served import own_url
+from start_llm.models.device import this_device, wire_memory
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import identity
@@ -86,6 +91,7 @@ class Ready:
     model: LoadedModel
     footprint: Footprint
     admission: Admission
+    verdict: BatchVerdict
 
 
 class App:
@@ -179,21 +185,27 @@ class App:
 
         def assemble() -> Machinery:
             model = load(folder)
-            footprint = measure(model)
+            wire_memory()
+            footprint = measure(model, words_of)
             layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
             costs = measure_costs(model.network, layers.fresh())
-            admitted = admission(self._settings, footprint.weights_bytes, costs)
-            loaded.append(Ready(model, footprint, admitted))
+            work = measure_work(model.network, layers)
+            reserve = work_reserve(self._settings, work.cost)
+            admitted = admission(self._settings, footprint.weights_bytes, costs, reserve)
+            verdict = check_batching(model.network, layers.fresh, self._settings.batch)
+            loaded.append(Ready(model, footprint, admitted, verdict))
             return Machinery(
                 cache=self._prompt_cache(model, footprint, layers, admitted.usable_bytes),
                 pace=pace(self._settings),
                 admission=admitted,
-                shortage=partial(shortage, memory_budget(self._settings)),
+                measured=work.chunks,
+                longest_chunk=partial(work.cost.longest, reserve),
+                shortage=partial(shortage, memory_budget(self._settings), this_device().lacking_bytes),
                 network=model.network,
                 token_bytes=model.tokenizer.token_bytes,
                 end_tokens=model.tokenizer.end_tokens,
                 most_rows=self._settings.batch,
-                batches=footprint.batches,
+                batches=verdict.batches,
             )
 
         engine = Engine(engine_config(self._settings), assemble, self._engine_metrics)
@@ -248,6 +260,7 @@ class App:
         status = Status(
             card=card,
             batch=self._settings.batch,
+            turns_because=ready.verdict.reason,
             requests=self._requests,
             engine=self._engine_metrics,
             cache=self._cache_metrics,
@@ -271,7 +284,7 @@ class App:
             leaving=self._leaving,
         )
         self._listener.open(site)
-        self._introduce(card, ready.footprint, family, preparer)
+        self._introduce(card, ready, family, preparer)
         return card
 
     def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:
@@ -304,7 +317,8 @@ class App:
             )
             self._proxy.start()
 
-    def _introduce(self, card: ModelCard, footprint: Footprint, family: Family, preparer: Preparer) -> None:
+    def _introduce(self, card: ModelCard, ready: Ready, family: Family, preparer: Preparer) -> None:
+        footprint = ready.footprint
         layers = ", ".join(f"{count} {kind}" for kind, count in footprint.layers.items())
         self._terminal.summary(
             [
@@ -315,7 +329,7 @@ class App:
                 ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
                 ("cache", _cache_told(self._cache_metrics)),
                 ("context", f"{card.context_window:,} tokens"),
-                ("batch", f"{self._settings.batch} at once" if footprint.batches else "rows take turns"),
+                ("batch", _batching_told(self._settings.batch, ready.verdict)),
                 ("trace", str(self._trace or "off")),
                 ("address", f"{self.url}/v1"),
             ]
@@ -336,6 +350,10 @@ def _size(count: int) -> str:
 
 def _cache_told(metrics: CacheMetrics) -> str:
     return f"up to {_size(metrics.budget_bytes)}" if metrics.budget_bytes else "off"
+
+
+def _batching_told(batch: int, verdict: BatchVerdict) -> str:
+    return f"{batch} at once" if verdict.batches else f"rows take turns: {verdict.reason}"
 
 
 def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:

@@ -20,8 +20,10 @@ from start_llm.engine.cost import Measured
 from start_llm.engine.engine import EngineConfig
 from start_llm.engine.machinery import Pace
 from start_llm.engine.pacing import LONGEST_CHUNK
+from start_llm.engine.work import WorkCost
 from start_llm.models import families
-from start_llm.models.footprint import Footprint, usable_memory
+from start_llm.models.device import this_device
+from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
 from start_llm.places import DEMO_MODEL, ROOT
 from start_llm.prompt.prepare import PromptPolicy
@@ -37,6 +39,8 @@ from start_llm.telemetry.trace import Trace, start_trace
 
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 _SMALLEST_PAGE = 256
+_WORK_SHARE = 0.08
+_LONG_CONTEXT = 65_536
 _HEADROOM = 0.05
 """Share of the memory for what nobody counts: allocators, sockets, texts."""
 
@@ -120,17 +124,29 @@ def page_size(settings: Settings) -> int:
 
 def memory_budget(settings: Settings) -> int:
     """Bytes for everything."""
-    return settings.memory if isinstance(settings.memory, int) else int(settings.memory * usable_memory())
+    return (
+        settings.memory
+        if isinstance(settings.memory, int)
+        else int(settings.memory * this_device().usable_bytes)
+    )
 
 
-def admission(settings: Settings, weights_bytes: int, costs: Measured) -> Admission:
+def work_reserve(settings: Settings, work: WorkCost) -> int:
+    """Bytes that are kept free for computing: a longest chunk's, behind a long context if that is affordable."""
+    most = int(_WORK_SHARE * memory_budget(settings))
+    return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
+
+
+def admission(settings: Settings, weights_bytes: int, costs: Measured, computing: int) -> Admission:
     """Who is let in.
+
+    Args:
+        computing: bytes that are kept free for it.
 
     Raises:
         ModelError: there is no memory for a single token.
     """
     budget = memory_budget(settings)
-    computing = costs.work_bytes * LONGEST_CHUNK
     usable = int(budget * (1 - _HEADROOM)) - weights_bytes - computing
     found = Admission(usable, costs.row)
     if found.longest < 1:

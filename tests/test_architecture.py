@@ -44,7 +44,7 @@ IMPORTED_BY: Mapping[str, frozenset[str]] = {
 }
 """Layers at the top: the only ones that may import them."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
-MLX_PLACES = ("engine", "models", "cache.layers", "cache.disk")
+MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.disk")
 
 type Sources = Mapping[str, str]
 """Dotted module name to source text."""

@@ -50,37 +50,63 @@ class Evictor:
     """Keeps a store within its limits. Whatever a running row stands on stays.
 
     Attributes:
+        beside_bytes: what running rows hold outside of their strands: in a batch.
         evicted: conversations, pages, checkpoints and strands that had to go.
     """
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
         self.limits = limits
+        self.beside_bytes = 0
         self.evicted = 0
 
-    def shrink(self, now: float, beside_bytes: int = 0, shortage: int = 0) -> bool:
+    def has_room_for(self, nbytes: int) -> bool:
+        """Whether so many bytes can be kept beside what runs, if all the rest went."""
+        return self._live.nbytes + nbytes <= (1 - _RESERVE) * self.limits.budget_bytes
+
+    @property
+    def _live(self) -> Weight:
+        return self._store.live_weight + Weight(self.beside_bytes)
+
+    def shrink(self, now: float, coming_bytes: int = 0, shortage: int = 0) -> bool:
         """Let go of what is beyond the limits. Returns whether anything went.
 
         Args:
-            beside_bytes: held by running rows outside of their strands: in a batch.
+            coming_bytes: that a row is about to take.
             shortage: bytes that have to go whatever the limits are.
         """
         before = self.evicted
-        live = self._store.live_weight + Weight(beside_bytes)
+        live = self._live + Weight(coming_bytes)
         self._drop_worst_checkpoints(now)
         if self.limits.unused_s:
             self._drop_unused(now, self.limits.unused_s)
         if self.limits.most_ends is not None:
             self._drop_ends_beyond(self.limits.most_ends)
-        if self._is_beyond(live, slack=_RESERVE):
+        if self._is_beyond(self._needed + live, slack=_RESERVE):
             self._relieve(now, live)
         if shortage:
             self._drop_worst(now, self._has_shrunk_by(shortage))
-        return self.evicted > before
+        return self._has_tidied(live, shortage) or self.evicted > before
+
+    @property
+    def _needed(self) -> Weight:
+        """What is kept, but for what can be cut off."""
+        return self._store.weight - Weight(self._store.loose_bytes)
+
+    def _has_tidied(self, live: Weight, shortage: int) -> bool:
+        """Cut off as much as the limits demand at once; the rest goes by and by."""
+
+        def is_enough() -> bool:
+            return not shortage and not self._is_beyond(self._store.weight + live, slack=_RESERVE)
+
+        if not self._store.loose_bytes or is_enough():
+            return False
+        self._store.tidy(is_enough)
+        return True
 
     def _has_shrunk_by(self, nbytes: int) -> Enough:
         target = self._store.weight.nbytes - nbytes
-        return lambda: self._store.weight.nbytes <= target
+        return lambda: self._needed.nbytes <= target
 
     def _relieve(self, now: float, live: Weight) -> None:
         """Memory is short: first what is old, then what is beyond a number, then the worst of the rest."""
@@ -132,10 +158,9 @@ class Evictor:
                 self.evicted += 1
 
     def _is_within(self, live: Weight) -> bool:
-        return not self._is_beyond(live, slack=_SLACK)
+        return not self._is_beyond(self._needed + live, slack=_SLACK)
 
-    def _is_beyond(self, live: Weight, slack: float) -> bool:
-        held = self._store.weight + live
+    def _is_beyond(self, held: Weight, slack: float) -> bool:
         too_many = held.arrays > (1 - slack) * self.limits.most_arrays
         return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
 

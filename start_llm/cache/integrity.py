@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand, page_key
+from start_llm.cache.pages import Checkpoint, Page, PageTree, Run, Strand, page_key
 
 _LONGEST_CHAIN = 100
 """Keys made from one another, where others had the same."""
@@ -18,9 +18,6 @@ def check_tree(tree: PageTree, strands: Sequence[Strand], checkpoints: Sequence[
     """Raises BrokenInvariant at the first contradiction."""
     pages = list(tree.pages())
     _demand(len(pages) == tree.count, "pages are counted wrongly")
-    own = [page.holder for page in pages if page.holder is not None and not isinstance(page.holder, Strand)]
-    _demand(sum(one.nbytes for one in own) == tree.own_bytes, "bytes of pages are counted wrongly")
-    _demand(sum(one.arrays for one in own) == tree.own_arrays, "arrays of pages are counted wrongly")
     for page in pages:
         _check_page(page, strands, tree.page_size)
     everywhere = [*pages, *tree.roots()]
@@ -36,10 +33,25 @@ def check_tree(tree: PageTree, strands: Sequence[Strand], checkpoints: Sequence[
         _check_strand(strand, tree.page_size)
     for checkpoint in checkpoints:
         _check_checkpoint(checkpoint, tree.page_size)
+    _check_runs(tree, pages)
 
 
 def _same(left: Sequence[object], right: Sequence[object]) -> bool:
     return sorted(map(id, left)) == sorted(map(id, right))
+
+
+def _check_runs(tree: PageTree, pages: Sequence[Page]) -> None:
+    runs: dict[Run, list[Page]] = {}
+    for page in sorted(pages, key=lambda one: one.end):
+        if isinstance(page.holder, Run):
+            runs.setdefault(page.holder, []).append(page)
+    _demand(_same(tree.runs, list(runs)), "a run is not counted, or one without pages is")
+    _demand(sum(run.stored.nbytes for run in runs) == tree.run_bytes, "bytes of runs are counted wrongly")
+    _demand(sum(run.stored.arrays for run in runs) == tree.run_arrays, "arrays of runs are counted wrongly")
+    for run, inside in runs.items():
+        _demand(list(run.pages.items()) == [(page.end, page) for page in inside], "a run has other pages")
+        _demand(run.stored.covers(*run.span), "a run does not hold its pages")
+    _demand(sum(run.loose_bytes for run in runs) == tree.loose_bytes, "what is loose is counted wrongly")
 
 
 def _check_page(page: Page, strands: Sequence[Strand], page_size: int) -> None:
@@ -76,6 +88,7 @@ def _check_strand(strand: Strand, page_size: int) -> None:
     for page in strand.path:
         _demand(page.parent is parent, "a strand's path has a gap")
         _demand(page.holder is not None, "a page of a strand is lost")
+        _demand(isinstance(page.holder, Strand), "a page of a strand is kept beside it")
         _demand(tuple(strand.tokens[page.start : page.end]) == page.tokens, "a strand has other tokens")
         parent = page
     left = len(strand.tokens) - strand.end_page.end

@@ -1,8 +1,7 @@
-"""What can be done with each kind of cache that mlx_lm's networks have: one table.
+"""The caches of one network: cut into pages, copied, put together again.
 
-A network has one cache for each layer, some of which hold several. Their *leaves* are of two sorts: *sliced*
-ones keep something for every token, which can be cut into pages and cut back to any length; *whole* ones keep
-a state that is only right at the position it was reached at, and can only be copied there.
+A network has one cache for each layer, some of which hold several. What can be done with the *leaves* depends
+on their class: `cache/kinds` has the table.
 
 Runs on the engine thread. What is given out to be kept is contiguous and evaluated: no lazy slice keeps a
 large buffer alive, and no array changes under its holder.
@@ -12,116 +11,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
+
+from start_llm.cache.arrays import Arrays, Borrowed, Cut, Part, Pieces, State, joined, own
+from start_llm.cache.kinds import Sliced, Whole, put_state, reuse_of
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc keeps what is freed between things that stay; MLX allocates with it on Linux (lesson 14)."""
 
 _SMALL_BYTES = 2**20
 """Beside more than this, the 16 KiB that `mx.contiguous` may leave are nothing."""
-
-type Arrays = tuple[mx.array, ...]
-"""Arrays of one leaf."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sliced:
-    """A leaf that keeps something for every token; axis -2 of each array counts tokens."""
-
-    arrays: Callable[[Any], Arrays]
-    fill: Callable[[Any, Arrays], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """A leaf that can only be copied: its arrays, and the numbers that say what they mean."""
-
-    arrays: Callable[[Any], Arrays]
-    numbers: Callable[[Any], tuple[int, ...]]
-    fill: Callable[[Any, Arrays, tuple[int, ...]], None]
-
-
-def _fill_plain(cache: Any, arrays: Arrays) -> None:
-    cache.keys, cache.values = arrays
-
-
-def _fill_quantised(cache: Any, arrays: Arrays) -> None:
-    cache.keys, cache.values = list(arrays[:3]), list(arrays[3:])
-
-
-def _in_order(cache: Any) -> Arrays:
-    """The last tokens of the window, oldest first. A long prefill chunk leaves more than a window behind."""
-    keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-    return keys[..., -cache.max_size :, :], values[..., -cache.max_size :, :]
-
-
-def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
-    cache.keys, cache.values = arrays
-    (cache.offset,) = numbers
-    cache._idx = cache.keys.shape[2]
-
-
-def _chunk(cache: Any) -> Arrays:
-    end = cache.offset - cache.start_position
-    return cache.keys[..., :end, :], cache.values[..., :end, :]
-
-
-def _fill_chunked(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
-    cache.keys, cache.values = arrays
-    cache.offset, cache.start_position = numbers
-
-
-def _fill_recurrent(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:  # noqa: ARG001 - it has none
-    cache.cache = list(arrays)
-
-
-_SLICED = {
-    "KVCache": _Sliced(lambda cache: (cache.keys, cache.values), _fill_plain),
-    "QuantizedKVCache": _Sliced(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
-}
-_WHOLE = {
-    "RotatingKVCache": _Whole(_in_order, lambda cache: (cache.offset,), _fill_rotating),
-    "ChunkedKVCache": _Whole(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
-    "ArraysCache": _Whole(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Some consecutive tokens of all sliced leaves."""
-
-    leaves: tuple[Arrays, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for leaf in self.leaves for array in leaf)
-
-    @property
-    def arrays(self) -> int:
-        return sum(len(leaf) for leaf in self.leaves)
-
-    def part(self, start: int, end: int) -> Cut:
-        """Tokens `start` to `end` of these; not copied."""
-        return Cut(tuple(tuple(array[..., start:end, :] for array in leaf) for leaf in self.leaves))
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """All whole leaves at one position."""
-
-    leaves: tuple[tuple[Arrays, tuple[int, ...]], ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for arrays, _ in self.leaves for array in arrays)
-
-    @property
-    def arrays(self) -> int:
-        return sum(len(arrays) for arrays, _ in self.leaves)
 
 
 class Layers:
@@ -139,10 +41,10 @@ class Layers:
     def __init__(self, network: Any, room: int = 256) -> None:
         self._network = network
         self._room = room
-        kinds = [_kind_name(leaf) for leaf in leaves(self.fresh())]
-        self.unknown = sorted({kind for kind in kinds if kind not in _SLICED and kind not in _WHOLE})
-        self.has_state = any(kind in _WHOLE for kind in kinds)
-        self.is_sliced = any(kind in _SLICED for kind in kinds)
+        known = [(leaf, reuse_of(leaf)) for leaf in leaves(self.fresh())]
+        self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
+        self.has_state = any(isinstance(reuse, Whole) for _, reuse in known)
+        self.is_sliced = any(isinstance(reuse, Sliced) for _, reuse in known)
 
     def fresh(self) -> list[Any]:
         """Empty caches, one for each entry that the network expects."""
@@ -150,9 +52,8 @@ class Layers:
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
         caches = make_prompt_cache(self._network)
-        for leaf in leaves(caches):
-            if type(leaf).__name__ in _SLICED:
-                leaf.step = self._room
+        for leaf, _ in _sliced(caches):
+            leaf.step = self._room
         return caches
 
     def settle(self, caches: Sequence[Any]) -> None:
@@ -168,45 +69,67 @@ class Layers:
         """Copies of tokens `start` to `end` of all sliced leaves."""
         cut = Cut(
             tuple(
-                tuple(_own(array[..., start:end, :]) for array in kind.arrays(leaf))
+                tuple(own(array[..., start:end, :]) for array in kind.arrays(leaf))
                 for leaf, kind in _sliced(caches)
             )
         )
         mx.eval([array for leaf in cut.leaves for array in leaf])
         return cut
 
-    def take_apart(self, caches: Sequence[Any], spans: Sequence[tuple[int, int]]) -> list[Cut]:
-        """Copies of these spans of tokens. Leaf by leaf, the caches are emptied: little is there twice."""
-        columns = [_emptied(leaf, kind, spans) for leaf, kind in _sliced(caches)]
-        return [Cut(tuple(column[index] for column in columns)) for index in range(len(spans))]
+    def borrow(self, caches: Sequence[Any], start: int, end: int) -> Part:
+        """Views of tokens `start` to `end` of all sliced leaves, which nobody holds once they are taken."""
+        return Borrowed([leaf] for leaf in self.view(caches, start, end).leaves)
+
+    def cut_out(self, caches: Sequence[Any], start: int, end: int) -> Pieces:
+        """Copies of tokens `start` to `end` of all sliced leaves, at their positions."""
+        return Pieces(self.cut(caches, start, end).leaves, start)
+
+    def give_up(self, caches: Sequence[Any]) -> Pieces:
+        """The very arrays of all sliced leaves, which the caches no longer have."""
+        sliced = _sliced(caches)
+        pieces = Pieces([kind.arrays(leaf) for leaf, kind in sliced])
+        for leaf, _ in sliced:
+            leaf.keys = leaf.values = None
+        return pieces
 
     def state(self, caches: Sequence[Any]) -> State:
         """Copies of all whole leaves as they are now."""
         state = State(
             tuple(
-                (tuple(_own(array) for array in kind.arrays(leaf)), kind.numbers(leaf))
+                (tuple(own(array) for array in kind.arrays(leaf)), kind.numbers(leaf))
                 for leaf, kind in _whole(caches)
             )
         )
         mx.eval([array for arrays, _ in state.leaves for array in arrays])
         return state
 
-    def assemble(self, cuts: Sequence[Cut], state: State | None, length: int) -> list[Any]:
-        """Caches that hold `length` tokens: the cuts one behind the other, and the state at their end."""
+    def assemble(
+        self,
+        parts: Sequence[Part],
+        state: State | None,
+        length: int,
+        copied: Callable[[int], None] = lambda _: None,
+    ) -> list[Any]:
+        """Caches that hold `length` tokens: the parts one behind the other, and the state at their end.
+
+        Args:
+            copied: called with the number of a leaf that has been copied: what it was copied from can go.
+        """
         caches = self.fresh()
         for index, (leaf, kind) in enumerate(_sliced(caches)):
-            columns = zip(*(cut.leaves[index] for cut in cuts), strict=True)
-            kind.fill(leaf, tuple(_one_behind_the_other(parts) for parts in columns))
+            kind.fill(leaf, _put_together(parts, index))
             leaf.offset = length
+            copied(index)
         if state is not None:
             self.set_state(caches, state)
-        mx.eval([leaf.state for leaf in leaves(caches)])
         return caches
 
     def set_state(self, caches: Sequence[Any], state: State) -> None:
         """Put whole leaves back to a state. They get arrays of their own: some write into theirs."""
         for (leaf, kind), (arrays, numbers) in zip(_whole(caches), state.leaves, strict=True):
-            kind.fill(leaf, tuple(mx.array(array) for array in arrays), numbers)
+            copies = tuple(mx.array(array) for array in arrays)
+            mx.eval(copies)
+            kind.fill(leaf, copies, numbers)
 
     def trim(self, caches: Sequence[Any], length: int) -> None:
         """Forget what sliced leaves hold beyond `length` tokens."""
@@ -233,9 +156,10 @@ class Layers:
         states = [leaf.state for leaf in leaves(caches) if not leaf.empty()]
         return sum(isinstance(value, mx.array) for _, value in tree_flatten(states))
 
-    def sliced_nbytes(self, caches: Sequence[Any]) -> int:
-        """Bytes of the sliced leaves alone."""
-        return sum(leaf.nbytes for leaf, _ in _sliced(caches) if not leaf.empty())
+    def token_bytes(self, caches: Sequence[Any]) -> int:
+        """Bytes of each token in the sliced leaves."""
+        filled = (kind.arrays(leaf) for leaf, kind in _sliced(caches) if not leaf.empty())
+        return sum(array.nbytes // array.shape[-2] for arrays in filled for array in arrays)
 
 
 def settle(caches: Sequence[Any]) -> None:
@@ -245,35 +169,23 @@ def settle(caches: Sequence[Any]) -> None:
     """
     for leaf in leaves(caches):
         if not leaf.empty():
-            leaf.state = tree_map(_let_go, leaf.state)
+            put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
 
 
-def _emptied(leaf: Any, kind: _Sliced, spans: Sequence[tuple[int, int]]) -> list[Arrays]:
-    arrays = kind.arrays(leaf)
-    parts = [tuple(_own(array[..., start:end, :]) for array in arrays) for start, end in spans]
-    mx.eval(parts)
-    leaf.keys = leaf.values = None
-    return parts
-
-
-def _own(array: mx.array) -> mx.array:
-    """A copy in memory of its own. `mx.contiguous` makes none where that would save 16 KiB at most."""
-    axis = next((axis for axis, size in enumerate(array.shape) if size > 1), None)
-    if axis is None:
-        return mx.contiguous(array)
-    return mx.concatenate(list(mx.split(array, [1], axis=axis)), axis=axis)
+def _put_together(parts: Sequence[Part], index: int) -> Arrays:
+    """One leaf of all parts, copied."""
+    columns = zip(*(arrays for part in parts for arrays in part.take(index)), strict=True)
+    whole = tuple(joined(column) for column in columns)
+    mx.eval(whole)
+    return whole
 
 
 def _let_go(value: Any) -> Any:
     """What is large, and no view of something much larger, is not copied."""
     if not isinstance(value, mx.array):
         return value
-    return _own(value) if value.nbytes < _SMALL_BYTES else mx.contiguous(value)
-
-
-def _one_behind_the_other(parts: Sequence[mx.array]) -> mx.array:
-    return mx.concatenate(list(parts), axis=-2) if len(parts) > 1 else _own(parts[0])
+    return own(value) if value.nbytes < _SMALL_BYTES else mx.contiguous(value)
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -285,15 +197,15 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _kind_name(leaf: Any) -> str:
-    """The class; a window that keeps its first tokens for good has no row."""
+def _told(leaf: Any) -> str:
+    """The class; a window that keeps its first tokens for good is another one."""
     name = type(leaf).__name__
     return f"{name}(keep={leaf.keep})" if getattr(leaf, "keep", 0) else name
 
 
-def _sliced(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:
-    return [(leaf, _SLICED[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _SLICED]
+def _sliced(caches: Sequence[Any]) -> list[tuple[Any, Sliced]]:
+    return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), Sliced)]
 
 
-def _whole(caches: Sequence[Any]) -> list[tuple[Any, _Whole]]:
-    return [(leaf, _WHOLE[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _WHOLE]
+def _whole(caches: Sequence[Any]) -> list[tuple[Any, Whole]]:
+    return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), Whole)]

@@ -1,13 +1,13 @@
-"""The tree of everything computed: pages of tokens, whose KV lies in arrays of their own or in a strand.
+"""The tree of everything computed: pages of tokens, whose KV lies in a strand or in a run.
 
     root ── page ── page ── page ──── a strand that holds these pages in its contiguous caches
-              └──── page ── page      pages with arrays of their own
+              └──── page ── page      a run that holds these
 
 A *strand* is one sequence's contiguous caches: those of a running row, or of a finished one that waits to be
-handed to the next turn without a copy. Pages know their tokens; a hash only finds a candidate, equal tokens
-accept it.
+handed to the next turn without a copy. A *run* is what is left of a strand that is none any more. Pages know
+their tokens; a hash only finds a candidate, equal tokens accept it.
 
-Owned by the engine thread. Arrays are opaque here: `Cut` and `State` of `cache.layers`, or anything in tests.
+Owned by the engine thread. Arrays are opaque here: those of `cache.arrays`, or anything in tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Stored(Protocol):
@@ -27,6 +27,48 @@ class Stored(Protocol):
 
     @property
     def arrays(self) -> int: ...
+
+
+class Divisible(Stored, Protocol):
+    """Arrays of consecutive tokens, by leaf; see `cache.arrays.Pieces`."""
+
+    @property
+    def token_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def covers(self, start: int, end: int) -> bool: ...
+
+    def part(self, start: int, end: int) -> Any: ...
+
+    def is_neat(self, index: int, start: int, end: int) -> bool: ...
+
+    def keep(self, index: int, start: int, end: int) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """Arrays in which consecutive pages lie, at their own positions. More than these may still be in them.
+
+    Attributes:
+        pages: by their ends, in order.
+    """
+
+    stored: Divisible
+    pages: dict[int, Page] = field(default_factory=dict[int, "Page"])
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Positions of the first token and behind the last one; nothing if no page is left."""
+        if not self.pages:
+            return 0, 0
+        return next(iter(self.pages.values())).start, next(reversed(self.pages))
+
+    @property
+    def loose_bytes(self) -> int:
+        """What goes when the arrays are cut back to the pages."""
+        start, end = self.span
+        return self.stored.nbytes - self.stored.token_bytes * (end - start)
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +142,7 @@ class Page:
     Attributes:
         key: hash over the salt and all tokens up to the end of this page.
         end: tokens up to the end of this page.
-        holder: the arrays, or the strand in whose caches they lie. None: lost (and at the root, nothing).
+        holder: where its tokens lie. None: they are lost (and at the root, there are none).
         by_first_token: the children again.
         strands: those whose last full page this is.
     """
@@ -109,7 +151,7 @@ class Page:
     parent: Page | None
     tokens: tuple[int, ...]
     end: int
-    holder: Stored | Strand | None
+    holder: Run | Strand | None
     last_used: float = 0
     uses: int = 1
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
@@ -130,18 +172,37 @@ class Page:
         yield from self.by_first_token.get(tokens[0], ()) if tokens else ()
 
 
+class _Counted(NamedTuple):
+    """What is counted of a run."""
+
+    nbytes: int = 0
+    arrays: int = 0
+    loose_bytes: int = 0
+
+
 class PageTree:
-    """Roots by salt; each a tree of pages of `page_size` tokens."""
+    """Roots by salt; each a tree of pages of `page_size` tokens.
+
+    Attributes:
+        run_bytes, run_arrays: of the runs in which pages lie.
+        loose_bytes: of these, what no page lies in.
+        untidy: runs that may hold more than their pages need, or in pieces that are too long.
+        rejected_keys: candidates with the right key and other tokens.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.own_bytes = 0
-        self.own_arrays = 0
-        """Bytes and arrays of pages that lie in no strand."""
+        self.run_bytes = self.run_arrays = self.loose_bytes = 0
+        self.untidy: dict[Run, None] = {}
         self.count = 0
         self.rejected_keys = 0
-        """Candidates with the right key and other tokens."""
         self._roots: dict[bytes, Page] = {}
+        self._runs: dict[Run, _Counted] = {}
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those in which pages lie."""
+        return list(self._runs)
 
     def root(self, salt: bytes) -> Page:
         """Where the pages of a salt begin. A new one takes the place of all that have nothing behind them."""
@@ -178,7 +239,7 @@ class PageTree:
             page = next((one for one in parent.beginning_like(tokens) if one.tokens == tokens), None)
         return key, page
 
-    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Stored | Strand, now: float) -> Page:
+    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Run | Strand, now: float) -> Page:
         """The page of `tokens` behind `parent`: the one that is there, or a new one of this holder.
 
         A shorter page that says nothing more goes.
@@ -200,13 +261,28 @@ class PageTree:
         self.hold(page, holder)
         return page
 
-    def hold(self, page: Page, holder: Stored | Strand | None) -> None:
-        """Say where the arrays of a page are from now on."""
-        for holds, sign in ((page.holder, -1), (holder, 1)):
-            if holds is not None and not isinstance(holds, Strand):
-                self.own_bytes += sign * holds.nbytes
-                self.own_arrays += sign * holds.arrays
-        page.holder = holder
+    def hold(self, page: Page, holder: Run | Strand | None) -> None:
+        """Say where the tokens of a page lie from now on. Pages come into a run in order."""
+        before, page.holder = page.holder, holder
+        if before is holder:
+            return
+        if isinstance(before, Run):
+            del before.pages[page.end]
+            self.weigh(before)
+        if isinstance(holder, Run):
+            holder.pages[page.end] = page
+            self.weigh(holder)
+
+    def weigh(self, run: Run) -> None:
+        """Count a run whose pages or arrays are others than before. One without pages counts no more."""
+        before, after = self._runs.pop(run, _Counted()), _Counted()
+        self.untidy.pop(run, None)
+        if run.pages:
+            after = _Counted(run.stored.nbytes, run.stored.arrays, run.loose_bytes)
+            self._runs[run], self.untidy[run] = after, None
+        self.run_bytes += after.nbytes - before.nbytes
+        self.run_arrays += after.arrays - before.arrays
+        self.loose_bytes += after.loose_bytes - before.loose_bytes
 
     def remove(self, page: Page) -> Page:
         """Forget a page that has nothing behind it. Returns the nearest one in front of it that stays."""

@@ -10,10 +10,7 @@ from start_llm.cache.pages import Checkpoint, Page, Strand, common_length
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where tokens `start` to `end` of the sliced leaves come from.
-
-    `holder` is a page, a strand in whose caches they lie at the same positions, or a checkpoint's tail.
-    """
+    """A page, a strand or a checkpoint's tail that has tokens `start` to `end`, behind the full pages."""
 
     holder: Page | Strand | Checkpoint
     start: int
@@ -26,15 +23,16 @@ class Plan:
 
     Attributes:
         path: the full pages within `length`.
-        hand_over: a resting strand whose caches are taken as they are, and trimmed to `length`; None: copies.
-        sources: what copies are made of, in order.
+        hand_over: a resting strand whose caches are taken as they are, and trimmed to `length`; None: copies
+            are made of the pages and the tail.
+        tail: what is behind the pages; None: nothing.
         checkpoint: gives the state of whole leaves; None if there are none, or if the strand has it.
     """
 
     length: int = 0
     path: tuple[Page, ...] = ()
     hand_over: Strand | None = None
-    sources: tuple[Source, ...] = ()
+    tail: Source | None = None
     checkpoint: Checkpoint | None = None
 
 
@@ -87,8 +85,7 @@ def _plan(path: list[Page], tail: Source, length: int, ids: tuple[int, ...]) -> 
     strand = _giver(path, tail, length, ids)
     if strand is not None:
         return Plan(length, tuple(path), hand_over=strand)
-    sources = _joined([*(Source(page, page.start, page.end) for page in path), tail])
-    return Plan(length, tuple(path), sources=sources)
+    return Plan(length, tuple(path), tail=tail if tail.start < tail.end else None)
 
 
 def _giver(path: list[Page], tail: Source, length: int, ids: tuple[int, ...]) -> Strand | None:
@@ -102,22 +99,6 @@ def _may_give(strand: Strand, length: int, ids: tuple[int, ...]) -> bool:
     if strand.is_live or length < strand.shared_to or length > len(strand.tokens):
         return False
     return tuple(strand.tokens[:length]) == ids[:length]
-
-
-def _joined(sources: list[Source]) -> tuple[Source, ...]:
-    """Neighbours that lie in one strand become one slice of it."""
-    joined: list[Source] = []
-    for source in sources:
-        if source.start == source.end:
-            continue
-        holder = source.holder
-        if isinstance(holder, Page) and isinstance(holder.holder, Strand):
-            holder = holder.holder
-        if joined and isinstance(holder, Strand) and joined[-1].holder is holder:
-            joined[-1] = Source(holder, joined[-1].start, source.end)
-        else:
-            joined.append(Source(holder, source.start, source.end))
-    return tuple(joined)
 
 
 def _deepest_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
@@ -152,4 +133,4 @@ def _kept(page: Page, rest: tuple[int, ...]) -> Iterator[Checkpoint]:
 def _from_checkpoint(path: list[Page], checkpoint: Checkpoint, ids: tuple[int, ...]) -> Plan:
     tail = Source(checkpoint, checkpoint.page.end, checkpoint.position)
     plan = _plan(path, tail, checkpoint.position, ids)
-    return Plan(plan.length, plan.path, plan.hand_over, plan.sources, checkpoint)
+    return Plan(plan.length, plan.path, plan.hand_over, plan.tail, checkpoint)

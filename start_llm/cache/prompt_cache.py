@@ -2,7 +2,7 @@
 
     open       what is known of a prompt, as caches that go on from there
     grew       a chunk was computed: its pages can be shared from now on
-    close      the row is gone: its caches rest, or are cut into pages
+    close      the row is gone: its caches rest, or become a run
     shrink     back within the limits
 
 Owned by the engine thread.
@@ -14,14 +14,15 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from start_llm.cache.checkpoints import places, superseded
 from start_llm.cache.eviction import Evictor, Limits
-from start_llm.cache.layers import Cut, Layers, State
+from start_llm.cache.layers import Layers
 from start_llm.cache.ledger import Ledger
 from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
-from start_llm.cache.plan import Plan, Source, kept_length, plan_restore
+from start_llm.cache.plan import Plan, kept_length, plan_restore
+from start_llm.cache.restore import Restorer
 from start_llm.cache.store import Store
 from start_llm.core.events import Miss, Restored
 from start_llm.telemetry.metrics import CacheMetrics
@@ -63,7 +64,6 @@ class PromptCache:
         clock: seconds.
 
     Attributes:
-        beside_bytes: what running rows hold outside of their strands: a batch.
         keeps: what is computed can be had again.
     """
 
@@ -80,10 +80,10 @@ class PromptCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity
-        self.beside_bytes = 0
         self._layers = layers
         self._store = Store(layers, page_size)
         self._evictor = Evictor(self._store, limits)
+        self._restorer = Restorer(layers, self._store, self._evictor, self._make_room)
         self._ledger = Ledger(page_size)
         self._metrics = metrics
         self._clock = clock
@@ -114,14 +114,14 @@ class PromptCache:
         now, root = self._clock(), self._root(salt)
         found = self._find(root, ids, boundaries, told)
         plan = found.plan
-        strand = self._taken(plan, root) if plan.hand_over else self._copied(plan, root, ids)
-        self._use(strand, plan, now)
+        self._use(plan, now)
+        strand = self._restorer.restore(plan, root, ids)
+        strand.last_used = now
         strand.boundaries = _ends(ids, boundaries)
         prompt_end = strand.boundaries[-1] if strand.boundaries else prompt_length - 1
         strand.shared_to = max(strand.shared_to, prompt_end)
         strand.prompt_length = prompt_length
         strand.known = found.restored.known
-        self._store.admit(strand)
         return Opened(strand, self._stops(strand, found.matched), found.restored), plan
 
     def peek(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Restored:
@@ -159,42 +159,7 @@ class PromptCache:
         deepest = len(matched) * self._store.tree.page_size
         return tuple(places(strand.boundaries, len(strand.tokens), strand.prompt_length, deepest))
 
-    def _taken(self, plan: Plan, root: Page) -> Strand:
-        """A resting strand's own caches, without a copy. What it has behind `length` is saved or gone."""
-        given = cast("Strand", plan.hand_over)
-        with self._store.nothing_by_halves(given):
-            self._store.forget(given)
-            self._store.cut_off(given, plan.length)
-            if plan.checkpoint:
-                self._layers.set_state(given.caches, cast("State", plan.checkpoint.state))
-        if plan.length < len(given.tokens):
-            self._layers.trim(given.caches, plan.length)
-        given.tokens = given.tokens[: plan.length]
-        given.path = list(plan.path)
-        given.root, given.is_live = root, True
-        return given
-
-    def _copied(self, plan: Plan, root: Page, ids: tuple[int, ...]) -> Strand:
-        if not plan.length:
-            return Strand(self._layers.fresh(), root)
-        cuts = [self._cut_of(source) for source in plan.sources]
-        state = cast("State", plan.checkpoint.state) if plan.checkpoint else None
-        caches = self._layers.assemble(cuts, state, plan.length)
-        return Strand(caches, root, list(ids[: plan.length]), list(plan.path))
-
-    def _cut_of(self, source: Source) -> Cut:
-        holder = source.holder
-        if isinstance(holder, Checkpoint):
-            return cast("Cut", holder.tail_cut).part(0, source.end - source.start)
-        if isinstance(holder, Strand):
-            return self._layers.view(holder.readable(), source.start, source.end)
-        if isinstance(holder.holder, Strand):
-            return self._layers.view(holder.holder.readable(), source.start, source.end)
-        whole = cast("Cut", holder.holder)
-        return whole.part(source.start - holder.start, source.end - holder.start)
-
-    def _use(self, strand: Strand, plan: Plan, now: float) -> None:
-        strand.last_used = now
+    def _use(self, plan: Plan, now: float) -> None:
         for page in plan.path:
             page.last_used, page.uses = now, page.uses + 1
         if plan.checkpoint:
@@ -226,13 +191,13 @@ class PromptCache:
 
     def _keep_state(self, strand: Strand) -> None:
         checkpoint = self._store.keep_state(strand)
-        while checkpoint and (poor := self._superseded(checkpoint, strand)):
+        while checkpoint and (poor := self._superseded(checkpoint)):
             self._store.drop_checkpoint(poor)
 
-    def _superseded(self, checkpoint: Checkpoint, strand: Strand) -> Checkpoint | None:
+    def _superseded(self, checkpoint: Checkpoint) -> Checkpoint | None:
         return superseded(
             checkpoint,
-            self._store.bytes_per_token(strand),
+            self._store.token_bytes,
             is_short=self._store.checkpoint_weight.nbytes > self._evictor.limits.checkpoint_bytes / 2,
         )
 
@@ -269,9 +234,35 @@ class PromptCache:
         Args:
             shortage: bytes to let go of beyond that, as far as there is anything that may go.
         """
-        if self._evictor.shrink(self._clock(), self.beside_bytes, shortage):
-            self._layers.release()
+        self._shrink(shortage=shortage)
         self._note_kept()
+
+    def _make_room(self, nbytes: int) -> None:
+        """For what a row is about to take."""
+        self._shrink(coming=nbytes)
+
+    def _shrink(self, coming: int = 0, shortage: int = 0) -> None:
+        if self._evictor.shrink(self._clock(), coming, shortage):
+            self._layers.release()
+
+    def tidy(self, budget_s: float) -> None:
+        """Cut runs back to their pages, and into short pieces: one leaf, and more while there is time.
+
+        What this gives back counts until then. For every step, so that none has to do all of it.
+        """
+        if self._store.tree.untidy:
+            end = time.perf_counter() + budget_s
+            self._store.tidy(lambda: time.perf_counter() >= end)
+            self._note_kept()
+
+    @property
+    def beside_bytes(self) -> int:
+        """What running rows hold outside of their strands: a batch."""
+        return self._evictor.beside_bytes
+
+    @beside_bytes.setter
+    def beside_bytes(self, nbytes: int) -> None:
+        self._evictor.beside_bytes = nbytes
 
     @property
     def room_bytes(self) -> int:
@@ -387,4 +378,7 @@ class NoReuse:
         strand.take_back([])
 
     def shrink(self, shortage: int = 0) -> None:
+        pass
+
+    def tidy(self, budget_s: float) -> None:
         pass

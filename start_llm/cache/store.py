@@ -1,4 +1,4 @@
-"""Everything that is kept: pages, strands, checkpoints, and what they weigh.
+"""Everything that is kept: pages, strands, runs, checkpoints, and what they weigh.
 
 Owned by the engine thread. What is computed where, and what goes when, is decided elsewhere.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from start_llm.cache.integrity import BrokenInvariant, check_tree
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Stored, Strand
+from start_llm.cache.pages import Checkpoint, Page, PageTree, Run, Stored, Strand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from start_llm.cache.arrays import Part, State
     from start_llm.cache.layers import Layers
 
 
@@ -34,11 +36,19 @@ class Weight:
 
 
 class Store:
-    """Pages, strands and checkpoints of one network."""
+    """Pages, strands, runs and checkpoints of one network.
+
+    A page on the path of a strand lies in this strand or in another one, never in a run: what a row needs is
+    not kept beside it.
+
+    Attributes:
+        token_bytes: of each token in the sliced leaves; 0 until some are seen.
+    """
 
     def __init__(self, layers: Layers, page_size: int) -> None:
         self.layers = layers
         self.tree = PageTree(page_size)
+        self.token_bytes = 0
         self._strands: dict[int, Strand] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
         self._resting: dict[int, Weight] = {}
@@ -57,7 +67,13 @@ class Store:
 
     @property
     def pages_weight(self) -> Weight:
-        return Weight(self.tree.own_bytes, self.tree.own_arrays)
+        """Of runs, with what is still to be cut off them."""
+        return Weight(self.tree.run_bytes, self.tree.run_arrays)
+
+    @property
+    def loose_bytes(self) -> int:
+        """Of runs, what no page lies in; `tidy` lets it go."""
+        return self.tree.loose_bytes
 
     @property
     def resting_weight(self) -> Weight:
@@ -70,7 +86,7 @@ class Store:
     @property
     def live_weight(self) -> Weight:
         """Of strands whose rows run; they grow all the time."""
-        live = (self._weight(one.caches) for one in self._strands.values() if one.is_live)
+        live = (self.weight_of(one) for one in self._strands.values() if one.is_live)
         return sum(live, Weight())
 
     @property
@@ -78,8 +94,8 @@ class Store:
         """Of everything but live strands."""
         return self.pages_weight + self._resting_weight + self._checkpoint_weight
 
-    def _weight(self, caches: list[Any]) -> Weight:
-        return Weight(self.layers.nbytes(caches), self.layers.arrays(caches))
+    def weight_of(self, strand: Strand) -> Weight:
+        return Weight(self.layers.nbytes(strand.caches), self.layers.arrays(strand.caches))
 
     # ----------------------------------------------------------------------------------------------- strands
 
@@ -96,14 +112,18 @@ class Store:
         while len(strand.tokens) - strand.end_page.end >= size:
             start = strand.end_page.end
             block = tuple(strand.tokens[start : start + size])
-            strand.path.append(self.tree.insert(strand.end_page, block, strand, strand.last_used))
+            page = self.tree.insert(strand.end_page, block, strand, strand.last_used)
+            if isinstance(page.holder, Run):
+                self.tree.hold(page, strand)
+            strand.path.append(page)
         strand.end_page.strands.append(strand)
+        self.token_bytes = self.token_bytes or self.layers.token_bytes(strand.caches)
         return strand.path[before:]
 
     def rest(self, strand: Strand) -> None:
         """The row is gone; the caches wait for the next turn."""
         strand.is_live = False
-        self._resting[id(strand)] = weight = self._weight(strand.caches)
+        self._resting[id(strand)] = weight = self.weight_of(strand)
         self._resting_weight += weight
 
     def forget(self, strand: Strand) -> None:
@@ -113,33 +133,82 @@ class Store:
         self._resting_weight -= self._resting.pop(id(strand), Weight())
         strand.end_page.strands.remove(strand)
 
+    def assemble(self, strand: Strand, tail: Part | None, state: State | None, length: int) -> None:
+        """Fill the caches of an admitted strand from the pages on its path, and with what is behind them.
+
+        Pages that lie in runs lie in the strand from now on. What they were copied from goes leaf by leaf, so
+        that little is there twice. If that fails half way, these pages are lost with the strand.
+        """
+        parts = [self.part(*stretch) for stretch in _stretches(strand.path)] + ([tail] if tail else [])
+        moving = [(page, page.holder) for page in strand.path if isinstance(page.holder, Run)]
+        runs = list(dict.fromkeys(run for _, run in moving))
+        for page, _ in moving:
+            self.tree.hold(page, strand)
+
+        def cut_back(index: int) -> None:
+            for run in runs:
+                run.stored.keep(index, *run.span)
+
+        try:
+            strand.caches = self.layers.assemble(parts, state, length, cut_back)
+        finally:
+            for run in runs:
+                self.tree.weigh(run)
+
+    def part(self, holder: Run | Strand, start: int, end: int) -> Part:
+        """Views of what a run or a strand has between these positions."""
+        if isinstance(holder, Run):
+            return holder.stored.part(start, end)
+        return self.layers.borrow(holder.readable(), start, end)
+
     def cut_off(self, strand: Strand, length: int) -> None:
-        """Pages of the strand behind `length` lose their arrays: copy those that others build on."""
-        for page in reversed(self._held(strand)):
-            if page.end <= length:
-                return
-            if page.is_leaf:
-                self.tree.remove(page)
-            else:
-                self.tree.hold(page, self.layers.cut(strand.caches, page.start, page.end))
+        """Pages behind `length` of a forgotten strand lose their arrays: copy those that others build on."""
+        behind = [page for page in self._held(strand) if page.end > length]
+        while behind and behind[-1].is_leaf:
+            self.tree.remove(behind.pop())
+        self._move_to_others(behind)
+        if left := [page for page in behind if page.holder is strand]:
+            run = Run(self.layers.cut_out(strand.caches, left[0].start, left[-1].end))
+            for page in left:
+                self.tree.hold(page, run)
 
     def dissolve(self, strand: Strand) -> None:
-        """Cut what only this strand holds into pages, and let its caches go."""
+        """Let what only this strand holds lie in a run of its arrays, and the strand go."""
         with self.nothing_by_halves(strand):
             if self.layers.has_state and strand.tokens:
                 self.keep_state(strand)
             tail = None if self.layers.has_state else self._tail(strand)
-            held = self._held(strand)
-            spans = [(page.start, page.end) for page in held]
+            self.forget(strand)
+            self._give_up(strand, tail)
+
+    def _give_up(self, strand: Strand, tail: tuple[int, ...] | None = None) -> None:
+        """Put the arrays of a forgotten strand into a run, as they are, if pages or a tail need them."""
+        self._move_to_others(self._held(strand))
+        held = self._held(strand)
+        if held or tail:
+            run = Run(self.layers.give_up(strand.caches))
+            for page in held:
+                self.tree.hold(page, run)
             if tail:
-                spans.append((len(strand.tokens) - len(tail), len(strand.tokens)))
-            cuts = self.layers.take_apart(strand.caches, spans)
-            for page, cut in zip(held, cuts, strict=False):
-                self.tree.hold(page, cut)
-            if tail:
-                self.tree.insert(strand.end_page, tail, cuts[-1], strand.last_used)
-        self.forget(strand)
+                self.tree.insert(strand.end_page, tail, run, strand.last_used)
         strand.take_back([])
+
+    def _move_to_others(self, pages: list[Page]) -> None:
+        """Let pages lie in other strands whose caches hold them too."""
+        for page in pages:
+            if other := self._other_holder(page):
+                self.tree.hold(page, other)
+
+    def tidy(self, is_enough: Callable[[], bool]) -> None:
+        """Cut runs back to their pages, and long pieces of them to short ones, one leaf after the other."""
+        for run in list(self.tree.untidy):
+            for index in range(len(run.stored)):
+                if not run.stored.is_neat(index, *run.span):
+                    run.stored.keep(index, *run.span)
+                    self.tree.weigh(run)
+                    if is_enough():
+                        return
+            self.tree.untidy.pop(run, None)
 
     def _held(self, strand: Strand) -> list[Page]:
         """Pages that lie in this strand. Those in front of them may lie elsewhere."""
@@ -187,7 +256,8 @@ class Store:
     def _other_holder(self, page: Page) -> Strand | None:
         """Another strand in whose caches the page's tokens lie too."""
         place = page.end // self.tree.page_size - 1
-        return next((one for one in self._strands.values() if page in one.path[place : place + 1]), None)
+        filled = (one for one in self._strands.values() if one.caches or one.lent)
+        return next((one for one in filled if page in one.path[place : place + 1]), None)
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
@@ -237,10 +307,6 @@ class Store:
             page = self.tree.remove(page)
         return page
 
-    def bytes_per_token(self, strand: Strand) -> float:
-        """Of what is kept for every token."""
-        return self.layers.sliced_nbytes(strand.caches) / max(len(strand.tokens), 1)
-
     # ------------------------------------------------------------------------------------------ what may go
 
     def may_go(self, one: Strand | Checkpoint | Page) -> bool:
@@ -259,7 +325,7 @@ class Store:
         yield from (page for page in self.tree.pages() if self.may_go(page))
 
     def drop(self, victim: Strand | Checkpoint | Page) -> list[Checkpoint | Page]:
-        """Let one go. Returns what can go next because of it. A strand is cut into pages first."""
+        """Let one go. Returns what can go next because of it. Of a strand, its pages stay."""
         match victim:
             case Strand():
                 self.dissolve(victim)
@@ -290,16 +356,7 @@ class Store:
                 self.tree.remove(page)
             page = page.parent
         if isinstance(end, Strand):
-            self._cut_what_is_left(end)
-
-    def _cut_what_is_left(self, strand: Strand) -> None:
-        """Pages of a forgotten strand that others stand on."""
-        with self.nothing_by_halves(strand):
-            held = self._held(strand)
-            cuts = self.layers.take_apart(strand.caches, [(page.start, page.end) for page in held])
-            for page, cut in zip(held, cuts, strict=True):
-                self.tree.hold(page, cut)
-        strand.take_back([])
+            self._give_up(end)
 
     # --------------------------------------------------------------------------------------------- integrity
 
@@ -309,7 +366,7 @@ class Store:
         resting = [one for one in self.strands if not one.is_live]
         pages = {id(one.page): one.page for one in self.checkpoints}
         for weight, parts in (
-            (self._resting_weight, [self._weight(one.caches) for one in resting]),
+            (self._resting_weight, [self.weight_of(one) for one in resting]),
             (self._checkpoint_weight, [_checkpoint_weight(page) for page in pages.values()]),
         ):
             if weight != sum(parts, Weight()):
@@ -318,6 +375,14 @@ class Store:
             length = self.layers.length(strand.caches)
             if length not in (None, len(strand.tokens)):
                 raise BrokenInvariant(f"a strand of {len(strand.tokens)} tokens holds {length}")
+
+
+def _stretches(path: list[Page]) -> Iterator[tuple[Run | Strand, int, int]]:
+    """Where the pages lie: each run or strand, and between which positions in it."""
+    for _, group in groupby(path, key=lambda page: id(page.holder)):
+        pages = list(group)
+        if pages[0].holder is not None:
+            yield pages[0].holder, pages[0].start, pages[-1].end
 
 
 def _checkpoint_weight(page: Page) -> Weight:

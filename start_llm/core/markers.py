@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 
 def longest_beginning(text: str, markers: Sequence[str]) -> int:
     """Length of the longest tail of `text` that is a proper beginning of a marker: what must be held back."""
-    longest = min(len(text), max((len(marker) for marker in markers), default=0) - 1)
-    for length in range(longest, 0, -1):
-        tail = text[len(text) - length :]
-        if any(len(marker) > length and marker.startswith(tail) for marker in markers):
-            return length
-    return 0
+    longest = max((len(marker) for marker in markers), default=0) - 1
+    match = _beginning_of_any(tuple(markers)).search(text, max(0, len(text) - longest))
+    return len(text) - match.start() if match else 0
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     """Start of the marker that begins first, and the marker; of two that begin together, the longer."""
-    found = [(start, -len(marker), marker) for marker in markers if (start := text.find(marker)) >= 0]
-    if not found:
-        return None
-    start, _, marker = min(found)
-    return start, marker
+    match = _any_of(tuple(markers)).search(text)
+    return (match.start(), match[0]) if match else None
+
+
+@lru_cache(maxsize=64)
+def _beginning_of_any(markers: tuple[str, ...]) -> re.Pattern[str]:
+    beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    return re.compile(rf"(?:{_alternatives(beginnings)})\Z")
+
+
+@lru_cache(maxsize=64)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(_alternatives(markers))
+
+
+def _alternatives(texts: Collection[str]) -> str:
+    """A pattern for these texts, the longest first; it matches nowhere if there are none."""
+    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)"

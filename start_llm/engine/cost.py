@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from start_llm.cache.kinds import Growth, growth_of
 from start_llm.cache.layers import leaves
 
-_PROBE, _TIMES = 64, 3
+_PROBE, _TIMES = 64, 4
+"""Tokens of a probe, and how many follow the first: together a step by which mlx_lm's caches grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,16 @@ def measure(network: Any, caches: Sequence[Any]) -> Measured:
     What lives at one moment depends on how threads take turns, so the worst of several times counts.
     """
     _compute(network, caches)
+    first = [int(leaf.nbytes) for leaf in leaves(caches)]
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(_TIMES):
         _compute(network, caches)
-    return Measured(_row_cost(caches), max(mx.get_peak_memory() - before, 0) // _PROBE)
+    growths = [
+        growth_of(leaf) or _growth_between(was, int(leaf.nbytes))
+        for leaf, was in zip(leaves(caches), first, strict=True)
+    ]
+    return Measured(_row_cost(growths), max(mx.get_peak_memory() - before, 0) // _PROBE)
 
 
 def _compute(network: Any, caches: Sequence[Any]) -> None:
@@ -80,28 +87,18 @@ def _compute(network: Any, caches: Sequence[Any]) -> None:
     mx.eval([leaf.state for leaf in leaves(caches)])
 
 
-def _row_cost(caches: Sequence[Any]) -> RowCost:
-    token_bytes, windows, state_bytes = 0, list[Window](), 0
-    for leaf in leaves(caches):
-        window = getattr(leaf, "max_size", None) or getattr(leaf, "chunk_size", None)
-        if not hasattr(leaf, "keys"):
-            state_bytes += int(leaf.nbytes)
-        elif window:
-            windows.append(Window(_token_bytes(leaf), int(window)))
-        else:
-            token_bytes += _token_bytes(leaf)
-    return RowCost(token_bytes, tuple(windows), state_bytes)
+def _growth_between(first: int, last: int) -> Growth:
+    """Of a leaf of a class without a row, from its bytes after the first and after the last probe.
+
+    It is taken to grow on like that for ever.
+    """
+    token_bytes = -(-max(last - first, 0) // (_PROBE * _TIMES))
+    return Growth(token_bytes=token_bytes, state_bytes=max(last - token_bytes * _PROBE * (_TIMES + 1), 0))
 
 
-def _token_bytes(leaf: Any) -> int:
-    """Of keys and values, whose next to last axis counts tokens; room for later ones is not counted."""
-    return sum(array.nbytes // array.shape[-2] for array in _arrays(leaf.keys, leaf.values))
-
-
-def _arrays(*values: Any) -> Iterator[mx.array]:
-    """Quantised ones are three each."""
-    for value in values:
-        if isinstance(value, mx.array):
-            yield value
-        else:
-            yield from value
+def _row_cost(growths: Sequence[Growth]) -> RowCost:
+    return RowCost(
+        token_bytes=sum(growth.token_bytes for growth in growths),
+        windows=tuple(Window(growth.window_bytes, growth.window) for growth in growths if growth.window),
+        state_bytes=sum(growth.state_bytes for growth in growths),
+    )

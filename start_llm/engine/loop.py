@@ -17,7 +17,7 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Asked, Inbox
 from start_llm.engine.look import Look
 from start_llm.engine.machinery import Machinery
-from start_llm.engine.pacing import ChunkPacer, TimeShare
+from start_llm.engine.pacing import Chunk, ChunkPacer, TimeShare
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
@@ -26,6 +26,8 @@ from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
 _STEPS_BETWEEN_LOOKS = 64
+_TIDYING_S = 0.01
+"""Of a step, for what the cache has put off."""
 
 
 class EngineLoop:
@@ -52,6 +54,8 @@ class EngineLoop:
         self._clock = clock
         self._schedule = Schedule(clock)
         self._pacer = ChunkPacer(machinery.pace.chunk_s)
+        for chunk in machinery.measured:
+            self._pacer.record(chunk)
         self._share = TimeShare(machinery.pace.decode_share)
         self._cache = machinery.cache or NoReuse(Layers(machinery.network))
         self._steps = 0
@@ -261,6 +265,8 @@ class EngineLoop:
         self._guarded(self._start_next, self._abandon_starting)
         while self._prefill is not None:
             self._guarded(self._prefill_chunk, self._abandon_prefill)
+            if self._prefill is not None:
+                break
             self._guarded(self._start_next, self._abandon_starting)
             if not self._fits_too(self._clock() - began):
                 break
@@ -276,16 +282,16 @@ class EngineLoop:
     def _fits_too(self, spent_s: float) -> bool:
         """Whether all of the next prompt can be computed in the time that the last one has left."""
         prefill = self._prefill
-        if prefill is None or prefill.remaining == 0:
-            return True
-        return self._pacer.fits(prefill.remaining, prefill.done, self._machinery.pace.chunk_s - spent_s)
+        left_s = self._machinery.pace.chunk_s - spent_s
+        return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
 
     def _prefill_chunk(self) -> None:
         if self._prefill is None:
             return
         before, began = self._prefill.done, self._clock()
-        computed = self._prefill.step(self._pacer.length(before, stalls=bool(self._decoder.rows)))
-        self._pacer.record(computed, before, self._clock() - began)
+        paced = self._pacer.length(before, stalls=bool(self._decoder.rows))
+        computed = self._prefill.step(min(paced, self._machinery.longest_chunk(before)))
+        self._pacer.record(Chunk(computed, before, self._clock() - began))
         self._metrics.prefilled_tokens += computed
         row, done = self._prefill.row, self._prefill.done
         self._cache.grew(row.strand, row.tokens[done - computed : done], keep_state=self._prefill.is_at_stop)
@@ -342,6 +348,7 @@ class EngineLoop:
         if batched != self._cache.beside_bytes or is_time:
             self._cache.beside_bytes = batched
             self._cache.shrink(self._machinery.shortage() if is_time else 0)
+        self._cache.tidy(_TIDYING_S)
 
     # ----------------------------------------------------------------------------------------------- failures
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from start_llm.cache.prompt_cache import NoReuse, PromptCache
 from start_llm.engine.admission import Admission
-from start_llm.engine.pacing import DECODE_SHARE, STALL_S
+from start_llm.engine.pacing import DECODE_SHARE, LONGEST_CHUNK, STALL_S, Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Machinery:
         most_rows: rows that decode at once.
         batches: whether the network's caches can be merged.
         admission: which of them there is memory for.
+        measured: chunks that were computed to see how long they take.
+        longest_chunk: tokens of a prompt that there is memory to compute at once, behind so many others.
         shortage: bytes that should be given back, because memory is short in fact.
     """
 
@@ -50,4 +52,6 @@ class Machinery:
     cache: PromptCache | NoReuse | None = None
     pace: Pace = field(default_factory=Pace)
     admission: Admission = field(default_factory=Admission)
+    measured: tuple[Chunk, ...] = ()
+    longest_chunk: Callable[[int], int] = lambda _: LONGEST_CHUNK
     shortage: Callable[[], int] = lambda: 0

@@ -20,10 +20,13 @@ _RELAXED_EFFICIENCY = 0.98
 _PACED_EFFICIENCY = 0.5
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
 _FIRST = 256
+_BELIEVED = 512
+"""Tokens. Shorter chunks do not tell what long ones cost: with few tokens for each expert their tiles are empty."""
 _TILE = 32
 """Tokens that a matrix product on a GPU takes at once: fewer cost as much."""
 _SHORTEST = 4
 """Where even a tile takes longer than a second, which no GPU does."""
+_SHORTEST_S = 1e-6
 _UNKNOWN_SPEED = 300.0
 
 
@@ -64,16 +67,16 @@ class ChunkTimes:
         self._ratios: deque[float] = deque(maxlen=self._LEVEL_OF)
         self.longest = 0
         """Tokens of the longest chunk measured."""
-        self.shortest = 2**31
 
     def record(self, chunk: Chunk) -> None:
-        if chunk.seconds <= 0 or chunk.tokens < max(1, self.TELLING * self.longest):
+        is_short = chunk.tokens < max(_TILE, self.TELLING * self.longest)
+        if chunk.tokens < 1 or (is_short and chunk.seconds < _RELAXED_S):
             return
+        seconds = max(chunk.seconds, _SHORTEST_S)
         if self.is_known:
-            self._ratios.append(chunk.seconds / self._expected(chunk.tokens, chunk.before))
+            self._ratios.append(seconds / self._expected(chunk.tokens, chunk.before))
         self.longest = max(self.longest, chunk.tokens)
-        self.shortest = min(self.shortest, chunk.tokens)
-        terms = [term / chunk.seconds for term in self._terms(chunk.tokens, chunk.before)]
+        terms = [term / seconds for term in self._terms(chunk.tokens, chunk.before)]
         self._memories.setdefault(chunk.tokens.bit_length(), _Memory()).add(terms, self._FADING)
         self._fit()
 
@@ -81,11 +84,6 @@ class ChunkTimes:
     def is_known(self) -> bool:
         """Something was measured."""
         return self.longest > 0
-
-    @property
-    def tells_fixed_costs(self) -> bool:
-        """Chunks of clearly different lengths were measured."""
-        return self.longest >= 2 * self.shortest
 
     def seconds(self, tokens: int, before: int) -> float:
         return self._level * self._expected(tokens, before)
@@ -165,10 +163,10 @@ class ChunkPacer:
         self._times = ChunkTimes()
         self._before = 0
 
-    def record(self, tokens: int, before: int, seconds: float) -> None:
-        """Learn from a chunk of `tokens` behind `before` others."""
-        self._before = before
-        self._times.record(Chunk(tokens, before, seconds))
+    def record(self, chunk: Chunk) -> None:
+        """Learn from a chunk."""
+        self._before = chunk.before
+        self._times.record(chunk)
 
     @property
     def speed(self) -> float:
@@ -188,20 +186,24 @@ class ChunkPacer:
         if not times.is_known:
             return _FIRST
         if stalls:
-            telling = int(times.longest * times.TELLING)
-            fast_enough = max(times.tokens_at(_PACED_EFFICIENCY, before), telling)
-            wanted = max(times.tokens_in(self._stall_s, before), fast_enough)
-        elif times.tells_fixed_costs:
+            wanted = max(times.tokens_in(self._stall_s, before), times.tokens_at(_PACED_EFFICIENCY, before))
+        elif times.longest >= _BELIEVED:
             relaxed = times.tokens_in(max(_RELAXED_S, self._stall_s), before)
             wanted = max(relaxed, times.tokens_at(_RELAXED_EFFICIENCY, before))
         else:
             wanted = max(times.tokens_in(_RELAXED_S, before), 2 * times.longest)
-        is_hopeless = times.seconds(_TILE, before) > _RELAXED_S
-        return _rounded(max(wanted, _SHORTEST if is_hopeless else _TILE))
+        return _rounded(max(wanted, self._shortest(before)))
+
+    def _shortest(self, before: int) -> int:
+        if self._times.seconds(_TILE, before) > _RELAXED_S:
+            return _SHORTEST
+        return max(_TILE, int(self._times.longest * self._times.TELLING))
 
     def fits(self, tokens: int, before: int, seconds: float) -> bool:
         """Whether so many tokens are computed in so many seconds."""
-        return self._times.is_known and self._times.seconds(tokens, before) <= seconds
+        if not self._times.is_known:
+            return tokens <= _FIRST
+        return tokens == 0 or self._times.seconds(tokens, before) <= seconds
 
 
 def _rounded(length: int) -> int:
@@ -213,7 +215,8 @@ def _rounded(length: int) -> int:
 class TimeShare:
     """Divides the engine's time while replies run and a prompt is computed.
 
-    What prefill takes, decoding is owed in proportion, before prefill may go on.
+    What prefill takes, decoding is owed in proportion, before prefill may go on. What a last step takes
+    beyond that counts for the next time.
 
     Args:
         decode_share: part of the time that decoding gets, below 1.
@@ -231,7 +234,8 @@ class TimeShare:
         self._owed_s += seconds * self._for_each_second
 
     def note_decode(self, seconds: float) -> None:
-        self._owed_s = max(self._owed_s - seconds, 0.0)
+        if self._owed_s > 0:
+            self._owed_s -= seconds
 
     def forgive(self) -> None:
         """No reply runs."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,13 +15,16 @@ if TYPE_CHECKING:
     from start_llm.core.chat import Json
     from start_llm.models.loader import LoadedModel
 
-_KINDS = {
-    "KVCache": "full attention",
-    "RotatingKVCache": "sliding window",
-    "ChunkedKVCache": "chunked attention",
-    "ArraysCache": "recurrent state",
-    "CacheList": "composite",
-}
+_SAID_OUTRIGHT = ("model_max_length", "max_sequence_length")
+"""These win: Command R states 8,192 positions beside its 131,072 tokens, Vicuna 16k 4,096 beside 16,384."""
+_POSITIONS = (
+    *("max_position_embeddings", "n_positions", "n_ctx"),
+    *("max_seq_len", "seq_length", "max_context_length", "block_size"),
+)
+"""Most models; GPT-2, GPT-J, StarCoder, Phi; DBRX; the first Qwen, ChatGLM; OpenELM; Lille. The least of them
+counts: the first Qwen states 32,768 positions that it reaches with a rotation which mlx_lm does not have."""
+_ROTATIONS = ("rope_scaling", "rope_parameters")
+_YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,46 +36,65 @@ class Footprint:
         weights_bytes: bytes of all parameters.
         layers: number of caches by kind, in the words of the field.
         context_window: longest sequence that the model was made for, in tokens; None if it does not say.
-        batches: whether every layer's cache can be merged with others into a batch.
     """
 
     model_type: str
     weights_bytes: int
     layers: Mapping[str, int]
     context_window: int | None
-    batches: bool
 
 
-def measure(model: LoadedModel) -> Footprint:
-    """Read a loaded model's footprint; allocates nothing."""
+def measure(model: LoadedModel, words_of: Callable[[Any], str]) -> Footprint:
+    """Read a loaded model's footprint; allocates nothing.
+
+    Args:
+        words_of: the kind of a layer's cache, in the words of the field.
+    """
     caches: list[Any] = make_prompt_cache(model.network)
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
     return Footprint(
         model_type=str(model.config.get("model_type", "unknown")),
         weights_bytes=sum(array.nbytes for _, array in parameters),
-        layers=dict(Counter(_kind(cache) for cache in caches)),
+        layers=dict(Counter(words_of(cache) for cache in caches)),
         context_window=_context_window(model.config),
-        batches=all(hasattr(cache, "merge") for cache in caches),
     )
-
-
-def usable_memory() -> int:
-    """Bytes that models and caches may use on this machine: what Metal recommends, else all of it."""
-    recommended = (
-        mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
-    )
-    return int(recommended or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def _kind(cache: Any) -> str:
-    name = type(cache).__name__
-    return _KINDS.get(name, name)
 
 
 def _context_window(config: Mapping[str, Json]) -> int | None:
+    """What the config states, or what YaRN makes of it, if that is more.
+
+    Config files state the unscaled window with YaRN alone (Qwen: 32,768 positions, times 4), and some the
+    scaled one there too (DeepSeek, gpt-oss). With every other scaling they state the scaled one: Llama 3.1,
+    Phi's longrope, the linear one of Gemma 3 and DeepSeek Coder. vLLM's rule is the same but for linear and
+    dynamic scaling, which it multiplies in; for those of whom this is right, `max_sequence_length` says it.
+    """
     text_config = config.get("text_config")
     for place in (config, text_config if isinstance(text_config, dict) else {}):
-        value = place.get("max_position_embeddings")
-        if isinstance(value, int) and value > 0:
-            return value
+        if window := _stated(place):
+            return max([window, *_stretched(place)])
     return None
+
+
+def _stated(place: Mapping[str, Json]) -> int | None:
+    outright = list(_lengths(place, _SAID_OUTRIGHT))
+    return outright[0] if outright else min(_lengths(place, _POSITIONS), default=None)
+
+
+def _lengths(place: Mapping[str, Json], names: tuple[str, ...]) -> Iterator[int]:
+    for name in names:
+        value = place.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            yield value
+
+
+def _stretched(place: Mapping[str, Json]) -> Iterator[int]:
+    """Windows that YaRN makes, for all layers or for those of a type."""
+    for name in _ROTATIONS:
+        rotation = place.get(name)
+        if not isinstance(rotation, dict):
+            continue
+        for one in (rotation, *rotation.values()):
+            if isinstance(one, dict) and (one.get("rope_type") or one.get("type")) in _YARN:
+                original, factor = one.get("original_max_position_embeddings"), one.get("factor")
+                if isinstance(original, int) and isinstance(factor, int | float):
+                    yield int(original * factor)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from start_llm.core.chat import Json
@@ -21,14 +21,20 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
-_BYTE_ALPHABET = _byte_alphabet()
+_BYTE_ALPHABET = frozenset(_byte_alphabet())
+_TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _byte_alphabet().items()})
+"""From the byte alphabet to the encoding whose characters are the bytes themselves."""
+
+_ENCODING = ("encode", "_encode_plus")
+"""Methods of transformers between a text and the ids that the tokenizers library makes of it."""
 
 
 class Tokenizer:
     """A Hugging Face tokenizer inside mlx_lm's wrapper, made safe for threads.
 
     The tokenizers library changes its own state while it encodes ("Already borrowed" when two threads meet),
-    so one lock guards every call.
+    so one lock guards every call. What the engine thread asks for is a table, made once: it never waits for a
+    text that another thread tokenises.
 
     Attributes:
         has_chat_template: whether conversations can be rendered.
@@ -44,14 +50,17 @@ class Tokenizer:
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
         self._lock = threading.Lock()
-        self._bytes: dict[int, bytes] = {}
-        self._decoder_kinds = _decoder_kinds(wrapper)
-        self._added = {int(number): str(token) for number, token in wrapper.added_tokens_decoder.items()}
+        self._backend = _lone_backend(wrapper)
+        added = {int(number): str(token) for number, token in wrapper.added_tokens_decoder.items()}
+        decoder_kinds = _decoder_kinds(wrapper)
+        self._bytes = _bytes_of_pieces(wrapper, decoder_kinds) | {
+            token: text.encode() for token, text in added.items()
+        }
         self.has_chat_template = bool(wrapper.has_chat_template)
         self.chat_template = str(wrapper.chat_template or "")
         self._renders_itself = _renders_itself(wrapper)
         self.end_tokens = frozenset(int(token) for token in wrapper.eos_token_ids)
-        self.end_texts = frozenset(self._added[token] for token in self.end_tokens if token in self._added)
+        self.end_texts = frozenset(added[token] for token in self.end_tokens if token in added)
         self.added_tokens = tuple(
             str(token)
             for token in wrapper.added_tokens_decoder.values()
@@ -60,7 +69,7 @@ class Tokenizer:
         self.control_tokens: Mapping[str, int] = {
             str(token): int(number) for number, token in wrapper.added_tokens_decoder.items() if token.special
         }
-        self.trims_leading_space = "Strip" in self._decoder_kinds
+        self.trims_leading_space = "Strip" in decoder_kinds
 
     def render(
         self,
@@ -100,13 +109,17 @@ class Tokenizer:
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         with self._lock:
-            return list(self._wrapper.encode(text, add_special_tokens=as_document))
+            if self._backend is None:
+                return list(self._wrapper.encode(text, add_special_tokens=as_document))
+            # Of all its ways to encode this one lets other threads run meanwhile, and makes nothing but ids.
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=as_document)
+            return encoded.ids
 
     def definition(self) -> str:
         """All that decides which tokens a text becomes, as JSON: vocabulary, merges, normalisation.
 
         A tokenizer without a backend of the tokenizers library tells its vocabulary alone. How texts are cut
-        to a length and padded is left out: every call of `encode` sets that anew.
+        to a length and padded is left out: `encode` does neither.
         """
         with self._lock:
             backend = getattr(self._wrapper, "backend_tokenizer", None)
@@ -116,24 +129,20 @@ class Tokenizer:
         return json.dumps(rules | {"truncation": None, "padding": None}, sort_keys=True)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; none for ids that the tokenizer does not know."""
-        known = self._bytes.get(token)
-        if known is None:
-            known = self._bytes[token] = self._compute_bytes(token)
-        return known
+        """The bytes that a token stands for; none for ids that the tokenizer does not know. Never waits."""
+        return self._bytes.get(token, b"")
 
-    def _compute_bytes(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token].encode()
-        with self._lock:
-            piece = self._wrapper.convert_ids_to_tokens(token)
-            if not isinstance(piece, str):
-                return b""
-            if "ByteLevel" in self._decoder_kinds:
-                return _from_byte_alphabet(piece)
-            if "ByteFallback" in self._decoder_kinds or "Metaspace" in self._decoder_kinds:
-                return _from_sentencepiece(piece)
-            return str(self._wrapper.decode([token])).encode()
+
+def _lone_backend(wrapper: Any) -> Any:
+    """The tokenizers library's own, set as transformers sets it; None if that adds steps of its own."""
+    kind = type(wrapper._tokenizer)
+    if any(getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name) for name in _ENCODING):
+        return None
+    backend = wrapper.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = wrapper.split_special_tokens
+    return backend
 
 
 def _renders_itself(wrapper: Any) -> bool:
@@ -151,9 +160,28 @@ def _decoder_kinds(wrapper: Any) -> frozenset[str]:
     return frozenset(str(step["type"]) for step in decoder.get("decoders", [decoder]))
 
 
+def _bytes_of_pieces(wrapper: Any, decoder_kinds: frozenset[str]) -> dict[int, bytes]:
+    """The bytes of every token of the vocabulary. About half a second for 250,000 of them."""
+    if "ByteLevel" in decoder_kinds:
+        return {token: _from_byte_alphabet(piece) for token, piece in _pieces(wrapper).items()}
+    if "ByteFallback" in decoder_kinds or "Metaspace" in decoder_kinds:
+        return {token: _from_sentencepiece(piece) for token, piece in _pieces(wrapper).items()}
+    return {token: str(wrapper.decode([token])).encode() for token in _pieces(wrapper)}
+
+
+def _pieces(wrapper: Any) -> dict[int, str]:
+    """How the vocabulary spells each token."""
+    pieces: dict[int, str] = {token: piece for piece, token in wrapper.get_vocab().items()}
+    # The vocabulary goes by spelling: of two tokens that are spelled alike it tells one.
+    untold = [token for token in range(max(pieces, default=-1)) if token not in pieces]
+    told = zip(untold, wrapper.convert_ids_to_tokens(untold), strict=True)
+    pieces.update((token, piece) for token, piece in told if isinstance(piece, str))
+    return pieces
+
+
 def _from_byte_alphabet(piece: str) -> bytes:
-    if all(char in _BYTE_ALPHABET for char in piece):
-        return bytes(_BYTE_ALPHABET[char] for char in piece)
+    if _BYTE_ALPHABET.issuperset(piece):
+        return piece.translate(_TO_LATIN_1).encode("latin-1")
     return piece.encode()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.output.rereading import RereadableText
 from start_llm.output.spacing import TrailingSpace
 from start_llm.output.tool_calls.base import (
     Arguments,
@@ -116,6 +117,7 @@ class CallFinder:
         self._has_bare = any(one.bare for one in self._formats)
         self._counter = CallCounter()
         self._block: _Block | None = None
+        self._text = RereadableText()
         self._held = ""
         self._space = TrailingSpace()
         self._behind_call = False
@@ -142,8 +144,16 @@ class CallFinder:
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
-        while text:
-            text = self._read_block(text, events) if self._block else self._read_text(text, events)
+        self._text.append(text)
+        self._read(events)
+        return events
+
+    def feed_again(self, text: str) -> list[Output]:
+        """Text that was taken for something else. Much may come at once, so attempts at calls are limited."""
+        events: list[Output] = []
+        self._text.append(text)
+        self._text.give_back(self._text.everything_left())
+        self._read(events)
         return events
 
     def close(self, complete: bool) -> list[Output]:
@@ -154,37 +164,48 @@ class CallFinder:
         """
         events: list[Output] = []
         self.was_cut_in_block = not complete and (self._block is not None or bool(self._held))
-        while self._block:
-            self._note(self._block.close(complete), events)
-            rest = self._leave(self._block, events)
+        while block := self._block:
+            self._note(block.close(complete), events)
+            self._leave(block, events)
             self._block = None
             if complete:
-                events += self.feed(rest)
+                self._read(events)
             else:
+                rest = self._text.everything_left()
                 self._was_cut = bool(rest.strip())
                 self._say(rest, events)
         self._say(self._held, events)
         space, self._held = self._space.release(), ""
         return [*events, *([Content(space)] if space and not self._behind_call else [])]
 
-    def _read_text(self, text: str, events: list[Output]) -> str:
-        """Text up to the next opener. Returns what is behind it."""
-        buffer, self._held = self._held + text, ""
+    def _read(self, events: list[Output]) -> None:
+        """Everything that there is to read."""
+        while piece := self._text.next_piece():
+            if self._block:
+                self._read_block(self._block, piece, events)
+            else:
+                self._read_text(piece, events)
+
+    def _read_text(self, piece: str, events: list[Output]) -> None:
+        """Text up to the next opener."""
+        buffer, self._held = self._held + piece, ""
         if self._has_bare and self.is_silent and (begun := buffer.lstrip()).startswith("{"):
             self._say(buffer[: len(buffer) - len(begun)], events)
-            return self._open("", begun, events)
-        if self._calls_come_first and not self._may_begin_with_call(buffer):
+            self._open("", begun)
+            return
+        is_behind_text = self._calls_come_first and not self._may_begin_with_call(buffer)
+        if is_behind_text or self._text.is_used_up:
             self._say(buffer, events)
-            return ""
+            return
         found = first_marker(buffer, self._openers)
         if found is None:
             keep = longest_beginning(buffer, self._openers)
             self._say(buffer[: len(buffer) - keep], events)
             self._held = buffer[len(buffer) - keep :]
-            return ""
+            return
         start, opener = found
         self._say(buffer[:start], events)
-        return self._open(opener, buffer[start + len(opener) :], events)
+        self._open(opener, buffer[start + len(opener) :])
 
     def _may_begin_with_call(self, buffer: str) -> bool:
         """Behind a call there may be another one."""
@@ -192,29 +213,27 @@ class CallFinder:
         is_opener = begun.startswith(self._openers) or any(one.startswith(begun) for one in self._openers)
         return self.completed > 0 or (self.is_silent and is_opener)
 
-    def _open(self, opener: str, behind: str, events: list[Output]) -> str:
+    def _open(self, opener: str, behind: str) -> None:
+        self._text.begin_attempt()
         formats = [one for one in self._formats if (opener in one.openers if opener else one.bare)]
         self._block = _Block(opener, [one.reader(self._tools) for one in formats])
-        return self._read_block(behind, events)
+        self._text.give_back(behind)
 
-    def _read_block(self, text: str, events: list[Output]) -> str:
-        """Returns text that is behind the block, or that was none."""
-        if self._block is None:
-            return text
-        self._note(self._block.feed(text), events)
-        return self._leave(self._block, events)
+    def _read_block(self, block: _Block, piece: str, events: list[Output]) -> None:
+        self._note(block.feed(piece), events)
+        self._leave(block, events)
 
-    def _leave(self, block: _Block, events: list[Output]) -> str:
+    def _leave(self, block: _Block, events: list[Output]) -> None:
+        """Give back what is behind the block, or what turned out to be none."""
         if block.is_none:
             # Its first character is text; the rest may hold an opener.
-            self._block = None
             text = block.text
+            self._block = None
             self._say(text[0], events)
-            return text[1:]
-        if block.rest is None:
-            return ""
-        self._block = None
-        return block.rest
+            self._text.give_back(text[1:])
+        elif block.rest is not None:
+            self._block = None
+            self._text.give_back(block.rest)
 
     def _note(self, parts: list[Part], events: list[Output]) -> None:
         for part in parts:

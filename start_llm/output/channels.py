@@ -33,6 +33,9 @@ _RECIPIENT = "to="
 _BEGINNINGS = ("<|start|>", "<|channel|>")
 _BEGINNING = regex.compile(r"\s{0,16}<\|(?:start|channel)\|>")
 
+_PIECE = 1_024
+"""Characters that are read at once: what is left behind each message is copied."""
+
 type _Kind = Literal["header", "thought", "answer", "call"]
 
 
@@ -77,13 +80,17 @@ class ChannelSplitter:
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
-        buffer, self._held = self._held + text, ""
+        for start in range(0, len(text), _PIECE):
+            self._read(text[start : start + _PIECE], events)
+        return events
+
+    def _read(self, piece: str, events: list[Output]) -> None:
+        buffer, self._held = self._held + piece, ""
         while buffer:
             if self._message.kind == "header":
                 buffer = self._read_header(buffer, events)
             else:
                 buffer = self._read_body(buffer, events)
-        return events
 
     def close(self, complete: bool) -> list[Output]:
         """A whole object is a call, cut or not."""

@@ -149,7 +149,7 @@ class TagSplitter:
             self._think(held, events)
             self._reason(self._newlines.release(), events)
             if complete and self._assumed:
-                events += self._finder.feed("".join(self._assumed))
+                events += self._finder.feed_again("".join(self._assumed))
                 self._state = "answer"
         else:
             events += self._finder.feed(self._space.release() + held)

@@ -21,7 +21,7 @@ from start_llm.protocols.anthropic_blocks import (
 from start_llm.protocols.anthropic_content import read_conversation, read_tools
 from start_llm.protocols.anthropic_errors import anthropic_error
 from start_llm.protocols.anthropic_forms import read_form
-from start_llm.protocols.base import Call, Context, Frame, new_id
+from start_llm.protocols.base import Call, Context, Frame, FrameMould, new_id
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT, read_generation
@@ -114,6 +114,7 @@ class MessagesReply:
     id: str = field(default_factory=lambda: new_id("msg_"))
     _writer: BlockWriter = field(init=False)
     _blocks: int = 0
+    _moulds: dict[Member, FrameMould] = field(default_factory=dict[Member, FrameMould])
 
     def __post_init__(self) -> None:
         self._writer = self._new_writer()
@@ -169,12 +170,22 @@ class MessagesReply:
         match step:
             case BlockStarted(block):
                 self._blocks += 1
+                self._moulds.clear()
                 return self._block_frame("content_block_start", content_block=block)
             case BlockGrew(member, text):
-                kind, name = _DELTAS[member]
-                return self._block_frame("content_block_delta", delta={"type": kind, name: text})
+                return self._mould(member).frame(text)
             case BlockStopped():
                 return self._block_frame("content_block_stop")
+
+    def _mould(self, member: Member) -> FrameMould:
+        """Of the frames by which a member of the open block grows."""
+        if member not in self._moulds:
+            kind, name = _DELTAS[member]
+            event: dict[str, Json] = {"type": "content_block_delta", "index": self._blocks - 1}
+            self._moulds[member] = FrameMould(
+                lambda text: {**event, "delta": {"type": kind, name: text}}, "content_block_delta"
+            )
+        return self._moulds[member]
 
     def _block_frame(self, kind: str, **members: Json) -> Frame:
         return _frame(kind, index=self._blocks - 1, **members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
@@ -17,11 +18,18 @@ from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 
 _ID_ALPHABET = string.ascii_letters + string.digits
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_HOLE = "\ue000"
+
+
+def json_text(value: Mapping[str, Json] | str) -> str:
+    """As short as JSON can say it."""
+    return _ENCODER.encode(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One server-sent event: JSON data, or a bare word such as `[DONE]`.
+    """One server-sent event: JSON data, its text, or a bare word such as `[DONE]`.
 
     Attributes:
         event: its name, for protocols that name their events.
@@ -29,6 +37,21 @@ class Frame:
 
     data: Mapping[str, Json] | str
     event: str | None = None
+
+
+class FrameMould:
+    """Makes frames that are alike but for one text, for each token of a stream: the rest is encoded once.
+
+    Args:
+        make: the data with a text in it. Nothing behind that text comes from a client.
+    """
+
+    def __init__(self, make: Callable[[str], Mapping[str, Json]], event: str | None = None) -> None:
+        self._before, _, self._behind = json_text(make(_HOLE)).rpartition(json_text(_HOLE))
+        self._event = event
+
+    def frame(self, text: str) -> Frame:
+        return Frame(f"{self._before}{json_text(text)}{self._behind}", self._event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from start_llm.core.events import (
     Reasoning,
 )
 from start_llm.core.sampling import Range
-from start_llm.protocols.base import Call, Context, Frame, ModelFacts, new_id, openai_error
+from start_llm.protocols.base import Call, Context, Frame, FrameMould, ModelFacts, new_id, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.logprobs import chat_logprobs
@@ -91,6 +91,13 @@ class ChatReply:
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
     call_ids: dict[int, str] = field(default_factory=dict[int, str])
+    _moulds: Mapping[type[Output], FrameMould] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._moulds = {
+            Content: FrameMould(lambda text: self._data({"content": text})),
+            Reasoning: FrameMould(lambda text: self._data({"reasoning_content": text})),
+        }
 
     def opening(self, prompt_tokens: int) -> Iterable[Frame]:  # noqa: ARG002 - told at the end
         yield self._chunk({"role": "assistant", "content": ""})
@@ -100,10 +107,11 @@ class ChatReply:
         return self._chunk({"annotations": []})
 
     def output(self, event: Output) -> Iterable[Frame]:
+        if isinstance(event, Content | Reasoning) and not (self.with_token_ids or self.with_logprobs):
+            return [self._moulds[type(event)].frame(event.text)] if event.text else []
         delta = self._delta(event)
         more = self._details([event])
-        if delta or more:
-            yield self._chunk(delta, **more)
+        return [self._chunk(delta, **more)] if delta or more else []
 
     def _delta(self, event: Output) -> dict[str, Json]:
         """The change that an event makes to the message; empty if it makes none."""
@@ -183,8 +191,11 @@ class ChatReply:
         }
 
     def _chunk(self, delta: dict[str, Json], **more: Json) -> Frame:
+        return Frame(self._data(delta, **more))
+
+    def _data(self, delta: dict[str, Json], **more: Json) -> Mapping[str, Json]:
         choices: list[Json] = [_choice(delta, **more)]
-        return Frame({**self._head("chat.completion.chunk"), "choices": choices})
+        return {**self._head("chat.completion.chunk"), "choices": choices}
 
 
 def _choice(delta: dict[str, Json], finish_reason: str | None = None, /, **more: Json) -> dict[str, Json]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from start_llm.core.chat import Json, TextRequest
 from start_llm.core.events import Content, Finished, Output
 from start_llm.core.sampling import Range
-from start_llm.protocols.base import Call, Context, Frame, ModelFacts, new_id, openai_error
+from start_llm.protocols.base import Call, Context, Frame, FrameMould, ModelFacts, new_id, openai_error
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.logprobs import TextOffsets, text_logprobs
 from start_llm.protocols.openai_options import (
@@ -92,9 +92,11 @@ class TextReply:
     id: str = field(default_factory=lambda: new_id("cmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: TextOffsets = field(init=False)
+    _mould: FrameMould = field(init=False)
 
     def __post_init__(self) -> None:
         self.offsets = TextOffsets(self.model.token_bytes)
+        self._mould = FrameMould(self._data)
 
     def opening(self, prompt_tokens: int) -> Iterable[Frame]:  # noqa: ARG002 - told at the end
         yield self._chunk("")
@@ -103,10 +105,10 @@ class TextReply:
         return self._chunk("")
 
     def output(self, event: Output) -> Iterable[Frame]:
-        more = self._details([event])
         text = _text([event])
-        if text or more:
-            yield self._chunk(text, **more)
+        if not (self.with_token_ids or self.with_logprobs):
+            return [self._mould.frame(text)] if text else []
+        return [self._chunk(text, **self._details([event]))]
 
     def closing(self, end: Finished) -> Iterable[Frame]:
         choice = self._choice("", finish_reason=end.reason)
@@ -140,7 +142,10 @@ class TextReply:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason, **more}
 
     def _chunk(self, text: str, **more: Json) -> Frame:
-        return Frame({**self._head(), "choices": [self._choice(text, finish_reason=None, **more)]})
+        return Frame(self._data(text, **more))
+
+    def _data(self, text: str, **more: Json) -> Mapping[str, Json]:
+        return {**self._head(), "choices": [self._choice(text, finish_reason=None, **more)]}
 
 
 def _text(events: Iterable[Output]) -> str:

@@ -60,13 +60,28 @@ class BoundedWriter(io.RawIOBase):
     def write(self, data: Buffer, /) -> int:
         unsent = memoryview(data)
         try:
-            # Not sendall: its time-out is for all of the data, and would fail a client that reads slowly.
-            self._connection.settimeout(self._patience_s)
+            # A socket with a time-out is polled before each send, and setting one is a system call too.
+            if self._connection.gettimeout() != 0:
+                self._connection.setblocking(False)
             while unsent:
-                unsent = unsent[self._connection.send(unsent) :]
+                unsent = unsent[self._send_some(unsent) :]
         except OSError as error:
             raise ClientGone(str(error)) from error
         return len(memoryview(data))
+
+    def _send_some(self, data: memoryview) -> int:
+        """Bytes that the system has taken. If there is no room for any, wait for some, and take none.
+
+        The patience is for each wait, not for all of the data: that would fail a client that reads slowly.
+        """
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            poller = select.poll()
+            poller.register(self._connection, select.POLLOUT)
+            if not poller.poll(1000 * self._patience_s):
+                raise TimeoutError("the client reads nothing") from None
+            return 0
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:

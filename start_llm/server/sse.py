@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 
-from start_llm.protocols.base import Frame
+from start_llm.protocols.base import Frame, json_text
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -18,7 +17,7 @@ _HEADERS = {
 def encode(frame: Frame) -> bytes:
     """One event: its name if it has one, `data: ...` and a blank line."""
     data = frame.data
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = data if isinstance(data, str) else json_text(data)
     name = f"event: {frame.event}\n" if frame.event else ""
     return f"{name}data: {text}\n\n".encode()
 

@@ -51,12 +51,14 @@ class Status:
 
     Attributes:
         batch: replies that may be generated at once.
+        turns_because: why they do not share forward passes, as the self-test at load has found; empty: they do.
         engine_is_alive: whether requests can still be served.
         leaving: whether new ones still are.
     """
 
     card: ModelCard
     batch: int
+    turns_because: str
     requests: RequestMetrics
     engine: EngineMetrics
     cache: CacheMetrics
@@ -123,7 +125,8 @@ class Status:
             },
             "batch": {
                 "configured": self.batch,
-                "batched": self.batch > 1,
+                "batched": not self.turns_because,
+                "turns_because": self.turns_because,
                 "active_rows": self.engine.active_rows,
             },
             "requests": self._requests(),

@@ -73,6 +73,7 @@ class Desk:
         evictor = self.cache._evictor
         evictor.limits = replace(evictor.limits, **limits)
         self.cache.shrink()
+        self.cache.tidy(0)
         self.cache.check_integrity()
 
     def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
@@ -95,6 +96,8 @@ class Desk:
         """`tokens` is the prompt and the reply."""
         opened.strand.caches[0].feed(tokens[len(opened.strand.tokens) :])
         self.cache.close(opened.strand, opened.strand.caches, tokens)
+        self.cache.check_integrity()
+        self.cache.tidy(0)
         self.cache.check_integrity()
 
     def serve(self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = ()) -> int:

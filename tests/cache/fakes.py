@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from start_llm.cache.layers import Layers
+from start_llm.cache.pages import Run
 
 BYTES_OF_A_TOKEN = 10
 BYTES_OF_A_STATE = 70
@@ -34,6 +35,56 @@ class FakeCut:
 
     def part(self, start: int, end: int) -> FakeCut:
         return FakeCut(self.entries[start:end])
+
+    def take(self, index: int) -> tuple[int, ...]:
+        assert index == 0
+        return self.entries
+
+
+class FakePieces:
+    """Consecutive tokens from `start` on. `copy` is called whenever some of them are copied."""
+
+    def __init__(
+        self, entries: Sequence[int], start: int = 0, copy: Callable[[], None] = lambda: None
+    ) -> None:
+        self.entries = tuple(entries)
+        self.start = start
+        self.token_bytes = BYTES_OF_A_TOKEN if entries else 0
+        self._copy = copy
+
+    @property
+    def nbytes(self) -> int:
+        return self.token_bytes * len(self.entries)
+
+    @property
+    def arrays(self) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return 1
+
+    def covers(self, start: int, end: int) -> bool:
+        return not self.entries or (self.start <= start and end <= self.start + len(self.entries))
+
+    def part(self, start: int, end: int) -> FakeCut:
+        assert self.covers(start, end), "more is asked for than the run holds"
+        return FakeCut(self.entries[start - self.start : end - self.start])
+
+    def is_neat(self, index: int, start: int, end: int) -> bool:
+        assert index == 0
+        return not self.entries or (self.start, self.start + len(self.entries)) == (start, end)
+
+    def keep(self, index: int, start: int, end: int) -> None:
+        if not self.is_neat(index, start, end):
+            if start < end:
+                self._copy()
+            self.entries = self.part(start, end).entries if start < end else ()
+            self.start = start
+
+
+def run(tokens: Sequence[int], start: int = 0) -> Run:
+    """A run of its own, for a page of these tokens."""
+    return Run(FakePieces(tokens, start))
 
 
 @dataclass(frozen=True)
@@ -116,11 +167,17 @@ class FakeLayers(Layers):
         self._copy()
         return self.view(caches, start, end)
 
-    def take_apart(self, caches: Sequence[Any], spans: Sequence[tuple[int, int]]) -> Any:
-        try:
-            return [self.cut(caches, start, end) for start, end in spans]
-        finally:
-            caches[0].entries, caches[0].offset = [], 0
+    def borrow(self, caches: Sequence[Any], start: int, end: int) -> Any:
+        return self.view(caches, start, end)
+
+    def cut_out(self, caches: Sequence[Any], start: int, end: int) -> Any:
+        return FakePieces(self.cut(caches, start, end).entries, start, self._copy)
+
+    def give_up(self, caches: Sequence[Any]) -> Any:
+        (cache,) = caches
+        pieces = FakePieces(cache.entries, 0, self._copy)
+        cache.entries, cache.offset = [], 0
+        return pieces
 
     def arrays(self, caches: Sequence[Any]) -> int:
         return len(caches)
@@ -130,12 +187,17 @@ class FakeLayers(Layers):
         (cache,) = caches
         return FakeState(cache.digest)
 
-    def assemble(self, cuts: Sequence[Any], state: Any, length: int) -> list[Any]:
+    def assemble(
+        self, parts: Sequence[Any], state: Any, length: int, copied: Callable[[int], None] = lambda _: None
+    ) -> list[Any]:
         self._copy()
-        entries = [entry for cut in cuts for entry in cut.entries]
-        assert len(entries) == (length if self.is_sliced else 0), "the cuts are no whole"
+        entries = [entry for part in parts for entry in part.take(0)]
+        assert len(entries) == (length if self.is_sliced else 0), "the parts are no whole"
+        if self.is_sliced:
+            copied(0)
         cache = FakeCache(self.is_sliced, self.has_state, entries, len(entries))
         if state is not None:
+            self._copy()
             self.set_state([cache], state)
         return [cache]
 
@@ -161,5 +223,5 @@ class FakeLayers(Layers):
             BYTES_OF_A_TOKEN * len(cache.entries) + BYTES_OF_A_STATE * cache.has_state for cache in caches
         )
 
-    def sliced_nbytes(self, caches: Sequence[Any]) -> int:
-        return sum(BYTES_OF_A_TOKEN * len(cache.entries) for cache in caches)
+    def token_bytes(self, caches: Sequence[Any]) -> int:
+        return BYTES_OF_A_TOKEN * self.is_sliced

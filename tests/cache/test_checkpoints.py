@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from start_llm.cache.checkpoints import places, superseded
 from start_llm.cache.pages import Checkpoint, PageTree
-from tests.cache.fakes import FakeCut, FakeState
+from tests.cache.fakes import FakeCut, FakeState, run
 
 SIZE = 4
 STATE_BYTES = FakeState(1).nbytes
@@ -70,7 +70,7 @@ class Conversations:
         page = self.tree.root(b"")
         while len(tokens) - page.end >= size:
             part = tuple(tokens[page.end : page.end + size])
-            page = self.tree.insert(page, part, FakeCut(part), 1)
+            page = self.tree.insert(page, part, run(part, page.end), 1)
         tail = tuple(tokens[page.end :])
         checkpoint = Checkpoint(page, tail, FakeState(1), FakeCut(tail) if tail else None, 1)
         page.checkpoints.append(checkpoint)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from start_llm.cache.ledger import Ledger
 from start_llm.cache.pages import PageTree
 from start_llm.cache.prompt_cache import Opened, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeLayers, OutOfMemory
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, OutOfMemory, run
 
 PAGE = 4
 PROMPT = tuple(range(10, 29))
@@ -288,10 +289,10 @@ def test_what_a_failed_row_computed_is_never_used():
     assert counter.known((*PROMPT, 1)) == 0
 
 
-def test_a_cut_that_fails_half_way_leaves_nothing_that_could_be_read():
-    counter = Counter()
+def test_a_strand_whose_state_cannot_be_kept_goes_as_a_whole():
+    counter = Counter(has_state=True)
     counter.serve(PROMPT)
-    counter.layers.fails_after = 2
+    counter.layers.fails_after = 1
     with pytest.raises(OutOfMemory):
         counter.cut_up()
     counter.layers.fails_after = None
@@ -299,6 +300,101 @@ def test_a_cut_that_fails_half_way_leaves_nothing_that_could_be_read():
     assert counter.metrics.strands == 1
     counter.cache.shrink()
     assert (counter.metrics.strands, counter.metrics.strand_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("copies", range(3))
+def test_caches_that_cannot_be_put_together_leave_nothing_that_could_be_read(copies):
+    """What had been moved into them is lost, and what is behind it stays."""
+    counter = Counter()
+    counter.serve(PROMPT)
+    counter.cut_up()
+    counter.layers.fails_after = copies
+    with suppress(OutOfMemory):
+        counter.cache.discard(counter.cache.open((*PROMPT[:10], 1), b"", ()).strand)
+    counter.layers.fails_after = None
+    counter.cache.check_integrity()
+    assert not counter.cache._store.strands
+    assert counter.known((*PROMPT, 1)) in (0, len(PROMPT))
+    counter.serve(PROMPT)
+    assert counter.known((*PROMPT, 1)) == len(PROMPT)
+
+
+# -------------------------------------------------------------------------------------------------- in motion
+
+
+def test_what_a_prompt_is_restored_from_is_not_kept_beside_it():
+    counter = Counter()
+    counter.serve(PROMPT)
+    counter.cut_up()
+    counter.open((*PROMPT[:16], 1))
+    counter.cache.tidy(0)
+    assert counter.metrics.page_bytes == BYTES_OF_A_TOKEN * len(PROMPT[16:])
+    assert counter.known((*PROMPT, 2)) == len(PROMPT)
+
+
+def test_no_more_is_held_than_the_budget_when_a_conversation_branches_off_one_that_rests():
+    """Neither has room beside the other: the one that rests keeps only what the other one lacks."""
+    budget = 12 * len(PROMPT)
+    counter = Counter(budget_bytes=budget)
+    counter.serve(PROMPT)
+    opened = counter.open((*PROMPT[:16], 1, 2))
+    held = counter.cache._store.weight + counter.cache._store.live_weight
+    assert held.nbytes - counter.cache._store.loose_bytes <= budget
+    assert opened.restored.tokens == 16
+    assert counter.known((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_a_conversation_at_rest_keeps_its_caches_where_there_is_room_for_a_copy():
+    counter = Counter()
+    counter.serve(PROMPT)
+    counter.open((*PROMPT[:16], 1, 2))
+    assert counter.cache.open((*PROMPT, 3), b"", ()).strand.caches[0].offset == len(PROMPT)
+    assert counter.metrics.handed_over == 1
+
+
+def test_room_is_made_before_a_copy_is_and_not_out_of_what_is_copied(monkeypatch):
+    counter = Counter(budget_bytes=500)
+    counter.serve(OTHER)
+    counter.serve(PROMPT)
+    running = counter.open((*PROMPT, 1))
+    stored: list[int] = []
+    assemble = counter.layers.assemble
+
+    def watched(*arguments: Any) -> Any:
+        stored.append(counter.cache._store.weight.nbytes)
+        return assemble(*arguments)
+
+    monkeypatch.setattr(counter.layers, "assemble", watched)
+    copied = counter.open((*PROMPT[:16], 3))
+    assert copied.strand.tokens == list(PROMPT[:16])
+    assert stored[0] + BYTES_OF_A_TOKEN * (len(PROMPT) + 16) <= 500
+    assert running.strand.caches[0].holds(PROMPT)
+
+
+def test_runs_are_cut_back_by_and_by_and_count_until_then():
+    counter = Counter()
+    counter.serve((*PROMPT, *OTHER))
+    counter.cut_up()
+    counter.open((*PROMPT[:16], 1))
+    counter.cache.shrink()
+    before = counter.metrics.page_bytes
+    (run,) = counter.cache._store.tree.runs
+    assert before == run.stored.nbytes
+    counter.cache.tidy(0)
+    counter.cache.check_integrity()
+    assert counter.metrics.page_bytes == run.stored.nbytes
+    assert not counter.cache._store.tree.untidy
+
+
+def test_pages_that_go_take_their_memory_with_them_at_once_if_it_is_needed():
+    counter = Counter(budget_bytes=300)
+    counter.serve(PROMPT)
+    counter.cut_up()
+    counter.serve(OTHER)
+    counter.cache.check_integrity()
+    store = counter.cache._store
+    assert store.weight.nbytes <= 300
+    assert 0 < counter.known((*PROMPT, 1)) < len(PROMPT)
 
 
 # ----------------------------------------------------------------------------------------------------- memory
@@ -407,6 +503,6 @@ def test_no_more_is_remembered_of_what_was_computed_than_allowed():
     page = tree.root(b"")
     for start in range(0, 40, PAGE):
         tokens = tuple(range(start, start + PAGE))
-        page = tree.insert(page, tokens, FakeCut(tokens), 1)
+        page = tree.insert(page, tokens, run(tokens, start), 1)
         ledger.note_pages([page])
     assert len(ledger) == 3

@@ -73,9 +73,15 @@ def test_a_state_is_computed_where_it_was_made():
     assert first_numbers(recurrent[0]) == [LENGTH - 1]
 
 
-def test_caches_that_were_taken_apart_are_computed_where_it_was_done():
-    cuts = on_a_thread(lambda: Layers(Network()).take_apart(fed(), [(0, 2), (2, 5)]))
-    assert [first_numbers(cut.leaves[0][1]) for cut in cuts] == [[0, 1], [2, 3, 4]]
+def test_what_is_kept_of_caches_that_were_given_up_is_computed_where_it_was_done():
+    def work() -> Any:
+        pieces = Layers(Network()).give_up(fed())
+        pieces.keep(0, 2, 5)
+        return pieces
+
+    pieces = on_a_thread(work)
+    ((_, values),) = pieces.part(2, 5).take(0)
+    assert first_numbers(values) == [2, 3, 4]
 
 
 def test_assembled_caches_are_computed_where_it_was_done():
@@ -139,15 +145,15 @@ def test_settled_caches_are_never_there_twice(are_views):
     assert Layers(Network()).nbytes(caches) == pytest.approx(active_bytes() - others, abs=SLACK)
 
 
-@pytest.mark.parametrize("keeps", ["the caches", "one page"])
-def test_caches_that_were_taken_apart_are_nothing_but_their_pages(keeps):
+def test_what_is_kept_of_caches_that_were_given_up_keeps_nothing_else_of_them():
     before = active_bytes()
     caches, layers = fed(800, width=512), Layers(Network())
     caches[1:] = Network().make_cache()[1:]
-    cuts = layers.take_apart(caches, [(64, 128), (128, 192), (192, 256)])
-    if keeps == "one page":
-        del caches, cuts[1:]
-    assert active_bytes() - before < sum(cut.nbytes for cut in cuts) + SLACK
+    pieces = layers.give_up(caches)
+    assert active_bytes() - before == pytest.approx(pieces.nbytes, abs=SLACK)
+    pieces.keep(0, 64, 256)
+    assert pieces.nbytes == 192 * pieces.token_bytes
+    assert active_bytes() - before < pieces.nbytes + SLACK
 
 
 # -------------------------------------------------------------------------------------------------- positions

@@ -24,6 +24,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from start_llm.cache import arrays as kept_arrays
+from start_llm.cache.arrays import Cut, Part, joined
 from start_llm.cache.layers import Layers, settle
 
 WINDOW = 24
@@ -340,15 +342,15 @@ def test_fresh_and_settled_caches_of_nothing_take_no_bytes():
     layers = Layers(Caches(lambda: [KVCache(), ArraysCache(2), RotatingKVCache(8), ChunkedKVCache(8)]))
     caches = layers.fresh()
     settle(caches)
-    assert (layers.nbytes(caches), layers.sliced_nbytes(caches), layers.length(caches)) == (0, 0, 0)
+    assert (layers.nbytes(caches), layers.token_bytes(caches), layers.length(caches)) == (0, 0, 0)
 
 
 def test_bytes_are_those_of_all_leaves_and_of_the_sliced_ones():
     kind = Kind(lambda: [CacheList(ArraysCache(2), KVCache())], LATENT)
     caches, layers = fed(kind, 300), Layers(Caches(kind.make))
     sliced, whole = 512 * (48 + 16) * 4, 2 * 48 * 4
-    assert layers.sliced_nbytes(caches) == sliced, "the room that is left counts"
-    assert layers.nbytes(caches) == sliced + whole
+    assert layers.nbytes(caches) == sliced + whole, "the room that is left counts"
+    assert layers.token_bytes(caches) == (48 + 16) * 4
     assert layers.cut(caches, 0, 100).nbytes == 100 * (48 + 16) * 4
     assert (layers.state(caches).nbytes, layers.state(caches).arrays) == (whole, 2)
 
@@ -447,10 +449,37 @@ def test_what_is_taken_apart_is_what_would_be_cut_and_the_caches_are_empty(kind)
     caches, layers = fed(kind, 70), Layers(Caches(kind.make))
     spans = [(0, 20), (20, 40), (52, 70)]
     expected = [layers.cut(caches, start, end) for start, end in spans]
-    cuts = layers.take_apart(caches, spans)
-    for cut, other in zip(cuts, expected, strict=True):
-        assert_equal(arrays_of(cut.leaves), arrays_of(other.leaves))
-    assert layers.sliced_nbytes(caches) == 0
+    pieces = layers.give_up(caches)
+    for (start, end), cut in zip(spans, expected, strict=True):
+        assert_parts_equal(pieces.part(start, end), cut)
+    assert layers.length(caches) in (None, 70)
+    assert layers.token_bytes(caches) == 0
+
+
+@pytest.mark.parametrize("longest", [7, 64])
+@pytest.mark.parametrize("kind", SLICED.values(), ids=SLICED)
+def test_leaves_that_are_cut_one_by_one_hold_the_same_tokens_as_before(kind, longest, monkeypatch):
+    monkeypatch.setattr(kept_arrays, "LONGEST_PIECE", longest)
+    caches, layers = fed(kind, 70), Layers(Caches(kind.make))
+    expected = layers.cut(caches, 12, 50)
+    pieces = layers.give_up(caches)
+    for first, last in ((5, 70), (12, 66), (12, 50)):
+        for index in range(len(pieces)):
+            pieces.keep(index, first, last)
+            assert pieces.covers(first, last) and pieces.is_neat(index, first, last)
+            assert_parts_equal(pieces.part(12, 50), expected)
+    assert pieces.nbytes == expected.nbytes == 38 * pieces.token_bytes
+    assert not pieces.covers(11, 50) and not pieces.covers(12, 51)
+    for index in range(len(pieces)):
+        pieces.keep(index, 0, 0)
+    assert (pieces.nbytes, pieces.arrays) == (0, 0)
+
+
+def assert_parts_equal(part: Part, cut: Cut) -> None:
+    """The same tokens, however many pieces they are in."""
+    for index, leaf in enumerate(cut.leaves):
+        columns = zip(*part.take(index), strict=True)
+        assert_equal([np.array(joined(column)) for column in columns], arrays_of(leaf))
 
 
 def test_caches_that_are_taken_apart_are_hardly_ever_there_twice():
@@ -459,10 +488,25 @@ def test_caches_that_are_taken_apart_are_hardly_ever_there_twice():
     caches, layers = fed(kind, 390), Layers(Caches(kind.make))
     held = active_bytes() - before
     mx.reset_peak_memory()
-    cuts = layers.take_apart(caches, [(start, start + 32) for start in range(0, 384, 32)])
+    pieces = layers.give_up(caches)
+    for index in range(len(pieces)):
+        pieces.keep(index, 32, 384)
     assert mx.get_peak_memory() - before < 1.2 * held
-    assert active_bytes() - before < 1.05 * sum(cut.nbytes for cut in cuts) + SLACK
-    del caches
+    assert active_bytes() - before < 1.05 * pieces.nbytes + SLACK
+
+
+def test_caches_are_hardly_ever_there_twice_when_they_are_put_together():
+    """What they are copied from goes leaf by leaf."""
+    kind = Kind(lambda: [KVCache() for _ in range(16)], Feeder(4, key=128, value=128))
+    before = active_bytes()
+    layers = Layers(Caches(kind.make))
+    pieces = layers.give_up(fed(kind, 390))
+    held = active_bytes() - before
+    mx.reset_peak_memory()
+    copy = layers.assemble([pieces.part(0, 390)], None, 390, lambda index: pieces.keep(index, 0, 0))
+    assert mx.get_peak_memory() - before < 1.2 * held
+    assert pieces.nbytes == 0
+    assert_equal(content(copy), content(fed(kind, 390)))
 
 
 @pytest.mark.parametrize(
@@ -485,7 +529,7 @@ def test_caches_grow_by_their_room(kind, room):
     sizes: list[int] = []
     for done in range(room + 1):
         feed(kind, caches, done, 1)
-        sizes.append(layers.sliced_nbytes(caches))
+        sizes.append(sum(leaf.nbytes for leaf in leaves(caches) if isinstance(leaf, KVCache)))
     token = layers.cut(caches, 0, 1).nbytes
     assert sizes[:room] == [room * token] * room
     assert sizes[room] == 2 * room * token

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from start_llm.cache.ledger import Ledger
 from start_llm.cache.pages import Page, PageTree
-from tests.cache.fakes import FakeCut
+from tests.cache.fakes import run
 
 SIZE = 4
 TOKENS = st.lists(st.integers(1, 2), max_size=14)
@@ -28,7 +28,7 @@ class Book:
         path = [self.tree.root(salt)]
         for start in range(0, len(tokens) - SIZE + 1, SIZE):
             block = tuple(tokens[start : start + SIZE])
-            path.append(self.tree.insert(path[-1], block, FakeCut(block), 0))
+            path.append(self.tree.insert(path[-1], block, run(block, path[-1].end), 0))
         return path
 
     def note(self, tokens: Sequence[int], salt: bytes = b"") -> None:

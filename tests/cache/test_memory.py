@@ -117,3 +117,52 @@ def test_what_rests_gives_way_to_a_reply_that_grows(machinery):
     assert growing.ending is None
     live = engine.cache._store.live_weight.nbytes
     assert engine.cache._store.weight.nbytes + live <= memory_for(machinery, 200) * 5 // 2
+
+
+# -------------------------------------------------------------------------------------------------- in motion
+
+
+@pytest.fixture(scope="module")
+def deep(tiny_model: TinyModel) -> Machinery:
+    """Its KV outweighs what a step takes."""
+    config = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}
+    model = load(tiny_model("qwen3", hidden=64, layers=12, **config))
+    return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), most_rows=4, batches=True)
+
+
+class Restoring(Cached):
+    """Notes how much memory restoring takes at most, and what is held after each step."""
+
+    def __init__(self, machinery: Machinery, budget: int) -> None:
+        mx.eval(machinery.network.parameters())
+        self.before = active_bytes()
+        self.most = 0
+        super().__init__(machinery, budget)
+        opening = self.cache.open
+
+        def watched(*arguments: Any) -> Any:
+            mx.reset_peak_memory()
+            opened = opening(*arguments)
+            self.most = max(self.most, mx.get_peak_memory() - self.before)
+            return opened
+
+        self.cache.open = watched  # pyright: ignore[reportAttributeAccessIssue]
+
+    def step(self, times: int = 1) -> None:
+        super().step(times)
+        mx.synchronize(generation_stream)
+        self.most = max(self.most, mx.get_active_memory() - self.before)
+
+
+@pytest.mark.parametrize("common", [900, 1760], ids=["a short fork", "a longer fork"])
+def test_a_conversation_that_goes_on_from_pages_is_never_there_twice(deep, common):
+    """There is room for it and a tenth of it: the fork is gone when it is in the way."""
+    rng = random.Random(11)
+    budget = memory_for(deep, 2048) * 11 // 10
+    engine = Restoring(deep, budget)
+    start = tokens(rng, 1800, 1800)
+    engine.say(start, 2)
+    engine.say((*start[:common], *tokens(rng, 90, 90)), 2)
+    engine.say((*start, *tokens(rng, 240, 240)), 4)
+    assert engine.cached.reused_tokens == common + len(start)
+    assert engine.most <= budget + SLACK

@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from start_llm.cache import pages
 from start_llm.cache.integrity import BrokenInvariant, check_tree
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand, common_length, page_key
-from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState
+from start_llm.cache.pages import Checkpoint, Page, PageTree, Run, Strand, common_length, page_key
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState, run
 
 SIZE = 4
 TOKENS = st.lists(st.integers(1, 3), max_size=20)
-
-
-def cut(tokens: Sequence[int]) -> FakeCut:
-    return FakeCut(tuple(tokens))
 
 
 def grown(tree: PageTree, tokens: Sequence[int], salt: bytes = b"") -> list[Page]:
@@ -27,7 +23,7 @@ def grown(tree: PageTree, tokens: Sequence[int], salt: bytes = b"") -> list[Page
     page = tree.root(salt)
     for start in range(0, len(tokens), tree.page_size):
         part = tuple(tokens[start : start + tree.page_size])
-        page = tree.insert(page, part, cut(part), now=1)
+        page = tree.insert(page, part, run(part, start), now=1)
         path.append(page)
     return path
 
@@ -119,7 +115,7 @@ def test_a_match_ends_in_front_of_a_page_that_is_lost(tree):
     first, second, third = grown(tree, range(12))
     tree.hold(second, None)
     assert tree.match(tree.root(b""), range(12)) == [first]
-    tree.hold(second, cut([4, 5, 6, 7]))
+    tree.hold(second, run([4, 5, 6, 7], 4))
     assert tree.match(tree.root(b""), range(12)) == [first, second, third]
 
 
@@ -142,14 +138,14 @@ def test_the_common_length_is_that_of_the_longest_common_beginning(left, right):
 def test_a_page_that_is_there_keeps_its_arrays_and_is_used_again(tree):
     (page,) = grown(tree, [1, 2, 3, 4])
     held = page.holder
-    assert tree.insert(tree.root(b""), (1, 2, 3, 4), cut([9, 9, 9, 9]), now=7) is page
+    assert tree.insert(tree.root(b""), (1, 2, 3, 4), run([9, 9, 9, 9]), now=7) is page
     assert (page.holder, page.last_used, tree.count) == (held, 7, 1)
 
 
 def test_a_page_that_was_lost_is_found_again_when_it_is_computed_again(tree):
     first, _ = grown(tree, range(8))
     tree.hold(first, None)
-    again = cut([0, 1, 2, 3])
+    again = run([0, 1, 2, 3])
     assert tree.insert(tree.root(b""), (0, 1, 2, 3), again, now=2) is first
     assert first.holder is again
     assert len(tree.match(tree.root(b""), range(8))) == 2
@@ -163,18 +159,18 @@ def test_a_longer_page_takes_the_place_of_a_shorter_one_that_says_no_more(tree):
     assert not tree.has(short)
     (full,) = grown(tree, [1, 2, 3, 4])
     assert {id(page) for page in tree.pages()} == {id(other), id(full)}
-    assert tree.own_bytes == 5 * BYTES_OF_A_TOKEN
+    assert tree.run_bytes == 5 * BYTES_OF_A_TOKEN
 
 
 def test_bytes_are_counted_where_a_page_has_arrays_of_its_own(tree):
     (page,) = grown(tree, [1, 2, 3, 4])
-    assert tree.own_bytes == 4 * BYTES_OF_A_TOKEN
+    assert tree.run_bytes == 4 * BYTES_OF_A_TOKEN
     tree.hold(page, resting(tree.root(b""), [1, 2, 3, 4], [page]))
-    assert tree.own_bytes == 0
-    tree.hold(page, cut([1, 2]))
-    assert tree.own_bytes == 2 * BYTES_OF_A_TOKEN
+    assert tree.run_bytes == 0
+    tree.hold(page, run([1, 2]))
+    assert tree.run_bytes == 2 * BYTES_OF_A_TOKEN
     tree.hold(page, None)
-    assert tree.own_bytes == 0
+    assert tree.run_bytes == 0
 
 
 def test_a_page_goes_if_nothing_is_behind_it(tree):
@@ -183,7 +179,7 @@ def test_a_page_goes_if_nothing_is_behind_it(tree):
         tree.remove(first)
     assert tree.remove(second) is first
     assert tree.has(first) and not tree.has(second)
-    assert (tree.count, tree.own_bytes) == (1, 4 * BYTES_OF_A_TOKEN)
+    assert (tree.count, tree.run_bytes) == (1, 4 * BYTES_OF_A_TOKEN)
     with pytest.raises(ValueError, match="cannot go"):
         tree.remove(tree.root(b""))
 
@@ -213,25 +209,31 @@ def test_lost_pages_go_with_the_last_one_behind_them(tree):
 
 def test_a_checkpoint_is_as_far_as_its_page_and_its_tail(tree):
     _, page = grown(tree, range(8))
-    checkpoint = Checkpoint(page, (8, 9), FakeState(1), cut([8, 9]), 1)
+    checkpoint = Checkpoint(page, (8, 9), FakeState(1), FakeCut((8, 9)), 1)
     assert checkpoint.position == 10
     assert Checkpoint(page, (), FakeState(1), None, 1).position == 8
 
 
 # -------------------------------------------------------------------------------------------------- integrity
 
+
+def run_of(page: Page) -> Run:
+    assert isinstance(page.holder, Run)
+    return page.holder
+
+
 type Tampering = Callable[[PageTree, list[Page], Strand, Checkpoint], object]
 
 
 TAMPERINGS: dict[str, Tampering] = {
     "counted wrongly": lambda tree, *_: setattr(tree, "count", 7),
-    "are counted": lambda tree, *_: setattr(tree, "own_bytes", 7),
+    "are counted": lambda tree, *_: setattr(tree, "run_bytes", 7),
     "the key of other tokens": lambda _tree, path, *_: setattr(path[1], "tokens", (9, 9, 9, 9)),
     "does not begin where its parent ends": lambda _tree, path, *_: setattr(path[2], "end", 11),
     "not its parent's child": lambda _tree, path, *_: setattr(path[2], "parent", path[0]),
-    "a short page has children": lambda tree, path, *_: tree.insert(path[2], (1,), cut([1]), 1),
+    "a short page has children": lambda tree, path, *_: tree.insert(path[2], (1,), run([1], 10), 1),
     "kept for nothing": lambda tree, path, *_: tree.hold(path[2], None),
-    "a strand's path has a gap": lambda _tree, _path, strand, _: strand.path.pop(0),
+    "a strand's path has a gap": lambda _tree, _path, strand, _: strand.path.reverse(),
     "a page of a strand is lost": lambda tree, path, *_: tree.hold(path[1], None),
     "a strand has other tokens": lambda _tree, _path, strand, _: strand.tokens.__setitem__(0, 77),
     "too long, or too short": lambda _tree, _path, strand, _: strand.tokens.extend(range(4)),
@@ -244,6 +246,11 @@ TAMPERINGS: dict[str, Tampering] = {
     ),
     "hangs on the wrong page": lambda _tree, _path, _, checkpoint: setattr(checkpoint, "tail", (1,) * 4),
     "misses its tail": lambda _tree, _path, _, checkpoint: setattr(checkpoint, "tail", (1,)),
+    "a page of a strand is kept beside it": lambda tree, path, *_: tree.hold(path[1], run(range(4, 8), 4)),
+    "what is loose is counted wrongly": lambda tree, *_: setattr(tree, "loose_bytes", 7),
+    "a run is not counted": lambda tree, *_: tree._runs.clear(),
+    "a run has other pages": lambda _tree, path, *_: run_of(path[2]).pages.__setitem__(8, path[1]),
+    "a run does not hold its pages": lambda _tree, path, *_: setattr(run_of(path[2]).stored, "start", 9),
     "in a strand that is gone": lambda tree, path, *_: tree.hold(path[0], Strand([], tree.root(b""))),
     "in a strand that does not know it": lambda tree, path, strand, _: tree.hold(path[2], strand),
 }
@@ -254,6 +261,8 @@ TAMPERINGS: dict[str, Tampering] = {
 def test_whatever_is_tampered_with_is_found(tree, complaint):
     path = grown(tree, range(10))
     strand = resting(tree.root(b""), range(9), path[:2])
+    for page in path[:2]:
+        tree.hold(page, strand)
     checkpoint = Checkpoint(path[1], (), FakeState(1), None, 1)
     path[1].checkpoints.append(checkpoint)
     if complaint is None:

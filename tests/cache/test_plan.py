@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
 from start_llm.cache.plan import Plan, Source, plan_restore
-from tests.cache.fakes import FakeCut, FakeState
+from tests.cache.fakes import FakeCut, FakeState, run
 
 SIZE = 4
 LONG = tuple(range(100, 118))
@@ -28,7 +28,7 @@ class Stored:
         page = self.root
         for start in range(0, len(tokens), SIZE):
             part = tuple(tokens[start : start + SIZE])
-            page = self.tree.insert(page, part, holder or FakeCut(part), now=1)
+            page = self.tree.insert(page, part, holder or run(part, start), now=1)
             path.append(page)
         return path
 
@@ -61,7 +61,9 @@ def stored() -> Stored:
 
 
 def spans(plan: Plan) -> list[tuple[int, int]]:
-    return [(source.start, source.end) for source in plan.sources]
+    """What is copied, from place to place."""
+    tail = [(plan.tail.start, plan.tail.end)] if plan.tail else []
+    return [*((page.start, page.end) for page in plan.path), *tail]
 
 
 # --------------------------------------------------------------------------------------------------- no state
@@ -80,9 +82,7 @@ def test_pages_are_restored_to_the_exact_token_but_for_the_last(stored, length):
     plan = stored.plan(LONG[:length])
     assert plan.length == length - 1
     assert plan.path == tuple(path[: (length - 1) // SIZE])
-    assert [token for source in plan.sources for token in range(source.start, source.end)] == list(
-        range(length - 1)
-    )
+    assert [token for span in spans(plan) for token in range(*span)] == list(range(length - 1))
     assert plan.hand_over is plan.checkpoint is None
 
 
@@ -112,7 +112,7 @@ def test_the_longest_of_several_ways_on_is_taken(stored):
     stored.pages((*LONG[:10], 8, 8))
     plan = stored.plan(LONG)
     assert plan.length == 11
-    assert isinstance(plan.sources[-1].holder, Strand)
+    assert plan.tail and isinstance(plan.tail.holder, Strand)
 
 
 def test_a_running_row_is_copied_and_never_handed_over(stored):
@@ -120,7 +120,7 @@ def test_a_running_row_is_copied_and_never_handed_over(stored):
     plan = stored.plan((*LONG, 1))
     assert plan.length == 18
     assert plan.hand_over is None
-    assert plan.sources == (Source(strand, 0, 18),), "what lies in one place is copied at once"
+    assert (plan.path, plan.tail) == (tuple(strand.path), Source(strand, 16, 18))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_resting_strand_is_handed_over_if_only_its_reply_is_lost(stored, ids, 
     strand = stored.strand(LONG, shared_to=14)
     plan = stored.plan(ids)
     assert plan.hand_over is strand
-    assert (plan.length, plan.sources) == (length, ())
+    assert (plan.length, plan.tail) == (length, None)
     assert plan.path == tuple(strand.path[: length // SIZE])
 
 
@@ -138,7 +138,7 @@ def test_a_resting_strand_is_copied_where_a_prompt_goes_another_way_before_its_e
     strand = stored.strand(LONG, shared_to=14)
     plan = stored.plan((*LONG[:13], 1))
     assert plan.hand_over is None
-    assert plan.sources == (Source(strand, 0, 13),)
+    assert plan.tail == Source(strand.path[3], 12, 13)
 
 
 def test_a_strand_is_handed_over_although_others_hold_some_of_its_pages(stored):
@@ -147,11 +147,10 @@ def test_a_strand_is_handed_over_although_others_hold_some_of_its_pages(stored):
     assert stored.plan((*LONG, 1)).hand_over is strand
 
 
-def test_a_copy_joins_what_lies_in_a_strand_and_takes_the_rest_page_by_page(stored):
-    first, second = stored.pages(LONG[:8])
-    strand = stored.strand(LONG, live=True)
-    plan = stored.plan((*LONG, 1))
-    assert plan.sources == (Source(first, 0, 4), Source(second, 4, 8), Source(strand, 8, 18))
+def test_what_a_checkpoint_has_behind_its_page_is_the_tail(stored):
+    stored.pages(LONG[:16])
+    checkpoint = stored.checkpoint(LONG[:18])
+    assert stored.plan((*LONG, 1), has_state=True).tail == Source(checkpoint, 16, 18)
 
 
 # ------------------------------------------------------------------------------------------------- with state
@@ -174,7 +173,7 @@ def test_the_deepest_checkpoint_within_the_prompt_counts(stored):
         assert plan.checkpoint
         assert plan.checkpoint.position == plan.length
         assert plan.path == tuple(path[: plan.length // SIZE])
-        assert sum(source.end - source.start for source in plan.sources) == plan.length
+        assert sum(end - start for start, end in spans(plan)) == plan.length
     assert stored.plan((*LONG[:12], 1, 1), has_state=True).length == 13
 
 
@@ -200,7 +199,7 @@ def test_with_state_a_strand_that_goes_on_is_put_back_to_a_checkpoint(stored):
     assert (again.length, again.hand_over, again.checkpoint) == (14, strand, late)
     edited = stored.plan((*LONG[:13], 1), has_state=True)
     assert (edited.length, edited.hand_over, edited.checkpoint) == (9, None, early)
-    assert edited.sources == (Source(strand, 0, 8), Source(early, 8, 9))
+    assert edited.tail == Source(early, 8, 9)
 
 
 def test_of_a_strand_and_a_checkpoint_the_longer_one_counts(stored):

@@ -186,6 +186,11 @@ class Machine(RuleBasedStateMachine):
             self._promise(row.salt, held[: row.strand.shared_to])
         return held
 
+    @rule()
+    def tidy(self) -> None:
+        """Part of it at a time, as between two steps."""
+        self.cache.tidy(0)
+
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from start_llm.cache.kinds import words_of
 from start_llm.cache.layers import Layers
 from start_llm.core.events import Failed
 from start_llm.engine.cost import measure
@@ -144,7 +145,7 @@ def _memory(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
     if trouble.room_tokens is None:
         return {}
     costs = measure(model.network, Layers(model.network).fresh())
-    fixed = footprint(model).weights_bytes + costs.work_bytes * LONGEST_CHUNK
+    fixed = footprint(model, words_of).weights_bytes + costs.work_bytes * LONGEST_CHUNK
     return {"memory": int((fixed + costs.row.bytes_of(trouble.room_tokens)) / 0.95)}
 
 

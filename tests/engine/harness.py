@@ -24,6 +24,8 @@ from start_llm.engine.row import Sampled
 from start_llm.telemetry.metrics import EngineMetrics
 
 GREEDY = Sampling(temperature=0)
+CHUNK = 64
+"""Tokens. Prompts of tests are short, and many of them look at what happens between two chunks."""
 
 
 def job(prompt: Sequence[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any) -> Job:
@@ -81,15 +83,23 @@ def stepped(decoder: Decoder) -> list[Sampled]:
 
 
 class Stepper:
-    """An EngineLoop on the test's own thread: nothing happens between two calls of `step`."""
+    """An EngineLoop on the test's own thread: nothing happens between two calls of `step`.
+
+    Args:
+        longest_chunk: tokens that are computed at once.
+    """
 
     def __init__(
-        self, machinery: Machinery, clock: Callable[[], float] = time.monotonic, **changes: Any
+        self,
+        machinery: Machinery,
+        clock: Callable[[], float] = time.monotonic,
+        longest_chunk: int = CHUNK,
+        **changes: Any,
     ) -> None:
         self.clock = clock
         self.metrics = EngineMetrics()
         self.inbox = Inbox()
-        self._machinery = replace(machinery, **changes)
+        self._machinery = replace(machinery, longest_chunk=lambda _: longest_chunk, **changes)
         self.start_loop()
 
     def start_loop(self) -> None:

@@ -17,9 +17,9 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.errors import EngineDied, ModelError, Overloaded
 from start_llm.core.events import Failed, Finished, Restored
-from start_llm.engine.batch import Decoder
 from start_llm.engine.engine import Engine, EngineConfig
-from start_llm.engine.loop import STOPPING
+from start_llm.engine.generation import Generation
+from start_llm.engine.loop import STOPPING, EngineLoop
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.harness import Breakdown, Watched, Wrapped, job
 
@@ -74,11 +74,12 @@ def test_who_comes_while_the_thread_ends_is_answered(machinery, monkeypatch):
     """It has looked for the last time, and is still there."""
     ending, gone = threading.Event(), threading.Event()
 
-    def linger(_: Decoder) -> None:
+    def linger(_: EngineLoop) -> list[Generation]:
         ending.set()
         assert gone.wait(30)
+        return []
 
-    monkeypatch.setattr(Decoder, "close", linger)
+    monkeypatch.setattr(EngineLoop, "_abandon_everything", linger)
     engine = engine_of(lambda: machinery)
     engine.start()
     assert not engine.stop(0)
@@ -124,11 +125,11 @@ def test_requests_that_were_taken_in_still_count_as_waiting(machinery):
 
     engine = engine_of(with_network(machinery, before), most_waiting=2)
     engine.start()
-    everyone = [Watched(engine.submit(job(range(100), 2)))]
-    assert passes.get(timeout=30) == (1, 64)
+    everyone = [Watched(engine.submit(job(range(300), 2)))]
+    assert passes.get(timeout=30) == (1, 256)
     everyone += [Watched(engine.submit(job(PROMPT, 2))) for _ in range(2)]
     turnstile.release()
-    assert passes.get(timeout=30) == (1, 35), "the second step, which has emptied the inbox"
+    assert passes.get(timeout=30) == (1, 43), "the second step, which has emptied the inbox"
     with pytest.raises(Overloaded):
         engine.submit(job(PROMPT, 2))
     turnstile.release(1000)

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.core.events import Failed, Finished
 from start_llm.engine.admission import Admission
-from start_llm.engine.batch import Batch
+from start_llm.engine.batch import Group
 from start_llm.engine.cost import RowCost
 from start_llm.engine.machinery import Machinery, Pace
 from tests.cache.conversations import Cached
@@ -150,7 +150,7 @@ def test_of_rows_that_cannot_be_taken_out_nothing_is_kept(
 ):
     engine = counting()
     rows = in_one_batch(engine)
-    monkeypatch.setattr(Batch, "remove", breaks)
+    monkeypatch.setattr(Group, "remove", breaks)
     for place in cancelled:
         rows[place].generation.cancel()
     engine.step()
@@ -162,7 +162,7 @@ def test_of_rows_that_cannot_be_taken_out_nothing_is_kept(
 def test_a_row_that_was_taken_out_half_way_fails_and_nothing_of_it_is_kept(monkeypatch: pytest.MonkeyPatch):
     engine = counting()
     rows = in_one_batch(engine)
-    monkeypatch.setattr("start_llm.engine.batch.settle", breaks)
+    monkeypatch.setattr("start_llm.engine.merging.settle", breaks)
     rows[1].generation.cancel()
     engine.step()
     monkeypatch.undo()

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.core.events import Failed, Finished, Usage
 from start_llm.core.sampling import Sampling
-from start_llm.engine.batch import Batch
+from start_llm.engine.batch import Group
 from start_llm.engine.loop import STOPPING
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, job
 from tests.ties import Reference, Tally, greedy_reference
@@ -89,13 +89,11 @@ def test_a_reply_goes_on_while_a_long_prompt_is_computed(machinery, check):
     stepper = Stepper(machinery)
     (row,) = decoding(stepper, 1)
     watched = stepper.submit(job(LONG, 30))
-    while not watched.tokens:
+    while not watched.tokens and not row.ending:
         before = len(row.tokens), len(watched.progress)
         stepper.step()
-        chunks = len(watched.progress) - before[1]
-        assert chunks <= 1
-        if chunks and watched.progress[-1] != (899, 900):
-            assert len(row.tokens) == before[0] + 1, "one token for each chunk"
+        assert len(watched.progress) <= before[1] + 1
+        assert len(row.tokens) == before[0] + 1, "a token in every step, with a chunk or without"
     check(row, watched)
 
 
@@ -115,9 +113,7 @@ def test_a_burst_of_prompts_computes_no_more_than_one_chunk_a_step(machinery):
     while not all(row.look() and row.ending for row in rows):
         stepper.step()
         computed, seen = stepper.metrics.prefilled_tokens - seen, stepper.metrics.prefilled_tokens
-        assert computed <= 2048
-        if seen == computed:
-            assert computed <= 64, "the first chunk is 64 tokens, whatever waits"
+        assert computed <= 12 * 49
 
 
 def test_staggered_requests_all_say_what_they_say_alone(machinery, check):
@@ -392,7 +388,7 @@ def test_what_cannot_even_be_taken_out_takes_nobody_with_it_that_comes_later(mac
     def breaks(*_: Any) -> None:
         raise Breakdown("broken on purpose")
 
-    monkeypatch.setattr(Batch, "remove", breaks)
+    monkeypatch.setattr(Group, "remove", breaks)
     waiting = stepper.submit(job(LONG, 5))
     rows[0].generation.cancel()
     stepper.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import mlx.core as mx
 import pytest
@@ -60,36 +60,32 @@ def test_no_memory_is_no_token():
     assert COST.tokens_in(-1) == 0
 
 
-def meminfo(folder: Path, available_kb: int) -> Path:
-    path = folder / "meminfo"
-    path.write_text(f"MemTotal:       1000000 kB\nMemFree: 5 kB\nMemAvailable:   {available_kb} kB\n")
-    return path
+def lacks(nbytes: int) -> Callable[[], int]:
+    return lambda: nbytes
 
 
-def test_a_machine_with_memory_lacks_none(tmp_path: Path):
-    assert shortage(PLENTY, meminfo(tmp_path, 30_000)) == 0
+def test_a_machine_with_memory_lacks_none():
+    assert shortage(PLENTY, lacks(0)) == 0
 
 
-def test_what_others_lack_is_given_back(tmp_path: Path):
-    assert shortage(PLENTY, meminfo(tmp_path, 10_000)) == 20_000 * 1024
+def test_what_others_lack_is_given_back():
+    assert shortage(PLENTY, lacks(20_000)) == 20_000
 
 
-def test_what_is_held_for_later_use_goes_before_anything_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_held_for_later_use_goes_before_anything_is_missed(monkeypatch: pytest.MonkeyPatch):
     held = [5000]
     monkeypatch.setattr(mx, "get_active_memory", lambda: 9000)
     monkeypatch.setattr(mx, "get_cache_memory", lambda: held[0])
     monkeypatch.setattr(mx, "clear_cache", lambda: held.__setitem__(0, 0))
-    assert shortage(20_000, tmp_path / "none") == 0
+    assert shortage(20_000, lacks(0)) == 0
     assert held == [5000]
-    assert shortage(10_000, tmp_path / "none") == 0
+    assert shortage(10_000, lacks(0)) == 0
     assert held == [0]
-    assert shortage(8000, tmp_path / "none") == 1000
+    assert shortage(8000, lacks(0)) == 1000
 
 
-def test_where_nobody_tells_only_our_own_count(tmp_path: Path):
-    assert shortage(PLENTY, tmp_path / "none") == 0
+def test_where_nobody_tells_only_our_own_count():
+    assert shortage(PLENTY, lacks(0)) == 0
     held = mx.ones((1000,))
     mx.eval(held)
-    assert shortage(0, tmp_path / "none") >= 4000
+    assert shortage(0, lacks(0)) >= 4000

@@ -221,7 +221,7 @@ def test_a_prompt_is_not_stopped_for_one_that_has_no_room(machinery):
 
 
 def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(machinery):
-    stepper = cached(machinery, clock=Clock())
+    stepper = cached(machinery, clock=Clock(step=0.001))
     long = a_long_prompt_half_computed(stepper)
     lost = stepper.submit(job((5, *LONG, *LONG), 2, known=2 * len(LONG)))
     short = stepper.submit(job(PROMPTS[0], 2))

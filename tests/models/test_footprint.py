@@ -2,14 +2,18 @@
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache
 
 from scripts import tiny_models
-from start_llm.models.footprint import measure
+from start_llm.cache.kinds import words_of
+from start_llm.core.sampling import SamplingChoice
+from start_llm.models.footprint import Footprint
+from start_llm.models.footprint import measure as measured
 from start_llm.models.loader import LoadedModel, load
+from start_llm.models.tokenizer import Tokenizer
 
 HYBRID = {"recurrent state": 3, "full attention": 1}
 LAYERS: dict[str, dict[str, int]] = {
@@ -44,6 +48,16 @@ class StrangeCache:
     """Of no class that mlx_lm has, and not to be merged."""
 
 
+def measure(model: LoadedModel) -> Footprint:
+    return measured(model, words_of)
+
+
+def window_of(config: dict[str, Any]) -> int | None:
+    """Of a model that is nothing but this config."""
+    network, tokenizer = FakeNetwork(KVCache()), cast("Tokenizer", None)
+    return measure(LoadedModel(network, tokenizer, config, 1, SamplingChoice())).context_window
+
+
 @pytest.fixture(scope="module")
 def qwen3(tiny_model) -> LoadedModel:
     return load(tiny_model("qwen3"))
@@ -62,7 +76,6 @@ def test_layers_and_weights_of_each_family(family, tiny_model):
     assert footprint.layers == LAYERS[family]
     assert footprint.weights_bytes == index["metadata"]["total_size"]
     assert footprint.context_window == tiny_models.MAX_POSITIONS
-    assert footprint.batches
 
 
 @pytest.mark.parametrize(
@@ -77,18 +90,74 @@ def test_layers_and_weights_of_each_family(family, tiny_model):
         ({"text_config": []}, None),
     ],
 )
-def test_the_window_is_what_the_config_says_or_unknown(config, window, qwen3):
-    assert measure(replace(qwen3, config=config)).context_window == window
+def test_the_window_is_what_the_config_says_or_unknown(config, window):
+    assert window_of(config) == window
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [32.0]}
+LINEAR = {"type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        pytest.param({"n_ctx": 1024, "n_positions": 1024}, 1024, id="GPT-2"),
+        pytest.param({"n_positions": 8192}, 8192, id="StarCoder"),
+        pytest.param({"max_seq_len": 32768}, 32768, id="DBRX"),
+        pytest.param({"max_context_length": 2048}, 2048, id="OpenELM"),
+        pytest.param({"block_size": 512}, 512, id="Lille"),
+        pytest.param({"model_max_length": 1048576}, 1048576, id="Kimi Linear"),
+        pytest.param({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072, id="Command R"),
+        pytest.param({"max_position_embeddings": 32768, "seq_length": 8192}, 8192, id="the first Qwen"),
+    ],
+)
+def test_the_window_has_many_names(config, window):
+    assert window_of(config) == window
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        pytest.param({"max_position_embeddings": 32768, "rope_scaling": YARN}, 131072, id="Qwen with YaRN"),
+        pytest.param({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072, id="stated scaled"),
+        pytest.param({"max_position_embeddings": 262144, "rope_scaling": YARN}, 262144, id="stated longer"),
+        pytest.param(
+            {"text_config": {"max_position_embeddings": 32768, "rope_parameters": YARN}},
+            131072,
+            id="of the text",
+        ),
+        pytest.param(
+            {"max_position_embeddings": 32768, "rope_parameters": {"full_attention": YARN}},
+            131072,
+            id="of one type of layer",
+        ),
+        pytest.param({"max_position_embeddings": 131072, "rope_scaling": LLAMA3}, 131072, id="Llama 3.1"),
+        pytest.param({"max_position_embeddings": 131072, "rope_scaling": LONGROPE}, 131072, id="Phi 3"),
+        pytest.param({"max_position_embeddings": 16384, "rope_scaling": LINEAR}, 16384, id="DeepSeek Coder"),
+        pytest.param(
+            {"max_position_embeddings": 4096, "max_sequence_length": 16384, "rope_scaling": LINEAR},
+            16384,
+            id="Vicuna 16k",
+        ),
+        pytest.param(
+            {"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn"}}, 32768, id="no factor"
+        ),
+        pytest.param({"max_position_embeddings": 32768, "rope_scaling": "yarn"}, 32768, id="no scaling"),
+    ],
+)
+def test_a_scaled_rotation_makes_the_window_longer_only_where_the_config_states_the_short_one(config, window):
+    assert window_of(config) == window
 
 
 def test_a_config_without_a_type_is_of_unknown_type(qwen3):
     assert measure(replace(qwen3, config={})).model_type == "unknown"
 
 
-def test_caches_that_cannot_be_merged_keep_a_model_out_of_batches(qwen3):
+def test_layers_of_several_kinds_are_counted_apart(qwen3):
     llama4 = measure(replace(qwen3, network=FakeNetwork(ChunkedKVCache(128))))
     assert llama4.layers == {"full attention": 1, "chunked attention": 1}
-    assert not llama4.batches
 
 
 def test_a_cache_of_an_unknown_class_is_shown_by_its_name(qwen3):

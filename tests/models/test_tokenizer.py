@@ -176,6 +176,52 @@ def test_an_id_that_no_token_has_stands_for_nothing(byte_level, llama_like):
         assert tokenizer.token_bytes(2047 * 1000) == b""
 
 
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(), as_document=st.booleans())
+def test_a_text_becomes_the_tokens_that_transformers_makes_of_it(byte_level, llama_like, text, as_document):
+    for tokenizer in (byte_level, llama_like):
+        wrapper = tokenizer._wrapper  # pyright: ignore[reportPrivateUsage]
+        expected = wrapper.encode(text, add_special_tokens=as_document)
+        assert tokenizer.encode(text, as_document=as_document) == expected
+
+
+def test_a_text_is_tokenised_whole_whatever_the_file_says_of_lengths(tmp_path):
+    backend = byte_fallback(trims=False)
+    backend.enable_truncation(2)
+    backend.enable_padding(length=9)
+    tokenizer = saved(backend, tmp_path)
+    assert bytes_of(tokenizer, "abcdef") == b"abcdef"
+
+
+def test_two_tokens_that_are_spelled_alike_have_their_bytes_both(tmp_path):
+    pieces = [
+        ("<unk>", 0.0),
+        ("</s>", 0.0),
+        ("<pad>", 0.0),
+        (SPACE + "a", -1.0),
+        ("b", -2.0),
+        (SPACE + "a", -3.0),
+    ]
+    backend = tokenizers.Tokenizer(models.Unigram([*pieces, ("c", -4.0)], unk_id=0))
+    backend.decoder = decoders.Metaspace()
+    tokenizer = saved(backend, tmp_path)
+    assert [tokenizer.token_bytes(token) for token in range(3, 8)] == [b" a", b"b", b" a", b"c", b""]
+
+
+def test_a_token_far_behind_all_others_has_its_bytes(tmp_path):
+    entries = {char: number for number, char in enumerate(tiny_models.byte_alphabet())}
+    tokenizer = saved(tiny_models.byte_level_tokenizer(entries | {"Ġa": 9000}, []), tmp_path)
+    assert [tokenizer.token_bytes(token) for token in (9000, 8999)] == [b" a", b""]
+
+
+def test_the_bytes_of_a_token_are_told_while_a_text_is_tokenised(gemma_like):
+    with gemma_like._lock:  # pyright: ignore[reportPrivateUsage] - as `encode` holds it for a long text
+        asked = threading.Thread(target=lambda: list(map(gemma_like.token_bytes, range(400))), daemon=True)
+        asked.start()
+        asked.join(5)
+        assert not asked.is_alive()
+
+
 def test_a_tokenizer_of_another_kind_is_asked_for_the_text_of_a_token(tmp_path):
     tokenizer = saved(word_level(), tmp_path)
     assert [tokenizer.token_bytes(token) for token in (1, 2, 99)] == [b"fish", "é".encode(), b""]
@@ -359,8 +405,11 @@ class FakeWrapper:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._slowly([len(text)])
 
-    def convert_ids_to_tokens(self, token: int) -> str:
-        return self._slowly(f"piece {token}")
+    def get_vocab(self) -> dict[str, int]:
+        return {f"piece {token}": token for token in range(40)}
+
+    def convert_ids_to_tokens(self, tokens: list[int]) -> list[str]:
+        return [f"piece {token}" for token in tokens]
 
     def decode(self, tokens: list[int]) -> str:
         return self._slowly(f"text {tokens[0]}")

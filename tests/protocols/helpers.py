@@ -101,7 +101,12 @@ def chunks(frames: Iterable[Frame]) -> list[dict[str, Any]]:
     """The JSON of frames, as a client reads it; the last frame has to be the end marker."""
     sent = list(frames)
     assert sent[-1].data == "[DONE]"
-    return [json.loads(json.dumps(frame.data)) for frame in sent[:-1]]
+    return [read(frame) for frame in sent[:-1]]
+
+
+def read(frame: Frame) -> Any:
+    """The JSON of a frame, as a client reads it."""
+    return json.loads(frame.data if isinstance(frame.data, str) else json.dumps(frame.data))
 
 
 def streamed(reply: Reply, outputs: list[Output], end: Finished) -> list[dict[str, Any]]:

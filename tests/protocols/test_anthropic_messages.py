@@ -35,7 +35,7 @@ from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.anthropic_messages import count_json, parse, parse_count
 from start_llm.protocols.base import Call
 from tests.grammar.messages import put_together, without_ids
-from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, whole
+from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, read, whole
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "read", "input_schema": {"type": "object"}}
@@ -91,7 +91,7 @@ def events_of(outputs: Sequence[Output], end: Finished, **fields: Any) -> list[d
     for output in outputs:
         frames += reply.output(output)
     frames += reply.closing(end)
-    events = [json.loads(json.dumps(frame.data)) for frame in frames]
+    events = [read(frame) for frame in frames]
     assert [frame.event for frame in frames] == [event["type"] for event in events]
     return events
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.app import Ready
+from start_llm.cache.kinds import words_of
 from start_llm.configured import engine_config, model_family, model_traits
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
@@ -64,7 +65,7 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
     def assemble() -> Machinery:
         model = load(folder)
         network = BreakableNetwork(model.network)
-        loaded.append((Ready(model, measure(model), Admission()), network))
+        loaded.append((Ready(model, measure(model, words_of), Admission()), network))
         tokenizer = model.tokenizer
         return Machinery(network, tokenizer.token_bytes, tokenizer.end_tokens, most_rows=4, batches=True)
 
@@ -110,6 +111,7 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
         status=Status(
             card=card,
             batch=4,
+            turns_because="",
             requests=requests,
             engine=metrics,
             cache=CacheMetrics(),

@@ -51,7 +51,7 @@ SECTIONS = {
     "response_store": {"entries", "bytes", "max_bytes", "ttl_ms"},
     "kv_quant": {"mode", "layers", "attention"},
     "admission": {"max_safe_context", "memory_budget_bytes", "usable_bytes", "weights_bytes"},
-    "batch": {"configured", "batched", "active_rows"},
+    "batch": {"configured", "batched", "turns_because", "active_rows"},
 }
 
 

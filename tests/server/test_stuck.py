@@ -34,6 +34,7 @@ def a_status(engine: EngineMetrics) -> Status:
     return Status(
         card=card,
         batch=1,
+        turns_because="",
         requests=RequestMetrics(),
         engine=engine,
         cache=CacheMetrics(),

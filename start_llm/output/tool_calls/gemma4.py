@@ -13,7 +13,7 @@ import regex
 from start_llm.core.chat import Json
 from start_llm.core.markers import longest_beginning
 from start_llm.output.tool_calls.base import Format
-from start_llm.output.tool_calls.json_calls import ObjectReader, Objects
+from start_llm.output.tool_calls.json_calls import STEPS, ObjectReader, Objects, depth_behind
 from start_llm.output.tool_calls.json_text import parsed, written
 
 _QUOTE = '<|"|>'
@@ -34,27 +34,28 @@ class LiteralSpan:
 
     def feed(self, text: str) -> int | None:
         buffer = self._held + text
-        place = 0
-        while match := self._next(buffer, place):
-            place = match.end()
-            self._count(match[0])
-            if not self._depth:
-                return self._length + place
-        keep = min(longest_beginning(buffer, (_QUOTE,)), len(buffer) - place)
-        self._length += len(buffer) - keep
-        self._held = buffer[len(buffer) - keep :]
+        keep = longest_beginning(buffer, (_QUOTE,))
+        ready, self._held = buffer[: len(buffer) - keep], buffer[len(buffer) - keep :]
+        parts = ready.split(_QUOTE)
+        depth = depth_behind(" ".join(parts[self._in_text :: 2]), self._depth)
+        if not depth:
+            return self._length + self._end(ready)
+        self._depth = depth
+        self._in_text ^= len(parts) % 2 == 0
+        self._length += len(ready)
         return None
 
-    def _next(self, buffer: str, place: int) -> regex.Match[str] | None:
-        if not self._in_text:
-            return _STRUCTURE.search(buffer, place)
-        return regex.compile(regex.escape(_QUOTE)).search(buffer, place)
+    def _end(self, text: str) -> int:
+        """The end of the object, which is in this text."""
+        tokens = _STRUCTURE.finditer(text)
+        return next(token.end() for token in tokens if not self._depth_at(token[0]))
 
-    def _count(self, mark: str) -> None:
+    def _depth_at(self, mark: str) -> int:
         if mark == _QUOTE:
             self._in_text = not self._in_text
-        else:
-            self._depth += 1 if mark in "{[" else -1
+        elif not self._in_text:
+            self._depth += STEPS[mark]
+        return self._depth
 
 
 def as_json(text: str) -> str:

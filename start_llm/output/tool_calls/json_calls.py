@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from typing import Protocol, cast
 
 from start_llm.core.chat import Json
@@ -19,6 +20,9 @@ from start_llm.output.tool_calls.schema import Tools
 
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
 _INSIDE_STRINGS = re.compile(r'["\\]')
+_NOWHERE_OUTSIDE_STRINGS = re.compile(r"[^\s\w+\-.,:{}\[\]]")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SPACE = re.compile(r"\s*")
 _BESIDE_ARGUMENTS = frozenset({"name", "id", "type"})
 
@@ -31,8 +35,20 @@ class Span(Protocol):
         ...
 
 
+def depth_behind(structure: str, depth: int) -> int:
+    """Depth in brackets behind a text without strings; 0 if it closes the outermost bracket anywhere."""
+    closing = structure.count("}") + structure.count("]")
+    if closing < depth:
+        return depth + structure.count("{") + structure.count("[") - closing
+    depths = list(accumulate(map(STEPS.get, structure, repeat(0)), initial=depth))
+    return 0 if 0 in depths[1:] else depths[-1]
+
+
 class JsonSpan:
-    """The end of a JSON object or array."""
+    """The end of a JSON object or array.
+
+    A text in which it is not is passed over at once; only the one that holds it is read step by step.
+    """
 
     def __init__(self) -> None:
         self._length = 0
@@ -41,6 +57,9 @@ class JsonSpan:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
+        if self._pass_over(text):
+            self._length += len(text)
+            return None
         place = 0
         while place < len(text):
             place = self._skip_string(text, place) if self._in_string else self._skip_structure(text, place)
@@ -48,6 +67,21 @@ class JsonSpan:
                 return self._length + place
         self._length += len(text)
         return None
+
+    def _pass_over(self, text: str) -> bool:
+        """Whether the object goes on to the end of a text, which is then read."""
+        if self._escaped:
+            text = " " + text[1:]
+        # A quote that is escaped ends no string; the backslash stays, because it is an error outside of one.
+        parts = _ESCAPE.sub(r"\\ ", text).split('"') if "\\" in text else text.split('"')
+        structure = " ".join(parts[self._in_string :: 2])
+        depth = depth_behind(structure, self._depth)
+        if not depth or _NOWHERE_OUTSIDE_STRINGS.search(structure):
+            return False
+        self._depth = depth
+        self._in_string ^= len(parts) % 2 == 0
+        self._escaped = parts[-1].endswith("\\")
+        return True
 
     def _skip_string(self, text: str, place: int) -> int:
         if self._escaped:
@@ -67,10 +101,8 @@ class JsonSpan:
         match match[0]:
             case '"':
                 self._in_string = True
-            case "{" | "[":
-                self._depth += 1
-            case "}" | "]":
-                self._depth -= 1
+            case bracket if bracket in STEPS:
+                self._depth += STEPS[bracket]
             case other:
                 raise ValueError(f"{other!r} stands outside a string")
         return match.end()

@@ -1,0 +1,58 @@
+"""What a chunk of a prompt takes while it is computed, and how long one may be for it."""
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from start_llm.cache.layers import Layers
+from start_llm.engine.pacing import LONGEST_CHUNK
+from start_llm.engine.work import WorkCost, measure_work
+from start_llm.models.loader import load
+from tests.conftest import TinyModel
+
+COST = WorkCost(token_bytes=1000, pair_bytes=2, before_bytes=50)
+
+
+def test_bytes_of_a_chunk_and_of_what_stands_before_it():
+    assert COST.bytes_of(10, 0) == 10_000
+    assert COST.bytes_of(10, 100) == 10_000 + 2_000 + 5_000
+
+
+def test_the_longest_chunk_shrinks_as_the_context_grows_and_never_vanishes():
+    lengths = [COST.longest(500_000, before) for before in (0, 100, 1000, 10_000, 10**6)]
+    assert lengths == [500, 412, 150, 16, 16]
+    assert COST.longest(10**12, 0) == LONGEST_CHUNK
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5", "gpt_oss", "glm4_moe_lite"])
+def test_what_is_measured_on_short_chunks_tells_what_a_long_one_takes(tiny_model: TinyModel, family: str):
+    network = load(tiny_model(family, hidden=128, layers=4)).network
+    cost = measure_work(network, Layers(network)).cost
+    caches = make_prompt_cache(network)
+    for _ in range(4):
+        network(mx.zeros((1, 512), dtype=mx.uint32), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    network(mx.zeros((1, 512), dtype=mx.uint32), cache=caches)
+    mx.eval([cache.state for cache in caches])
+    taken = mx.get_peak_memory() - before
+    assert 0.4 * taken < cost.bytes_of(512, 2048) < 3 * taken
+
+
+def test_scores_that_are_written_down_cost_for_each_pair(tiny_model: TinyModel):
+    """On a CPU attention is not fused."""
+    network = load(tiny_model("qwen3", hidden=128, layers=2)).network
+    assert measure_work(network, Layers(network)).cost.pair_bytes > 0
+
+
+def test_the_chunks_were_timed(tiny_model: TinyModel):
+    network = load(tiny_model("qwen3", hidden=128, layers=2)).network
+    now = iter(range(1000))
+    chunks = measure_work(network, Layers(network), lambda: float(next(now))).chunks
+    assert [(chunk.tokens, chunk.before, chunk.seconds) for chunk in chunks] == [
+        (64, 64, 1.0),
+        (64, 1088, 1.0),
+        (128, 1152, 1.0),
+    ]
