@@ -192,7 +192,7 @@ class Plan:
 def build(family: str, folder: Path) -> Machinery:
     """No token ends a reply: it is as long as it is asked to be."""
     model = load(tiny_models.build(family, folder, hidden=128, layers=2))
-    batches = measure(model, words_of).batches
+    batches = check_batching(model.network, Layers(model.network).fresh, ROWS).batches
     return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), ROWS, batches)
 
 

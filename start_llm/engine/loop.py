@@ -17,11 +17,11 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Asked, Inbox
 from start_llm.engine.look import Look
 from start_llm.engine.machinery import Machinery
-from start_llm.engine.pacing import Chunk, ChunkPacer, TimeShare
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.row import Row, Sampled
 from start_llm.engine.schedule import Schedule, Waiting, due_with, goes_first
+from start_llm.engine.time_share import EngineTime
 from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
@@ -53,10 +53,7 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._schedule = Schedule(clock)
-        self._pacer = ChunkPacer(machinery.pace.chunk_s)
-        for chunk in machinery.measured:
-            self._pacer.record(chunk)
-        self._share = TimeShare(machinery.pace.decode_share)
+        self._time = EngineTime(machinery, metrics, clock)
         self._cache = machinery.cache or NoReuse(Layers(machinery.network))
         self._steps = 0
         self._starting: Waiting | None = None
@@ -65,7 +62,6 @@ class EngineLoop:
         self._decoder = Decoder(
             machinery.network, batches=machinery.batches, has_room=self._has_room_for_lengths
         )
-        self._last_step: float | None = None
         self._stopping = False
 
     def run(self) -> None:
@@ -87,7 +83,7 @@ class EngineLoop:
         self._guarded(self._drop_cancelled, self._abandon_decoding)
         self._guarded(self._cut_overdue, self._abandon_decoding)
         self._guarded(self._make_room, self._abandon_decoding)
-        if self._share.is_prefills_turn or not self._decoder.rows:
+        if self._time.is_prefills_turn(replies=bool(self._decoder.rows)):
             self._prefill_some()
         self._decode()
         self._guarded(self._share_memory, list)
@@ -98,8 +94,8 @@ class EngineLoop:
     def _receive(self) -> None:
         """Take new requests; wait for one if there is nothing else to do."""
         if not (self._schedule or self._prefill or self._decoder.rows):
-            self._share.forgive()
-            self._metrics.step_began = self._last_step = None
+            self._time.rest()
+            self._metrics.step_began = None
             asked = self._inbox.wait()
             self._metrics.step_began = time.monotonic()
             self._note(asked)
@@ -114,7 +110,7 @@ class EngineLoop:
     def _note(self, asked: Asked) -> None:
         match asked:
             case Generation():
-                self._schedule.add(asked, self._pacer.speed, self._prefill.row if self._prefill else None)
+                self._schedule.add(asked, self._time.speed, self._prefill.row if self._prefill else None)
             case Look():
                 self._guarded(partial(self._tell, asked), partial(self._cannot_tell, asked))
             case None:
@@ -245,7 +241,7 @@ class EngineLoop:
             self._machinery.end_tokens,
             cached=len(opened.strand.tokens),
         )
-        due = due_with(waiting, len(opened.strand.tokens), self._pacer.speed)
+        due = due_with(waiting, len(opened.strand.tokens), self._time.speed)
         row = Row(waiting.generation, reply, opened.strand, due=due, now=self._clock())
         row.generation.emit(opened.restored)
         return row, opened.stops
@@ -261,38 +257,25 @@ class EngineLoop:
     def _prefill_some(self) -> None:
         """One chunk of a long prompt, or as many short prompts as take no longer."""
         self._guarded(self._finish_steps, self._abandon_decoding)
-        began, stalls = self._clock(), bool(self._decoder.rows)
-        self._guarded(self._start_next, self._abandon_starting)
-        while self._prefill is not None:
-            self._guarded(self._prefill_chunk, self._abandon_prefill)
-            if self._prefill is not None:
-                break
+        with self._time.prefilling(replies=bool(self._decoder.rows)) as fits:
             self._guarded(self._start_next, self._abandon_starting)
-            if not self._fits_too(self._clock() - began):
-                break
-        if stalls:
-            self._share.note_prefill(self._clock() - began)
+            while prefill := self._prefill:
+                self._guarded(self._prefill_chunk, self._abandon_prefill)
+                if not prefill.is_complete:
+                    return
+                self._guarded(self._start_next, self._abandon_starting)
+                if not fits(self._prefill):
+                    return
 
     def _finish_steps(self) -> None:
         """Wait for the steps that are on their way, whose time is not the chunk's."""
-        began = self._clock()
-        self._decoder.wait()
-        self._share.note_decode(self._clock() - began)
-
-    def _fits_too(self, spent_s: float) -> bool:
-        """Whether all of the next prompt can be computed in the time that the last one has left."""
-        prefill = self._prefill
-        left_s = self._machinery.pace.chunk_s - spent_s
-        return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
+        with self._time.decoding():
+            self._decoder.wait()
 
     def _prefill_chunk(self) -> None:
         if self._prefill is None:
             return
-        before, began = self._prefill.done, self._clock()
-        paced = self._pacer.length(before, stalls=bool(self._decoder.rows))
-        computed = self._prefill.step(min(paced, self._machinery.longest_chunk(before)))
-        self._pacer.record(Chunk(computed, before, self._clock() - began))
-        self._metrics.prefilled_tokens += computed
+        computed = self._time.compute_chunk(self._prefill, replies=bool(self._decoder.rows))
         row, done = self._prefill.row, self._prefill.done
         self._cache.grew(row.strand, row.tokens[done - computed : done], keep_state=self._prefill.is_at_stop)
         if self._prefill.is_complete:
@@ -303,13 +286,12 @@ class EngineLoop:
 
     def _decode(self) -> None:
         """One token for each row, but for those that have just joined others."""
-        began = self._clock()
-        while self._decoder.next_to_start:
-            self._guarded(self._decoder.start_next, self._abandon_joining)
-        for group in self._decoder.groups:
-            self._guarded(partial(self._step, group), partial(self._abandon_group, group))
-        self._share.note_decode(self._clock() - began)
-        self._note_stall()
+        with self._time.decoding():
+            while self._decoder.next_to_start:
+                self._guarded(self._decoder.start_next, self._abandon_joining)
+            for group in self._decoder.groups:
+                self._guarded(partial(self._step, group), partial(self._abandon_group, group))
+        self._time.note_step(replies=bool(self._decoder.groups))
 
     def _step(self, group: Group) -> None:
         if group in self._decoder.groups:  # else a failure of another one has taken all with it
@@ -326,13 +308,6 @@ class EngineLoop:
     def _has_ended(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1
         return sampled.row.accept(sampled.token, sampled.scored)
-
-    def _note_stall(self) -> None:
-        """The time for which running replies have stood still."""
-        now = self._clock() if self._decoder.groups else None
-        if now is not None and self._last_step is not None:
-            self._metrics.note_stall(now - self._last_step)
-        self._last_step = now
 
     def _retire(self, row: Row) -> None:
         """Take a row out of the decoder, and give what it computed to the cache."""

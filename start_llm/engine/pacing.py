@@ -17,7 +17,7 @@ DECODE_SHARE = 1 / 3
 _RELAXED_S = 2.0
 """Seconds of a chunk while no reply runs. Requests that come or are cancelled meanwhile wait for its end."""
 _RELAXED_EFFICIENCY = 0.98
-_PACED_EFFICIENCY = 0.5
+PACED_EFFICIENCY = 0.65
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
 _FIRST = 256
 _BELIEVED = 512
@@ -186,13 +186,13 @@ class ChunkPacer:
         if not times.is_known:
             return _FIRST
         if stalls:
-            wanted = max(times.tokens_in(self._stall_s, before), times.tokens_at(_PACED_EFFICIENCY, before))
+            lasting_s, least = self._stall_s, times.tokens_at(PACED_EFFICIENCY, before)
         elif times.longest >= _BELIEVED:
-            relaxed = times.tokens_in(max(_RELAXED_S, self._stall_s), before)
-            wanted = max(relaxed, times.tokens_at(_RELAXED_EFFICIENCY, before))
+            lasting_s, least = _RELAXED_S, times.tokens_at(_RELAXED_EFFICIENCY, before)
         else:
-            wanted = max(times.tokens_in(_RELAXED_S, before), 2 * times.longest)
-        return _rounded(max(wanted, self._shortest(before)))
+            lasting_s, least = _RELAXED_S, 2 * times.longest
+        affordable = _rounded_down(times.tokens_in(max(lasting_s, self._stall_s), before))
+        return max(affordable, _rounded_up(max(least, self._shortest(before))))
 
     def _shortest(self, before: int) -> int:
         if self._times.seconds(_TILE, before) > _RELAXED_S:
@@ -206,10 +206,21 @@ class ChunkPacer:
         return tokens == 0 or self._times.seconds(tokens, before) <= seconds
 
 
-def _rounded(length: int) -> int:
-    """The next shorter of few lengths, which fill tiles and share kernels: 2048, 1536, 1024, 768, 512 ..."""
-    power = 2 ** (min(length, LONGEST_CHUNK).bit_length() - 1)
-    return power + power // 2 if power + power // 2 <= min(length, LONGEST_CHUNK) else power
+_LENGTHS = sorted(
+    part * 2**power
+    for power in range(1, 11)
+    for part in (2, 3)
+    if _SHORTEST <= part * 2**power <= LONGEST_CHUNK
+)
+"""Few lengths, which fill tiles and share kernels: 4, 6, 8, 12 ... 1024, 1536, 2048."""
+
+
+def _rounded_down(length: int) -> int:
+    return max((one for one in _LENGTHS if one <= length), default=_SHORTEST)
+
+
+def _rounded_up(length: int) -> int:
+    return min((one for one in _LENGTHS if one >= length), default=LONGEST_CHUNK)
 
 
 class TimeShare:

@@ -12,8 +12,10 @@ import mlx.core as mx
 from start_llm.cache.layers import Layers, leaves
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 
-_SHORT, _LONG, _BEHIND = 64, 128, 16
+_SHORT, _LONGER, _LONG, _BEHIND = 64, 128, 512, 16
 """Tokens of the chunks that are measured, and how many times the short one stands in front of a chunk."""
+_PATIENCE_S = 2.0
+"""The long chunk is tried where it takes no longer than this: it tells more of what a mixture of experts takes."""
 _SHORTEST = 16
 
 
@@ -72,7 +74,8 @@ def measure_work(
     before = _SHORT * _BEHIND if layers.is_sliced else 2 * _SHORT
     probe.compute(far, _SHORT, before)
     behind = probe.compute(far, _SHORT, before + _SHORT)
-    longer = probe.compute(far, _LONG, before + 2 * _SHORT)
+    is_quick = behind.chunk.seconds * _LONG / _SHORT <= _PATIENCE_S
+    longer = probe.compute(far, _LONG if is_quick else _LONGER, before + 2 * _SHORT)
     return MeasuredWork(_cost_of(short, behind, longer), (short.chunk, behind.chunk, longer.chunk))
 
 

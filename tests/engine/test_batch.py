@@ -91,7 +91,9 @@ def test_a_released_row_is_at_rest(machinery):
     group = Group(machinery.network, row)
     for _ in range(5):
         accept(group.step())
-    accept([group.release(row)])
+    released = group.release(row)
+    assert released
+    accept([released])
     assert len(row.tokens) == len(PROMPTS[0]) + 6
     assert [layer.offset for layer in row.cache] == [len(row.tokens) - 1] * 2
 

@@ -330,7 +330,7 @@ def test_everything_that_is_told_was_computed_with_the_step(logprobs):
     told = scores.told(3)
     assert len(arrays) == 4
     assert [told.chosen.logprob, *(one.logprob for one in told.top)] == pytest.approx(
-        [arrays[1].item(), *sorted(arrays[3].tolist(), reverse=True)]
+        [arrays[1].item(), *sorted(np.array(arrays[3]), reverse=True)]
     )
 
 

@@ -1,0 +1,84 @@
+"""Whose time it is: that of prompts, or of the replies that run meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from start_llm.engine.machinery import Machinery
+from start_llm.engine.pacing import Chunk, ChunkPacer, TimeShare
+from start_llm.engine.prefill import Prefill
+from start_llm.telemetry.metrics import EngineMetrics
+
+
+class EngineTime:
+    """Measures what the engine thread does, and decides what it does next from that.
+
+    Owned by the engine thread.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, machinery: Machinery, metrics: EngineMetrics, clock: Callable[[], float]) -> None:
+        self._chunk_s = machinery.pace.chunk_s
+        self._longest_chunk = machinery.longest_chunk
+        self._metrics = metrics
+        self._clock = clock
+        self._pacer = ChunkPacer(self._chunk_s)
+        self._share = TimeShare(machinery.pace.decode_share)
+        self._last_step: float | None = None
+        for chunk in machinery.measured:
+            self._pacer.record(chunk)
+
+    @property
+    def speed(self) -> float:
+        """Tokens of a prompt that are computed in a second, as far as is known."""
+        return self._pacer.speed
+
+    def is_prefills_turn(self, *, replies: bool) -> bool:
+        """Whether a chunk may be computed now.
+
+        Args:
+            replies: some run, and would stand still meanwhile.
+        """
+        return not replies or self._share.is_prefills_turn
+
+    @contextmanager
+    def prefilling(self, *, replies: bool) -> Generator[Callable[[Prefill | None], bool]]:
+        """Count the time of the block. Gives a way to ask whether a whole prompt still fits into it."""
+        began = self._clock()
+        yield lambda prefill: self._fits(prefill, self._chunk_s - (self._clock() - began))
+        if replies:
+            self._share.note_prefill(self._clock() - began)
+
+    @contextmanager
+    def decoding(self) -> Generator[None]:
+        """Count the time of the block."""
+        began = self._clock()
+        yield
+        self._share.note_decode(self._clock() - began)
+
+    def compute_chunk(self, prefill: Prefill, *, replies: bool) -> int:
+        """Compute the next chunk of a prompt, as long as it may be, and learn from it. Returns its length."""
+        before, began = prefill.done, self._clock()
+        paced = self._pacer.length(before, stalls=replies)
+        computed = prefill.step(min(paced, self._longest_chunk(before)))
+        self._pacer.record(Chunk(computed, before, self._clock() - began))
+        self._metrics.prefilled_tokens += computed
+        return computed
+
+    def note_step(self, *, replies: bool) -> None:
+        """All that run have had a step: tell for how long they had stood still."""
+        now = self._clock() if replies else None
+        if now is not None and self._last_step is not None:
+            self._metrics.note_stall(now - self._last_step)
+        self._last_step = now
+
+    def rest(self) -> None:
+        """There is nothing to do: nobody waits, and nobody is owed anything."""
+        self._last_step = None
+        self._share.forgive()
+
+    def _fits(self, prefill: Prefill | None, left_s: float) -> bool:
+        return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
