@@ -135,15 +135,25 @@ def plain(network: Any) -> Stepper:
 
 
 class Trial:
-    """One type is asked everything."""
+    """One type is asked everything.
 
-    def __init__(self, model_type: str, network: Any, layers: Layers) -> None:
+    Args:
+        together: lengths of prompts that are asked at once.
+    """
+
+    def __init__(
+        self,
+        model_type: str,
+        network: Any,
+        layers: Layers,
+        together: Sequence[Sequence[int]] = BATCHES,
+    ) -> None:
         self._network = network
         self._layers = layers
+        self._lengths = together
         self._rng = random.Random(model_type)
         self._tally = Tally()
         self._plain = plain(network)
-        self._widest = 0
         self.finding = Finding(model_type, _classes(layers), _reuse(layers))
 
     def run(self) -> Finding:
@@ -184,7 +194,7 @@ class Trial:
 
     def _together(self) -> None:
         engine = Engine(self._network, self._layers)
-        for lengths in BATCHES:
+        for lengths in self._lengths:
             prompts = [self._some(length) for length in lengths]
             everyone = [self._submit(engine, prompt) for prompt in prompts]
             engine.finish(*everyone)
