@@ -32,7 +32,8 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
 from start_llm.engine.machinery import Machinery, Pace
-from start_llm.engine.pacing import ChunkPacer
+from start_llm.engine.pacing import Chunk, ChunkPacer
+from start_llm.engine.work import measure_work
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 
 TOKEN_BYTES = 8
@@ -139,6 +140,14 @@ def bare_prefill_s(cost: Cost, tokens: int, chunk: int = BARE_CHUNK) -> float:
     return device.free_at
 
 
+def tried_chunks(cost: Cost) -> tuple[Chunk, ...]:
+    """What `engine.work.measure_work` finds out at load."""
+    device = VirtualDevice()
+    network = SimulatedNetwork(cost, device)
+    with mx.stream(generation_stream):
+        return measure_work(network, Layers(network), device.clock).chunks
+
+
 @dataclass
 class Stream:
     """A request as its client sees it, in virtual seconds."""
@@ -220,7 +229,8 @@ class SimulatedEngine:
         with mx.stream(generation_stream):
             self._loop = EngineLoop(machinery, self._inbox, self.metrics, self.device.clock)
         # Nothing else in the server has to reach these two.
-        self._loop._pacer = pacing.pacer(pacing.pace.chunk_s)  # pyright: ignore[reportPrivateUsage]
+        if pacing.pacer is not ChunkPacer:
+            self._loop._time._pacer = pacing.pacer(pacing.pace.chunk_s)  # pyright: ignore[reportPrivateUsage]
         self._loop._decoder.wait = self.device.wait  # pyright: ignore[reportPrivateUsage]
 
     def _machinery(self, network: SimulatedNetwork, most_rows: int, pace: Pace) -> Machinery:
@@ -241,6 +251,7 @@ class SimulatedEngine:
             batches=True,
             cache=cache,
             pace=pace,
+            measured=tried_chunks(self.cost),
             admission=Admission(room, RowCost(TOKEN_BYTES, state_bytes=4 * network.state_numbers)),
         )
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from benchmarks.chip_costs import TILE, Cost
 from benchmarks.chip_engine import BARE, BARE_CHUNK, OURS, Pacing, SimulatedEngine, Stream, bare_prefill_s
 from start_llm.core.events import Finished
-from start_llm.engine.pacing import DECODE_SHARE, STALL_S
+from start_llm.engine.pacing import DECODE_SHARE, PACED_EFFICIENCY, STALL_S
 
 ALONE_TOKENS = (2_000, 20_000, 100_000)
 LEAST_OF_BARE = 0.95
@@ -29,7 +29,7 @@ SCALES = (1.0, 0.5, 0.25)
 PLANNED_REPLY = 1024
 """Tokens of a reply that the engine wants memory for before it begins."""
 SETTLING_STEPS = 64
-LEAST_EFFICIENCY = 0.5
+LEAST_EFFICIENCY = PACED_EFFICIENCY
 """Of a chunk beside replies: no chunk is so short that it is less than half as fast as one of 2,048."""
 SHORTEST_CHUNK = BARE_CHUNK // 16
 """Nor is it shorter than this: too few tokens tell nothing of how long others take."""

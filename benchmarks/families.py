@@ -50,6 +50,7 @@ from start_llm.cache.layers import Layers, leaves  # noqa: E402
 from start_llm.cache.prompt_cache import NoReuse, PromptCache  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
 from start_llm.engine.machinery import Machinery  # noqa: E402
+from start_llm.engine.self_test import check_batching  # noqa: E402
 from start_llm.telemetry.metrics import CacheMetrics  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402
     PAGE,
@@ -126,7 +127,7 @@ class Engine(Stepper):
 
 def batches(network: Any) -> bool:
     """Whether the engine lets rows of this network share a batch."""
-    return all(hasattr(cache, "merge") for cache in Layers(network).fresh())
+    return check_batching(network, Layers(network).fresh, ROWS).batches
 
 
 def plain(network: Any) -> Stepper:

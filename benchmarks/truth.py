@@ -39,10 +39,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
-from start_llm.cache.kinds import words_of  # noqa: E402
+from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
 from start_llm.engine.machinery import Machinery  # noqa: E402
-from start_llm.models.footprint import measure  # noqa: E402
+from start_llm.engine.self_test import check_batching  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402
     PLENTY,

@@ -132,7 +132,7 @@ def memory_budget(settings: Settings) -> int:
 
 
 def work_reserve(settings: Settings, work: WorkCost) -> int:
-    """Bytes that are kept free for computing: a longest chunk's, behind a long context if that is affordable."""
+    """Bytes kept free for computing: a longest chunk's, behind a long context if that is affordable."""
     most = int(_WORK_SHARE * memory_budget(settings))
     return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
 

@@ -21,7 +21,7 @@ PACED_EFFICIENCY = 0.65
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
 _FIRST = 256
 _BELIEVED = 512
-"""Tokens. Shorter chunks do not tell what long ones cost: with few tokens for each expert their tiles are empty."""
+"""Tokens. Shorter chunks do not tell what long ones cost: with few tokens for each expert tiles are empty."""
 _TILE = 32
 """Tokens that a matrix product on a GPU takes at once: fewer cost as much."""
 _SHORTEST = 4

@@ -13,15 +13,17 @@ from start_llm.cache.layers import Layers, leaves
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 
 _SHORT, _LONGER, _LONG, _BEHIND = 64, 128, 512, 16
-"""Tokens of the chunks that are measured, and how many times the short one stands in front of a chunk."""
+"""Tokens of the chunks that are measured, and how often the short one stands in front of a chunk."""
 _PATIENCE_S = 2.0
-"""The long chunk is tried where it takes no longer than this: it tells more of what a mixture of experts takes."""
+"""The long chunk is tried where it takes no longer: it tells more of what a mixture of experts takes."""
 _SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WorkCost:
-    """Bytes of a chunk of L tokens behind n others, beside what it leaves in the caches: L (token + pair n) + before n.
+    """Bytes of a chunk of L tokens behind n others, beside what it leaves in the caches.
+
+    They are L (token + pair n) + before n.
 
     Attributes:
         token_bytes: activations of each token. pair_bytes: scores, where attention writes them down: for
@@ -104,7 +106,7 @@ class _Probe:
 
 
 def _repeated(layers: Layers, caches: list[Any]) -> list[Any]:
-    """Caches with the first tokens of these many times over; the same ones where there is nothing to repeat."""
+    """Caches with the first tokens of these many times over; the same where nothing can be repeated."""
     if not layers.is_sliced:
         return caches
     parts = [layers.borrow(caches, 0, _SHORT) for _ in range(_BEHIND)]

@@ -51,7 +51,7 @@ class Status:
 
     Attributes:
         batch: replies that may be generated at once.
-        turns_because: why they do not share forward passes, as the self-test at load has found; empty: they do.
+        turns_because: why they do not share forward passes, as a test at load has found; empty: they do.
         engine_is_alive: whether requests can still be served.
         leaving: whether new ones still are.
     """

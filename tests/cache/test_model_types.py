@@ -14,7 +14,7 @@ import pytest
 from benchmarks import model_configs
 from benchmarks.families import LEAST_FELT, Finding, Trial
 from benchmarks.model_networks import build
-from start_llm.cache.layers import Cut, Layers, State, leaves
+from start_llm.cache.layers import Layers, State, leaves
 
 FEW = ((20, 75, 50),)
 TYPES = {
@@ -46,8 +46,8 @@ def test_a_type_of_each_class_of_cache_answers_rightly(model_type: str):
 class OnePositionOff(Layers):
     """Restored caches take themselves for longer by one token."""
 
-    def assemble(self, cuts: Sequence[Cut], state: State | None, length: int) -> list[Any]:
-        caches = super().assemble(cuts, state, length)
+    def assemble(self, *arguments: Any, **more: Any) -> list[Any]:
+        caches = super().assemble(*arguments, **more)
         for leaf in leaves(caches):
             if hasattr(leaf, "offset"):
                 leaf.offset += 1

@@ -192,9 +192,7 @@ def test_a_chunk_always_has_tokens_and_never_too_many(measured):
 def test_lengths_are_few_so_that_kernels_are_shared(_):
     pacer = known(device(0.02, 1e-3))
     lengths = {
-        pacer.length(before, stalls=stalls) 
-        for before in range(0, 100_000, 997)
-        for stalls in (False, True)
+        pacer.length(before, stalls=stalls) for before in range(0, 100_000, 997) for stalls in (False, True)
     }
     assert lengths <= {2**power * part for power in range(2, 12) for part in (1, 1.5)}
 

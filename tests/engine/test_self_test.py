@@ -59,7 +59,7 @@ def verdict_of(network: Any, most_rows: int = 4) -> Any:
 
 def test_a_network_that_sees_the_padding_of_its_batch_takes_turns():
     assert verdict_of(Masked()).batches
-    verdict = verdict_of(Masked(lambda mask: mx.ones_like(mask)))
+    verdict = verdict_of(Masked(mx.ones_like))
     assert not verdict.batches
     assert verdict.reason == "with 2 rows at once it computes other logits than alone"
 

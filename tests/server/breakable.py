@@ -15,8 +15,8 @@ from start_llm.cache.kinds import words_of
 from start_llm.configured import engine_config, model_family, model_traits
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
-from start_llm.engine.self_test import BatchVerdict
 from start_llm.engine.machinery import Machinery
+from start_llm.engine.self_test import BatchVerdict
 from start_llm.models.footprint import measure
 from start_llm.models.loader import load
 from start_llm.prompt.prepare import Preparer
@@ -66,7 +66,9 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
     def assemble() -> Machinery:
         model = load(folder)
         network = BreakableNetwork(model.network)
-        loaded.append((Ready(model, measure(model, words_of), Admission(), BatchVerdict(batches=True)), network))
+        loaded.append(
+            (Ready(model, measure(model, words_of), Admission(), BatchVerdict(batches=True)), network)
+        )
         tokenizer = model.tokenizer
         return Machinery(network, tokenizer.token_bytes, tokenizer.end_tokens, most_rows=4, batches=True)
 
