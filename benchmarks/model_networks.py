@@ -40,11 +40,11 @@ def build(model_type: str, seed: int = 0) -> Any:
 def _drawn(name: str, value: mx.array, seed: int, *, embeds_too: bool) -> mx.array:
     """A matrix keeps the size of what it reads; vectors, norms and packed weights stay as they are made.
 
-    But a norm that is made of zeros would let nothing through.
+    But the norm behind RWKV's state is made of zeros, and would let nothing through.
     """
     if name.endswith(SLOW):
         return mx.full(value.shape, -4.0)
-    if "norm" in name and name.endswith("weight") and not mx.any(value).item():
+    if name.endswith("g_norm.weight"):
         return mx.ones_like(value)
     if value.ndim < 2 or "norm" in name or not mx.issubdtype(value.dtype, mx.floating):
         return value
