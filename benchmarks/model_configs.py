@@ -292,6 +292,7 @@ BESIDE_TEXT: Mapping[str, Mapping[str, Any]] = {
 SET_ASIDE: Mapping[str, str] = {
     "bitnet": "its layers are a Metal kernel, and there is none for other devices",
     "muse_spark": "its attention is a Metal kernel, and there is none for other devices",
+    "phi3small": "mlx_lm's own forward pass ends its process on a CPU, whatever the prompt",
     "olmo": "importing it ends the process where the package ai2-olmo is missing",
 }
 """Modules with a `Model` that are not run, and why."""

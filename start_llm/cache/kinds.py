@@ -71,8 +71,13 @@ class Kind:
 # ------------------------------------------------------------------------------------- taken out and put back
 
 
+def _plain(cache: Any) -> Arrays:
+    """None, if the layer of this cache does not attend (Nemotron NAS has linear ones in its place)."""
+    return () if cache.keys is None else (cache.keys, cache.values)
+
+
 def _fill_plain(cache: Any, arrays: Arrays) -> None:
-    cache.keys, cache.values = arrays
+    cache.keys, cache.values = arrays or (None, None)
 
 
 def _fill_quantised(cache: Any, arrays: Arrays) -> None:
@@ -175,9 +180,10 @@ def _bytes_of_one(arrays: Iterable[Any]) -> int:
 
 
 def _flat(*values: Any) -> Iterable[Any]:
-    """Quantised keys and values are three arrays each."""
+    """Quantised keys and values are three arrays each; a layer that does not attend has none."""
     for value in values:
-        yield from value if isinstance(value, list | tuple) else (value,)
+        if value is not None:
+            yield from value if isinstance(value, list | tuple) else (value,)
 
 
 # ------------------------------------------------------------------------------------------------------ table
@@ -185,7 +191,7 @@ def _flat(*values: Any) -> Iterable[Any]:
 KINDS = {
     "KVCache": Kind(
         words="full attention",
-        reuse=Sliced(lambda cache: (cache.keys, cache.values), _fill_plain),
+        reuse=Sliced(_plain, _fill_plain),
         growth=_each_token,
     ),
     "QuantizedKVCache": Kind(

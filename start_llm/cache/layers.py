@@ -137,8 +137,12 @@ class Layers:
             leaf.offset = length
 
     def length(self, caches: Sequence[Any]) -> int | None:
-        """Tokens that the sliced leaves hold; None if there are none to ask."""
-        offsets = {int(leaf.offset) for leaf, _ in _sliced(caches)}
+        """Tokens that the sliced leaves hold; None if there are none to ask.
+
+        A leaf that nothing was ever put into belongs to a layer that does not attend.
+        """
+        sliced = [leaf for leaf, _ in _sliced(caches)]
+        offsets = {int(leaf.offset) for leaf in sliced if not leaf.empty()} or {0 for _ in sliced}
         return offsets.pop() if len(offsets) == 1 else None
 
     def release(self) -> None:
