@@ -23,6 +23,8 @@ from start_llm.cache.arrays import Arrays, Borrowed, Cut, Part, Pieces, State, j
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc keeps what is freed between things that stay; MLX allocates with it on Linux (lesson 14)."""
 
+_SPARE_SHARE = 16
+"""Of a leaf's tokens, one of so many more may stay unused, and is what it grows by."""
 _SMALL_BYTES = 2**20
 """Beside more than this, the 16 KiB that `mx.contiguous` may leave are nothing."""
 
@@ -109,20 +111,45 @@ class Layers:
         self.has_state = any(kind in _WHOLE for kind in kinds)
         self.is_sliced = any(kind in _SLICED for kind in kinds)
 
-    def fresh(self) -> list[Any]:
-        """Empty caches, one for each entry that the network expects."""
+    def fresh(self, room: int = 0) -> list[Any]:
+        """Empty caches, one for each entry that the network expects.
+
+        Args:
+            room: tokens that they will take at once, when the first of them come.
+        """
         # Not at the top: `start_llm.models` has to be the first to import mlx_lm (lesson 2).
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
         caches = make_prompt_cache(self._network)
         for leaf in leaves(caches):
             if type(leaf).__name__ in _SLICED:
-                leaf.step = self._room
+                leaf.step = max(self._room, room)
         return caches
 
+    def room(self, caches: Sequence[Any]) -> int:
+        """Tokens that filled sliced leaves can hold without growing; 0 if there are none."""
+        return min((_room(leaf, kind) for leaf, kind in _filled(caches)), default=0)
+
+    def reserve(self, caches: Sequence[Any], room: int) -> None:
+        """Let filled sliced leaves grow to `room` tokens, one after the other."""
+        for leaf, kind in _filled(caches):
+            if _room(leaf, kind) < room:
+                _resize(leaf, kind, room)
+
+    def grow_little(self, caches: Sequence[Any]) -> None:
+        """What was reserved is there: if that is not enough, leaves grow by small shares of themselves."""
+        for leaf, _ in _filled(caches):
+            leaf.step = self._spare(leaf)
+
     def settle(self, caches: Sequence[Any]) -> None:
-        """Caches that are kept: see `settle`."""
+        """Caches that are kept: see `settle`. Of room that is not used, little stays."""
+        for leaf, kind in _filled(caches):
+            if _room(leaf, kind) - leaf.offset > self._spare(leaf):
+                _resize(leaf, kind, leaf.offset)
         settle(caches)
+
+    def _spare(self, leaf: Any) -> int:
+        return max(self._room, int(leaf.offset) // _SPARE_SHARE)
 
     def view(self, caches: Sequence[Any], start: int, end: int) -> Cut:
         """Tokens `start` to `end` of all sliced leaves; not copied."""
@@ -173,15 +200,18 @@ class Layers:
         state: State | None,
         length: int,
         copied: Callable[[int], None] = lambda _: None,
+        *,
+        room: int = 0,
     ) -> list[Any]:
         """Caches that hold `length` tokens: the parts one behind the other, and the state at their end.
 
         Args:
+            room: tokens that they can take before they grow.
             copied: called with the number of a leaf that has been copied: what it was copied from can go.
         """
         caches = self.fresh()
         for index, (leaf, kind) in enumerate(_sliced(caches)):
-            kind.fill(leaf, _put_together(parts, index))
+            kind.fill(leaf, _put_together(parts, index, room))
             leaf.offset = length
             copied(index)
         if state is not None:
@@ -222,7 +252,7 @@ class Layers:
 
     def token_bytes(self, caches: Sequence[Any]) -> int:
         """Bytes of each token in the sliced leaves."""
-        filled = (kind.arrays(leaf) for leaf, kind in _sliced(caches) if not leaf.empty())
+        filled = (kind.arrays(leaf) for leaf, kind in _filled(caches))
         return sum(array.nbytes // array.shape[-2] for arrays in filled for array in arrays)
 
 
@@ -237,12 +267,22 @@ def settle(caches: Sequence[Any]) -> None:
             mx.eval(leaf.state)
 
 
-def _put_together(parts: Sequence[Part], index: int) -> Arrays:
+def _put_together(parts: Sequence[Part], index: int, room: int) -> Arrays:
     """One leaf of all parts, copied."""
     columns = zip(*(arrays for part in parts for arrays in part.take(index)), strict=True)
-    whole = tuple(joined(column) for column in columns)
+    whole = tuple(joined(column, room) for column in columns)
     mx.eval(whole)
     return whole
+
+
+def _room(leaf: Any, kind: _Sliced) -> int:
+    return int(kind.arrays(leaf)[0].shape[-2])
+
+
+def _resize(leaf: Any, kind: _Sliced, room: int) -> None:
+    arrays = tuple(joined([array[..., : leaf.offset, :]], room) for array in kind.arrays(leaf))
+    mx.eval(arrays)
+    kind.fill(leaf, arrays)
 
 
 def _let_go(value: Any) -> Any:
@@ -269,6 +309,10 @@ def _kind_name(leaf: Any) -> str:
 
 def _sliced(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:
     return [(leaf, _SLICED[name]) for leaf in leaves(caches) if (name := _kind_name(leaf)) in _SLICED]
+
+
+def _filled(caches: Sequence[Any]) -> list[tuple[Any, _Sliced]]:
+    return [(leaf, kind) for leaf, kind in _sliced(caches) if not leaf.empty()]
 
 
 def _whole(caches: Sequence[Any]) -> list[tuple[Any, _Whole]]:
