@@ -9,6 +9,8 @@
 - `restore`: another conversation copies n tokens out of pages; beside computing them, and for each token. And
   the next turn of the same one, which is handed its caches.
 - `lookup`: planning a restore of a long prompt, without copying; what taking it in costs for each token.
+- `cut`: the longest time for which the engine stands still when a long strand becomes a run, when one leaf of
+  that is cut, and when caches are put together from it. Tiny arrays: overhead alone.
 - `stored`: bytes after many sessions on one system prompt, beside KV of distinct tokens and kept states.
 - `peak`: highest MLX memory of a growing conversation, weights left out, over the KV that it ends with. The
   same chunks in mlx_lm's own caches say what attention alone takes.
@@ -37,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from mlx_lm.generate import generation_stream  # noqa: E402
 
-from benchmarks import cache_memory, cache_speed, servers  # noqa: E402 - found through the line above
+from benchmarks import cache_cut, cache_memory, cache_speed, servers  # noqa: E402 - found through the line above
 from benchmarks.cache_engine import PAGE, Model, Row, Size, build  # noqa: E402
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
@@ -72,6 +74,10 @@ class Bench:
         for length in self.lengths_or(100_000):
             yield from cache_speed.lookup(length)
 
+    def cut(self, _: str) -> Iterator[Row]:
+        for length in self.lengths_or(100_000):
+            yield from cache_cut.cut(length)
+
     def stored(self, family: str) -> Iterator[Row]:
         for length in self.lengths_or(8192):
             yield from cache_memory.stored(self.model(family, FOUR_LAYERS), length)
@@ -93,12 +99,13 @@ SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
     "ttft": Bench.ttft,
     "restore": Bench.restore,
     "lookup": Bench.lookup,
+    "cut": Bench.cut,
     "stored": Bench.stored,
     "peak": Bench.peak,
     "budget": Bench.budget,
     "growth": Bench.growth,
 }
-FOR_ANY_FAMILY = ["lookup"]
+FOR_ANY_FAMILY = ["lookup", "cut"]
 
 
 def parsed() -> argparse.Namespace:

@@ -12,7 +12,8 @@ from pathlib import Path
 from start_llm import __version__
 from start_llm.cache.kinds import words_of
 from start_llm.cache.layers import Layers
-from start_llm.cache.prompt_cache import NoReuse, PromptCache
+from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.configured import (
     admission,
     cache_limits,

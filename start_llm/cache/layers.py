@@ -22,6 +22,8 @@ from start_llm.cache.kinds import Sliced, Whole, put_state, reuse_of
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc keeps what is freed between things that stay; MLX allocates with it on Linux (lesson 14)."""
 
+_SPARE_SHARE = 16
+"""Of a leaf's tokens, one of so many more may stay unused, and is what it grows by."""
 _SMALL_BYTES = 2**20
 """Beside more than this, the 16 KiB that `mx.contiguous` may leave are nothing."""
 
@@ -46,19 +48,44 @@ class Layers:
         self.has_state = any(isinstance(reuse, Whole) for _, reuse in known)
         self.is_sliced = any(isinstance(reuse, Sliced) for _, reuse in known)
 
-    def fresh(self) -> list[Any]:
-        """Empty caches, one for each entry that the network expects."""
+    def fresh(self, room: int = 0) -> list[Any]:
+        """Empty caches, one for each entry that the network expects.
+
+        Args:
+            room: tokens that they will take at once, when the first of them come.
+        """
         # Not at the top: `start_llm.models` has to be the first to import mlx_lm (lesson 2).
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
         caches = make_prompt_cache(self._network)
         for leaf, _ in _sliced(caches):
-            leaf.step = self._room
+            leaf.step = max(self._room, room)
         return caches
 
+    def room(self, caches: Sequence[Any]) -> int:
+        """Tokens that filled sliced leaves can hold without growing; 0 if there are none."""
+        return min((_room(leaf, kind) for leaf, kind in _filled(caches)), default=0)
+
+    def reserve(self, caches: Sequence[Any], room: int) -> None:
+        """Let filled sliced leaves grow to `room` tokens, one after the other."""
+        for leaf, kind in _filled(caches):
+            if _room(leaf, kind) < room:
+                _resize(leaf, kind, room)
+
+    def grow_little(self, caches: Sequence[Any]) -> None:
+        """What was reserved is there: if that is not enough, leaves grow by small shares of themselves."""
+        for leaf, _ in _filled(caches):
+            leaf.step = self._spare(leaf)
+
     def settle(self, caches: Sequence[Any]) -> None:
-        """Caches that are kept: see `settle`."""
+        """Caches that are kept: see `settle`. Of room that is not used, little stays."""
+        for leaf, kind in _filled(caches):
+            if _room(leaf, kind) - leaf.offset > self._spare(leaf):
+                _resize(leaf, kind, leaf.offset)
         settle(caches)
+
+    def _spare(self, leaf: Any) -> int:
+        return max(self._room, int(leaf.offset) // _SPARE_SHARE)
 
     def view(self, caches: Sequence[Any], start: int, end: int) -> Cut:
         """Tokens `start` to `end` of all sliced leaves; not copied."""
@@ -109,15 +136,18 @@ class Layers:
         state: State | None,
         length: int,
         copied: Callable[[int], None] = lambda _: None,
+        *,
+        room: int = 0,
     ) -> list[Any]:
         """Caches that hold `length` tokens: the parts one behind the other, and the state at their end.
 
         Args:
+            room: tokens that they can take before they grow.
             copied: called with the number of a leaf that has been copied: what it was copied from can go.
         """
         caches = self.fresh()
         for index, (leaf, kind) in enumerate(_sliced(caches)):
-            kind.fill(leaf, _put_together(parts, index))
+            kind.fill(leaf, _put_together(parts, index, room))
             leaf.offset = length
             copied(index)
         if state is not None:
@@ -162,7 +192,7 @@ class Layers:
 
     def token_bytes(self, caches: Sequence[Any]) -> int:
         """Bytes of each token in the sliced leaves."""
-        filled = (kind.arrays(leaf) for leaf, kind in _sliced(caches) if not leaf.empty())
+        filled = (kind.arrays(leaf) for leaf, kind in _filled(caches))
         return sum(array.nbytes // array.shape[-2] for arrays in filled for array in arrays)
 
 
@@ -177,12 +207,22 @@ def settle(caches: Sequence[Any]) -> None:
             mx.eval(leaf.state)
 
 
-def _put_together(parts: Sequence[Part], index: int) -> Arrays:
+def _put_together(parts: Sequence[Part], index: int, room: int) -> Arrays:
     """One leaf of all parts, copied."""
     columns = zip(*(arrays for part in parts for arrays in part.take(index)), strict=True)
-    whole = tuple(joined(column) for column in columns)
+    whole = tuple(joined(column, room) for column in columns)
     mx.eval(whole)
     return whole
+
+
+def _room(leaf: Any, kind: Sliced) -> int:
+    return int(kind.arrays(leaf)[0].shape[-2])
+
+
+def _resize(leaf: Any, kind: Sliced, room: int) -> None:
+    arrays = tuple(joined([array[..., : leaf.offset, :]], room) for array in kind.arrays(leaf))
+    mx.eval(arrays)
+    kind.fill(leaf, arrays)
 
 
 def _let_go(value: Any) -> Any:
@@ -209,6 +249,10 @@ def _told(leaf: Any) -> str:
 
 def _sliced(caches: Sequence[Any]) -> list[tuple[Any, Sliced]]:
     return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), Sliced)]
+
+
+def _filled(caches: Sequence[Any]) -> list[tuple[Any, Sliced]]:
+    return [(leaf, kind) for leaf, kind in _sliced(caches) if not leaf.empty()]
 
 
 def _whole(caches: Sequence[Any]) -> list[tuple[Any, Whole]]:

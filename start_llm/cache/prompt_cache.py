@@ -20,7 +20,7 @@ from start_llm.cache.checkpoints import places, superseded
 from start_llm.cache.eviction import Evictor, Limits
 from start_llm.cache.layers import Layers
 from start_llm.cache.ledger import Ledger
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
+from start_llm.cache.pages import Checkpoint, Page, Strand
 from start_llm.cache.plan import Plan, kept_length, plan_restore
 from start_llm.cache.restore import Restorer
 from start_llm.cache.store import Store
@@ -90,32 +90,47 @@ class PromptCache:
 
     # ---------------------------------------------------------------------------------------------- a request
 
-    def open(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Opened:
+    def open(
+        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0, room: int = 0
+    ) -> Opened:
         """Restore the longest known beginning of `ids`, at least one token short of all.
 
         Args:
             salt: what is stored under one is never found under another.
             boundaries: ends of the messages, ascending, in tokens.
             told: tokens that stand for messages which were computed before, spelled otherwise perhaps.
+            room: tokens that the caches should take without growing: the prompt, and some of the reply.
         """
-        opened, plan = self._open(ids, salt, boundaries, told, len(ids))
+        opened, plan = self._open(ids, salt, boundaries, told, len(ids), room)
         self._note_lookup(plan, opened.restored)
         return opened
 
     def reopen(
-        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int, prompt_length: int
+        self,
+        ids: tuple[int, ...],
+        salt: bytes,
+        boundaries: Sequence[int],
+        told: int,
+        prompt_length: int,
+        room: int = 0,
     ) -> Opened:
         """The same for a row that was interrupted: part of its reply may stand behind its prompt."""
-        return self._open(ids, salt, boundaries, told, prompt_length)[0]
+        return self._open(ids, salt, boundaries, told, prompt_length, room)[0]
 
     def _open(
-        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int, prompt_length: int
+        self,
+        ids: tuple[int, ...],
+        salt: bytes,
+        boundaries: Sequence[int],
+        told: int,
+        prompt_length: int,
+        room: int,
     ) -> tuple[Opened, Plan]:
         now, root = self._clock(), self._root(salt)
         found = self._find(root, ids, boundaries, told)
         plan = found.plan
         self._use(plan, now)
-        strand = self._restorer.restore(plan, root, ids)
+        strand = self._restorer.restore(plan, root, ids, room)
         strand.last_used = now
         strand.boundaries = _ends(ids, boundaries)
         prompt_end = strand.boundaries[-1] if strand.boundaries else prompt_length - 1
@@ -175,6 +190,7 @@ class PromptCache:
         """
         start = len(strand.tokens)
         strand.tokens += tokens
+        self._layers.grow_little(strand.caches)
         self._note_computed(strand, start, len(strand.tokens))
         self._extend(strand, start)
         if keep_state:
@@ -323,62 +339,3 @@ def _miss(plan: Plan, *, known: int, kept: int, once: int) -> Miss | None:
     if known > plan.length:
         return "drift"
     return None if plan.length else "new"
-
-
-class NoReuse:
-    """In place of a cache: every prompt is computed."""
-
-    keeps = False
-    room_bytes = 0
-
-    def __init__(self, layers: Layers, metrics: CacheMetrics | None = None) -> None:
-        self.beside_bytes = 0
-        self._layers = layers
-        self._metrics = metrics or CacheMetrics()
-        self._root = PageTree(1).root(b"")
-
-    def open(
-        self,
-        ids: tuple[int, ...],  # noqa: ARG002
-        salt: bytes,  # noqa: ARG002
-        boundaries: Sequence[int],  # noqa: ARG002
-        told: int = 0,  # noqa: ARG002
-    ) -> Opened:
-        self._metrics.lookups += 1
-        self._metrics.misses["off"] += 1
-        self._metrics.computed_tokens += 1  # the last one, which no chunk computes
-        return Opened(Strand(self._layers.fresh(), self._root), (), Restored(0, "off"))
-
-    def reopen(
-        self,
-        ids: tuple[int, ...],  # noqa: ARG002
-        salt: bytes,  # noqa: ARG002
-        boundaries: Sequence[int],  # noqa: ARG002
-        told: int,  # noqa: ARG002
-        prompt_length: int,  # noqa: ARG002
-    ) -> Opened:
-        return Opened(Strand(self._layers.fresh(), self._root), (), Restored(0, "off"))
-
-    def peek(
-        self,
-        ids: tuple[int, ...],  # noqa: ARG002
-        salt: bytes,  # noqa: ARG002
-        boundaries: Sequence[int],  # noqa: ARG002
-        told: int = 0,  # noqa: ARG002
-    ) -> Restored:
-        return Restored(0, "off")
-
-    def grew(self, strand: Strand, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
-        self._metrics.computed_tokens += len(tokens)
-
-    def close(self, strand: Strand, caches: list[Any], tokens: Sequence[int]) -> None:  # noqa: ARG002
-        strand.take_back([])
-
-    def discard(self, strand: Strand) -> None:
-        strand.take_back([])
-
-    def shrink(self, shortage: int = 0) -> None:
-        pass
-
-    def tidy(self, budget_s: float) -> None:
-        pass

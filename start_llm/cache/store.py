@@ -133,7 +133,9 @@ class Store:
         self._resting_weight -= self._resting.pop(id(strand), Weight())
         strand.end_page.strands.remove(strand)
 
-    def assemble(self, strand: Strand, tail: Part | None, state: State | None, length: int) -> None:
+    def assemble(
+        self, strand: Strand, tail: Part | None, state: State | None, length: int, room: int
+    ) -> None:
         """Fill the caches of an admitted strand from the pages on its path, and with what is behind them.
 
         Pages that lie in runs lie in the strand from now on. What they were copied from goes leaf by leaf, so
@@ -150,7 +152,7 @@ class Store:
                 run.stored.keep(index, *run.span)
 
         try:
-            strand.caches = self.layers.assemble(parts, state, length, cut_back)
+            strand.caches = self.layers.assemble(parts, state, length, cut_back, room=room)
         finally:
             for run in runs:
                 self.tree.weigh(run)

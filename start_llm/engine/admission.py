@@ -42,8 +42,13 @@ class Admission:
         return planned + self._planned(job, tokens) <= self.usable_bytes
 
     def _planned(self, job: Job, tokens: int) -> int:
-        return self.cost.bytes_of(min(len(job.prompt) + job.max_tokens, tokens + _REPLY))
+        return self.cost.bytes_of(planned_tokens(job, tokens))
 
     def held(self, lengths: Iterable[int]) -> int:
         """Bytes of what sequences of these lengths, in tokens, have computed."""
         return sum(self.cost.bytes_of(tokens) for tokens in lengths)
+
+
+def planned_tokens(job: Job, tokens: int) -> int:
+    """Tokens for which a sequence that has so many needs memory before it begins."""
+    return min(len(job.prompt) + job.max_tokens, tokens + _REPLY)

@@ -9,9 +9,10 @@ from functools import partial
 import mlx.core as mx
 
 from start_llm.cache.layers import Layers
+from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import Strand
-from start_llm.cache.prompt_cache import NoReuse
 from start_llm.core.events import Failed
+from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import Decoder, Group
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Asked, Inbox
@@ -233,7 +234,8 @@ class EngineLoop:
 
     def _opened_for(self, waiting: Waiting) -> tuple[Row, tuple[int, ...]]:
         job = waiting.generation.job
-        opened = self._cache.open(job.prompt.ids, job.salt, job.boundaries, job.known)
+        ids, room = job.prompt.ids, planned_tokens(job, waiting.tokens)
+        opened = self._cache.open(ids, job.salt, job.boundaries, job.known, room)
         self._opened = opened.strand
         reply = ReplyWriter(
             job,
@@ -249,7 +251,8 @@ class EngineLoop:
     def _continued(self, row: Row) -> tuple[Row, tuple[int, ...]]:
         job = row.generation.job
         told = len(row.tokens) if row.has_begun else row.strand.known
-        opened = self._cache.reopen(tuple(row.tokens), job.salt, job.boundaries, told, len(job.prompt))
+        ids, room = tuple(row.tokens), planned_tokens(job, len(row.tokens))
+        opened = self._cache.reopen(ids, job.salt, job.boundaries, told, len(job.prompt), room)
         self._opened = opened.strand
         row.go_on(opened.strand, self._clock())
         return row, opened.stops

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from start_llm.cache.prompt_cache import NoReuse, PromptCache
+from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.engine.admission import Admission
 from start_llm.engine.pacing import DECODE_SHARE, LONGEST_CHUNK, STALL_S, Chunk
 

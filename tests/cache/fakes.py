@@ -145,6 +145,7 @@ class FakeLayers(Layers):
         self.is_sliced = is_sliced
         self.has_state = has_state
         self.fails_after: int | None = None
+        self.reserved = 0
 
     def _copy(self) -> None:
         if self.fails_after is not None:
@@ -152,8 +153,18 @@ class FakeLayers(Layers):
             if self.fails_after < 0:
                 raise OutOfMemory
 
-    def fresh(self) -> list[Any]:
+    def fresh(self, room: int = 0) -> list[Any]:
+        self.reserved = room
         return [FakeCache(self.is_sliced, self.has_state)]
+
+    def room(self, caches: Sequence[Any]) -> int:
+        return caches[0].offset if self.is_sliced else 0
+
+    def reserve(self, caches: Sequence[Any], room: int) -> None:
+        self.reserved = room
+
+    def grow_little(self, caches: Sequence[Any]) -> None:
+        pass
 
     def settle(self, caches: Sequence[Any]) -> None:
         self._copy()
@@ -188,8 +199,15 @@ class FakeLayers(Layers):
         return FakeState(cache.digest)
 
     def assemble(
-        self, parts: Sequence[Any], state: Any, length: int, copied: Callable[[int], None] = lambda _: None
+        self,
+        parts: Sequence[Any],
+        state: Any,
+        length: int,
+        copied: Callable[[int], None] = lambda _: None,
+        *,
+        room: int = 0,
     ) -> list[Any]:
+        self.reserved = room
         self._copy()
         entries = [entry for part in parts for entry in part.take(0)]
         assert len(entries) == (length if self.is_sliced else 0), "the parts are no whole"

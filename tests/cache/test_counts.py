@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache import integrity, pages
-from start_llm.cache.prompt_cache import NoReuse
+from start_llm.cache.no_reuse import NoReuse
 from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk

@@ -360,15 +360,29 @@ def test_room_is_made_before_a_copy_is_and_not_out_of_what_is_copied(monkeypatch
     stored: list[int] = []
     assemble = counter.layers.assemble
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **more: Any) -> Any:
         stored.append(counter.cache._store.weight.nbytes)
-        return assemble(*arguments)
+        return assemble(*arguments, **more)
 
     monkeypatch.setattr(counter.layers, "assemble", watched)
     copied = counter.open((*PROMPT[:16], 3))
     assert copied.strand.tokens == list(PROMPT[:16])
     assert stored[0] + BYTES_OF_A_TOKEN * (len(PROMPT) + 16) <= 500
     assert running.strand.caches[0].holds(PROMPT)
+
+
+@pytest.mark.parametrize("known", ["nothing", "a strand", "a run"])
+def test_what_a_row_is_going_to_take_counts_from_the_beginning(known):
+    """Forty tokens, of which some may be there."""
+    counter = Counter(budget_bytes=500)
+    counter.serve(OTHER)
+    if known != "nothing":
+        counter.serve(PROMPT)
+    if known == "a run":
+        counter.cut_up()
+    counter.cache.open((*PROMPT, 1), b"", (), 0, 40)
+    assert counter.layers.reserved == 40
+    assert counter.cache._store.weight.nbytes + 40 * BYTES_OF_A_TOKEN <= 500
 
 
 def test_runs_are_cut_back_by_and_by_and_count_until_then():

@@ -533,3 +533,47 @@ def test_caches_grow_by_their_room(kind, room):
     token = layers.cut(caches, 0, 1).nbytes
     assert sizes[:room] == [room * token] * room
     assert sizes[room] == 2 * room * token
+
+
+# ------------------------------------------------------------------------------------------------------- room
+
+
+def rooms(caches: list[Any]) -> list[int]:
+    """Tokens that sliced leaves have arrays for."""
+    sliced = [leaf for leaf in leaves(caches) if isinstance(leaf, KVCache | QuantizedKVCache)]
+    return [arrays_of(leaf.keys)[0].shape[-2] for leaf in sliced]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in (SLICED | MIXED).items()])
+@pytest.mark.parametrize("way", ["fresh", "put together", "handed over"])
+def test_caches_have_the_room_that_is_asked_for_and_then_grow_by_little(kind, way):
+    layers, done = Layers(Caches(kind.make), 16), 0 if way == "fresh" else 50
+    match way:
+        case "fresh":
+            caches = layers.fresh(300)
+        case "put together":
+            source = fed(kind, 50)
+            state = layers.state(source) if layers.has_state else None
+            caches = layers.assemble([layers.cut(source, 0, 50)], state, 50, room=300)
+        case _:
+            caches = fed(kind, 50)
+            layers.reserve(caches, 300)
+    for start in range(done, 300, 50):
+        feed(kind, caches, start, 50)
+        layers.grow_little(caches)
+        assert {*rooms(caches)} == {layers.room(caches)} == {300}
+    assert_equal(content(caches), content(fed(kind, 300, 50)))
+    feed(kind, caches, 300, 5)
+    assert layers.room(caches) <= 300 + 300 // 16 + 16
+
+
+@pytest.mark.parametrize("kind", SLICED.values(), ids=SLICED)
+def test_of_room_that_is_not_used_little_stays_with_caches_at_rest(kind):
+    layers = Layers(Caches(kind.make), 16)
+    for room, left in ((300, 200), (210, 210)):
+        caches = fed(kind, 200)
+        layers.settle(caches)
+        layers.reserve(caches, room)
+        layers.settle(caches)
+        assert layers.room(caches) == left
+        assert_equal(content(caches), content(fed(kind, 200)))

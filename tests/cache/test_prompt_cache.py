@@ -21,8 +21,9 @@ from hypothesis.stateful import (
 
 from start_llm.cache import integrity, ledger, pages
 from start_llm.cache.eviction import Limits
+from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import Strand, common_length
-from start_llm.cache.prompt_cache import NoReuse, Opened
+from start_llm.cache.prompt_cache import Opened
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
