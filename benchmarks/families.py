@@ -48,7 +48,8 @@ from benchmarks.model_configs import SET_ASIDE, model_types  # noqa: E402
 from benchmarks.model_networks import build  # noqa: E402
 from start_llm.cache.eviction import Limits  # noqa: E402
 from start_llm.cache.layers import Layers, leaves  # noqa: E402
-from start_llm.cache.prompt_cache import NoReuse, PromptCache  # noqa: E402
+from start_llm.cache.no_reuse import NoReuse  # noqa: E402
+from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
 from start_llm.engine.machinery import Machinery  # noqa: E402
 from start_llm.engine.self_test import check_batching  # noqa: E402

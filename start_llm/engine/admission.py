@@ -44,6 +44,10 @@ class Admission:
     def _planned(self, job: Job, tokens: int) -> int:
         return self.cost.bytes_of(planned_tokens(job, tokens))
 
+    def holds(self, lengths: Iterable[int]) -> bool:
+        """Whether there is memory for what sequences of these lengths, in tokens, have computed."""
+        return self.held(lengths) <= self.usable_bytes
+
     def held(self, lengths: Iterable[int]) -> int:
         """Bytes of what sequences of these lengths, in tokens, have computed."""
         return sum(self.cost.bytes_of(tokens) for tokens in lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -60,9 +60,8 @@ class EngineLoop:
         self._starting: Waiting | None = None
         self._opened: Strand | None = None
         self._prefill: Prefill | None = None
-        self._decoder = Decoder(
-            machinery.network, batches=machinery.batches, has_room=self._has_room_for_lengths
-        )
+        holds = machinery.admission.holds
+        self._decoder = Decoder(machinery.network, batches=machinery.batches, has_room=holds)
         self._stopping = False
 
     def run(self) -> None:
@@ -97,9 +96,7 @@ class EngineLoop:
         if not (self._schedule or self._prefill or self._decoder.rows):
             self._time.rest()
             self._metrics.step_began = None
-            asked = self._inbox.wait()
-            self._metrics.step_began = time.monotonic()
-            self._note(asked)
+            self._note(self._inbox.wait())
         self._metrics.step_began = time.monotonic()
         self._receive_all()
         self._metrics.waiting = len(self._schedule)
@@ -182,9 +179,6 @@ class EngineLoop:
             return False
         return self._machinery.admission.has_room(beside, waiting.generation.job, waiting.tokens)
 
-    def _has_room_for_lengths(self, lengths: Sequence[int]) -> bool:
-        return self._machinery.admission.held(lengths) <= self._machinery.admission.usable_bytes
-
     def _interrupt_longest_for(self, first: Waiting) -> None:
         """The row that has had its turn for the longest time, if that is long enough."""
         rows, now = self._decoder.rows, self._clock()
@@ -204,8 +198,8 @@ class EngineLoop:
     def _interrupt_beyond_memory(self) -> None:
         """Rows have grown into what is there for all: the newest makes room for those that came before."""
         rows = self._decoder.rows
-        grown = self._machinery.admission.held([len(row.tokens) for row in self._running])
-        if len(rows) > 1 and grown > self._machinery.admission.usable_bytes:
+        lengths = [len(row.tokens) for row in self._running]
+        if len(rows) > 1 and not self._machinery.admission.holds(lengths):
             newest = max(rows, key=lambda one: one.since)
             self._guarded(partial(self._interrupt, newest), partial(self._abandon_row, newest))
 
@@ -385,17 +379,16 @@ class EngineLoop:
 
     def _abandon_starting(self) -> list[Generation]:
         dropped, self._starting = self._starting, None
-        strand, self._opened = self._opened, None
-        if strand is not None:
-            self._cache.discard(strand)
+        if self._opened is not None:
+            self._cache.discard(self._opened)
+            self._opened = None
         return [dropped.generation] if dropped else []
 
     def _abandon_prefill(self) -> list[Generation]:
-        dropped, self._prefill = self._prefill, None
-        if dropped is None:
-            return []
-        self._cache.discard(dropped.row.strand)
-        return [dropped.row.generation]
+        rows, self._prefill = [self._prefill.row] if self._prefill else [], None
+        for row in rows:
+            self._cache.discard(row.strand)
+        return [row.generation for row in rows]
 
     def _report(self) -> None:
         self._metrics.waiting = len(self._schedule)

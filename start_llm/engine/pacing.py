@@ -16,7 +16,7 @@ DECODE_SHARE = 1 / 3
 
 _RELAXED_S = 2.0
 """Seconds of a chunk while no reply runs. Requests that come or are cancelled meanwhile wait for its end."""
-_RELAXED_EFFICIENCY = 0.98
+_RELAXED_EFFICIENCY = 0.97
 PACED_EFFICIENCY = 0.65
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
 _FIRST = 256

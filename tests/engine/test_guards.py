@@ -280,8 +280,9 @@ def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
     engine = counting(network=Slow(has_state=False))
     engine.say(PROMPTS[0])
     before, kept = active_bytes(), engine.cached.stored_bytes
-    rows = [engine.submit(job([start, *range(1, 399)] * 4, 5)) for start in (300, 310, 320)]
+    rows = [engine.submit(job([start, *range(1, 399)] * 4, 400)) for start in (300, 310, 320)]
     engine.step_until(lambda: engine.cache.beside_bytes)
+    engine.loop._decoder.wait()
     grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
     assert mx.get_active_memory() - before < grown + 400_000
     engine.finish(*rows)
