@@ -1,0 +1,190 @@
+"""What rows that share a forward pass may not do to memory, to each other, or to the device's time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from start_llm.core.job import Guide
+from start_llm.core.sampling import Sampling
+from start_llm.engine.batch import Decoder, Group
+from start_llm.engine.generation import Generation
+from start_llm.engine.machinery import Machinery
+from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.row import Row
+from tests.engine.harness import Stepper, job, stepped, strand_of
+
+LAYERS, WIDTH, VOCABULARY = 24, 64, 50
+LEAF = 2 * WIDTH * 4
+"""Bytes of a token in one layer."""
+
+
+class Deep:
+    """Many layers that keep their tokens, and logits that are the same for every token."""
+
+    def __init__(self) -> None:
+        mx.random.seed(2)
+        self.logits = mx.random.normal((1, 1, VOCABULARY))
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache() for _ in range(LAYERS)]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        kept = mx.broadcast_to(tokens[:, None, :, None].astype(mx.float32), (*tokens[:, None].shape, WIDTH))
+        for layer in cache:
+            layer.update_and_fetch(kept, kept)
+        return mx.broadcast_to(self.logits, (tokens.shape[0], 1, VOCABULARY))
+
+
+@pytest.fixture(autouse=True)
+def one_stream() -> Iterator[None]:
+    with mx.stream(generation_stream):
+        yield
+
+
+def resting(network: Any, length: int, **options: Any) -> Row:
+    generation = Generation(job(range(length), 1000, **options))
+    cache = make_prompt_cache(network)
+    if length > 1:
+        network(mx.array([list(range(length - 1))]), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    reply = ReplyWriter(generation.job, lambda _: b"a", frozenset())
+    return Row(generation, reply, strand_of(cache))
+
+
+def peak_of(action: Callable[[], Any]) -> int:
+    """Bytes at the highest moment of an action, beyond what was there before."""
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    action()
+    return mx.get_peak_memory() - before
+
+
+# ---------------------------------------------------------------------------------------- memory in motion
+
+
+@pytest.mark.parametrize("beside", [1, 3])
+def test_while_a_row_joins_others_little_is_there_twice(beside: int):
+    network, length = Deep(), 2000
+    group = Group(network, resting(network, length))
+    for _ in range(beside - 1):
+        group.join(resting(network, length))
+    group.wait()
+    newcomer = resting(network, length)
+    whole = (beside + 1) * length * LEAF * LAYERS
+    assert peak_of(lambda: group.join(newcomer)) < whole / 4
+    assert group.nbytes == whole
+
+
+def test_while_a_row_leaves_others_little_is_there_twice():
+    network, length = Deep(), 2000
+    rows = [resting(network, length) for _ in range(3)]
+    group = Group(network, rows[0])
+    for row in rows[1:]:
+        group.join(row)
+    group.wait()
+    assert peak_of(lambda: group.remove(rows[1])) < 3 * length * LEAF * LAYERS / 4
+    assert peak_of(lambda: group.remove(rows[2])) < 2 * length * LEAF * LAYERS / 4
+    assert group.nbytes == 0, "the last one has caches of its own"
+
+
+def test_rows_whose_padding_has_no_memory_do_not_share_a_batch():
+    network = Deep()
+    decoder = Decoder(network, batches=True, has_room=lambda lengths: sum(lengths) <= 500)
+    for length in (200, 200, 10):
+        decoder.add(resting(network, length))
+    stepped(decoder)
+    assert [len(group.rows) for group in decoder.groups] == [2, 1]
+
+
+def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
+    lengths: list[int] = []
+
+    class Seen(Deep):
+        def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+            lengths.append(tokens.shape[1])
+            return super().__call__(tokens, cache)
+
+    machinery = Machinery(Seen(), lambda _: b"a", frozenset(), most_rows=1, batches=False)
+    stepper = Stepper(machinery, longest_chunk=48)
+    stepper.finish(stepper.submit(job(range(200), 1)))
+    assert max(lengths) == 48
+
+
+# --------------------------------------------------------------------------------------- each for itself
+
+
+def said(rows: list[Row], steps: int = 30) -> list[list[int]]:
+    decoder = Decoder(Deep(), batches=True)
+    for row in rows:
+        decoder.add(row)
+    for _ in range(steps):
+        for sampled in stepped(decoder):
+            sampled.row.accept(sampled.token, sampled.scored)
+    return [row.tokens[len(row.generation.job.prompt) :][:20] for row in rows]
+
+
+CHOICES = [
+    Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
+    Sampling(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0, seed=2),
+    Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=3),
+    Sampling(temperature=1.3, top_k=0, top_p=0.8, min_p=0.0, seed=4),
+    Sampling(temperature=0),
+]
+
+
+def test_what_a_row_samples_does_not_depend_on_its_company():
+    """A larger top-k beside it, another order, another way of sampling."""
+    network = Deep()
+    alone = [said([resting(network, 5, sampling=one)])[0] for one in CHOICES]
+    assert said([resting(network, 5, sampling=one) for one in CHOICES]) == alone
+    assert said([resting(network, 5, sampling=one) for one in reversed(CHOICES)]) == alone[::-1]
+
+
+# ---------------------------------------------------------------------------------------- the device's time
+
+
+class Asked(Guide):
+    """Allows everything, and notes when it is told of a token."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def advance(self, tokens: Any) -> None:
+        self._log.append("guide")
+
+    def allowed(self) -> bytes:
+        return bytes([1] * VOCABULARY)
+
+
+def test_the_network_is_submitted_before_a_guide_waits_for_the_token_before(monkeypatch: pytest.MonkeyPatch):
+    network, log = Deep(), list[str]()
+    group = Group(network, resting(network, 5, guide=Asked(log)))
+    group.step()
+    submit = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *what: (log.append("submitted"), submit(*what)))
+    log.clear()
+    group.step()
+    assert log[:2] == ["submitted", "guide"]
+
+
+def test_log_probabilities_are_computed_with_the_step_that_they_are_of(monkeypatch: pytest.MonkeyPatch):
+    network, submitted = Deep(), list[int]()
+    submit = mx.async_eval
+    monkeypatch.setattr(
+        mx, "async_eval", lambda tokens, scores: (submitted.append(len(scores)), submit(tokens, scores))
+    )
+    rows = [resting(network, 5, top_logprobs=3), resting(network, 5)]
+    group = Group(network, rows[0])
+    group.join(rows[1])
+    sampled = [*group.step(), *group.step()]
+    assert submitted == [1, 1, 1], "one row asks for them"
+    assert [bool(one.scored) for one in sampled] == [True, True, False]
