@@ -119,6 +119,17 @@ def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
     assert max(lengths) == 48
 
 
+def test_a_row_that_has_just_joined_holds_all_its_tokens_but_the_last():
+    network = Deep()
+    group, newcomer = Group(network, resting(network, 20)), resting(network, 7)
+    group.join(newcomer)
+    held = group.remove(newcomer)
+    assert held.tokens == held.caches[0].offset == 6
+    first = group.rows[0]
+    held = group.remove(first)
+    assert held.tokens == held.caches[0].offset == 20
+
+
 # --------------------------------------------------------------------------------------- each for itself
 
 

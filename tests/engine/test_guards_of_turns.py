@@ -71,6 +71,7 @@ def test_the_row_that_breaks_its_batch_fails_alone():
     rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
     engine.finish(*rows)
     assert [isinstance(row.ending, Failed) for row in rows] == [False, True, False]
+    assert engine.metrics.failures == 2, "once for all, and once alone"
     assert [row.tokens for row in (rows[0], rows[2])] == [
         counted(one, 30) for one in (PROMPTS[0], PROMPTS[2])
     ]

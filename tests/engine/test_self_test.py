@@ -69,6 +69,7 @@ def test_a_network_that_mixes_up_three_rows_and_not_two_takes_turns():
     verdict = verdict_of(Masked(lambda mask: mask[::-1] if mask.shape[0] == 3 else mask))
     assert verdict.reason == "with 3 rows at once it computes other logits than alone"
     assert verdict_of(Masked(lambda mask: mask[::-1] if mask.shape[0] == 3 else mask), most_rows=2).batches
+    assert not verdict_of(Masked(lambda mask: mask[::-1] if mask.shape[0] == 4 else mask)).batches
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
