@@ -537,7 +537,7 @@ def checks_queue(models: Models) -> None:
 
 
 def checks_memory(models: Models) -> None:
-    with running(models.plain) as server:
+    with running(models.plain, MEMORY_BUDGET="100MB") as server:
         told = server.get("/stats")["admission"]
     aside = 0.95 * told["memory_budget_bytes"] - told["usable_bytes"]
     with running(models.plain, MEMORY_BUDGET=str(int((aside + 500_000) / 0.95))) as server:

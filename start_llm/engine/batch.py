@@ -228,7 +228,7 @@ class Decoder:
     """
 
     def __init__(
-        self, network: Any, *, batches: bool, has_room: Callable[[Sequence[int]], bool] = lambda _: True
+        self, network: Any, batches: bool, has_room: Callable[[Sequence[int]], bool] = lambda _: True
     ) -> None:
         self._network = network
         self._can_batch = batches

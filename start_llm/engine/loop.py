@@ -60,8 +60,7 @@ class EngineLoop:
         self._starting: Waiting | None = None
         self._opened: Strand | None = None
         self._prefill: Prefill | None = None
-        holds = machinery.admission.holds
-        self._decoder = Decoder(machinery.network, batches=machinery.batches, has_room=holds)
+        self._decoder = Decoder(machinery.network, machinery.batches, machinery.admission.holds)
         self._stopping = False
 
     def run(self) -> None:
@@ -96,7 +95,9 @@ class EngineLoop:
         if not (self._schedule or self._prefill or self._decoder.rows):
             self._time.rest()
             self._metrics.step_began = None
-            self._note(self._inbox.wait())
+            asked = self._inbox.wait()
+            self._metrics.step_began = time.monotonic()
+            self._note(asked)
         self._metrics.step_began = time.monotonic()
         self._receive_all()
         self._metrics.waiting = len(self._schedule)

@@ -14,7 +14,7 @@ STALL_S = 0.23
 DECODE_SHARE = 1 / 3
 """Part of the engine's time that running replies keep while a prompt is computed."""
 
-_RELAXED_S = 2.0
+_RELAXED_S = 1.0
 """Seconds of a chunk while no reply runs. Requests that come or are cancelled meanwhile wait for its end."""
 _RELAXED_EFFICIENCY = 0.97
 PACED_EFFICIENCY = 0.65

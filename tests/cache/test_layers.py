@@ -452,7 +452,7 @@ def test_what_is_taken_apart_is_what_would_be_cut_and_the_caches_are_empty(kind)
     pieces = layers.give_up(caches)
     for (start, end), cut in zip(spans, expected, strict=True):
         assert_parts_equal(pieces.part(start, end), cut)
-    assert layers.length(caches) in (None, 70)
+    assert layers.length(caches) in (None, 0), "they are empty"
     assert layers.token_bytes(caches) == 0
 
 

@@ -260,7 +260,7 @@ def test_the_loop_computes_a_prompt_in_long_chunks_while_no_reply_runs(machinery
     watched = stepper.submit(job(range(1500), 1))
     stepper.finish(watched)
     ends = [0, *(done for done, _ in watched.progress)]
-    assert [end - start for start, end in itertools.pairwise(ends)] == [256, 1243]
+    assert [end - start for start, end in itertools.pairwise(ends)] == [256, 768, 475]
 
 
 def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(machinery):

@@ -185,6 +185,11 @@ objects = st.recursive(
 )
 
 
+def test_nothing_between_a_backslash_and_what_it_escapes_changes_nothing():
+    span = JsonSpan()
+    assert [span.feed(piece) for piece in ('{"k\\', "", '\\": null}"]')] == [None, None, 13]
+
+
 @given(
     st.data(),
     st.dictionaries(st.text("k\\", max_size=3), objects, max_size=4),

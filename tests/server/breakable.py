@@ -70,7 +70,14 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
             (Ready(model, measure(model, words_of), Admission(), BatchVerdict(batches=True)), network)
         )
         tokenizer = model.tokenizer
-        return Machinery(network, tokenizer.token_bytes, tokenizer.end_tokens, most_rows=4, batches=True)
+        return Machinery(
+            network,
+            tokenizer.token_bytes,
+            tokenizer.end_tokens,
+            most_rows=4,
+            batches=True,
+            longest_chunk=lambda _: 64,
+        )
 
     metrics = EngineMetrics()
     engine = Engine(engine_config(settings), assemble, metrics)

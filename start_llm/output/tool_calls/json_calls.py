@@ -57,7 +57,7 @@ class JsonSpan:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        if self._pass_over(text):
+        if not text or self._pass_over(text):
             self._length += len(text)
             return None
         place = 0
