@@ -91,7 +91,7 @@ def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
 
 @every_protocol
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path: str):
-    until(lambda: not requests(proxied)["in_flight"], within_s=10)
+    until(lambda: not prefill(proxied), within_s=10)
     text = f"Given up on {path}. {LONG[:8_000]}"
     with streaming(proxied, path, bodies(text)[path]) as events:
         next(events)
