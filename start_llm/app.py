@@ -37,7 +37,7 @@ from start_llm.configured import (
 from start_llm.core.errors import PortError
 from start_llm.core.family import Family
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import measure as measure_costs
+from start_llm.engine.cost import measure_row
 from start_llm.engine.engine import Engine
 from start_llm.engine.machinery import Machinery
 from start_llm.engine.pressure import shortage
@@ -59,6 +59,7 @@ from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.notices import Notices
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.server.handler import Handler
@@ -189,10 +190,10 @@ class App:
             wire_memory()
             footprint = measure(model, words_of)
             layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
-            costs = measure_costs(model.network, layers.fresh())
+            row = measure_row(model.network, layers.fresh())
             work = measure_work(model.network, layers)
             reserve = work_reserve(self._settings, work.cost)
-            admitted = admission(self._settings, footprint.weights_bytes, costs, reserve)
+            admitted = admission(self._settings, footprint.weights_bytes, row, reserve)
             verdict = check_batching(model.network, layers.fresh, self._settings.batch)
             loaded.append(Ready(model, footprint, admitted, verdict))
             return Machinery(
@@ -258,19 +259,7 @@ class App:
             model_type=ready.footprint.model_type,
         )
         responses = response_store(self._settings)
-        status = Status(
-            card=card,
-            batch=self._settings.batch,
-            turns_because=ready.verdict.reason,
-            requests=self._requests,
-            engine=self._engine_metrics,
-            cache=self._cache_metrics,
-            transcripts=transcripts.metrics,
-            responses=responses,
-            limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
-            engine_is_alive=engine.is_alive,
-            leaving=self._leaving,
-        )
+        status = self._status(card, engine, ready, transcripts, responses)
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
         tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
         site = Site(
@@ -287,6 +276,28 @@ class App:
         self._listener.open(site)
         self._introduce(card, ready, family, preparer)
         return card
+
+    def _status(
+        self,
+        card: ModelCard,
+        engine: Engine,
+        ready: Ready,
+        transcripts: Transcripts,
+        responses: ResponseStore,
+    ) -> Status:
+        return Status(
+            card=card,
+            batch=self._settings.batch,
+            turns_because=ready.verdict.reason,
+            requests=self._requests,
+            engine=self._engine_metrics,
+            cache=self._cache_metrics,
+            transcripts=transcripts.metrics,
+            responses=responses,
+            limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
+            engine_is_alive=engine.is_alive,
+            leaving=self._leaving,
+        )
 
     def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:
         metrics = TranscriptMetrics()

@@ -16,7 +16,7 @@ from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import Measured
+from start_llm.engine.cost import RowCost
 from start_llm.engine.engine import EngineConfig
 from start_llm.engine.machinery import Pace
 from start_llm.engine.pacing import LONGEST_CHUNK
@@ -137,10 +137,11 @@ def work_reserve(settings: Settings, work: WorkCost) -> int:
     return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
 
 
-def admission(settings: Settings, weights_bytes: int, costs: Measured, computing: int) -> Admission:
+def admission(settings: Settings, weights_bytes: int, row: RowCost, computing: int) -> Admission:
     """Who is let in.
 
     Args:
+        row: what a sequence takes.
         computing: bytes that are kept free for it.
 
     Raises:
@@ -148,7 +149,7 @@ def admission(settings: Settings, weights_bytes: int, costs: Measured, computing
     """
     budget = memory_budget(settings)
     usable = int(budget * (1 - _HEADROOM)) - weights_bytes - computing
-    found = Admission(usable, costs.row)
+    found = Admission(usable, row)
     if found.longest < 1:
         raise ModelError(
             f"MEMORY_BUDGET is {budget:,} bytes. The weights need {weights_bytes:,} of them and computing "

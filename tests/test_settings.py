@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 from dotenv import dotenv_values
@@ -28,6 +29,7 @@ from start_llm.core.errors import ModelError, PortError, SettingsError
 from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.job import Job
 from start_llm.engine.look import Look
+from start_llm.engine.time_share import EngineTime
 from start_llm.models import families
 from start_llm.places import DEMO_MODEL
 from start_llm.settings import (
@@ -571,19 +573,14 @@ def checks_turns(models: Models) -> None:
 def checks_pieces(models: Models) -> None:
     pieces = {}
     for seconds in ("0.01", "30"):
-        with running(models.plain, DECODE_STALL_SECONDS=seconds) as server:
+        with running(models.plain, DECODE_STALL_SECONDS=seconds) as server, endless(server):
             assert server.get("/stats")["engine"]["decode_stall"]["target_s"] == float(seconds)
-            body = {"prompt": [7] * 2000, "max_tokens": 1, "stream": True}
-            request = urllib.request.Request(
-                server.url + "/v1/completions", json.dumps(body).encode(), AS_JSON
-            )
-            seen = set[int]()
-            with urllib.request.urlopen(request, timeout=60) as stream:
-                while not server.get("/stats")["requests"]["endings"]:
-                    seen.add((server.get("/stats")["engine"]["prefill"] or {"done": 0})["done"])
-                stream.read()
-            pieces[seconds] = len(seen)
-    assert pieces["0.01"] > pieces["30"], pieces
+            until(lambda: at_work(server) == (1, 0))
+            usual = EngineTime.compute_chunk
+            with patch.object(EngineTime, "compute_chunk", autospec=True, side_effect=usual) as computed:
+                server.post("/v1/completions", {"prompt": [7] * 2000, "max_tokens": 1})
+            pieces[seconds] = computed.call_count
+    assert pieces["0.01"] > pieces["30"] == 1, pieces
 
 
 class Stuck(Look):

@@ -222,9 +222,9 @@ class Decoder:
     """All rows that are being decoded: alone, or in groups with others of a similar length.
 
     Args:
-        batches: whether the caches of this network can be merged; if not, rows take turns. has_room:
-        whether there is memory for sequences of these lengths, in tokens: a batch costs as much as if
-            all of its rows were as long as the longest.
+        batches: whether rows of this network may share a pass; if not, they take turns.
+        has_room: whether there is memory for sequences of these lengths, in tokens: a batch costs as much as
+            if all of its rows were as long as the longest.
     """
 
     def __init__(

@@ -51,35 +51,17 @@ class RowCost:
         return low
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What computing costs.
-
-    Attributes:
-        row: a sequence, as long as it is there.
-        work_bytes: each token of a piece of a prompt, while it is being computed.
-    """
-
-    row: RowCost
-    work_bytes: int
-
-
-def measure(network: Any, caches: Sequence[Any]) -> Measured:
-    """Compute a few tokens into fresh caches, and again: what is loaded the first time is no cost of theirs.
-
-    What lives at one moment depends on how threads take turns, so the worst of several times counts.
-    """
+def measure_row(network: Any, caches: Sequence[Any]) -> RowCost:
+    """Compute a few tokens into fresh caches, and several times as many after them."""
     _compute(network, caches)
     first = [int(leaf.nbytes) for leaf in leaves(caches)]
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
     for _ in range(_TIMES):
         _compute(network, caches)
     growths = [
         growth_of(leaf) or _growth_between(was, int(leaf.nbytes))
         for leaf, was in zip(leaves(caches), first, strict=True)
     ]
-    return Measured(_row_cost(growths), max(mx.get_peak_memory() - before, 0) // _PROBE)
+    return _row_cost(growths)
 
 
 def _compute(network: Any, caches: Sequence[Any]) -> None:

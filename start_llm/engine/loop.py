@@ -222,10 +222,10 @@ class EngineLoop:
             return
         self._starting = first
         self._schedule.take(first)
-        self._metrics.waiting = len(self._schedule)
         row, stops = self._continued(first.row) if first.row else self._opened_for(first)
         self._prefill = Prefill(self._machinery.network, row, stops)
         self._starting = self._opened = None
+        self._report()
 
     def _opened_for(self, waiting: Waiting) -> tuple[Row, tuple[int, ...]]:
         job = waiting.generation.job

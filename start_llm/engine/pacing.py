@@ -49,17 +49,16 @@ class ChunkTimes:
     The costs are fitted to relative errors by recursive least squares, for which chunks of each order of
     length are remembered apart: a thousand short ones do not make it forget what long ones cost. Coordinate
     descent starts from the last solution, so what the chunks cannot tell apart stays as it was; at first
-    everything counts as `b`. The level follows at once when the machine gets slower or faster.
+    everything counts as `b`, and what grows with `n` as `c`, for which chunks get longer and soon tell. The level follows at once when the machine gets slower or faster.
     """
 
     _FADING = 0.9
     _SWEEPS = 20
     _UNITS = (1.0, 1 / 1024, 1 / 2**14, 1 / 2**24)
-    _ORDER = (1, 0, 3, 2)
+    _ORDER = (1, 0, 2, 3)
     _LEVEL_OF = 3  # one slow chunk of three is a hiccup, two are a busy machine
-    TELLING = (
-        1 / 16
-    )  # a chunk shorter than this part of the longest one says little: few experts, small tiles
+    # A chunk shorter than this part of the longest one says little: few experts, small tiles.
+    TELLING = 1 / 16
 
     def __init__(self) -> None:
         self._costs = [0.0] * 4
@@ -70,7 +69,7 @@ class ChunkTimes:
 
     def record(self, chunk: Chunk) -> None:
         is_short = chunk.tokens < max(_TILE, self.TELLING * self.longest)
-        if chunk.tokens < 1 or (is_short and chunk.seconds < _RELAXED_S):
+        if chunk.tokens < 1 or (is_short and chunk.seconds < _RELAXED_S / 2):
             return
         seconds = max(chunk.seconds, _SHORTEST_S)
         if self.is_known:
@@ -150,9 +149,9 @@ class ChunkPacer:
     """Chooses how long chunks are.
 
     While no reply runs they are as fast as the network can be: 2,048 tokens, or fewer where that takes more
-    than a second and shorter ones are as fast. While replies run a chunk ends within `stall_s`, unless it
-    would then be less than half as fast: a device that needs longer for one chunk's fixed costs cannot
-    stall less.
+    than a second and shorter ones reach 97 % of the speed. While replies run a chunk ends within `stall_s`,
+    unless it would then be slower than 65 % of the speed: a device that needs longer for one chunk's fixed
+    costs cannot stall less.
 
     Args:
         stall_s: seconds.
@@ -221,33 +220,3 @@ def _rounded_down(length: int) -> int:
 
 def _rounded_up(length: int) -> int:
     return min((one for one in _LENGTHS if one >= length), default=LONGEST_CHUNK)
-
-
-class TimeShare:
-    """Divides the engine's time while replies run and a prompt is computed.
-
-    What prefill takes, decoding is owed in proportion, before prefill may go on. What a last step takes
-    beyond that counts for the next time.
-
-    Args:
-        decode_share: part of the time that decoding gets, below 1.
-    """
-
-    def __init__(self, decode_share: float = DECODE_SHARE) -> None:
-        self._for_each_second = decode_share / (1 - decode_share)
-        self._owed_s = 0.0
-
-    @property
-    def is_prefills_turn(self) -> bool:
-        return self._owed_s <= 0
-
-    def note_prefill(self, seconds: float) -> None:
-        self._owed_s += seconds * self._for_each_second
-
-    def note_decode(self, seconds: float) -> None:
-        if self._owed_s > 0:
-            self._owed_s -= seconds
-
-    def forgive(self) -> None:
-        """No reply runs."""
-        self._owed_s = 0.0

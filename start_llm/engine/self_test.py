@@ -20,9 +20,9 @@ _LENGTHS = (9, 4, 14, 6, 11, 3, 8, 5)
 """Tokens of the prompts: all different, so that every row but the longest is padded."""
 _VOCABULARY = 64
 _ROUNDING = 4.0
-"""A difference may be so many times the one between one row and two equal ones, where nothing is padded."""
-_LEAST, _MOST = 0.02, 0.5
-"""But no less and no more than this, in parts of the spread of the logits."""
+"""A difference may be so many times the one between one row and several equal ones, where nothing is padded."""
+_LEAST, _MOST = 0.1, 0.5
+"""But no less and no more than this, in parts of the spread of the logits: bfloat16 rounds a logit to 1/256."""
 
 type Caches = list[Any]
 
@@ -93,7 +93,8 @@ class _Row:
 
 def _worst_difference(network: Any, rows: Sequence[_Row]) -> int | None:
     """How many rows shared the first pass that was wrong; None if none was."""
-    allowed = min(max(_ROUNDING * _rounding(network, rows[0]), _LEAST), _MOST)
+    rounding = max(_rounding(network, rows[0], count) for count in (2, len(rows)))
+    allowed = min(max(_ROUNDING * rounding, _LEAST), _MOST)
     caches = merging.merge([rows[0].start, rows[1].start])
     for count in range(2, len(rows) + 1):
         if count > 2:
@@ -108,12 +109,12 @@ def _worst_difference(network: Any, rows: Sequence[_Row]) -> int | None:
     return None if _is_right(network, rows[1:], caches, allowed) else len(rows) - 1
 
 
-def _rounding(network: Any, row: _Row) -> float:
-    """The difference that other kernels make, for two rows that are equal."""
-    caches = merging.merge([copy.deepcopy(row.start), copy.deepcopy(row.start)])
-    both = _logits(network, [row.next_token] * 2, caches)
+def _rounding(network: Any, row: _Row, count: int) -> float:
+    """The difference that other kernels make, for so many rows that are equal."""
+    caches = merging.merge([copy.deepcopy(row.start) for _ in range(count)])
+    together = _logits(network, [row.next_token] * count, caches)
     alone = _logits(network, [row.next_token], copy.deepcopy(row.start))
-    return max(_difference(both[place], alone[0]) for place in range(2))
+    return max(_difference(together[place], alone[0]) for place in range(count))
 
 
 def _is_right(network: Any, rows: Sequence[_Row], caches: Caches, allowed: float) -> bool:

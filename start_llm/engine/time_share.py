@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from start_llm.engine.machinery import Machinery
-from start_llm.engine.pacing import Chunk, ChunkPacer, TimeShare
+from start_llm.engine.pacing import DECODE_SHARE, Chunk, ChunkPacer
 from start_llm.engine.prefill import Prefill
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -82,3 +82,33 @@ class EngineTime:
 
     def _fits(self, prefill: Prefill | None, left_s: float) -> bool:
         return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
+
+
+class TimeShare:
+    """Divides the engine's time while replies run and a prompt is computed.
+
+    What prefill takes, decoding is owed in proportion, before prefill may go on. What a last step takes
+    beyond that counts for the next time.
+
+    Args:
+        decode_share: part of the time that decoding gets, below 1.
+    """
+
+    def __init__(self, decode_share: float = DECODE_SHARE) -> None:
+        self._for_each_second = decode_share / (1 - decode_share)
+        self._owed_s = 0.0
+
+    @property
+    def is_prefills_turn(self) -> bool:
+        return self._owed_s <= 0
+
+    def note_prefill(self, seconds: float) -> None:
+        self._owed_s += seconds * self._for_each_second
+
+    def note_decode(self, seconds: float) -> None:
+        if self._owed_s > 0:
+            self._owed_s -= seconds
+
+    def forgive(self) -> None:
+        """No reply runs."""
+        self._owed_s = 0.0

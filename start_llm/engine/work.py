@@ -26,8 +26,8 @@ class WorkCost:
     They are L (token + pair n) + before n.
 
     Attributes:
-        token_bytes: activations of each token. pair_bytes: scores, where attention writes them down: for
-        all heads, of each token with each one before it.
+        token_bytes: activations of each token.
+        pair_bytes: scores of each token with each one before it, for all heads, where attention is not fused.
         before_bytes: what is made of each token before the chunk: MLA decompresses them.
     """
 
@@ -73,7 +73,7 @@ def measure_work(
     probe.compute(near, _SHORT, 0)
     short = probe.compute(near, _SHORT, _SHORT)
     far = _repeated(layers, near)
-    before = _SHORT * _BEHIND if layers.is_sliced else 2 * _SHORT
+    before = _SHORT * _BEHIND if _can_repeat(layers) else 2 * _SHORT
     probe.compute(far, _SHORT, before)
     behind = probe.compute(far, _SHORT, before + _SHORT)
     is_quick = behind.chunk.seconds * _LONG / _SHORT <= _PATIENCE_S
@@ -105,9 +105,13 @@ class _Probe:
         return _Tried(Chunk(tokens, before, seconds), max(mx.get_peak_memory() - active, 0))
 
 
+def _can_repeat(layers: Layers) -> bool:
+    return layers.is_sliced and not layers.unknown
+
+
 def _repeated(layers: Layers, caches: list[Any]) -> list[Any]:
     """Caches with the first tokens of these many times over; the same where nothing can be repeated."""
-    if not layers.is_sliced:
+    if not _can_repeat(layers):
         return caches
     parts = [layers.borrow(caches, 0, _SHORT) for _ in range(_BEHIND)]
     return layers.assemble(parts, layers.state(caches) if layers.has_state else None, _SHORT * _BEHIND)

@@ -11,7 +11,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache, Model, ModelArgs
 
 from start_llm.cache.kinds import KINDS, growth_of, reuse_of, words_of
 from start_llm.cache.layers import Layers, leaves
-from start_llm.engine.cost import measure
+from start_llm.engine.cost import measure_row
 
 IDS = [(7 * place) % 61 for place in range(400)]
 NEAR = 1e-4
@@ -91,7 +91,7 @@ def test_a_network_with_compressed_attention_is_served_from_the_cache(network):
 def test_what_compressed_attention_keeps_for_good_is_in_the_cost_of_a_prompt(network, length: int):
     """It was taken for a state that does not grow: sequences were let in that did not fit."""
     layers = Layers(network)
-    cost = measure(network, layers.fresh()).row
+    cost = measure_row(network, layers.fresh())
     caches = layers.fresh()
     for start in range(0, length, 50):
         compute(network, caches, IDS[start : start + 50])
@@ -122,7 +122,7 @@ def feed(tokens: mx.array, cache: list[Grows]) -> mx.array:
 
 
 def test_the_cost_of_an_unknown_class_is_measured():
-    cost = measure(feed, [Grows()]).row
+    cost = measure_row(feed, [Grows()])
     assert cost.token_bytes == 8
     assert cost.bytes_of(1000) >= 8 * 1000 + 100
 

@@ -20,11 +20,13 @@ from unittest.mock import patch
 
 from start_llm.cache.kinds import words_of
 from start_llm.cache.layers import Layers
+from start_llm.configured import work_reserve
 from start_llm.core.events import Failed
-from start_llm.engine.cost import measure
-from start_llm.engine.pacing import LONGEST_CHUNK
+from start_llm.engine.cost import measure_row
+from start_llm.engine.work import measure_work
 from start_llm.models.footprint import measure as footprint
 from start_llm.models.loader import LoadedModel, load
+from start_llm.settings import Settings
 from tests.cache.conversations import says_too
 from tests.chaos.faults import ON_PURPOSE, PLACES, Faults, Record, check, emptied, on_engine_thread
 from tests.chaos.rude import Rude
@@ -144,9 +146,14 @@ def play(
 def _memory(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
     if trouble.room_tokens is None:
         return {}
-    costs = measure(model.network, Layers(model.network).fresh())
-    fixed = footprint(model, words_of).weights_bytes + costs.work_bytes * LONGEST_CHUNK
-    return {"memory": int((fixed + costs.row.bytes_of(trouble.room_tokens)) / 0.95)}
+    layers = Layers(model.network)
+    kept = footprint(model, words_of).weights_bytes
+    kept += measure_row(model.network, layers.fresh()).bytes_of(trouble.room_tokens)
+    work = measure_work(model.network, layers).cost
+    memory = 0
+    for _ in range(8):  # what is kept free for computing is a share of the whole
+        memory = int((kept + work_reserve(Settings(memory=memory), work)) / 0.95)
+    return {"memory": memory}
 
 
 def _free_port() -> int:
