@@ -126,6 +126,8 @@ class CachedEngine(Stepper):
         page_size: int = PAGE,
         network: Any = None,
         batches: bool = True,
+        longest_chunk: int = LONGEST_CHUNK,
+        **changes: Any,
     ) -> None:
         self.layers = model.layers
         self.cached = CacheMetrics()
@@ -134,7 +136,7 @@ class CachedEngine(Stepper):
         )
         self.after_step: Callable[[], None] = lambda: None
         machinery = replace(model.machinery, cache=self.cache, batches=batches)
-        super().__init__(machinery, longest_chunk=LONGEST_CHUNK, network=network or model.network)
+        super().__init__(machinery, longest_chunk=longest_chunk, network=network or model.network, **changes)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):

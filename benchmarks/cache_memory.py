@@ -6,11 +6,14 @@ import os
 import random
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 
 from benchmarks.cache_engine import (
+    CHUNK,
+    MOST_STEPS,
     REPLY_TOKENS,
     CachedEngine,
     Conversation,
@@ -20,8 +23,11 @@ from benchmarks.cache_engine import (
     active_bytes,
     prompt,
 )
+from start_llm.engine.admission import Admission
+from start_llm.engine.cost import measure_row
+from start_llm.engine.work import measure_work
 from tests.cache.conversations import Talkers, talk
-from tests.engine.harness import Wrapped
+from tests.engine.harness import Watched, Wrapped, job
 
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
 DEEP = {"qwen3": Size(128, 8, _HEADS)}
@@ -35,6 +41,9 @@ SESSION_TOKENS = 500
 TURNS = 10
 SMALL_BUDGET_TOKENS = 1_000
 SMALL_PAGE = 32
+ROOM = 1.1
+"""Conversations for which a tight budget has room."""
+ROWS = 4
 _SAMPLED = 0.2
 """Of each quarter of a random run, its end: resident memory is looked at there."""
 REMEMBERED = 6
@@ -96,6 +105,62 @@ def _compute_bare(model: Model, chunks: list[int]) -> None:
     caches = model.layers.fresh()
     for length in chunks:
         model.compute(prompt(length), caches, chunk=length)
+
+
+def tight(model: Model, length: int) -> Iterator[Row]:
+    """Highest memory over the budget, where that holds little more than what runs needs."""
+    work = measure_work(model.network, model.layers).cost.bytes_of(CHUNK, length)
+    needed = measure_row(model.network, model.layers.fresh())
+    for what, run in (
+        (f"a conversation of {length:,} goes on from pages", _go_on_from_pages),
+        (f"{ROWS} rows of {length // ROWS:,} join, and leave one by one", _join_and_leave),
+    ):
+        room = int(ROOM * needed.bytes_of(length))
+        engine = CachedEngine(model, room, longest_chunk=CHUNK, admission=Admission(room, needed))
+        highest, between = _highest(partial(_watched, engine, run, length))
+        told = f"{what}, budget {ROOM} of them, {room / 1e6:.0f} MB; {model.size}"
+        measured = f"{(highest - work) / room:.2f} (with the chunk {highest / room:.2f})"
+        yield Row("(peak - a chunk's work) / budget", model.family, told, measured, "<= 1.0")
+        yield Row("highest between two steps / budget", model.family, told, f"{between / room:.2f}", "<= 1.0")
+
+
+def _watched(
+    engine: CachedEngine,
+    run: Callable[[CachedEngine, int], None],
+    length: int,
+    after_step: Callable[[], None],
+) -> None:
+    engine.after_step = after_step
+    run(engine, length)
+
+
+def _go_on_from_pages(engine: CachedEngine, length: int) -> None:
+    """Another conversation leaves the first one's way near its end, and takes its caches with it."""
+    first = Conversation(engine)
+    first.ask(prompt(length // 2 - REPLY_TOKENS))
+    _ended(engine, (*first.ids[: length * 4 // 9], *prompt(length // 50, 1)))
+    pages = engine.cached.pages
+    if not pages:
+        raise SystemExit("Nothing lies in pages.")
+    before = engine.metrics.prefilled_tokens
+    first.ask(prompt(length // 2 - REPLY_TOKENS, 2))
+    if engine.metrics.prefilled_tokens - before > length * 2 // 3:
+        raise SystemExit("The first conversation did not go on from what was computed.")
+
+
+def _join_and_leave(engine: CachedEngine, length: int) -> None:
+    rows = list[Watched]()
+    for seed in range(ROWS):
+        rows.append(engine.submit(job(prompt(length // ROWS - 10 * ROWS, seed), 10 * ROWS)))
+        engine.step_until(lambda: engine.metrics.active_rows == len(rows), MOST_STEPS)
+        engine.step(3)
+    for row in rows:
+        row.generation.cancel()
+        engine.step(2)
+
+
+def _ended(engine: CachedEngine, ids: Sequence[int]) -> None:
+    engine.finish(engine.submit(job(ids, REPLY_TOKENS)), most_steps=MOST_STEPS)
 
 
 # ----------------------------------------------------------------------------------- random runs, little room

@@ -207,12 +207,12 @@ class Pacing:
 class WholeChunks(ChunkPacer):
     """Chunks of 2,048 tokens, whoever waits."""
 
-    def length(self, before: int, *, stalls: bool) -> int:  # noqa: ARG002 - neither changes anything
+    def length(self, *_: object, **__: object) -> int:
         return BARE_CHUNK
 
 
 OURS = Pacing()
-BARE = Pacing(Pace(decode_share=0), WholeChunks)
+BARE = Pacing(Pace(decode_share=1e-6), WholeChunks)
 """Whole chunks, and one decode step behind each."""
 
 

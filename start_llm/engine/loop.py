@@ -82,7 +82,9 @@ class EngineLoop:
         self._guarded(self._drop_cancelled, self._abandon_decoding)
         self._guarded(self._cut_overdue, self._abandon_decoding)
         self._guarded(self._make_room, self._abandon_decoding)
-        if self._time.is_prefills_turn(replies=bool(self._decoder.rows)):
+        if (self._prefill or self._startable) and self._time.is_prefills_turn(
+            replies=bool(self._decoder.rows)
+        ):
             self._prefill_some()
         self._decode()
         self._guarded(self._share_memory, list)
@@ -133,14 +135,13 @@ class EngineLoop:
 
     def _cut_overdue(self) -> None:
         """End the replies whose time is over; what was computed is kept."""
-        for row in [*self._schedule.interrupted, *self._running]:
-            if 0 < self._machinery.pace.deadline_s < self._spent_s(row):
+        running, now = self._running, self._clock()
+        for row in [*self._schedule.interrupted, *running]:
+            spent_s = row.spent_s(now if row in running else row.since)
+            if 0 < self._machinery.pace.deadline_s < spent_s:
                 row.cut()
                 row.generation.cancel()
         self._drop_cancelled()
-
-    def _spent_s(self, row: Row) -> float:
-        return row.spent_s(self._clock() if row in self._running else row.since)
 
     @property
     def _running(self) -> list[Row]:
@@ -176,9 +177,8 @@ class EngineLoop:
             mx.clear_cache()
 
     def _has_room(self, waiting: Waiting, beside: list[Row]) -> bool:
-        if len(beside) >= self._machinery.most_rows:
-            return False
-        return self._machinery.admission.has_room(beside, waiting.generation.job, waiting.tokens)
+        has_place, job = len(beside) < self._machinery.most_rows, waiting.generation.job
+        return has_place and self._machinery.admission.has_room(beside, job, waiting.tokens)
 
     def _interrupt_longest_for(self, first: Waiting) -> None:
         """The row that has had its turn for the longest time, if that is long enough."""
@@ -216,9 +216,13 @@ class EngineLoop:
 
     # ------------------------------------------------------------------------------------------------ prefill
 
-    def _start_next(self) -> None:
+    @property
+    def _startable(self) -> Waiting | None:
         first = self._schedule.first
-        if self._prefill or first is None or not self._has_room(first, self._running):
+        return first if first and self._has_room(first, self._running) else None
+
+    def _start_next(self) -> None:
+        if self._prefill or (first := self._startable) is None:
             return
         self._starting = first
         self._schedule.take(first)
@@ -232,13 +236,9 @@ class EngineLoop:
         ids, room = job.prompt.ids, planned_tokens(job, waiting.tokens)
         opened = self._cache.open(ids, job.salt, job.boundaries, job.known, room)
         self._opened = opened.strand
-        reply = ReplyWriter(
-            job,
-            self._machinery.token_bytes,
-            self._machinery.end_tokens,
-            cached=len(opened.strand.tokens),
-        )
-        due = due_with(waiting, len(opened.strand.tokens), self._time.speed)
+        cached = len(opened.strand.tokens)
+        reply = ReplyWriter(job, self._machinery.token_bytes, self._machinery.end_tokens, cached=cached)
+        due = due_with(waiting, cached, self._time.speed)
         row = Row(waiting.generation, reply, opened.strand, due=due, now=self._clock())
         row.generation.emit(opened.restored)
         return row, opened.stops

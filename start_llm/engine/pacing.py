@@ -19,9 +19,12 @@ _RELAXED_S = 1.0
 _RELAXED_EFFICIENCY = 0.97
 PACED_EFFICIENCY = 0.65
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
+_SURE = 0.9
+"""Part of a stall that a chunk is planned to last: predictions are wrong by a tenth."""
 _FIRST = 256
-_BELIEVED = 512
-"""Tokens. Shorter chunks do not tell what long ones cost: with few tokens for each expert tiles are empty."""
+_BELIEVED, _PATIENCE_S = 1024, 4.0
+"""Tokens, and seconds for which so many are tried. Shorter chunks do not tell what long ones cost: with few
+tokens for each expert tiles are empty."""
 _TILE = 32
 """Tokens that a matrix product on a GPU takes at once: fewer cost as much."""
 _SHORTEST = 4
@@ -49,7 +52,8 @@ class ChunkTimes:
     The costs are fitted to relative errors by recursive least squares, for which chunks of each order of
     length are remembered apart: a thousand short ones do not make it forget what long ones cost. Coordinate
     descent starts from the last solution, so what the chunks cannot tell apart stays as it was; at first
-    everything counts as `b`, and what grows with `n` as `c`, for which chunks get longer and soon tell. The level follows at once when the machine gets slower or faster.
+    everything counts as `b`, and what grows with `n` as `c`, for which chunks get longer and soon tell. The
+    level follows at once when the machine gets slower or faster.
     """
 
     _FADING = 0.9
@@ -68,8 +72,7 @@ class ChunkTimes:
         """Tokens of the longest chunk measured."""
 
     def record(self, chunk: Chunk) -> None:
-        is_short = chunk.tokens < max(_TILE, self.TELLING * self.longest)
-        if chunk.tokens < 1 or (is_short and chunk.seconds < _RELAXED_S / 2):
+        if chunk.tokens < 1 or chunk.seconds < self._telling_s(chunk.tokens):
             return
         seconds = max(chunk.seconds, _SHORTEST_S)
         if self.is_known:
@@ -78,6 +81,12 @@ class ChunkTimes:
         terms = [term / seconds for term in self._terms(chunk.tokens, chunk.before)]
         self._memories.setdefault(chunk.tokens.bit_length(), _Memory()).add(terms, self._FADING)
         self._fit()
+
+    def _telling_s(self, tokens: int) -> float:
+        """Seconds from which a chunk of so many tokens says something: short ones only if they are slow."""
+        if tokens < self.TELLING * self.longest:
+            return _RELAXED_S
+        return _RELAXED_S / 2 if tokens < _TILE else 0.0
 
     @property
     def is_known(self) -> bool:
@@ -174,24 +183,28 @@ class ChunkPacer:
             return _UNKNOWN_SPEED
         return LONGEST_CHUNK / self._times.seconds(LONGEST_CHUNK, self._before)
 
-    def length(self, before: int, *, stalls: bool) -> int:
+    def length(self, before: int, *, stalls: bool, share_s: float = 0.0) -> int:
         """Tokens of the next chunk.
 
         Args:
             before: tokens in front of it.
             stalls: replies run and stand still meanwhile.
+            share_s: seconds that it may last then in any case, because a step of the replies is as long.
         """
         times = self._times
         if not times.is_known:
             return _FIRST
+        relaxed_s = max(_RELAXED_S, self._stall_s)
         if stalls:
-            lasting_s, least = self._stall_s, times.tokens_at(PACED_EFFICIENCY, before)
-        elif times.longest >= _BELIEVED:
-            lasting_s, least = _RELAXED_S, times.tokens_at(_RELAXED_EFFICIENCY, before)
+            lasting_s = max(self._stall_s * _SURE, share_s)
+            least = times.tokens_at(PACED_EFFICIENCY, before)
+        elif times.longest >= _BELIEVED or times.seconds(2 * times.longest, before) > _PATIENCE_S:
+            lasting_s, least = relaxed_s, times.tokens_at(_RELAXED_EFFICIENCY, before)
         else:
-            lasting_s, least = _RELAXED_S, 2 * times.longest
-        affordable = _rounded_down(times.tokens_in(max(lasting_s, self._stall_s), before))
-        return max(affordable, _rounded_up(max(least, self._shortest(before))))
+            lasting_s, least = relaxed_s, 2 * times.longest
+        lengths = _BESIDE if stalls else _ALONE
+        affordable = _rounded_down(times.tokens_in(lasting_s, before), lengths)
+        return max(affordable, _rounded_up(max(least, self._shortest(before)), lengths))
 
     def _shortest(self, before: int) -> int:
         if self._times.seconds(_TILE, before) > _RELAXED_S:
@@ -205,18 +218,23 @@ class ChunkPacer:
         return tokens == 0 or self._times.seconds(tokens, before) <= seconds
 
 
-_LENGTHS = sorted(
-    part * 2**power
-    for power in range(1, 11)
-    for part in (2, 3)
-    if _SHORTEST <= part * 2**power <= LONGEST_CHUNK
-)
-"""Few lengths, which fill tiles and share kernels: 4, 6, 8, 12 ... 1024, 1536, 2048."""
+def _lengths(parts: Sequence[int]) -> list[int]:
+    """These parts, times powers of two, as far as they fill tiles; shorter ones are for slow devices."""
+    lengths = {part * 2**power for power in range(12) for part in parts}
+    return sorted(
+        length
+        for length in lengths
+        if _SHORTEST <= length <= LONGEST_CHUNK and (length < _TILE or length % _TILE == 0)
+    )
 
 
-def _rounded_down(length: int) -> int:
-    return max((one for one in _LENGTHS if one <= length), default=_SHORTEST)
+# Few, which share buffers: 4, 6, 8, 12 ... 1536, 2048. Beside replies four in each octave: a stall counts.
+_ALONE, _BESIDE = _lengths((2, 3)), _lengths((4, 5, 6, 7))
 
 
-def _rounded_up(length: int) -> int:
-    return min((one for one in _LENGTHS if one >= length), default=LONGEST_CHUNK)
+def _rounded_down(length: int, lengths: Sequence[int]) -> int:
+    return max((one for one in lengths if one <= length), default=_SHORTEST)
+
+
+def _rounded_up(length: int, lengths: Sequence[int]) -> int:
+    return min((one for one in lengths if one >= length), default=LONGEST_CHUNK)

@@ -20,9 +20,9 @@ _LENGTHS = (9, 4, 14, 6, 11, 3, 8, 5)
 """Tokens of the prompts: all different, so that every row but the longest is padded."""
 _VOCABULARY = 64
 _ROUNDING = 4.0
-"""A difference may be so many times the one between one row and several equal ones, where nothing is padded."""
+"""A difference may be so many times that of several equal rows, where nothing is padded."""
 _LEAST, _MOST = 0.1, 0.5
-"""But no less and no more than this, in parts of the spread of the logits: bfloat16 rounds a logit to 1/256."""
+"""But no less and no more than this, in parts of the spread of the logits: bfloat16 rounds to 1/256."""
 
 type Caches = list[Any]
 

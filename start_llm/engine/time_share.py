@@ -28,6 +28,7 @@ class EngineTime:
         self._pacer = ChunkPacer(self._chunk_s)
         self._share = TimeShare(machinery.pace.decode_share)
         self._last_step: float | None = None
+        self._steps, self._decoded_s = 0, 0.0
         for chunk in machinery.measured:
             self._pacer.record(chunk)
 
@@ -57,19 +58,28 @@ class EngineTime:
         """Count the time of the block."""
         began = self._clock()
         yield
-        self._share.note_decode(self._clock() - began)
+        seconds = self._clock() - began
+        self._decoded_s += seconds
+        self._share.note_decode(seconds)
 
     def compute_chunk(self, prefill: Prefill, *, replies: bool) -> int:
         """Compute the next chunk of a prompt, as long as it may be, and learn from it. Returns its length."""
         before, began = prefill.done, self._clock()
-        paced = self._pacer.length(before, stalls=replies)
+        paced = self._pacer.length(before, stalls=replies, share_s=self._share.prefill_s(self._step_s()))
         computed = prefill.step(min(paced, self._longest_chunk(before)))
         self._pacer.record(Chunk(computed, before, self._clock() - began))
         self._metrics.prefilled_tokens += computed
         return computed
 
+    def _step_s(self) -> float:
+        """Seconds of a step of all replies, as they were since the last chunk."""
+        seconds = self._decoded_s / self._steps if self._steps else 0.0
+        self._steps, self._decoded_s = 0, 0.0
+        return seconds
+
     def note_step(self, *, replies: bool) -> None:
         """All that run have had a step: tell for how long they had stood still."""
+        self._steps += 1
         now = self._clock() if replies else None
         if now is not None and self._last_step is not None:
             self._metrics.note_stall(now - self._last_step)
@@ -91,7 +101,7 @@ class TimeShare:
     beyond that counts for the next time.
 
     Args:
-        decode_share: part of the time that decoding gets, below 1.
+        decode_share: part of the time that decoding gets, above 0 and below 1.
     """
 
     def __init__(self, decode_share: float = DECODE_SHARE) -> None:
@@ -101,6 +111,10 @@ class TimeShare:
     @property
     def is_prefills_turn(self) -> bool:
         return self._owed_s <= 0
+
+    def prefill_s(self, decode_s: float) -> float:
+        """Seconds of prefill beside so many of decoding."""
+        return decode_s / self._for_each_second
 
     def note_prefill(self, seconds: float) -> None:
         self._owed_s += seconds * self._for_each_second

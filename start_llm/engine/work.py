@@ -76,9 +76,16 @@ def measure_work(
     before = _SHORT * _BEHIND if _can_repeat(layers) else 2 * _SHORT
     probe.compute(far, _SHORT, before)
     behind = probe.compute(far, _SHORT, before + _SHORT)
-    is_quick = behind.chunk.seconds * _LONG / _SHORT <= _PATIENCE_S
-    longer = probe.compute(far, _LONG if is_quick else _LONGER, before + 2 * _SHORT)
-    return MeasuredWork(_cost_of(short, behind, longer), (short.chunk, behind.chunk, longer.chunk))
+    longer = probe.compute(far, _LONGER, before + 2 * _SHORT)
+    tried = [short, behind, longer]
+    if _seconds_of_a_long_one(behind.chunk, longer.chunk) <= _PATIENCE_S:
+        tried.append(probe.compute(far, _LONG, before + 2 * _SHORT + _LONGER))
+    return MeasuredWork(_cost_of(short, behind, tried[-1]), tuple(one.chunk for one in tried))
+
+
+def _seconds_of_a_long_one(short: Chunk, longer: Chunk) -> float:
+    each = max(longer.seconds - short.seconds, 0.0) / (longer.tokens - short.tokens)
+    return longer.seconds + each * (_LONG - longer.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from start_llm.cache.layers import State
 from start_llm.cache.pages import Run
 from start_llm.core.events import Failed, Finished
+from start_llm.engine.batch import Decoder
 from start_llm.engine.machinery import Machinery
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, job
@@ -288,3 +289,31 @@ def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
     for row in rows:
         row.generation.cancel()
     engine.step()
+
+
+def test_nobody_waits_for_a_step_while_no_prompt_can_be_computed(monkeypatch: pytest.MonkeyPatch):
+    """Else the device has nothing to do while a token is handed out; also while others wait for a place."""
+    waits = list[int]()
+    usual = Decoder.wait
+    monkeypatch.setattr(Decoder, "wait", lambda self: waits.append(len(self.rows)) or usual(self))
+    engine = counting(most_rows=1)
+    running = engine.submit(job(PROMPTS[0], 40))
+    engine.step_until(lambda: running.tokens)
+    waiting = engine.submit(job(PROMPTS[0], 4))
+    waits.clear()
+    engine.step(10)
+    assert engine.metrics.waiting == 1
+    assert waits == []
+    engine.finish(running, waiting)
+
+
+def test_a_prompt_is_told_of_while_its_first_chunk_is_computed():
+    told = list[tuple[int, tuple[int, int] | None]]()
+    engine = counting(network=Wrapped(Counting(has_state=False), lambda _: told.append(now_told())))
+
+    def now_told() -> tuple[int, tuple[int, int] | None]:
+        return engine.metrics.waiting, engine.metrics.prefill
+
+    asked = engine.submit(job(PROMPTS[0], 1))
+    engine.finish(asked)
+    assert told[0] == (0, (0, len(PROMPTS[0])))

@@ -171,6 +171,7 @@ def test_a_row_that_was_taken_out_half_way_fails_and_nothing_of_it_is_kept(monke
     nothing_is_left_of(engine, rows)
 
 
+@pytest.mark.timeout(10)  # who waits for ever fails soon
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["stopped for another", "given up"])
 def test_a_prompt_that_cannot_be_kept_when_it_is_left_fails(
     is_cancelled: bool, monkeypatch: pytest.MonkeyPatch

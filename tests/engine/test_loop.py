@@ -62,18 +62,6 @@ def test_a_reply_reports_progress_then_text_then_its_end(machinery, check):
     check(watched)
 
 
-def test_a_prompt_is_told_of_while_its_first_chunk_is_computed(machinery):
-    told = list[tuple[int, tuple[int, int] | None]]()
-    stepper = Stepper(machinery)
-    network = Wrapped(
-        machinery.network, lambda _: told.append((stepper.metrics.waiting, stepper.metrics.prefill))
-    )
-    stepper = Stepper(machinery, network=network)
-    stepper.submit(job(LONG, 1))
-    stepper.step()
-    assert told == [(0, (0, 900))]
-
-
 def test_metrics_count_what_was_computed(machinery):
     stepper = Stepper(machinery)
     rows = [stepper.submit(job(prompt, 10)) for prompt in (LONG, *SHORT[:2])]

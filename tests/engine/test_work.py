@@ -9,6 +9,7 @@ from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.work import WorkCost, measure_work
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
+from tests.engine.harness import Wrapped
 
 COST = WorkCost(token_bytes=1000, pair_bytes=2, before_bytes=50)
 
@@ -55,4 +56,16 @@ def test_the_chunks_were_timed(tiny_model: TinyModel):
         (64, 64, 1.0),
         (64, 1088, 1.0),
         (128, 1152, 1.0),
+        (512, 1280, 1.0),
     ]
+
+
+def test_a_long_chunk_is_not_tried_where_it_would_take_seconds(tiny_model: TinyModel):
+    network = load(tiny_model("qwen3", hidden=128, layers=2)).network
+    now = [0.0]
+
+    def takes_long(shape: tuple[int, ...]) -> None:
+        now[0] += shape[1] / 150
+
+    chunks = measure_work(Wrapped(network, takes_long), Layers(network), lambda: now[0]).chunks
+    assert [chunk.tokens for chunk in chunks] == [64, 64, 128]
