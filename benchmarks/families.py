@@ -111,11 +111,11 @@ class Finding:
 class Engine(Stepper):
     """The engine as it serves a network of this kind, but that no reply ends before its limit."""
 
-    def __init__(self, network: Any, layers: Layers) -> None:
+    def __init__(self, network: Any, layers: Layers, batches: bool) -> None:
         self.widest = 0
         self.cache = self._cache_for(layers)
         machinery = Machinery(
-            Wrapped(network, self._look), lambda _: b"x", frozenset(), ROWS, batches(network), self.cache
+            Wrapped(network, self._look), lambda _: b"x", frozenset(), ROWS, batches, self.cache
         )
         super().__init__(machinery)
 
@@ -159,6 +159,7 @@ class Trial:
         self._rng = random.Random(model_type)
         self._tally = Tally()
         self._plain = plain(network)
+        self._batches = batches(network)
         self.finding = Finding(model_type, _classes(layers), _reuse(layers))
 
     def run(self) -> Finding:
@@ -179,7 +180,7 @@ class Trial:
             self.finding.wrong.setdefault(step, f"{type(error).__name__}: {error}")
 
     def _alone(self) -> None:
-        engine = Engine(self._network, self._layers)
+        engine = self._engine()
         first = self._some(150)
         said = self._ask(engine, "cold", first)
         onward = (*first, *said, *self._some(30))
@@ -193,8 +194,11 @@ class Trial:
             if self.finding.difference >= max(MOST_DIFFERENCE, LOUD * noise(self._network, ids)):
                 self._is_wrong("return", f"logits differ by {self.finding.difference:.1e}")
 
+    def _engine(self) -> Engine:
+        return Engine(self._network, self._layers, self._batches)
+
     def _together(self) -> None:
-        engine = Engine(self._network, self._layers)
+        engine = self._engine()
         for lengths in self._lengths:
             prompts = [self._some(length) for length in lengths]
             everyone = [self._submit(engine, prompt) for prompt in prompts]
@@ -203,6 +207,8 @@ class Trial:
                 said = self._check(TOGETHER, prompt, watched)
                 self._ask(engine, TOGETHER, (*prompt, *said, *self._some(9)))
         self.finding.widest = engine.widest
+        if engine.metrics.failures:
+            self._is_wrong(TOGETHER, f"{engine.metrics.failures} passes raised, and rows went on alone")
 
     def _some(self, length: int) -> Tokens:
         return tokens(self._rng, length, length)

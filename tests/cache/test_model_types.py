@@ -30,8 +30,10 @@ TAKE_TURNS = {"deepseek_v41", "llama4"}
 network = cache(build)
 
 
-def tried(model_type: str, layers: Callable[[Any], Layers] = Layers) -> Finding:
-    return Trial(model_type, network(model_type), layers(network(model_type)), FEW).run()
+def tried(
+    model_type: str, layers: Callable[[Any], Layers] = Layers, together: Sequence[Sequence[int]] = FEW
+) -> Finding:
+    return Trial(model_type, network(model_type), layers(network(model_type)), together).run()
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -76,7 +78,7 @@ class FormerState(Layers):
     ],
 )
 def test_what_is_planted_is_found(model_type: str, planted: Callable[[Any], Layers]):
-    assert tried(model_type, planted).wrong
+    assert tried(model_type, planted, together=()).wrong
 
 
 def test_every_type_has_a_configuration():
