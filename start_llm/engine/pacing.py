@@ -16,7 +16,7 @@ DECODE_SHARE = 1 / 3
 
 _RELAXED_S = 1.0
 """Seconds of a chunk while no reply runs. Requests that come or are cancelled meanwhile wait for its end."""
-_RELAXED_EFFICIENCY = 0.98
+_RELAXED_EFFICIENCY = 0.97
 PACED_EFFICIENCY = 0.65
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
 _SURE = 0.9
@@ -158,7 +158,7 @@ class ChunkPacer:
     """Chooses how long chunks are.
 
     While no reply runs they are as fast as the network can be: 2,048 tokens, or fewer where that takes more
-    than a second and shorter ones reach 98 % of the speed. While replies run a chunk ends within `stall_s`,
+    than a second and shorter ones reach 97 % of the speed. While replies run a chunk ends within `stall_s`,
     unless it would then be slower than 65 % of the speed: a device that needs longer for one chunk's fixed
     costs cannot stall less.
 

@@ -19,7 +19,7 @@ from start_llm.engine.pacing import ChunkPacer
 class Collapsed(ChunkPacer):
     """Chunks of four tokens, as the first pacer had them on a network with a latent cache."""
 
-    def length(self, before, *, stalls):
+    def length(self, *_: object, **__: object) -> int:
         return 4
 
 
