@@ -258,10 +258,13 @@ def felt(network: Any) -> float:
 
 
 def noise(network: Any, ids: Tokens) -> float:
-    """The largest difference of the last logits if a prompt is computed in pieces, and at once."""
+    """The largest difference of the last logits if a prompt is computed in pieces, and at once.
+
+    Token by token too, as replies are: networks with MLA compute that in another way.
+    """
     whole = Layers(network).fresh()
     expected = network(mx.array([ids]), cache=whole)[0, -1]
-    return max(_in_pieces(network, ids, length, expected) for length in (7, 19, 32, 64, 100))
+    return max(_in_pieces(network, ids, length, expected) for length in (1, 7, 19, 32, 64, 100))
 
 
 def _in_pieces(network: Any, ids: Tokens, length: int, expected: mx.array) -> float:

@@ -24,8 +24,9 @@ TYPES = {
     "falcon_h1": ("ArraysCache, KVCache", "at checkpoints"),
     "deepseek_v41": ("LayerCache", "at checkpoints"),
     "llama4": ("ChunkedKVCache, KVCache", "at checkpoints"),
+    "minimax_m3_vl": ("KVCache", "to the token"),
 }
-TAKE_TURNS = {"deepseek_v41", "llama4"}
+TAKE_TURNS = {"deepseek_v41", "llama4", "minimax_m3_vl"}
 
 network = cache(build)
 
