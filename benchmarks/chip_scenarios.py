@@ -30,7 +30,7 @@ PLANNED_REPLY = 1024
 """Tokens of a reply that the engine wants memory for before it begins."""
 SETTLING_STEPS = 64
 LEAST_EFFICIENCY = PACED_EFFICIENCY
-"""Of a chunk beside replies: no chunk is so short that it is less than half as fast as one of 2,048."""
+"""Of a chunk beside replies, in parts of the speed of one of 2,048: no shorter one makes sense."""
 SHORTEST_CHUNK = BARE_CHUNK // 16
 """Nor is it shorter than this: too few tokens tell nothing of how long others take."""
 TOLERANCE = 1.1

@@ -11,8 +11,9 @@ fast that chip is: figures are worth as much as the table of assumptions, which 
 - *running*: eight replies are there when a prompt of 20,000 tokens comes (half of all that, or a quarter,
   where there is no memory for it). While it is computed, each keeps at least the engine's `DECODE_SHARE` of
   the speed that it had, and none stands still for longer than a chunk may last and a step takes. A chunk may
-  last `STALL_S`, or as long as the shortest chunk that makes sense: one that is half as fast as 2,048 (a
-  latent cache, MLA, is decompressed for each chunk, however short). The prompt has the rest of the time.
+  last `STALL_S`, or as long as the shortest chunk that makes sense: one that has `PACED_EFFICIENCY` of the
+  speed of 2,048 (a latent cache, MLA, is decompressed for each chunk, however short). The prompt has the rest
+  of the time. A tenth is allowed for, since a chunk's time is predicted.
 - *agents*: 1, 4 and 16 of them with one system text of 12,000 tokens, three turns of 500 tokens, replies of
   200 and a tool between them, as many at once as there is memory for; beside it the same scheduler with
   chunks of 2,048. Every turn has to be answered, and one agent alone has 0.95 of bare speed; the rest is to
