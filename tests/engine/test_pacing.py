@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from start_llm.engine.pacing import LONGEST_CHUNK, STALL_S, Chunk, ChunkPacer, ChunkTimes
@@ -88,6 +88,7 @@ def test_a_device_whose_fixed_cost_is_longer_than_a_stall_gets_long_chunks(befor
     assert pacer.length(before + 40_000, stalls=True) >= 256
 
 
+@settings(deadline=None)  # a thousand chunks on the slowest
 @given(
     fixed=st.floats(0, 1),
     token=st.floats(1e-6, 0.05),
