@@ -332,7 +332,7 @@ def test_what_litellm_refuses_itself_has_the_form_of_the_protocol(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_in_mid_prefill_is_cancelled_behind_its_chunk(proxied: Proxied, stream: bool):
-    # A chunk is planned for a second at most. The best of three: what a busy machine adds is not the server's.
+    # A chunk is planned for a second at most. The best of three: what a busy machine adds is not ours.
     assert any(seconds_until_cancelled(proxied, stream) < 1.5 for _ in range(3))
 
 
