@@ -6,7 +6,7 @@ import os
 import random
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import mlx.core as mx
@@ -138,9 +138,9 @@ def _go_on_from_pages(engine: CachedEngine, length: int) -> None:
     """Another conversation leaves the first one's way near its end, and takes its caches with it."""
     first = Conversation(engine)
     first.ask(prompt(length // 2 - REPLY_TOKENS))
-    _ended(engine, (*first.ids[: length * 4 // 9], *prompt(length // 50, 1)))
-    pages = engine.cached.pages
-    if not pages:
+    branch = (*first.ids[: length * 4 // 9], *prompt(length // 50, 1))
+    engine.finish(engine.submit(job(branch, REPLY_TOKENS)), most_steps=MOST_STEPS)
+    if not engine.cached.pages:
         raise SystemExit("Nothing lies in pages.")
     before = engine.metrics.prefilled_tokens
     first.ask(prompt(length // 2 - REPLY_TOKENS, 2))
@@ -157,10 +157,6 @@ def _join_and_leave(engine: CachedEngine, length: int) -> None:
     for row in rows:
         row.generation.cancel()
         engine.step(2)
-
-
-def _ended(engine: CachedEngine, ids: Sequence[int]) -> None:
-    engine.finish(engine.submit(job(ids, REPLY_TOKENS)), most_steps=MOST_STEPS)
 
 
 # ----------------------------------------------------------------------------------- random runs, little room

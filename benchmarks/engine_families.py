@@ -36,6 +36,7 @@ from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.engine import Engine, EngineConfig
 from start_llm.engine.machinery import Machinery
+from start_llm.engine.work import measure_work
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 
@@ -213,9 +214,8 @@ def _rate(times: Sequence[Sequence[Stamp]]) -> Speed:
 def _assembled(folder: Path) -> Machinery:
     """As the server does it, but that each token is a letter: so each one is an event."""
     model = load(folder)
-    cache = PromptCache(
-        Layers(model.network), limits=Limits(budget_bytes=BUDGET), page_size=256, metrics=CacheMetrics()
-    )
+    layers = Layers(model.network)
+    cache = PromptCache(layers, limits=Limits(budget_bytes=BUDGET), page_size=256, metrics=CacheMetrics())
     return Machinery(
         network=model.network,
         token_bytes=lambda _: b"a",
@@ -223,6 +223,7 @@ def _assembled(folder: Path) -> Machinery:
         most_rows=max(ROWS),
         batches=True,
         cache=cache,
+        measured=measure_work(model.network, layers).chunks,
     )
 
 

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.app import App
-from start_llm.engine import work
 from start_llm.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 
-work._PATIENCE_S = 0.1  # else each start of an application tries a long chunk for a third of a second
 AS_JSON = {"Content-Type": "application/json"}
 
 

@@ -19,7 +19,7 @@ _RELAXED_S = 1.0
 _RELAXED_EFFICIENCY = 0.97
 PACED_EFFICIENCY = 0.65
 """Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
-_SURE = 0.9
+_PLANNED = 0.9
 """Part of a stall that a chunk is planned to last: predictions are wrong by a tenth."""
 _FIRST = 256
 _BELIEVED, _PATIENCE_S = 1024, 4.0
@@ -189,20 +189,22 @@ class ChunkPacer:
         Args:
             before: tokens in front of it.
             stalls: replies run and stand still meanwhile.
-            share_s: seconds that it may last then in any case, because a step of the replies is as long.
+            share_s: seconds that it may last then, up to a second, even if that is longer than a stall: a
+                whole step of the replies follows, and shorter chunks would leave the prompt less than its
+                share.
         """
         times = self._times
         if not times.is_known:
             return _FIRST
         relaxed_s = max(_RELAXED_S, self._stall_s)
         if stalls:
-            lasting_s = max(self._stall_s * _SURE, share_s)
+            lasting_s = max(self._stall_s * _PLANNED, min(share_s, _RELAXED_S))
             least = times.tokens_at(PACED_EFFICIENCY, before)
         elif times.longest >= _BELIEVED or times.seconds(2 * times.longest, before) > _PATIENCE_S:
             lasting_s, least = relaxed_s, times.tokens_at(_RELAXED_EFFICIENCY, before)
         else:
             lasting_s, least = relaxed_s, 2 * times.longest
-        lengths = _BESIDE if stalls else _ALONE
+        lengths = _LENGTHS_BESIDE if stalls else _LENGTHS_ALONE
         affordable = _rounded_down(times.tokens_in(lasting_s, before), lengths)
         return max(affordable, _rounded_up(max(least, self._shortest(before)), lengths))
 
@@ -229,7 +231,7 @@ def _lengths(parts: Sequence[int]) -> list[int]:
 
 
 # Few, which share buffers: 4, 6, 8, 12 ... 1536, 2048. Beside replies four in each octave: a stall counts.
-_ALONE, _BESIDE = _lengths((2, 3)), _lengths((4, 5, 6, 7))
+_LENGTHS_ALONE, _LENGTHS_BESIDE = _lengths((2, 3)), _lengths((4, 5, 6, 7))
 
 
 def _rounded_down(length: int, lengths: Sequence[int]) -> int:

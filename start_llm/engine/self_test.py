@@ -24,7 +24,9 @@ _ROUNDING = 4.0
 _LEAST, _MOST = 0.1, 0.5
 """But no less and no more than this, in parts of the spread of the logits: bfloat16 rounds to 1/256."""
 
-_WRONG_LATER = {"minimax_m3_vl": "its sparse attention counts the blocks that it drops from the padding on"}
+_WRONG_IN_LONG_BATCHES = {
+    "minimax_m3_vl": "its sparse attention counts the blocks that it drops from the padding on"
+}
 """Types of mlx_lm 0.32.2 that are right in short batches alone. `benchmarks/families.py` finds such."""
 
 type Caches = list[Any]
@@ -52,7 +54,7 @@ def check_batching(network: Any, fresh: Callable[[], Caches], most_rows: int) ->
     """
     if most_rows < 2:
         return BatchVerdict(batches=False, reason="one reply at a time is all that BATCH allows")
-    if reason := _WRONG_LATER.get(getattr(network, "model_type", "")):
+    if reason := _WRONG_IN_LONG_BATCHES.get(getattr(network, "model_type", "")):
         return BatchVerdict(batches=False, reason=reason)
     if not merging.can_merge(fresh()):
         return BatchVerdict(batches=False, reason="its caches cannot be merged")

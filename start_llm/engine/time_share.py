@@ -65,14 +65,14 @@ class EngineTime:
     def compute_chunk(self, prefill: Prefill, *, replies: bool) -> int:
         """Compute the next chunk of a prompt, as long as it may be, and learn from it. Returns its length."""
         before, began = prefill.done, self._clock()
-        paced = self._pacer.length(before, stalls=replies, share_s=self._share.prefill_s(self._step_s()))
+        paced = self._pacer.length(before, stalls=replies, share_s=self._share.prefill_s(self._take_step_s()))
         computed = prefill.step(min(paced, self._longest_chunk(before)))
         self._pacer.record(Chunk(computed, before, self._clock() - began))
         self._metrics.prefilled_tokens += computed
         return computed
 
-    def _step_s(self) -> float:
-        """Seconds of a step of all replies, as they were since the last chunk."""
+    def _take_step_s(self) -> float:
+        """Mean seconds of a step of all replies since the last chunk; counting begins anew."""
         seconds = self._decoded_s / self._steps if self._steps else 0.0
         self._steps, self._decoded_s = 0, 0.0
         return seconds

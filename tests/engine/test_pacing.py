@@ -127,6 +127,8 @@ def test_beside_steps_longer_than_a_stall_a_prompt_still_gets_its_share():
     usual = pacer.length(0, stalls=True)
     assert pacer.length(0, stalls=True, share_s=0.1) == usual
     assert pacer.length(0, stalls=True, share_s=4 * STALL_S) >= 3 * usual
+    a_second = pacer.length(0, stalls=True, share_s=1.0)
+    assert pacer.length(0, stalls=True, share_s=60.0) == a_second, "one step that hung is no measure"
 
 
 def test_chunks_use_the_time_they_have():

@@ -5,7 +5,6 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.cache.layers import Layers
-from start_llm.engine import work
 from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.work import WorkCost, measure_work
 from start_llm.models.loader import load
@@ -49,8 +48,7 @@ def test_scores_that_are_written_down_cost_for_each_pair(tiny_model: TinyModel):
     assert measure_work(network, Layers(network)).cost.pair_bytes > 0
 
 
-def test_the_chunks_were_timed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(work, "_PATIENCE_S", 2.0)
+def test_the_chunks_were_timed(tiny_model: TinyModel):
     network = load(tiny_model("qwen3", hidden=128, layers=2)).network
     now = iter(range(1000))
     chunks = measure_work(network, Layers(network), lambda: float(next(now))).chunks

@@ -259,7 +259,7 @@ def broken_at_will(tiny_model: Callable[..., Path]) -> Iterator[BreakableServer]
 def breaking(broken_at_will: BreakableServer) -> Iterator[BreakableServer]:
     yield broken_at_will
     broken_at_will.network.is_broken = False
-    wait_until(lambda: engine_is_free(broken_at_will.port), within_s=5)
+    wait_until(lambda: engine_is_free(broken_at_will.port), within_s=10)
 
 
 def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(breaking: BreakableServer):

@@ -98,7 +98,7 @@ def cached_tokens(usage: dict[str, Any]) -> int:
 def stats_after(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     """Once the row has given back what it computed, a moment after its reply."""
     server.post(TEXT, body)
-    wait_until(lambda: engine_is_free(server.port), within_s=5)
+    wait_until(lambda: engine_is_free(server.port), within_s=10)
     return stats(server.port)
 
 
@@ -143,7 +143,7 @@ def test_stats_without_a_cache_counts_none(endless_model: Path):
 
 
 def test_refused_requests_are_in_no_count(scripted: Server):
-    wait_until(lambda: engine_is_free(scripted.port), within_s=5)
+    wait_until(lambda: engine_is_free(scripted.port), within_s=10)
     before = stats(scripted.port)["requests"]
     assert ask(scripted.port, "POST", CHAT, {}).status == 400
     assert stats(scripted.port)["requests"] == before
@@ -189,7 +189,7 @@ def reading(small_queue: Server) -> Iterator[Server]:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "stream": True})
         wait_until(lambda: stats(small_queue.port)["engine"]["prefill"] is not None, within_s=5)
         yield small_queue
-    wait_until(lambda: engine_is_free(small_queue.port), within_s=5)
+    wait_until(lambda: engine_is_free(small_queue.port), within_s=10)
 
 
 def seconds_for(port: int, path: str) -> float:

@@ -173,7 +173,7 @@ def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, pat
         progress = prefill(endless)
         assert progress is not None
         assert progress["done"] < progress["total"]
-    wait_until(lambda: engine_is_free(endless.port), within_s=5)
+    wait_until(lambda: engine_is_free(endless.port), within_s=10)
 
 
 @both
@@ -189,7 +189,7 @@ def test_empty_data_events_show_life_while_a_long_prompt_is_read(lively: Server,
             assert path == TEXT or event["choices"][0]["delta"] == {"annotations": []}
             assert event["id"] == opening["id"]
         wait_until(lambda: prefill(lively) is not None, within_s=5)
-    wait_until(lambda: engine_is_free(lively.port), within_s=5)
+    wait_until(lambda: engine_is_free(lively.port), within_s=10)
 
 
 def test_a_stream_that_flows_holds_no_empty_events(scripted_model: Path):
@@ -214,7 +214,7 @@ def server(broken_at_will: BreakableServer) -> Iterator[BreakableServer]:
     yield broken_at_will
     broken_at_will.network.is_broken = False
     assert ask(broken_at_will.port, "POST", CHAT, REQUESTS[CHAT] | {"max_tokens": 3}).status == 200
-    wait_until(lambda: engine_is_free(broken_at_will.port), within_s=5)
+    wait_until(lambda: engine_is_free(broken_at_will.port), within_s=10)
 
 
 def rest_of(events: Iterator[Any]) -> list[Any]:

@@ -43,7 +43,7 @@ def test_a_client_that_leaves_frees_the_engine_and_nothing_is_kept(endless: Serv
         client.request("POST", RESPONSES, {"input": "Hi", "stream": True})
         assert client.head()[0] == 200
         next(client.chunks())
-    wait_until(lambda: engine_is_free(endless.port), within_s=5)
+    wait_until(lambda: engine_is_free(endless.port), within_s=10)
     assert stats(endless.port)["response_store"]["entries"] == before
 
 
