@@ -80,7 +80,7 @@ def measure_work(
     tried = [short, behind, longer]
     if _seconds_of_a_long_one(behind.chunk, longer.chunk) <= _PATIENCE_S:
         tried.append(probe.compute(far, _LONG, before + 2 * _SHORT + _LONGER))
-    return MeasuredWork(_cost_of(short, behind, tried[-1]), tuple(one.chunk for one in tried))
+    return MeasuredWork(_cost_of(short, behind, longer), tuple(one.chunk for one in tried))
 
 
 def _seconds_of_a_long_one(short: Chunk, longer: Chunk) -> float:

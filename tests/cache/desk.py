@@ -100,6 +100,12 @@ class Desk:
         self.cache.tidy(0)
         self.cache.check_integrity()
 
+    def tidy(self) -> None:
+        """Until nothing is left to tidy. Each request does only a leaf of it."""
+        while self.store.tree.untidy:
+            self.cache.tidy(0)
+        self.cache.check_integrity()
+
     def serve(self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = ()) -> int:
         """Returns how many tokens were known."""
         lookups = self.metrics.reused_tokens

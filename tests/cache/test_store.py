@@ -100,6 +100,7 @@ def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
 
 
 @given(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=12), min_size=1, max_size=8))
+@hypothesis.example([[2, 1, 2, 1, 1], [1, 1, 1, 1, 1], [2, 1, 2, 1]])
 @hypothesis.settings(max_examples=50)
 def test_no_token_is_stored_twice_however_conversations_part(ends):
     """But for less than a page of each, where two begin the same one. A last token may be a lost reply."""
@@ -107,6 +108,7 @@ def test_no_token_is_stored_twice_however_conversations_part(ends):
     prompts = [(*SHARED, *end) for end in ends]
     for ids in prompts:
         closed(desk, ids)
+    desk.tidy()
     least, most = distinct([ids[:-1] for ids in prompts]), distinct(prompts)
     assert least <= stored_tokens(desk) <= most + (PAGE - 1) * len(prompts)
 

@@ -1,5 +1,7 @@
 """What a chunk of a prompt takes while it is computed, and how long one may be for it."""
 
+from itertools import count
+
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
@@ -69,3 +71,12 @@ def test_a_long_chunk_is_not_tried_where_it_would_take_seconds(tiny_model: TinyM
 
     chunks = measure_work(Wrapped(network, takes_long), Layers(network), lambda: now[0]).chunks
     assert [chunk.tokens for chunk in chunks] == [64, 64, 128]
+
+
+def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel):
+    """What is kept free for computing is not another number when the machine was busy at the start."""
+    network = load(tiny_model("qwen3")).network
+    slow, fast = (measure_work(network, Layers(network), count(0, step).__next__) for step in (60.0, 0.001))
+    assert len(slow.chunks) < len(fast.chunks)
+    for before in (0, 30_000):
+        assert slow.cost.bytes_of(2048, before) == pytest.approx(fast.cost.bytes_of(2048, before), rel=0.2)
