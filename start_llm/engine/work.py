@@ -72,8 +72,9 @@ def measure_work(
     near = layers.fresh()
     probe.compute(near, _SHORT, 0)
     short = probe.compute(near, _SHORT, _SHORT)
-    far = _repeated(layers, near)
-    before = _SHORT * _BEHIND if _can_repeat(layers) else 2 * _SHORT
+    far, before = near, 2 * _SHORT
+    if layers.is_sliced and not layers.unknown:
+        far, before = _repeated(layers, near), _BEHIND * _SHORT
     probe.compute(far, _SHORT, before)
     behind = probe.compute(far, _SHORT, before + _SHORT)
     longer = probe.compute(far, _LONGER, before + 2 * _SHORT)
@@ -112,14 +113,8 @@ class _Probe:
         return _Tried(Chunk(tokens, before, seconds), max(mx.get_peak_memory() - active, 0))
 
 
-def _can_repeat(layers: Layers) -> bool:
-    return layers.is_sliced and not layers.unknown
-
-
 def _repeated(layers: Layers, caches: list[Any]) -> list[Any]:
-    """Caches with the first tokens of these many times over; the same where nothing can be repeated."""
-    if not _can_repeat(layers):
-        return caches
+    """Caches with the first tokens of these many times over."""
     parts = [layers.borrow(caches, 0, _SHORT) for _ in range(_BEHIND)]
     return layers.assemble(parts, layers.state(caches) if layers.has_state else None, _SHORT * _BEHIND)
 

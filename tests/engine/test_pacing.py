@@ -97,6 +97,7 @@ def test_a_device_whose_fixed_cost_is_longer_than_a_stall_gets_long_chunks(befor
 )
 @example(fixed=0.23, token=1e-6, before=0.0, pair=0.0)
 @example(fixed=0.0, token=0.03125, before=8.5e-6, pair=0.0)
+@example(fixed=0.28, token=0.042, before=0.0, pair=0.0)
 def test_alone_any_device_computes_at_nine_tenths_of_its_speed(fixed, token, before, pair):
     cost = device(fixed, token, before, pair)
     pacer = known(cost)

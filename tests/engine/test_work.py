@@ -4,10 +4,11 @@ from itertools import count
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from start_llm.cache.layers import Layers
-from start_llm.engine.pacing import LONGEST_CHUNK
+from start_llm.engine import work
+from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.engine.work import WorkCost, measure_work
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
@@ -73,10 +74,34 @@ def test_a_long_chunk_is_not_tried_where_it_would_take_seconds(tiny_model: TinyM
     assert [chunk.tokens for chunk in chunks] == [64, 64, 128]
 
 
-def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel):
+def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch):
     """What is kept free for computing is not another number when the machine was busy at the start."""
+
+    def taken(chunk: Chunk) -> int:
+        return COST.bytes_of(chunk.tokens, chunk.before) + (10**6 if chunk.tokens > 128 else 0)
+
+    compute = work._Probe.compute
+    monkeypatch.setattr(
+        work._Probe, "compute", lambda *asked: work._Tried(chunk := compute(*asked).chunk, taken(chunk))
+    )
     network = load(tiny_model("qwen3")).network
     slow, fast = (measure_work(network, Layers(network), count(0, step).__next__) for step in (60.0, 0.001))
     assert len(slow.chunks) < len(fast.chunks)
-    for before in (0, 30_000):
-        assert slow.cost.bytes_of(2048, before) == pytest.approx(fast.cost.bytes_of(2048, before), rel=0.2)
+    assert slow.cost == fast.cost
+    assert slow.cost.bytes_of(2048, 30_000) == pytest.approx(COST.bytes_of(2048, 30_000), rel=0.2)
+
+
+def test_a_cache_of_an_unknown_class_is_tried_as_it_is(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing of it can be repeated, so less stands in front of its chunks."""
+    network = load(tiny_model("qwen3")).network
+
+    class Unknown(KVCache): ...
+
+    monkeypatch.setattr(network, "make_cache", lambda: [Unknown() for _ in network.layers], raising=False)
+    layers = Layers(network)
+    assert layers.unknown
+    measured = measure_work(network, layers)
+    assert [chunk.tokens for chunk in measured.chunks][:3] == [64, 64, 128]
+    assert measured.cost.bytes_of(LONGEST_CHUNK, 0) > 0

@@ -13,9 +13,10 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-SLOW = ["hypothesis", "pytest_timeout"]
+SLOW = ["pytest_timeout"]
 if sys.platform != "darwin":  # Metal does not survive a fork.
     SLOW.append("mlx_lm.models.cache")
 
@@ -23,6 +24,7 @@ if sys.platform != "darwin":  # Metal does not survive a fork.
 def main() -> None:
     for name in SLOW:
         importlib.import_module(name)
+    look_no_further()
     gc.collect()
     gc.freeze()  # or every fork copies and searches all that is imported here
     for line in sys.stdin:
@@ -32,6 +34,17 @@ def main() -> None:
             os._exit(_run(Path(folder), Path(output), arguments))
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def look_no_further() -> None:
+    """An example that turns a test red will do; a smaller one would take longer than all the rest."""
+    phases = [
+        phase
+        for phase in hypothesis.Phase
+        if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)
+    ]
+    hypothesis.settings.register_profile("mutants", deadline=None, phases=phases, database=None)
+    hypothesis.settings.load_profile("mutants")
 
 
 def _run(folder: Path, output: Path, arguments: list[str]) -> int:
