@@ -43,7 +43,8 @@ SMALL_BUDGET_TOKENS = 1_000
 SMALL_PAGE = 32
 ROOM = 1.1
 """Conversations for which a tight budget has room."""
-ROWS = 4
+ROWS, LASTING = 4, 256
+"""Rows that join, and tokens of their replies: none has ended before the last one comes."""
 _SAMPLED = 0.2
 """Of each quarter of a random run, its end: resident memory is looked at there."""
 REMEMBERED = 6
@@ -151,12 +152,12 @@ def _go_on_from_pages(engine: CachedEngine, length: int) -> None:
 def _join_and_leave(engine: CachedEngine, length: int) -> None:
     rows = list[Watched]()
     for seed in range(ROWS):
-        rows.append(engine.submit(job(prompt(length // ROWS - 10 * ROWS, seed), 10 * ROWS)))
+        rows.append(engine.submit(job(prompt(length // ROWS - LASTING, seed), LASTING)))
         engine.step_until(lambda: engine.metrics.active_rows == len(rows), MOST_STEPS)
         engine.step(3)
     for row in rows:
         row.generation.cancel()
-        engine.step(2)
+        engine.finish(row)
 
 
 # ----------------------------------------------------------------------------------- random runs, little room

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def imports(module: str, text: str, sources: Sources) -> Iterator[str]:
     `from start_llm import x` means the module x where there is one, else the package. Imports for types alone
     count too. A dynamic import is told by its call, and named `?` where its argument is no plain text.
     """
-    for node in ast.walk(ast.parse(text)):
+    for node in _nodes(text):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
@@ -84,6 +85,13 @@ def imports(module: str, text: str, sources: Sources) -> Iterator[str]:
                 yield _text_of(first)
             case _:
                 pass
+
+
+@cache
+def _nodes(text: str) -> tuple[ast.AST, ...]:
+    """All that may be an import."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call)
+    return tuple(node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
 
 
 def _is_package(module: str, sources: Sources) -> bool:

@@ -99,14 +99,14 @@ class _Row:
 
 
 def _worst_difference(network: Any, rows: Sequence[_Row]) -> int | None:
-    """How many rows shared the first pass that was wrong; None if none was."""
+    """Of two, three and all rows, how many shared the first pass that was wrong; None if none was."""
     rounding = max(_rounding(network, rows[0], count) for count in (2, len(rows)))
     allowed = min(max(_ROUNDING * rounding, _LEAST), _MOST)
     caches = merging.merge([rows[0].start, rows[1].start])
     for count in range(2, len(rows) + 1):
         if count > 2:
             merging.extend(caches, rows[count - 1].start)
-        if not _is_right(network, rows[:count], caches, allowed):
+        if count in (2, 3, len(rows)) and not _is_right(network, rows[:count], caches, allowed):
             return count
     leaving = merging.take_out(caches, 0, len(rows))
     if not _is_right(network, rows[:1], leaving, allowed):
