@@ -158,9 +158,9 @@ def _join_and_leave(engine: CachedEngine, length: int) -> None:
         rows.append(engine.submit(job(prompt(length // ROWS - LASTING, seed), LASTING)))
         engine.step_until(lambda: engine.metrics.active_rows == len(rows), MOST_STEPS)
         engine.step(3)
-    for row in rows:
-        row.generation.cancel()
-        engine.finish(row)
+    while rows:
+        rows.pop(0).generation.cancel()
+        engine.step_until(lambda: engine.metrics.active_rows == len(rows), MOST_STEPS)
 
 
 # ----------------------------------------------------------------------------------- random runs, little room
