@@ -13,8 +13,8 @@
   that is cut, and when caches are put together from it. Tiny arrays: overhead alone.
 - `stored`: bytes after many sessions on one system prompt, beside KV of distinct tokens and kept states.
 - `peak`: highest MLX memory of a growing conversation, weights left out, over the KV that it ends with; less
-  a chunk's work, which is what the same chunks take beyond their KV in mlx_lm's own caches. Then over a budget
-  of 1.1 conversations: of one that goes on from pages, and of rows that join a batch and leave it.
+  a chunk's work, which is what the same chunks take beyond their KV in mlx_lm's own caches. Then over the
+  budget, if that is 1.1 conversations: of one that goes on from pages, of rows that join and leave a batch.
 - `budget`: after every step of a random run with little room, MLX memory beside the weights over the budget
   and the caches of live rows, each row counted once: with rows that take turns, and with rows in a batch.
 - `growth`: resident memory of the process along a random run: the median of the end of each quarter.
