@@ -38,14 +38,11 @@ class Admission:
         """
         if not rows:
             return True
-        planned = sum(self._planned(row.generation.job, len(row.tokens)) for row in rows)
-        return planned + self._planned(job, tokens) <= self.usable_bytes
-
-    def _planned(self, job: Job, tokens: int) -> int:
-        return self.cost.bytes_of(planned_tokens(job, tokens))
+        planned = [max(planned_tokens(row.generation.job, len(row.tokens)), row.width) for row in rows]
+        return self.holds([*planned, planned_tokens(job, tokens)])
 
     def holds(self, lengths: Iterable[int]) -> bool:
-        """Whether there is memory for what sequences of these lengths, in tokens, have computed."""
+        """Whether there is memory for sequences of these lengths, in tokens."""
         return self.held(lengths) <= self.usable_bytes
 
     def held(self, lengths: Iterable[int]) -> int:

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
 from start_llm.engine import merging
+from start_llm.engine.admission import planned_tokens
 from start_llm.engine.row import Row, Sampled
 from start_llm.engine.sampling import BatchSampler
 from start_llm.engine.scores import Scores
@@ -74,6 +75,7 @@ class Group:
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
+            self._plan_growth()
         tokens = cast("list[int]", fed.tolist())
         return [_sampled(*each) for each in zip(stepped, tokens, scores, strict=True)]
 
@@ -92,7 +94,15 @@ class Group:
             merging.extend(self._caches, row.cache)
         self._rows.append(row)
         self._lend(row)
+        self._plan_growth()
         self._sampler = None
+
+    def _plan_growth(self) -> None:
+        """Merged caches grow by what the rows may still write, as far as there is memory planned for that."""
+        if len(self._rows) > 1:
+            merging.grow_by(self._caches, growth(self._rows))
+            for row in self._rows:
+                row.width = width(self._rows)
 
     def _lend(self, row: Row) -> None:
         row.cache = []
@@ -125,8 +135,10 @@ class Group:
         self._contexts.pop(id(row), None)
         self._forget_next(place)
         self._sampler = None
+        row.width = 0
         if len(self._rows) == 1:
             self._give_back(self._rows[0])
+        self._plan_growth()
         return Held(caches, len(row.tokens) if is_fed else len(row.tokens) - 1)
 
     def _take_out(self, place: int) -> list[Any]:
@@ -135,7 +147,7 @@ class Group:
     def _give_back(self, row: Row) -> None:
         """The last row of a batch has caches of its own again, which are faster."""
         merging.unmerge(self._caches)
-        row.cache = self._caches
+        row.cache, row.width = self._caches, 0
         row.strand.take_back(self._caches)
 
     def _forget_next(self, place: int) -> None:
@@ -213,6 +225,16 @@ def fits(lengths: Sequence[int]) -> bool:
     return padding(lengths) <= max(sum(lengths) // 2, _CHEAP_PADDING)
 
 
+def growth(rows: Sequence[Row]) -> int:
+    """Tokens for which the row that may still write most has memory; at least one."""
+    return max(1, *(planned_tokens(row.generation.job, len(row.tokens)) - len(row.tokens) for row in rows))
+
+
+def width(rows: Sequence[Row]) -> int:
+    """Tokens that each of these rows takes in a batch, until the next growth is planned."""
+    return max(_lengths(rows)) + growth(rows)
+
+
 def padding(lengths: Sequence[int]) -> int:
     """Tokens that are added to rows of these lengths to make them equal."""
     return len(lengths) * max(lengths) - sum(lengths)
@@ -224,7 +246,7 @@ class Decoder:
     Args:
         batches: whether rows of this network may share a pass; if not, they take turns.
         has_room: whether there is memory for sequences of these lengths, in tokens: a batch costs as much as
-            if all of its rows were as long as the longest.
+            if all of its rows were as long as the longest, and wrote as much.
     """
 
     def __init__(
@@ -328,14 +350,9 @@ class Decoder:
         rows = [*group.rows, row]
         if any(one.is_alone for one in rows) or not fits(_lengths(rows)):
             return False
-        padded = [max(_lengths(rows))] * len(rows)
-        others = [length for other in self._groups if other is not group for length in _padded(other)]
-        return self._has_room([*padded, *others])
+        others = [one.rows for one in self._groups if one is not group]
+        return self._has_room([width(some) for some in (rows, *others) for _ in some])
 
 
 def _lengths(rows: Sequence[Row]) -> list[int]:
     return [len(row.tokens) for row in rows]
-
-
-def _padded(group: Group) -> list[int]:
-    return [max(_lengths(group.rows))] * len(group.rows)

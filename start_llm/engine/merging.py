@@ -13,9 +13,6 @@ import mlx.core as mx
 
 from start_llm.cache.layers import leaves, settle
 
-_GROWTH = 1024
-"""Tokens by which merged KV grows: each time all of it is copied. Admission plans as many for a reply."""
-
 
 def can_merge(caches: Sequence[Any]) -> bool:
     """Whether these classes say that they can. `engine.self_test` finds out."""
@@ -38,6 +35,13 @@ def extend(merged: list[Any], row: list[Any]) -> None:
         cache.extend(type(row[index]).merge([row[index]]))
         _computed(cache)
         _let_go([row], index)
+
+
+def grow_by(merged: Sequence[Any], tokens: int) -> None:
+    """Let merged KV grow by so many tokens when it has to: each time all of it is copied."""
+    for leaf in leaves(merged):
+        if hasattr(leaf, "step"):
+            leaf.step = tokens
 
 
 def copy_of(merged: Sequence[Any], place: int) -> list[Any]:
@@ -66,9 +70,6 @@ def unmerge(merged: list[Any]) -> None:
 
 
 def _computed(cache: Any) -> Any:
-    for leaf in leaves([cache]):
-        if hasattr(leaf, "step"):
-            leaf.step = _GROWTH
     mx.eval(cache.state)
     return cache
 

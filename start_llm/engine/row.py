@@ -25,6 +25,7 @@ class Row:
         strand: what the prompt cache has given it, and gets back.
         cache: one entry for each cache of the network, in mlx_lm's classes.
         chooser, processors: see `engine.sampling`.
+        width: tokens that it takes in a batch, padding and room to grow included; 0: it is in none.
         is_alone: it shares no batch: one that it was in has failed, and it may be the reason.
         due: see `engine.schedule`.
         since: when its turn began, in seconds on the engine's clock.
@@ -43,6 +44,7 @@ class Row:
         self._guided = GuidedLogits(job.guide, len(job.prompt)) if job.guide else None
         if self._guided:
             self.processors.append(self._guided)
+        self.width = 0
         self.is_alone = False
         self.due = due
         self.since = now

@@ -33,9 +33,13 @@ def references(machinery):
     return [greedy_reference(machinery.network, prompt, LENGTH) for prompt in PROMPTS]
 
 
+REPLY = 1000
+"""Tokens that each row may write."""
+
+
 def resting_row(machinery, prompt, **options: Any) -> Row:
     """A row whose prompt is computed up to its last token."""
-    generation = Generation(job(prompt, 1000, **options))
+    generation = Generation(job(prompt, REPLY, **options))
     reply = ReplyWriter(generation.job, machinery.token_bytes, machinery.end_tokens)
     cache = make_prompt_cache(machinery.network)
     if len(prompt) > 1:
@@ -372,16 +376,17 @@ def test_the_last_row_of_a_batch_has_caches_of_its_own_again(machinery, referenc
 
 def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(machinery):
     asked: list[list[int]] = []
+    longest = len(PROMPTS[1]) + REPLY
 
     def has_room(lengths):
         asked.append(list(lengths))
-        return sum(lengths) < 3 * len(PROMPTS[1])
+        return sum(lengths) < 3 * longest
 
     decoder = Decoder(machinery.network, batches=True, has_room=has_room)
     started(machinery, decoder, [PROMPTS[1], PROMPTS[1], TINY[0]])
     decode(decoder, 2)
     assert [len(group.rows) for group in decoder.groups] == [2, 1]
-    assert asked[-1] == [len(PROMPTS[1])] * 3
+    assert asked[-1] == [longest] * 3
 
 
 def test_a_row_that_cannot_join_takes_its_group_with_it_and_no_other(machinery, monkeypatch):

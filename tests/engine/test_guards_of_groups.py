@@ -13,7 +13,9 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from start_llm.core.job import Guide
 from start_llm.core.sampling import Sampling
+from start_llm.engine.admission import Admission
 from start_llm.engine.batch import Decoder, Group
+from start_llm.engine.cost import RowCost
 from start_llm.engine.generation import Generation
 from start_llm.engine.machinery import Machinery
 from start_llm.engine.reply import ReplyWriter
@@ -48,8 +50,8 @@ def one_stream() -> Iterator[None]:
         yield
 
 
-def resting(network: Any, length: int, **options: Any) -> Row:
-    generation = Generation(job(range(length), 1000, **options))
+def resting(network: Any, length: int, most: int = 1000, **options: Any) -> Row:
+    generation = Generation(job(range(length), most, **options))
     cache = make_prompt_cache(network)
     if length > 1:
         network(mx.array([list(range(length - 1))]), cache=cache)
@@ -98,11 +100,36 @@ def test_while_a_row_leaves_others_little_is_there_twice():
 
 def test_rows_whose_padding_has_no_memory_do_not_share_a_batch():
     network = Deep()
-    decoder = Decoder(network, batches=True, has_room=lambda lengths: sum(lengths) <= 500)
+    decoder = Decoder(network, batches=True, has_room=lambda lengths: sum(lengths) <= 3000)
     for length in (200, 200, 10):
         decoder.add(resting(network, length))
     stepped(decoder)
     assert [len(group.rows) for group in decoder.groups] == [2, 1]
+
+
+def test_a_batch_has_no_room_for_more_than_its_rows_may_write():
+    network, length, most = Deep(), 300, 40
+    rows = [resting(network, length, most) for _ in range(3)]
+    group = Group(network, rows[0])
+    for row in rows[1:]:
+        group.join(row)
+    for _ in range(5):
+        group.step()
+    assert group.nbytes <= 3 * (length + most) * LEAF * LAYERS
+    assert [row.width for row in rows] == [length + most] * 3
+
+
+def test_a_row_beside_a_batch_needs_the_memory_that_the_batch_leaves():
+    network = Deep()
+    long, short = resting(network, 600, 40), resting(network, 300, 40)
+    admission = Admission(1500, RowCost(token_bytes=1))
+    assert admission.has_room([long, short], job(range(400), 10), 400)
+    group = Group(network, long)
+    group.join(short)
+    assert not admission.has_room([long, short], job(range(400), 10), 400), "the short one is padded"
+    group.remove(long)
+    assert admission.has_room([short], job(range(400), 10), 400)
+    assert (long.width, short.width) == (0, 0)
 
 
 def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
