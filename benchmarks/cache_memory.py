@@ -45,7 +45,7 @@ SMALL_PAGE = 32
 ROOM = 1.1
 """Conversations for which a tight budget has room."""
 ROWS, LASTING = 4, 256
-"""Rows that join, and tokens of their replies: none has ended before the last one comes."""
+"""Rows that join, and the most tokens of their replies."""
 _SAMPLED = 0.2
 """Of each quarter of a random run, its end: resident memory is looked at there."""
 REMEMBERED = 6
@@ -127,7 +127,9 @@ def tight(model: Model, length: int) -> Iterator[Row]:
         ),
     ):
         room = int(ROOM * held)
-        engine = CachedEngine(model, room, longest_chunk=CHUNK, admission=Admission(room, needed))
+        admission = Admission(room, needed)
+        # No time passes, so one step stands between two chunks: no reply ends before the last row comes.
+        engine = CachedEngine(model, room, longest_chunk=CHUNK, admission=admission, clock=lambda: 0.0)
         highest, between = _highest(partial(_watched, engine, run, length))
         told = f"{what}, budget {ROOM} of them, {room / 1e6:.0f} MB; {model.size}"
         measured = f"{(highest - work) / room:.2f} (with the chunk {highest / room:.2f})"
