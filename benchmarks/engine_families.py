@@ -185,9 +185,14 @@ class ServedNetwork:
             return _rate(list(pool.map(lambda prompt: self._times(prompt, REPLY_TOKENS), prompts)))
 
     def _times(self, tokens: Sequence[int], most: int) -> list[Stamp]:
-        """When each token of a reply came."""
+        """When each token of a reply came. State is kept in front of the last token of the prompt."""
         generation = self._engine.submit(
-            Job(prompt=ModelTokens(tuple(tokens)), max_tokens=most, sampling=Sampling(temperature=0))
+            Job(
+                prompt=ModelTokens(tuple(tokens)),
+                boundaries=(len(tokens) - 1,),
+                max_tokens=most,
+                sampling=Sampling(temperature=0),
+            )
         )
         times: list[Stamp] = []
         ending: Ending | None = None
@@ -208,6 +213,8 @@ class ServedNetwork:
 def _rate(times: Sequence[Sequence[Stamp]]) -> Speed:
     """Of all replies together, while all of them run."""
     start, end = max(one[SKIPPED] for one in times), min(one[-1] for one in times)
+    if end <= start:
+        raise SystemExit("Some replies had ended before the last one began.")
     return _speed(sum(start < moment <= end for one in times for moment in one), start, end)
 
 
