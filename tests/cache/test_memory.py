@@ -71,7 +71,7 @@ class Weighed(Cached):
 
 
 def test_at_every_step_memory_is_what_the_budget_and_the_running_rows_explain(machinery):
-    engine = Weighed(machinery, memory_for(machinery, 2000))
+    engine = Weighed(machinery, memory_for(machinery, 1200))
     talkers = Talkers(random.Random(3))
     for _ in range(ROUNDS):
         talk(engine, talkers)

@@ -45,7 +45,7 @@ class Counting:
         return 100 * mx.eye(VOCABULARY)[(tokens + 1) % VOCABULARY]
 
 
-def counting(*, has_state: bool = False, network: Any = None, most_rows: int = 4) -> Cached:
+def counting(*, has_state: bool = False, network: Any = None, most_rows: int = 4, **changes: Any) -> Cached:
     return Cached(
         Machinery(
             network or Counting(has_state=has_state),
@@ -53,8 +53,14 @@ def counting(*, has_state: bool = False, network: Any = None, most_rows: int = 4
             frozenset(),
             most_rows=most_rows,
             batches=not has_state,
-        )
+        ),
+        **changes,
     )
+
+
+def at_once(**changes: Any) -> Cached:
+    """No time passes: one step of the replies stands between two chunks, however slow the machine is."""
+    return counting(clock=lambda: 0.0, **changes)
 
 
 def plain(keys: mx.array) -> list[int]:
@@ -256,7 +262,7 @@ def active_bytes() -> int:
 
 def test_when_a_long_row_leaves_a_batch_the_padding_of_the_others_leaves_memory():
     """mlx_lm takes it away by a view of the wider arrays, which would keep them until the next step."""
-    engine = counting()
+    engine = at_once()
     engine.say(PROMPTS[0])
     before, kept = active_bytes(), engine.cached.stored_bytes
     long = engine.submit(job(tuple(index % VOCABULARY for index in range(900)), 5))
@@ -278,7 +284,7 @@ class Slow(Counting):
 
 
 def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
-    engine = counting(network=Slow(has_state=False))
+    engine = at_once(network=Slow(has_state=False))
     engine.say(PROMPTS[0])
     before, kept = active_bytes(), engine.cached.stored_bytes
     rows = [engine.submit(job([start, *range(1, 399)] * 4, 400)) for start in (300, 310, 320)]
