@@ -82,7 +82,7 @@ from start_llm.transcripts.turn import Transcripts
 LOGS = ROOT / "logs"
 _MOST_TRANSCRIPT_BYTES = 128 * 2**20
 _MOST_THOUGHT_BYTES = 32 * 2**20
-_STOP_S = 2.0
+_STOP_S = 5.0  # the longest chunk of a prompt that is tried lasts four
 _LAST_LINES_S = 0.5
 
 

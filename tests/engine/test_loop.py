@@ -332,7 +332,7 @@ def test_a_failing_step_of_a_lone_row_fails_it(machinery, check, nth):
 
 @pytest.mark.parametrize("nth", [1, 2, 10])
 def test_a_step_of_a_batch_that_fails_once_fails_nobody(machinery, check, nth):
-    stepper = broken(machinery, lambda shape: shape == (2, 1), nth)
+    stepper = broken(machinery, lambda shape: shape[0] > 1 and shape[1] == 1, nth)
     rows = [stepper.submit(job(prompt, 30)) for prompt in SHORT[:2]]
     stepper.step()
     long, waiting = stepper.submit(job(LONG, 10)), stepper.submit(job(SHORT[3], 10))

@@ -294,7 +294,7 @@ def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(machinery):
 def test_chunks_follow_the_speed_of_the_network_that_runs(machinery):
     """By the real clock: at a millisecond a token, 192 tokens are what surely fits into 0.23 seconds."""
     slow = Wrapped(machinery.network, lambda shape: time.sleep(shape[1] / 1000))
-    stepper = Stepper(machinery, longest_chunk=2048, network=slow)
+    stepper = Stepper(machinery, clock=time.monotonic, longest_chunk=2048, network=slow)
     reply = stepper.submit(job(range(3), 400))
     stepper.step_until(lambda: reply.tokens)
     watched = stepper.submit(job(range(1200), 1))

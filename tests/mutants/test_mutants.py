@@ -14,8 +14,10 @@ it may only use fixtures of its own file.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
+import py_compile
 import queue
 import re
 import shutil
@@ -97,6 +99,9 @@ class Bench:
                 shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / name, self.tree / name)
+        # By date and length, a patched source might be taken for the one before it.
+        by_content = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(self.tree, quiet=1, invalidation_mode=by_content)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         # In this folder there is no other `start_llm` or `tests` to import.
