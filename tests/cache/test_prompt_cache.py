@@ -119,6 +119,7 @@ class Machine(RuleBasedStateMachine):
         assert list(opened.stops) == sorted(set(opened.stops))
         assert all(done < stop < len(ids) for stop in opened.stops)
         assert self.layers.has_state or not opened.stops
+        self._forget_promises()  # to make room for this one, others may have gone
         shared = [common_length(ids[:-1], kept) for other, kept in self.promised if other == salt]
         assert done >= max(shared, default=0), "something is computed twice"
 
@@ -171,19 +172,19 @@ class Machine(RuleBasedStateMachine):
     def take_a_turn(self, data: st.DataObject, more: list[int]) -> None:
         """The next turn of a conversation begins with all that was computed for this one."""
         row = data.draw(st.sampled_from(self.rows))
-        evicted = self.metrics.evictions
+        evicted = self.cache._evictor.evicted
         self._drop(row)
         held = self._close(row)
         self._open((*held, *more), row.salt, data)
-        if self.metrics.evictions == evicted:
+        if self.cache._evictor.evicted == evicted:
             assert self.rows[-1].done >= len(held)
 
     def _close(self, row: LiveRow) -> tuple[int, ...]:
-        evicted, held = self.metrics.evictions, tuple(row.held)
+        evicted, held = self.cache._evictor.evicted, tuple(row.held)
         self.cache.close(row.strand, row.caches, held)
         self.known.append((row.salt, held))
         self._settled()
-        if self.metrics.evictions == evicted:
+        if self.cache._evictor.evicted == evicted:
             self._promise(row.salt, held[: row.strand.shared_to])
         return held
 
@@ -243,9 +244,7 @@ class Machine(RuleBasedStateMachine):
 
     def _settled(self) -> None:
         """What holds whenever the cache had an opportunity to let things go."""
-        if self.metrics.evictions > self.evicted:
-            self.evicted = self.metrics.evictions
-            self.promised.clear()
+        self._forget_promises()
         store = self.cache._store
         stored, held = store.weight, store.weight + store.live_weight
         beside = self.cache.beside_bytes
@@ -258,6 +257,12 @@ class Machine(RuleBasedStateMachine):
         assert self.metrics.pages == sum(1 for _ in store.tree.pages())
         assert self.metrics.checkpoints == len(store.checkpoints)
         assert self.metrics.strands == len(store.strands)
+
+    def _forget_promises(self) -> None:
+        evicted = self.cache._evictor.evicted
+        if evicted > self.evicted:
+            self.evicted = evicted
+            self.promised.clear()
 
     @invariant()
     def nothing_contradicts_anything(self) -> None:
