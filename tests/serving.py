@@ -6,6 +6,7 @@ import io
 import json
 import os
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Generator
@@ -13,11 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from start_llm.app import App
+from start_llm.engine.self_test import check_batching
+from start_llm.engine.work import measure_work
+from start_llm.models.loader import load
 from start_llm.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 
+_TRIED: dict[tuple[Any, ...], Any] = {}
 AS_JSON = {"Content-Type": "application/json"}
 
 
@@ -50,6 +56,34 @@ class Server:
 
 
 @contextmanager
+def tried_once() -> Generator[None]:
+    """What is tried of a model when an application starts is tried once in this process: it takes most of
+    the start, and comes to the same each time. `tests/engine` has the tests of the trials themselves."""
+    loading = threading.local()  # the folder, in the engine thread that goes on to try its model
+
+    def loaded(folder: Path) -> Any:
+        weights = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
+        loading.key = str(folder), *weights
+        return load(folder)
+
+    def once(trial: Callable[..., Any]) -> Callable[..., Any]:
+        def found(network: Any, source: Any, *how: Any) -> Any:
+            key = trial.__name__, *loading.key, *how
+            if key not in _TRIED:
+                _TRIED[key] = trial(network, source, *how)
+            return _TRIED[key]
+
+        return found
+
+    with (
+        patch("start_llm.app.load", loaded),
+        patch("start_llm.app.measure_work", once(measure_work)),
+        patch("start_llm.app.check_batching", once(check_batching)),
+    ):
+        yield
+
+
+@contextmanager
 def serving(
     folder: Path, make: Callable[[Settings, Terminal], App] = App, /, **settings: Any
 ) -> Generator[Server]:
@@ -64,7 +98,8 @@ def serving(
         "drain_s": 1.5,
     } | settings
     app = make(Settings(model_path=str(folder), **settings), Terminal(output))
-    app.start()
+    with tried_once():
+        app.start()
     try:
         yield Server(app, output)
     finally:

@@ -44,7 +44,7 @@ from start_llm.settings import (
 from start_llm.settings_text import as_env_file, as_markdown
 from start_llm.telemetry.terminal import Terminal
 from tests.server.client import wait_until
-from tests.serving import AS_JSON, Server
+from tests.serving import AS_JSON, Server, tried_once
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- begin: python -m start_llm settings -->\n", "<!-- end -->\n"
@@ -384,7 +384,8 @@ def running(folder: Path, **variables: str) -> Generator[Server]:
     base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"}
     base |= {"STATE_ROOT": os.environ["STATE_ROOT"], "DRAIN_SECONDS": "1.5"}
     app = App(load(environment(**(base | variables))), Terminal(output))
-    app.start()
+    with tried_once():
+        app.start()
     try:
         yield Server(app, output)
     finally:
