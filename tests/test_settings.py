@@ -818,12 +818,12 @@ def checks_drift(models: Models) -> None:
     rules = "Be brief and say what you see. " * 20
 
     def told(day: int) -> dict[str, str]:
-        return {"role": "system", "content": f"Today's date: {day}\n{rules}"}
+        return {"role": "system", "content": f"Today's date: 2026-11-{day}\n{rules}"}
 
     for value, is_found in (("note", True), ("exact", False)):
         with running(models.thinker, CACHE_DRIFT_POLICY=value) as server:
-            total, _ = usage_of(server, told(1), user("Is it?"))
-            _, cached = usage_of(server, told(2), user("Is it?"))
+            total, _ = usage_of(server, told(21), user("Is it?"))
+            _, cached = usage_of(server, told(22), user("Is it?"))
             assert (cached > total // 2) == is_found
 
 
@@ -846,7 +846,8 @@ def checks_words(models: Models) -> None:
     """An id that changed is another word."""
 
     def asked(name: str) -> dict[str, str]:
-        return user(f'{{\n  "message_id": "{name}",\n  "a": 1\n}}\nIs it?')
+        info = f'{{\n  "message_id": "{name}",\n  "a": 1\n}}'
+        return user(f"Conversation info (untrusted metadata):\n```json\n{info}\n```\nIs it?")
 
     for value, refused in (("true", 1), ("false", 0)):
         with running(models.thinker, CACHE_NORM_SAFETY_CHECK=value) as server:

@@ -9,7 +9,7 @@ holds an MLX array.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 type FinishReason = Literal["stop", "length", "tool_calls"]
@@ -73,11 +73,13 @@ class Text:
         text: whole characters only; may be empty when tokens end the reply without adding text.
         tokens: ids since the previous `Text`, the end-of-turn token included.
         logprobs: one per token of `text` if they were asked for, else empty.
+        surprisal: bits of chance in `tokens`: how unlikely it is that somebody else drew the same ones.
     """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    surprisal: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,10 +32,12 @@ class _Launched(NamedTuple):
 
     Attributes:
         tokens: sampled ids [rows].
+        chances: [rows], that they had.
         scores: of the rows that ask for them.
     """
 
     tokens: mx.array
+    chances: mx.array
     scores: list[Scores | None]
 
 
@@ -69,15 +71,15 @@ class Group:
 
     def step(self) -> list[Sampled]:
         """One token for each row; rows that have just joined give theirs from the next step on."""
-        fed, scores = self._take_next()
+        fed, chances, scores = self._take_next()
         stepped, newcomers = self._rows[: len(scores)], self._rows[len(scores) :]
         self._next = self._launch(mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed)
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
             self._plan_growth()
-        tokens = cast("list[int]", fed.tolist())
-        return [_sampled(*each) for each in zip(stepped, tokens, scores, strict=True)]
+        found = zip(stepped, cast("list[int]", fed.tolist()), _numbers(chances), scores, strict=True)
+        return [_sampled(*each) for each in found]
 
     def wait(self) -> None:
         """Until the step that is being computed is done."""
@@ -123,8 +125,11 @@ class Group:
         place = self._place(row)
         if self._next is None or place >= len(self._next.scores):
             return None
-        token = row.dictated.popleft() if row.dictated else cast("int", self._next.tokens[place].item())
-        return _sampled(row, token, self._next.scores[place])
+        scores = self._next.scores[place]
+        if row.dictated:
+            return _sampled(row, row.dictated.popleft(), 1.0, scores)
+        token = cast("int", self._next.tokens[place].item())
+        return _sampled(row, token, cast("float", self._next.chances[place].item()), scores)
 
     def remove(self, row: Row) -> Held:
         """Take a row out. Its caches hold all of its tokens, but the last one if it has just joined."""
@@ -155,29 +160,31 @@ class Group:
             return
         kept = [other for other in range(len(self._next.scores)) if other != place]
         scores = [self._next.scores[other] for other in kept]
-        self._next = _Launched(self._next.tokens[mx.array(kept)], scores) if kept else None
+        tokens, chances, _ = self._next
+        self._next = _Launched(tokens[mx.array(kept)], chances[mx.array(kept)], scores) if kept else None
 
-    def _take_next(self) -> tuple[mx.array, list[Scores | None]]:
+    def _take_next(self) -> _Launched:
         """What was sampled, or what rows dictate in its place: neither has been fed yet."""
         if self._next is None:
-            return mx.array([], dtype=mx.uint32), []
-        tokens, scores = self._next
+            return _Launched(mx.array([], dtype=mx.uint32), mx.array([]), [])
+        tokens, chances, scores = self._next
         rows = self._rows[: len(scores)]
         if any(row.dictated for row in rows):
             is_dictated = mx.array([bool(row.dictated) for row in rows])
             dictated = [row.dictated.popleft() if row.dictated else 0 for row in rows]
             tokens = mx.where(is_dictated, mx.array(dictated, dtype=mx.uint32), tokens)
-        return tokens, scores
+            chances = mx.where(is_dictated, 1, chances)
+        return _Launched(tokens, chances, scores)
 
     def _launch(self, tokens: mx.array) -> _Launched:
         """Feed `tokens` [rows] and sample; nothing is awaited but what guides have to know."""
         logits = self._processed(tokens, self._network(tokens[:, None], cache=self._caches)[:, -1, :])
         if self._sampler is None:
             self._sampler = BatchSampler([row.chooser for row in self._rows], logits.shape[-1])
-        sampled = self._sampler(logits)
+        sampled, chances = self._sampler(logits)
         scores = [self._scores(place, logits, sampled) for place in range(len(self._rows))]
-        mx.async_eval(sampled, [one.arrays for one in scores if one])
-        return _Launched(sampled, scores)
+        mx.async_eval(sampled, chances, [one.arrays for one in scores if one])
+        return _Launched(sampled, chances, scores)
 
     def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
         wanted = self._rows[place].generation.job.top_logprobs
@@ -213,8 +220,12 @@ def _last_tokens(rows: Sequence[Row]) -> mx.array:
     return mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
 
 
-def _sampled(row: Row, token: int, scores: Scores | None) -> Sampled:
-    return Sampled(row, token, scores.told(token) if scores else None)
+def _sampled(row: Row, token: int, chance: float, scores: Scores | None) -> Sampled:
+    return Sampled(row, token, row.chooser.surprisal(chance), scores.told(token) if scores else None)
+
+
+def _numbers(array: mx.array) -> list[float]:
+    return cast("list[float]", array.tolist())
 
 
 def fits(lengths: Sequence[int]) -> bool:

@@ -305,7 +305,7 @@ class EngineLoop:
 
     def _has_ended(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1
-        return sampled.row.accept(sampled.token, sampled.scored)
+        return sampled.row.accept(sampled.token, sampled.scored, sampled.surprisal)
 
     def _retire(self, row: Row) -> None:
         """Take a row out of the decoder, and give what it computed to the cache."""

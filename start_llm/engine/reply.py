@@ -42,14 +42,18 @@ class ReplyWriter:
         self._stops = StopScanner(job.stop)
         self._unsent_tokens: list[int] = []
         self._unsent_logprobs: list[TokenLogprobs] = []
+        self._unsent_surprisal = 0.0
         self._thought = ThoughtWatch(job.thought) if job.thought else None
         self.produced = 0
         self.dictated: deque[int] = deque()
 
-    def feed(self, token: int, logprobs: TokenLogprobs | None = None) -> list[Text | Finished]:
+    def feed(
+        self, token: int, logprobs: TokenLogprobs | None = None, surprisal: float = 0.0
+    ) -> list[Text | Finished]:
         """The events that one more token causes; the last of them is `Finished` if it ends the reply."""
         self.produced += 1
         self._unsent_tokens.append(token)
+        self._unsent_surprisal += surprisal
         if token in self._end_tokens:
             return self._finish(self._rest(), "stop")
         if logprobs is not None:
@@ -88,7 +92,9 @@ class ReplyWriter:
         return [self._take(text), Finished(reason, usage, stop)]
 
     def _take(self, text: str) -> Text:
-        piece = Text(text, tuple(self._unsent_tokens), tuple(self._unsent_logprobs))
+        tokens, logprobs = tuple(self._unsent_tokens), tuple(self._unsent_logprobs)
+        piece = Text(text, tokens, logprobs, self._unsent_surprisal)
+        self._unsent_surprisal = 0.0
         self._unsent_tokens.clear()
         self._unsent_logprobs.clear()
         return piece

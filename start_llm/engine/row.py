@@ -92,7 +92,7 @@ class Row:
         for event in self._reply.cut():
             self.generation.emit(event)
 
-    def accept(self, token: int, scored: TokenLogprobs | None = None) -> bool:
+    def accept(self, token: int, scored: TokenLogprobs | None = None, surprisal: float = 0.0) -> bool:
         """Add the next token and report it. True if it ends the reply.
 
         Args:
@@ -102,7 +102,7 @@ class Row:
             GuideLost: the token after this one could not be held to the form of the reply.
         """
         self.tokens.append(token)
-        events = self._reply.feed(token, scored)
+        events = self._reply.feed(token, scored, surprisal)
         for event in events:
             self.generation.emit(event)
         has_ended = bool(events) and isinstance(events[-1], Finished)
@@ -112,8 +112,14 @@ class Row:
 
 
 class Sampled(NamedTuple):
-    """A new token of a row, and its log-probability if the request asked for it."""
+    """A new token of a row.
+
+    Attributes:
+        surprisal: in bits, see `engine.sampling`.
+        scored: its log-probability, if the request asked for it.
+    """
 
     row: Row
     token: int
+    surprisal: float
     scored: TokenLogprobs | None

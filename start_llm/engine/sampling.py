@@ -8,6 +8,7 @@ the batch. They come from the host: a few floats cost less than keys that are sp
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ from start_llm.core.sampling import Sampling
 type LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """All tokens so far [n] and logits [1, vocabulary] to logits [1, vocabulary]."""
 
-type _Draw = Callable[[mx.array, _Columns], mx.array]
-"""Logits [rows, vocabulary] in float32, and what these rows want, to token ids [rows]."""
+type _Draw = Callable[[mx.array, _Columns], Drawn]
+"""Logits [rows, vocabulary] in float32, and what these rows want, to tokens."""
 
 _MASKED = float("-inf")
 _SEED_BITS = 64
@@ -29,6 +30,18 @@ _UNIFORM_BITS = 23
 """The largest number below 1 of so many bits, times any float32, is less than that float32."""
 _OFF = 2.0
 """A top_p that every mass is below."""
+
+
+class Drawn(NamedTuple):
+    """Tokens that were chosen.
+
+    Attributes:
+        ids: [rows].
+        chances: [rows], that each had of being chosen, after all filters; 1 where the likeliest is taken.
+    """
+
+    ids: mx.array
+    chances: mx.array
 
 
 class Chooser:
@@ -43,6 +56,10 @@ class Chooser:
     def uniform(self) -> float:
         """The next number from 0 up to, and without, 1."""
         return self._random.getrandbits(_UNIFORM_BITS) / 2**_UNIFORM_BITS
+
+    def surprisal(self, chance: float) -> float:
+        """Bits of chance in a choice; none where the client knows the random numbers by their seed."""
+        return -math.log2(chance) if self.sampling.seed is None and chance > 0 else 0.0
 
 
 class BatchSampler:
@@ -60,12 +77,13 @@ class BatchSampler:
         places = [place for group in self._groups for place in group.places]
         self._back = mx.array(sorted(range(len(places)), key=places.__getitem__))
 
-    def __call__(self, logits: mx.array) -> mx.array:
-        """Token ids [rows] for logits [rows, vocabulary]."""
+    def __call__(self, logits: mx.array) -> Drawn:
+        """One token for each row of logits [rows, vocabulary]."""
         if len(self._groups) == 1:
             return self._groups[0].draw(logits)
         drawn = [group.draw(logits[mx.array(group.places)]) for group in self._groups]
-        return mx.concatenate(drawn)[self._back]
+        ids, chances = (mx.concatenate(list(column)) for column in zip(*drawn, strict=True))
+        return Drawn(ids[self._back], chances[self._back])
 
 
 class _Columns(NamedTuple):
@@ -101,7 +119,7 @@ class _Group:
             uniform=_column([0.0]),
         )
 
-    def draw(self, logits: mx.array) -> mx.array:
+    def draw(self, logits: mx.array) -> Drawn:
         if self._draw is _most_likely:
             return _most_likely(logits, self._columns)
         numbers = _column([chooser.uniform() for chooser in self._choosers])
@@ -124,11 +142,11 @@ def _way(sampling: Sampling, vocabulary: int) -> _Draw:
     return _of_the_nucleus if 0 < sampling.top_p < 1 else _of_all
 
 
-def _most_likely(logits: mx.array, _: _Columns) -> mx.array:
-    return mx.argmax(logits, axis=-1)
+def _most_likely(logits: mx.array, _: _Columns) -> Drawn:
+    return Drawn(mx.argmax(logits, axis=-1), mx.ones(logits.shape[0]))
 
 
-def _of_the_likeliest(logits: mx.array, columns: _Columns) -> mx.array:
+def _of_the_likeliest(logits: mx.array, columns: _Columns) -> Drawn:
     """Rows with a top-k: only so many candidates are looked at, the likeliest first."""
     ids = top_k_ids(logits, columns.candidates)
     scores = mx.take_along_axis(logits, ids, axis=-1)
@@ -136,22 +154,23 @@ def _of_the_likeliest(logits: mx.array, columns: _Columns) -> mx.array:
     scores = mx.take_along_axis(scores, order, axis=-1) / columns.temperature
     is_candidate = mx.arange(columns.candidates)[None] < columns.top_k
     probabilities = mx.softmax(mx.where(is_candidate, scores, _MASKED), axis=-1)
-    place = _drawn(_filtered(probabilities, probabilities, columns), columns.uniform)
-    return mx.take_along_axis(mx.take_along_axis(ids, order, axis=-1), place, axis=-1)[:, 0]
+    drawn = _drawn(_filtered(probabilities, probabilities, columns), columns.uniform)
+    places = mx.take_along_axis(order, drawn.ids[:, None], axis=-1)
+    return drawn._replace(ids=mx.take_along_axis(ids, places, axis=-1)[:, 0])
 
 
-def _of_the_nucleus(logits: mx.array, columns: _Columns) -> mx.array:
+def _of_the_nucleus(logits: mx.array, columns: _Columns) -> Drawn:
     """Rows with a top-p and no top-k: the whole vocabulary has to be sorted."""
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
     descending = -mx.sort(-probabilities, axis=-1)
-    return _drawn(_filtered(probabilities, descending, columns), columns.uniform)[:, 0]
+    return _drawn(_filtered(probabilities, descending, columns), columns.uniform)
 
 
-def _of_all(logits: mx.array, columns: _Columns) -> mx.array:
+def _of_all(logits: mx.array, columns: _Columns) -> Drawn:
     """Rows with a min-p at most."""
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
     floor = columns.min_p * probabilities.max(axis=-1, keepdims=True)
-    return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)[:, 0]
+    return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)
 
 
 def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) -> mx.array:
@@ -167,8 +186,8 @@ def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) 
     return mx.where(probabilities >= floor, probabilities, 0)
 
 
-def _drawn(weights: mx.array, uniform: mx.array) -> mx.array:
-    """One place [rows, 1] for each row of weights [rows, candidates], with a chance that is its weight.
+def _drawn(weights: mx.array, uniform: mx.array) -> Drawn:
+    """One place for each row of weights [rows, candidates], with a chance that is its weight.
 
     It is where the sum of the weights first passes `uniform`'s part of the whole.
     """
@@ -177,7 +196,9 @@ def _drawn(weights: mx.array, uniform: mx.array) -> mx.array:
     passed = (sums > uniform * sums[:, -1:]) & (weights > 0)
     place = mx.argmax(passed, axis=-1, keepdims=True)
     has_passed = mx.take_along_axis(passed, place, axis=-1)
-    return mx.where(has_passed, place, mx.argmax(weights, axis=-1, keepdims=True))
+    place = mx.where(has_passed, place, mx.argmax(weights, axis=-1, keepdims=True))
+    chances = mx.take_along_axis(weights, place, axis=-1) / sums[:, -1:]
+    return Drawn(place[:, 0], chances[:, 0])
 
 
 def _column(numbers: Sequence[float]) -> mx.array:

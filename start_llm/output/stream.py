@@ -26,12 +26,14 @@ class OutputStream:
 
     Attributes:
         is_full: one more call has begun. Nothing from it on is told.
+        told_bits, thought_bits: of chance, in what is told outside of thoughts and in thoughts (`Text`).
     """
 
     def __init__(self, splitter: Splitter, *, most_calls: int | None = None) -> None:
         self._splitter = splitter
         self._most_calls = most_calls
         self.is_full = False
+        self.told_bits, self.thought_bits = 0.0, 0.0
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._reasoning_tokens = 0
@@ -43,7 +45,12 @@ class OutputStream:
         self._logprobs += piece.logprobs
         was_in_thought = self._splitter.in_thought
         outputs = self._within_limit(self._splitter.feed(piece.text))
-        self._count(len(piece.tokens), was_in_thought or self._splitter.in_thought, bool(outputs))
+        in_thought = was_in_thought or self._splitter.in_thought
+        self._count(len(piece.tokens), in_thought, bool(outputs))
+        if in_thought:
+            self.thought_bits += piece.surprisal
+        else:
+            self.told_bits += piece.surprisal
         return self._accounted(outputs)
 
     def close(self, end: Finished) -> tuple[list[Output], Finished]:

@@ -67,9 +67,30 @@ class Rule:
 _SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
 
 
-def _line(beginning: str) -> tuple[str, re.Pattern[str]]:
-    """A whole line that begins so."""
-    return beginning, re.compile(rf"^[ \t]*{beginning}[^\n]*(?:\n|\Z)", re.MULTILINE)
+# Dates, clocks and zones, and nothing else: what stands beside them in a line is content.
+_WEEKDAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sep(?:t(?:ember)?)?|"
+    r"Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+)
+_DAY = r"\d{1,2}(?:st|nd|rd|th|\.)?"
+_DATE = (
+    rf"(?:{_WEEKDAY},? )?(?:\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{4}}|"
+    rf"{_MONTH}\.? {_DAY},? \d{{4}}|{_DAY} {_MONTH}\.?,? \d{{4}})"
+)
+_CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?: ?[AaPp]\.?[Mm]\.?)?"
+_AREAS = "Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Etc|Europe|Indian|Pacific"
+_ZONE = (
+    rf"(?:(?:UTC|GMT|Z)(?:[+-]\d{{1,2}}(?::?\d{{2}})?)?|[+-]\d{{2}}:?\d{{2}}|(?:{_AREAS})(?:/[A-Z][A-Za-z_+-]+){{1,2}}|"
+    r"(?:[CEW]ES?T|BST|IST|JST|MSK|AE[SD]T|[ECMP][SD]T))"
+)
+_HOUR = rf"{_CLOCK}(?:(?: | in )?\(?{_ZONE}\)?)?"
+_MOMENT = rf"(?:{_DATE}(?:(?:,? (?:at )?|T){_HOUR})?|{_HOUR}(?:,? (?:on )?{_DATE})?)"
+
+
+def _line(beginning: str, value: str = _MOMENT) -> tuple[str, re.Pattern[str]]:
+    """A whole line that begins so, and has such a value and nothing else."""
+    return beginning, re.compile(rf"^[ \t]*{beginning}{value}\.?[ \t]*(?:\n|\Z)", re.MULTILINE)
 
 
 # Its fields, and the line break behind them; the text that follows may begin without one (lesson 18).
@@ -77,11 +98,19 @@ _BILLING = (
     "x-anthropic-billing-header:",
     re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?"),
 )
+# The client's own, in front of the words of its user: what stands in those is content.
+_ENVELOPE = re.compile(
+    r"\A\s*Conversation info(?: \(untrusted metadata\))?:\n```json\n(?:(?!```)[^\n]*\n)*```"
+)
 _MESSAGE_ID = (
     '"message_id"',
     re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE),
+    _ENVELOPE,
 )
-_STATISTICS = "Stats: runtime ", re.compile(r"\bStats: runtime [^\n•]*")
+_STATISTICS = (
+    "Stats: runtime ",
+    re.compile(r"\bStats: runtime(?: ?\d+(?:\.\d+)?(?:ms|s|m|h))+[ \t]*(?=•|\n|\Z)"),
+)
 # From its heading, and an empty one in front of it, to the end of its JSON.
 _INBOUND = (
     "Inbound Context (trusted metadata)",
@@ -103,7 +132,7 @@ _GIT_STATUS = (
 _REMINDER = re.compile(r"<system-reminder>\n(?:[^<]++|<(?!/?system-reminder>))*+</system-reminder>")
 _REMINDER_DATE = (
     "# currentDate",
-    re.compile(r"(?<=\n# currentDate\n)Today's date is [^\n]*\n"),
+    re.compile(rf"(?<=\n# currentDate\n)Today's date is {_MOMENT}\.?\n"),
     _REMINDER,
 )
 # To the next heading of its kind, one word that begins with a small letter, or to what ends the reminder.
@@ -127,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     Rule("message id in a metadata block", "OpenClaw", "user", False, "own", 19, *_MESSAGE_ID),
     Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, *_line("Today's date: ")),
     Rule("current date", "pi, OpenClaw", "system", True, "live", 22, *_line("Current date: ")),
-    Rule("time zone", "OpenClaw", "system", True, "live", 27, *_line("Time zone: ")),
+    Rule("time zone", "OpenClaw", "system", True, "live", 27, *_line("Time zone: ", _ZONE)),
     Rule("current time", "the original server's", "system", True, "live", 22, *_line("Current time is ")),
     Rule(
         "current time of a message",

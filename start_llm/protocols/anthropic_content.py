@@ -19,6 +19,8 @@ type ToolSchemas = tuple[Mapping[str, Json], ...]
 
 _BETWEEN_SYSTEM_BLOCKS = "\n\n"
 """So that each block begins a line, as what clients put there does (lesson 18)."""
+_BETWEEN_BLOCKS_OF_A_RESULT = "\n"
+"""They were apart for the tool that made them."""
 _FAILED = "[The call failed]\n"
 _TEXT, _IMAGE, _CALL, _RESULT = "text", "image", "tool_use", "tool_result"
 _FUNCTION_TYPES = (None, "custom")
@@ -118,7 +120,7 @@ def _result(block: Fields) -> Message:
     references, _ = _parted(blocks, TOOL_REFERENCE)
     return Message(
         role="tool",
-        content=failed + _joined(blocks),
+        content=failed + _BETWEEN_BLOCKS_OF_A_RESULT.join(filter(None, map(_text_of, blocks))),
         tool_call_id=block.text("tool_use_id"),
         tool_references=tuple(reference.required_text("tool_name") for reference in references),
     )
@@ -155,9 +157,10 @@ def _call(block: Fields) -> ToolCall:
 
 
 def _thought(block: Fields, open_thought: Opener) -> str:
-    """As the model wrote it, if the signature is ours; else as the client tells it."""
+    """As the model wrote it, if the signature is ours and the client tells nothing else."""
     told = block.text("thinking") or ""
-    return open_thought(block.text("signature") or "") or told
+    written = open_thought(block.text("signature") or "") or told
+    return told if told.strip() not in ("", written.strip()) else written
 
 
 def _hidden_thought(block: Fields, open_thought: Opener) -> str:

@@ -14,7 +14,12 @@ _ROLES: Mapping[str, Role] = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
+
+
+_TRANSPORT = ("defer_loading", "cache_control")
+"""Of a tool: for the server, and not for the model."""
 
 
 def read_messages(body: Fields) -> tuple[Message, ...]:
@@ -44,7 +49,7 @@ def _message(item: Fields, *, may_hold_images: bool) -> Message:
         return Message(
             role=role,
             content=content,
-            tool_call_id=item.text("tool_call_id"),
+            tool_call_id=item.text("tool_call_id" if name == "tool" else "name"),
             tool_references=_tool_references(item),
             name=item.text("name"),
         )
@@ -64,16 +69,21 @@ def _tool_references(item: Fields) -> tuple[str, ...]:
 
 
 def _tool_calls(item: Fields) -> tuple[ToolCall, ...]:
-    return tuple(_tool_call(call) for call in item.objects("tool_calls"))
+    """With the one call of the older form, which has no id: its result has the same name."""
+    called = item.object("function_call")
+    older = (_called(called, called.required_text("name")),) if called else ()
+    return (*(_tool_call(call) for call in item.objects("tool_calls")), *older)
 
 
 def _tool_call(call: Fields) -> ToolCall:
     function = call.object("function")
     if function is None:
         raise call.fail("function", "is required and must be an object")
-    return ToolCall(
-        id=call.text("id") or "", name=function.required_text("name"), arguments=read_arguments(function)
-    )
+    return _called(function, call.text("id") or "")
+
+
+def _called(function: Fields, call_id: str) -> ToolCall:
+    return ToolCall(id=call_id, name=function.required_text("name"), arguments=read_arguments(function))
 
 
 type ToolSchemas = tuple[Mapping[str, Json], ...]
@@ -84,8 +94,13 @@ def tool_names(tools: ToolSchemas) -> frozenset[str]:
     return frozenset(str(one["name"]) for one in functions if isinstance(one, dict))
 
 
+def _schema(tool: Fields) -> dict[str, Json]:
+    return {name: value for name, value in tool.data.items() if name not in _TRANSPORT}
+
+
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
-    """Function schemas as the client sent them; tools of other types have no form in a template.
+    """Function schemas as the client sent them, without what is meant for a server; tools of other types have
+    no form in a template.
 
     Those with `defer_loading` come second: they stand in no prefix, so that one more of them changes none.
     """
@@ -100,6 +115,6 @@ def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
         function.required_text("name")
         function.text("description")
         function.object("parameters")
-        schema = {name: value for name, value in tool.data.items() if name != "defer_loading"}
+        schema = {**_schema(tool), "function": _schema(function)}
         (late if tool.boolean("defer_loading") else tools).append(schema)
     return tuple(tools), tuple(late)

@@ -49,7 +49,7 @@ def resting_row(machinery, prompt, **options: Any) -> Row:
 
 
 def accept(sampled: list[Sampled]) -> None:
-    for row, token, scored in sampled:
+    for row, token, _, scored in sampled:
         row.accept(token, scored)
 
 

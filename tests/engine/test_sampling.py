@@ -38,7 +38,7 @@ def logprobs() -> np.ndarray:
 def draw(chosen: Sampling, logprobs: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """`draws` tokens, as the rows of one batch."""
     sampler = BatchSampler([Chooser(chosen)] * draws, len(logprobs))
-    return np.array(sampler(mx.array(np.tile(logprobs, (draws, 1)))))
+    return np.array(sampler(mx.array(np.tile(logprobs, (draws, 1)))).ids)
 
 
 def distribution(chosen: Sampling, logprobs: np.ndarray) -> np.ndarray:
@@ -118,13 +118,43 @@ def test_masked_tokens_are_never_drawn(logprobs):
     assert not set(draw(sampling(seed=1), masked)) & set(range(0, VOCABULARY, 2))
 
 
+# ---------------------------------------------------------------------------------------------------- chances
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"temperature": 0.3}, {"top_k": 7}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.9, "min_p": 0.05}],
+)
+def test_the_chance_of_a_token_is_that_of_what_it_was_drawn_from(logprobs, values):
+    chosen = sampling(**values)
+    rows = mx.array(np.tile(logprobs, (200, 1)))
+    ids, chances = map(np.array, BatchSampler([Chooser(chosen)] * 200, VOCABULARY)(rows))
+    assert chances == pytest.approx(distribution(chosen, logprobs)[ids], rel=1e-3)
+
+
+def test_rows_that_are_sampled_differently_have_the_chances_of_their_own(logprobs):
+    wanted = [sampling(temperature=0.5), Sampling(temperature=0), sampling(top_k=3)]
+    rows = mx.array(np.tile(logprobs, (3, 1)))
+    ids, chances = map(np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(rows))
+    first, _, last = (distribution(one, logprobs) for one in (wanted[0], wanted[0], wanted[2]))
+    assert chances == pytest.approx([first[ids[0]], 1.0, last[ids[2]]], rel=1e-3)
+
+
+def test_a_choice_says_as_many_bits_as_it_was_unlikely():
+    assert Chooser(sampling()).surprisal(1 / 8) == 3
+
+
+def test_a_choice_that_the_client_can_make_again_says_nothing():
+    assert Chooser(sampling(seed=1)).surprisal(1 / 8) == 0
+
+
 # ------------------------------------------------------------------------------------------------------ seeds
 
 
 def sequence(seed: int | None, logprobs: np.ndarray) -> list[int]:
     """Twenty draws, one after the other."""
     sampler = BatchSampler([Chooser(sampling(seed=seed))], len(logprobs))
-    return [int(np.array(sampler(mx.array(logprobs[None])))[0]) for _ in range(20)]
+    return [int(np.array(sampler(mx.array(logprobs[None])).ids)[0]) for _ in range(20)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
@@ -374,7 +404,8 @@ from start_llm.engine.sampling import BatchSampler, Chooser
 logprobs = mx.log(mx.array([[0.1, 0.2, 0.3, 0.4]]))
 
 def ours(sampling):
-    return BatchSampler([Chooser(sampling)], 4)
+    sampler = BatchSampler([Chooser(sampling)], 4)
+    return lambda logprobs: sampler(logprobs).ids
 
 def attempt(sampler):
     try:

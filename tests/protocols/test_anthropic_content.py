@@ -104,7 +104,7 @@ def test_a_message_may_be_empty(content):
 
 
 def test_results_come_before_what_is_said_in_the_order_in_which_they_were_sent():
-    blocks = [result("two", "b"), text("And "), result([text("o"), text("ne")], "a"), text("now?")]
+    blocks = [result("two", "b"), text("And "), result([text("one")], "a"), text("now?")]
     assert read({"role": "user", "content": blocks}) == (
         Message(role="tool", content="two", tool_call_id="toolu_b"),
         Message(role="tool", content="one", tool_call_id="toolu_a"),
@@ -127,6 +127,11 @@ def test_results_alone_are_no_question():
 )
 def test_that_a_call_failed_is_told(fields, told):
     assert one(content=[result("no such file", **fields)]).content == told
+
+
+def test_blocks_of_a_result_stay_apart():
+    told = one(content=[result([text("a.py"), text(""), text("b.py")])]).content
+    assert told == "a.py\nb.py"
 
 
 @pytest.mark.parametrize("content", [None, [], ""])
@@ -158,6 +163,7 @@ def test_a_reply_has_its_texts_its_thought_and_its_calls():
     [
         (thinking("", "ours"), SECRETS["ours"]),
         (thinking("I wonder.", "ours"), SECRETS["ours"]),
+        (thinking("I doubt.", "ours"), "I doubt."),
         (thinking("I wonder.", "theirs"), "I wonder."),
         (thinking("I wonder.", ""), "I wonder."),
         (thinking("I wonder.", None), "I wonder."),
@@ -194,7 +200,7 @@ def test_other_images_become_a_note():
     history, answer = {"role": "user", "content": [text("see"), IMAGE]}, {"role": "assistant", "content": "?"}
     in_result = {"role": "user", "content": [result([text("page: "), LINKED_IMAGE]), IMAGE]}
     told = [message.content for message in read(history, answer, in_result)]
-    assert told == ["see" + UNSEEN_IMAGE, "?", f"page: {UNSEEN_IMAGE}", UNSEEN_IMAGE]
+    assert told == ["see" + UNSEEN_IMAGE, "?", f"page: \n{UNSEEN_IMAGE}", UNSEEN_IMAGE]
 
 
 @pytest.mark.parametrize(
@@ -231,8 +237,8 @@ def test_other_images_become_a_note():
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
 def test_other_blocks_become_text(block, told):
-    for content in ([text("a"), block], [result([text("a"), block])]):
-        assert one(content=content).content == "a" + told
+    assert one(content=[text("a"), block]).content == "a" + told
+    assert one(content=[result([text("a"), block])]).content == "a\n" + told
 
 
 def test_an_unknown_block_of_a_reply_is_told_too():

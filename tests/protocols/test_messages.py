@@ -207,6 +207,24 @@ def test_function_tools_are_kept_as_they_were_sent_and_others_left_out():
     assert read_tools(body()) == read_tools(body(tools=None)) == read_tools(body(tools=[])) == ((), ())
 
 
+def test_what_is_meant_for_a_server_is_no_part_of_a_tool():
+    mark = {"cache_control": {"type": "ephemeral"}}
+    function: dict[str, Any] = {"name": "read"}
+    tool, marked = ({"type": "function", "function": one} for one in (function, function | mark))
+    assert read_tools(body(tools=[tool | mark, marked])) == ((tool, tool), ())
+
+
+def test_a_call_of_the_older_form_is_a_call():
+    asked, found = read(
+        {"role": "assistant", "function_call": {"name": "read", "arguments": '{"path": "x"}'}},
+        {"role": "function", "name": "read", "content": "9 m"},
+    )
+    assert asked.tool_calls == (ToolCall("read", "read", {"path": "x"}),)
+    assert (found.role, found.tool_call_id, found.content) == ("tool", "read", "9 m")
+    error = refusal({"role": "assistant", "function_call": {"arguments": "{}"}})
+    assert error.param == "messages[0].function_call.name"
+
+
 def test_tools_whose_loading_is_deferred_come_apart_and_without_the_mark():
     late = {"type": "function", "function": {"name": "write"}}
     tools = [late | {"defer_loading": True}, TOOL | {"defer_loading": False}, TOOL | {"defer_loading": None}]

@@ -9,7 +9,16 @@ from random import Random
 
 from start_llm.core.chat import Message
 from tests.transcripts.notes import known
-from tests.transcripts.world import BLOCK, BLOCK_FORM, DATE, INSTRUCTIONS, INSTRUCTIONS_FORM, REMINDER, words
+from tests.transcripts.world import (
+    BLOCK,
+    BLOCK_FORM,
+    DATE,
+    INSTRUCTIONS,
+    INSTRUCTIONS_FORM,
+    REMINDER,
+    day,
+    words,
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +42,13 @@ class Now:
 
     @property
     def system(self) -> str:
-        date = DATE.format(self.date) if self.date else ""
+        date = DATE.format(day(self.date)) if self.date else ""
         return date + (BLOCK.format('",\n  "'.join(self.block)) if self.block else "")
 
     @property
     def reminder(self) -> str:
         rules = INSTRUCTIONS.format("\n".join(self.rules)) if self.rules else ""
-        return REMINDER.format(rules, "always") if self.reminds else ""
+        return REMINDER.format(rules, "2026-11-21") if self.reminds else ""
 
     def other(self, random: Random, word: Callable[[str], str]) -> Now:
         """Another date; lines that change, come, go and come twice; or none."""
@@ -65,7 +74,7 @@ def check_now(read: str, messages: Sequence[Message]) -> None:
     if now:
         assert said[-1:] == now, "not the newest"
     elif said:
-        assert "[No longer: today's date]" in read[read.rindex(said[-1]) :], "no longer so"
+        assert "[No longer: today's date]" in read[read.rindex(day(said[-1])) :], "no longer so"
     assert known(read, "inbound context", BLOCK_FORM) == _found(BLOCK_FORM, first), "not as it is"
     asked = next((message.content for message in messages if message.role == "user"), "")
     assert known(read, "project instructions", INSTRUCTIONS_FORM) == _found(INSTRUCTIONS_FORM, asked), (

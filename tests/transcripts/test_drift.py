@@ -14,9 +14,9 @@ from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known
 from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import BLOCK, BLOCK_FORM, CARRIER, DATE, MOVING, Server, words
+from tests.transcripts.world import BLOCK, BLOCK_FORM, CARRIER, DATE, MOVING, Server, day, words
 
-FRIDAY, SATURDAY = DATE.format("d1x"), DATE.format("d2x")
+FRIDAY, SATURDAY = DATE.format(day("d1x")), DATE.format(day("d2x"))
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
 WORDS = "plain"
 """Its questions end with no token, so that nothing can stand behind their texts."""
@@ -59,7 +59,7 @@ def test_a_new_date_is_told_and_nothing_is_read_again(trait):
     read = talk.ask(ANSWER)
     assert read.startswith(computed)
     assert words(read, "d") == ["d1x", "d2x"]
-    assert read.count("[Now: Today's date: d2x]") == 1
+    assert read.count(f"[Now: Today's date: {day('d2x')}]") == 1
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -86,7 +86,7 @@ def test_a_date_that_is_gone_is_told_to_hold_no_longer(trait):
     talk.ask(ANSWER)
     talk.say("")
     read = talk.ask(ANSWER)
-    assert "[No longer: today's date]" in read[read.index("d1x") :]
+    assert "[No longer: today's date]" in read[read.index(day("d1x")) :]
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -107,7 +107,7 @@ def test_a_retry_with_another_clock_goes_on_behind_the_question(trait):
     talk.say(SATURDAY)
     read = talk.ask(ANSWER)
     assert words(read, "vd")[:3] == ["d1x", "v90x", "v91x"]
-    assert read.index("[Now: Today's date: d2x]") > read.index("v91x")
+    assert read.index(f"[Now: Today's date: {day('d2x')}]") > read.index("v91x")
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -126,7 +126,7 @@ def test_a_note_stands_behind_the_result_and_in_front_of_a_carrier(trait):
     talk.say(SATURDAY)
     talk.messages = (*talk.messages, user(CARRIER.format("c9x")))
     read = talk.ask(ANSWER)
-    assert read.index("v7x") < read.index("d2x") < read.index("c9x")
+    assert read.index("v7x") < read.index(day("d2x")) < read.index("c9x")
 
 
 def test_where_no_note_can_stand_everything_is_as_it_would_be_afresh():
@@ -156,7 +156,7 @@ FORMS = {
     "pi": ("current date", "Current date: 2026-11-21", "{}"),
     "openclaw": ("current date", "Current date: 2026-11-21", "## Temporal Context\n{}\nAsk the tool."),
     "zone": ("time zone", "Time zone: Europe/Vienna", "## Temporal Context\n{}\nAsk the tool."),
-    "clock": ("current time", "Current time is 10:00 in Vienna.", "{}\nAnd so on."),
+    "clock": ("current time", "Current time is 10:00 in Europe/Vienna.", "{}\nAnd so on."),
     "git": ("git status", GIT.format("main").strip(), "{}"),
     "inbound": ("inbound context", BLOCK.format("a").strip(), "{}\n# Project Context"),
     "heading": ("inbound context", f"## Group Chat Context\n{BLOCK.format('a')}".strip(), "{}\nNo more."),
@@ -331,7 +331,7 @@ def test_with_the_policy_exact_whatever_changed_is_read_anew(trait):
 def test_notes_that_cost_more_than_they_save_are_not_written():
     talk = Dated("kimi", FRIDAY)
     talk.ask(ANSWER)
-    talk.say(DATE.format("d2x " + "and so on " * 400))
+    talk.say(BLOCK.format("k2x " + "and so on " * 400))
     fresh = talk.server.fresh(talk.request())
     assert talk.ask(ANSWER) == fresh
     assert talk.server.transcripts.metrics.refused == {"costly": 1}
@@ -339,8 +339,8 @@ def test_notes_that_cost_more_than_they_save_are_not_written():
 
 def test_a_path_with_too_many_notes_is_left():
     talk, told = Dated("kimi", FRIDAY), list[int]()
-    for day in range(60):
-        talk.say(DATE.format(f"d{day}x"))
+    for number in range(60):
+        talk.say(DATE.format(day(f"d{number}x")))
         told.append(len(words(talk.ask(ANSWER), "d")))
     assert max(told) > 8
     assert 1 in told[1:]

@@ -14,7 +14,7 @@ from tests.prompt.fakes import reply, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.test_drift import RULES_TEXT
 from tests.transcripts.test_laws import ANSWER, TOOLS, Talk
-from tests.transcripts.world import BILLING, BLOCK, CARRIER, DATE, MOVING, OWN, Reply, Server, text_of
+from tests.transcripts.world import BILLING, BLOCK, CARRIER, DATE, MOVING, OWN, Reply, Server, day, text_of
 
 BOUND = [trait for trait in TRAITS if trait != MOVING]
 
@@ -24,7 +24,7 @@ type Change = Callable[[tuple[Message, ...]], tuple[Message, ...]]
 def first_said(
     billing: str = "a1", date: str = "d1x", block: str = "b1x", rules: str = RULES_TEXT
 ) -> Message:
-    return system(BILLING.format(billing) + DATE.format(date) + BLOCK.format(block) + rules)
+    return system(BILLING.format(billing) + DATE.format(day(date)) + BLOCK.format(block) + rules)
 
 
 def asked(own: str = "m1x", text: str = "v91x") -> Message:
@@ -66,7 +66,7 @@ def at(index: int, message: Message) -> Change:
 
 PLANTED = {
     "transport": Planted(at(0, first_said(billing="a2")), "transport", "billing header", 0),
-    "live": Planted(at(0, first_said(date="d2x")), "live", "today's date", 0, "1x", "2x"),
+    "live": Planted(at(0, first_said(date="d2x")), "live", "today's date", 0, "2", "3"),
     "block": Planted(at(0, first_said(block="b2x")), "block", "inbound context", 0, "1x", "2x"),
     "own": Planted(at(1, asked(own="m2x")), "own", "message id in a metadata block", 1, "1x", "2x"),
     "content of the system": Planted(

@@ -9,7 +9,7 @@ from tests.prompt.fakes import call, reply, result, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known
 from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, MOVING, REMINDER, Server, words
+from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, MOVING, REMINDER, Server, day, words
 
 WORDS = "plain"
 """Its questions end with no token, so that nothing can stand behind their texts."""
@@ -47,7 +47,7 @@ class Reminded(Talk):
 
 
 def reminder(rule: str, date: str = "d1x") -> str:
-    return REMINDER.format(INSTRUCTIONS.format(rule) if rule else "", date)
+    return REMINDER.format(INSTRUCTIONS.format(rule) if rule else "", day(date))
 
 
 def test_what_claude_code_reminds_of_is_found():
@@ -84,7 +84,7 @@ def test_what_a_reminder_says_anew_is_told(trait):
     talk.remind(reminder("r2x", "d2x"))
     read = talk.ask(ANSWER)
     assert read.startswith(computed)
-    assert "[Now: Today's date is d2x.]" in read[len(computed) :]
+    assert f"[Now: Today's date is {day('d2x')}.]" in read[len(computed) :]
     assert known(read, "project instructions", INSTRUCTIONS_FORM) == "# claudeMd\nFollow these.\n\nr2x"
 
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from functools import cache, partial
 
 from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Origin, ToolCall
@@ -50,11 +50,12 @@ from tests.prompt.replies import THOUGHT_FORMS, NoEndError, turn
 from tests.templates.traits import TRAITS, trait_tokenizer
 from tests.transcripts.fakes import transcripts
 
+_FIRST_DAY, _DAYS = date(1900, 1, 1), re.compile(r"\b19\d\d-\d\d-\d\d\b")
 WORD = re.compile(r"[a-z]\d+x")
 WINDOW = 10**6
 MOVING = "tools_before_last_user"
 """Its conversations have neither tools nor a system message: with those it is never bound."""
-OWN = '{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n'
+OWN = 'Conversation info:\n```json\n{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n```\n'
 DATE = "Today's date: {}\n"
 BLOCK = '## Inbound Context (trusted metadata)\nOf this chat.\n```json\n{{"chat": "{}"}}\n```\n'
 BLOCK_FORM = r"## Inbound Context \(trusted metadata\)\nOf this chat\.\n```json\n(?:(?!```)[^\n]*\n)*```"
@@ -73,7 +74,13 @@ _THOUGHTS = re.compile(
 )
 
 
+def day(word: str) -> str:
+    """The date that a word stands for: lines of dates hold nothing else."""
+    return (_FIRST_DAY + timedelta(int(word[1:-1]))).isoformat()
+
+
 def words(text: str, kinds: str) -> list[str]:
+    text = _DAYS.sub(lambda found: f"d{(date.fromisoformat(found[0]) - _FIRST_DAY).days}x", text)
     return [word for word in WORD.findall(text) if word[0] in kinds]
 
 
