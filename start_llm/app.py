@@ -71,7 +71,7 @@ from start_llm.settings import Settings
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.transcripts.lineage import Lineages
+from start_llm.transcripts.guard import Names
 from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits as TranscriptLimits
@@ -308,13 +308,14 @@ class App:
             store=TranscriptStore(limits, metrics=metrics),
             thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
             seen=SeenConversations(),
-            lineages=Lineages(),
+            names=Names(),
             recent=RecentConversations(),
             metrics=metrics,
             canonical_reply=canonical_reply,
             token_bytes=tokenizer.token_bytes,
             encode=lambda text: tokenizer.encode(text, as_document=False),
             kept_thoughts=kept_thoughts(self._settings),
+            takes_proof=self._settings.drift == "note",
             checks_words=self._settings.checks_words,
             is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )

@@ -300,7 +300,12 @@ class Answer:
                 case Finished():
                     rest, end = self._output.close(event)
                     outputs += self._heard(rest)
-                    self._turn.ended(event, is_whole=self._output.is_whole)
+                    self._turn.ended(
+                        event,
+                        is_whole=self._output.is_whole,
+                        told_bits=self._output.told_bits,
+                        thought_bits=self._output.thought_bits,
+                    )
                     yield from joined(outputs)
                     yield end
                     return

@@ -5,9 +5,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _SIZE = 16
+
+
+type Kind = Literal["space", "own", "live", "block"]
+"""White space at an end; what a client says of its message; what says how things are now, and that of one
+project or chat."""
+
+
+class Omitted(NamedTuple):
+    """A piece of a message that its key leaves out.
+
+    Attributes:
+        name: in words, for notes; several pieces may have one.
+        kind: what it means if it differs.
+        place: how many characters stand in front of it, of those that the key has.
+        text: as it stands.
+        said: what a note tells of it; a clock to the minute.
+        is_clock: it is a date, a clock or a zone, and nothing else.
+    """
+
+    name: str
+    kind: Kind
+    place: int
+    text: str
+    said: str = ""
+    is_clock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +40,12 @@ class CanonicalMessage:
     """A message without what clients change when they send it again. Not text: no tokenizer takes it.
 
     Attributes:
+        omitted: what `data` does not have, in the order in which it stands, but for what is no content.
         left_out: characters of its text that `data` does not have.
     """
 
     data: bytes
+    omitted: tuple[Omitted, ...] = field(default=(), compare=False)
     left_out: int = field(default=0, compare=False)
 
 
@@ -58,29 +85,21 @@ def thought_digest(thought: str | None) -> bytes | None:
 
 def text_digest(text: str) -> bytes:
     """Names a text, however much white space is around it."""
-    return hashlib.blake2b(text.strip().encode(), digest_size=_SIZE).digest()
+    return hashlib.blake2b(text.strip().encode(errors="surrogatepass"), digest_size=_SIZE).digest()
 
 
-class LiveField(NamedTuple):
-    """Where something stands that says what is so now.
+class Field(NamedTuple):
+    """Where something stands that a message says beside its words.
 
     Attributes:
         name: in words, for notes.
         message: index of the message that it stands in.
-        is_block: it tells of one project or one chat, and belongs to the conversation that it stands in.
+        kind: what it means if it differs.
     """
 
     name: str
     message: int
-    is_block: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LiveValue:
-    """What a field says, as it stands in its message; the clock of a line to the minute."""
-
-    field: LiveField
-    text: str
+    kind: Kind
 
 
 class Ignored(NamedTuple):
@@ -117,13 +136,14 @@ class Conversation:
         roles: of the messages.
         messages: as they are compared.
         keys: of its prefixes: one for each message.
+        exact: names each prefix with all that its key leaves out, thoughts that were sent included.
         echoed: for each message the digest of the thought that the client sent; None: it sent none.
         shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
-        own: for each message the digest of a text with lines of its own, which its key leaves out.
-        live: for each message what it says of now, which its key leaves out too.
+        ids: for each message the ids of its calls as the client sent them, without punctuation.
         notable: for each message whether a note may stand behind it.
-        session: whose it is, as the client says, or as its first messages say.
-        ignored: for each message what else its key leaves out.
+        name: of the one conversation that the client says this is; None: it says nothing.
+        session: what its requests have in common, for statistics: a name, or its first messages.
+        ignored: for each message what of it is no content.
         transient: messages behind these, which the next request will not have.
     """
 
@@ -132,16 +152,38 @@ class Conversation:
     roles: Sequence[str]
     messages: Sequence[CanonicalMessage]
     keys: Sequence[CanonicalKey]
+    exact: Sequence[bytes]
     echoed: Sequence[bytes | None]
     shown: Sequence[bytes | None]
-    own: Sequence[bytes | None]
-    live: Sequence[tuple[LiveValue, ...]]
+    ids: Sequence[frozenset[str]]
     notable: Sequence[bool]
+    name: str | None
     session: str
     ignored: Sequence[tuple[Ignored, ...]]
     transient: tuple[Ignored, ...] = ()
 
-    def words(self, depth: int, *more: CanonicalMessage) -> CanonicalKey:
-        """Names what was said up to a message, and then, whatever tools and options there were."""
-        said = (*self.messages[: depth + 1], *more)
-        return CanonicalKey.of(self.tenant, *(message.data for message in said))
+    @property
+    def names(self) -> dict[str, None]:
+        """Its name, if it has one."""
+        return {self.name: None} if self.name else {}
+
+
+def exact_keys(
+    root: CanonicalKey, messages: Sequence[CanonicalMessage], echoed: Sequence[bytes | None]
+) -> list[bytes]:
+    """A name for each prefix: equal ones are equal byte for byte, but for what is no content."""
+    found = [root.digest]
+    for message, thought in zip(messages, echoed, strict=True):
+        found.append(_exact(found[-1], message, thought))
+    return found[1:]
+
+
+def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
+    """The name of a conversation with its reply, as a client sends that back without a thought."""
+    return _exact(conversation.exact[-1], reply, None)
+
+
+def _exact(before: bytes, message: CanonicalMessage, thought: bytes | None) -> bytes:
+    omitted = [(one.name, one.place, one.text) for one in message.omitted]
+    told = repr(omitted).encode(errors="surrogatepass") if omitted else b""
+    return CanonicalKey.of(before, message.data, told, thought or b"").digest

@@ -149,6 +149,8 @@ class ChatRequest:
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
         form: what the reply may be; nothing of it stands in the prompt.
         template_options: extra variables for the chat template (`chat_template_kwargs`).
+        session_id: what its client says that requests have in common: a hint, for statistics and fairness.
+        conversation_id: its name of this one conversation, which may then have said other things before.
         tenant: whose request it is; tenants share nothing that was computed.
         is_background: nobody waits in front of a screen for it, as far as its client says.
     """
@@ -161,6 +163,7 @@ class ChatRequest:
     template_options: Mapping[str, Json] = field(default_factory=dict[str, Json])
     options: GenerationOptions = field(default_factory=GenerationOptions)
     session_id: str | None = None
+    conversation_id: str | None = None
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
     is_background: bool = False

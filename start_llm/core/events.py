@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from start_llm.core.ids import random_name
+
 type FinishReason = Literal["stop", "length", "tool_calls"]
 type Miss = Literal["new", "evicted", "no_state", "drift", "off"]
 """Why prompt tokens are computed that the cache could have had: see `telemetry.metrics.CacheMetrics`."""
@@ -109,10 +111,14 @@ class Reasoning(Piece):
 
 @dataclass(frozen=True, slots=True)
 class CallStarted(Piece):
-    """The model calls a tool that was offered. `index` counts the calls of the reply from 0."""
+    """The model calls a tool that was offered. `index` counts the calls of the reply from 0.
+
+    `id` is what each protocol's id ends with: who sends it back was told of this call.
+    """
 
     index: int
     name: str
+    id: str = field(default_factory=random_name, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class _Calls:
         ]
         self._count += len(calls)
         # The exact spelling last: it counts more.
-        for spelled in (_left_out, _bare, str):
+        for spelled in (_left_out, bare_id, str):
             meant: dict[str, list[str]] = {}
             for call, native in zip(calls, renamed, strict=True):
                 meant.setdefault(spelled(call.id), []).append(native.id)
@@ -79,7 +79,7 @@ class _Calls:
         Clients use an id again, which then means the new call, also within one message, where the results
         answer its calls in order. They drop punctuation, or leave the id out.
         """
-        meant = self._meant.get(call_id) or self._meant.get(_bare(call_id))
+        meant = self._meant.get(call_id) or self._meant.get(bare_id(call_id))
         if meant is None:
             return None
         native = next((one for one in meant if one not in self._answered), meant[-1])
@@ -91,7 +91,8 @@ def _left_out(call_id: str) -> str:  # noqa: ARG001 - a way to spell it
     return ""
 
 
-def _bare(call_id: str) -> str:
+def bare_id(call_id: str) -> str:
+    """Without the punctuation that some clients take out."""
     return "".join(char for char in call_id if char.isalnum())
 
 

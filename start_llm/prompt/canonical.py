@@ -10,37 +10,39 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from start_llm.core.canonical import (
     CanonicalKey,
     CanonicalMessage,
     Ignored,
-    LiveField,
-    LiveValue,
+    Omitted,
     Root,
     text_digest,
 )
 from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.prompt.changes import tool_name
-from start_llm.prompt.drift import RULES, Drift, Rule
+from start_llm.prompt.drift import RULES, Rule
 
 type DriftPolicy = Literal["note", "exact"]
 """Whether the model is told of what says how things are now, or whatever differs is another conversation."""
 
 
+_WHITE_SPACE = "white space"
+
+
 def rules_of(policy: DriftPolicy) -> tuple[Rule, ...]:
-    """Those that are looked through when conversations are compared."""
-    return RULES if policy == "note" else tuple(rule for rule in RULES if not rule.says_now)
+    """What is left out when conversations are compared."""
+    return RULES if policy == "note" else tuple(rule for rule in RULES if rule.drift == "transport")
 
 
 def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without what is no content: all that the canonical pipeline takes out of a prompt."""
-    return tuple(_changed(messages, [rule for rule in RULES if rule.is_for_the_model]))
-
-
-def _of_class(drift: Drift) -> list[Rule]:
-    return [rule for rule in RULES if rule.drift == drift]
+    rules = [rule for rule in RULES if rule.is_for_the_model]
+    return tuple(
+        replace(message, content=cut.text) if cut.pieces else message
+        for message, cut in ((message, _cut(message, some)) for message, some in _applying(messages, rules))
+    )
 
 
 def canonical(
@@ -57,42 +59,27 @@ def canonical(
     Args:
         messages: in native form (`call_ids.in_native_form`).
         late_tools: a message that refers to one shows its schema.
-        rules: what else is left out; what no client changes on purpose is in any case.
+        rules: what is left out beside white space at an end, which results of tools keep.
     """
     schemas = {tool_name(tool): tool for tool in late_tools}
-    return [
-        _canonical(bare, schemas, len(message.content))
-        for message, bare in zip(messages, _changed(messages, rules), strict=True)
-    ]
+    return [_canonical(message, schemas, some) for message, some in _applying(messages, rules)]
 
 
-def _canonical(bare: Message, schemas: Mapping[str, Mapping[str, Json]], characters: int) -> CanonicalMessage:
+def _canonical(
+    message: Message, schemas: Mapping[str, Mapping[str, Json]], rules: Sequence[Rule]
+) -> CanonicalMessage:
     """The text stands behind the rest, as it is: it is long, and JSON has no zero byte."""
-    text = bare.content.strip()
-    data = _encoded(_parts(bare, schemas)) + b"\0" + text.encode(errors="surrogatepass")
-    return CanonicalMessage(data, left_out=characters - len(text))
-
-
-def own_digests(messages: Sequence[Message]) -> list[bytes | None]:
-    """For each message the digest of its text, if that has lines of the class `own`."""
-    without = _changed(messages, _of_class("own"))
-    return [
-        text_digest(message.content) if bare.content != message.content else None
-        for message, bare in zip(messages, without, strict=True)
+    cut = _cut(message, rules)
+    text = cut.text if message.role == "tool" else cut.text.rstrip()
+    omitted = [
+        Omitted(rule.name, rule.drift, place, piece, rule.said(piece), rule.is_clock)
+        for rule, place, piece in cut.pieces
+        if rule.drift in ("own", "live", "block")
     ]
-
-
-def live_values(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[tuple[LiveValue, ...]]:
-    """For each message what it says of now: what the rules of these classes leave out."""
-    living = _applying(messages, [rule for rule in rules if rule.says_now])
-    return [
-        tuple(
-            LiveValue(LiveField(rule.name, index, rule.drift == "block"), rule.value(message.content))
-            for rule in of_message
-            if _without(message, [rule]) is not message
-        )
-        for index, (message, of_message) in enumerate(living)
-    ]
+    if len(text) < len(cut.text):
+        omitted.append(Omitted(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
+    data = _encoded(_parts(message, schemas)) + b"\0" + text.encode(errors="surrogatepass")
+    return CanonicalMessage(data, tuple(omitted), len(message.content) - len(text))
 
 
 def canonical_reply(reply: Message) -> CanonicalMessage:
@@ -101,15 +88,15 @@ def canonical_reply(reply: Message) -> CanonicalMessage:
 
 
 def ignored(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[tuple[Ignored, ...]]:
-    """For each message what rules leave out that does not say how things are now."""
-    leaving = _applying(messages, [rule for rule in rules if not rule.says_now])
+    """For each message what of it is no content, or is gone in the next request."""
+    leaving = [rule for rule in rules if rule.drift in ("transport", "transient")]
     return [
         tuple(
-            Ignored(rule.name, rule.drift, text_digest(rule.value(message.content)))
-            for rule in of_message
-            if rule.without(message.content) != message.content
+            Ignored(rule.name, rule.drift, text_digest(message.content[start:end]))
+            for rule in some
+            for start, end in rule.spans(message.content)
         )
-        for message, of_message in leaving
+        for message, some in _applying(messages, leaving)
     ]
 
 
@@ -126,11 +113,6 @@ def root_of(
     return Root(told, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
 
 
-def _changed(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[Message]:
-    """The messages without what the rules take out."""
-    return (_without(message, of_message) for message, of_message in _applying(messages, rules))
-
-
 def _applying(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[tuple[Message, Sequence[Rule]]]:
     """Each message, and the rules that are about it."""
     of_first: dict[Role, list[Rule]] = {}
@@ -141,13 +123,31 @@ def _applying(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[tu
         yield message, of_first.pop(message.role, None) or of_later.get(message.role, ())
 
 
-def _without(message: Message, rules: Sequence[Rule]) -> Message:
+class _Cut(NamedTuple):
+    """A text without what rules leave out.
+
+    Attributes:
+        pieces: what they left out, in order: the rule, the number of characters in front, the piece.
+    """
+
+    text: str
+    pieces: list[tuple[Rule, int, str]]
+
+
+def _cut(message: Message, rules: Sequence[Rule]) -> _Cut:
     """A message of which nothing would be left is content as a whole."""
     text = message.content
-    for rule in rules:
-        text = rule.without(text)
-    is_content_as_a_whole = message.content.strip() and not text.strip()
-    return message if is_content_as_a_whole or text == message.content else replace(message, content=text)
+    spans = sorted(
+        (start, end, number) for number, rule in enumerate(rules) for start, end in rule.spans(text)
+    )
+    left, pieces, behind = "", list[tuple[Rule, int, str]](), 0
+    for start, end, number in spans:
+        if start >= behind:
+            left += text[behind:start]
+            pieces.append((rules[number], len(left), text[start:end]))
+            behind = end
+    left += text[behind:]
+    return _Cut(left, pieces) if pieces and left.strip() else _Cut(text, [])
 
 
 def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:

@@ -32,6 +32,7 @@ class Rule:
         mark: words that it has.
         pattern: finds it: lines, or a section from its heading to its end.
         within: finds what it has to stand in, if it does not count elsewhere.
+        is_clock: a date, a clock or a zone, and nothing else.
         is_for_the_model: it is taken out of the prompt too.
     """
 
@@ -44,24 +45,33 @@ class Rule:
     mark: str
     pattern: re.Pattern[str]
     within: re.Pattern[str] | None = None
+    is_clock: bool = False
     is_for_the_model: bool = False
 
     @property
     def says_now(self) -> bool:
         return self.drift in ("live", "block")
 
-    def without(self, text: str) -> str:
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where it stands."""
         if self.mark not in text:
-            return text
-        if self.within is None:
-            return self.pattern.sub("", text)
-        return self.within.sub(lambda around: self.pattern.sub("", around[0]), text)
+            return []
+        around = [one.span() for one in self.within.finditer(text)] if self.within else [(0, len(text))]
+        return [
+            (start + found.start(), start + found.end())
+            for start, end in around
+            for found in self.pattern.finditer(text[start:end])
+        ]
 
-    def value(self, text: str) -> str:
+    def without(self, text: str) -> str:
+        spans = self.spans(text)
+        ends = [0, *(end for _, end in spans)]
+        starts = [*(start for start, _ in spans), len(text)]
+        return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
+
+    def said(self, piece: str) -> str:
         """What it says: a line with its clock to the minute, a block as it stands."""
-        parts = self.within.findall(text) if self.within else [text]
-        found = "\n".join(match[0].strip() for part in parts for match in self.pattern.finditer(part))
-        return found if self.drift == "block" else _SECONDS.sub(r"\1", found)
+        return _SECONDS.sub(r"\1", piece.strip()) if self.drift == "live" else piece.strip()
 
 
 _SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
@@ -93,6 +103,10 @@ def _line(beginning: str, value: str = _MOMENT) -> tuple[str, re.Pattern[str]]:
     return beginning, re.compile(rf"^[ \t]*{beginning}{value}\.?[ \t]*(?:\n|\Z)", re.MULTILINE)
 
 
+_TODAY = _line("Today's date: ")
+_DATE_LINE = _line("Current date: ")
+_TIME_LINE = _line("Current time is ")
+_ZONE_LINE = _line("Time zone: ", _ZONE)
 # Its fields, and the line break behind them; the text that follows may begin without one (lesson 18).
 _BILLING = (
     "x-anthropic-billing-header:",
@@ -154,10 +168,10 @@ _CARRIER = (
 RULES: tuple[Rule, ...] = (
     Rule("billing header", "Claude Code", "system", True, "transport", 18, *_BILLING, is_for_the_model=True),
     Rule("message id in a metadata block", "OpenClaw", "user", False, "own", 19, *_MESSAGE_ID),
-    Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, *_line("Today's date: ")),
-    Rule("current date", "pi, OpenClaw", "system", True, "live", 22, *_line("Current date: ")),
-    Rule("time zone", "OpenClaw", "system", True, "live", 27, *_line("Time zone: ", _ZONE)),
-    Rule("current time", "the original server's", "system", True, "live", 22, *_line("Current time is ")),
+    Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, *_TODAY, is_clock=True),
+    Rule("current date", "pi, OpenClaw", "system", True, "live", 22, *_DATE_LINE, is_clock=True),
+    Rule("time zone", "OpenClaw", "system", True, "live", 27, *_ZONE_LINE, is_clock=True),
+    Rule("current time", "the original server's", "system", True, "live", 22, *_TIME_LINE, is_clock=True),
     Rule(
         "current time of a message",
         "the original server's",
@@ -165,12 +179,13 @@ RULES: tuple[Rule, ...] = (
         False,
         "live",
         22,
-        *_line("Current time is "),
+        *_TIME_LINE,
+        is_clock=True,
     ),
     Rule("run statistics", "OpenClaw", "user", False, "live", 22, *_STATISTICS),
     Rule("inbound context", "OpenClaw", "system", True, "block", 22, *_INBOUND),
     Rule("git status", "Claude Code", "system", True, "block", 22, *_GIT_STATUS),
-    Rule("date in the reminder", "Claude Code", "user", True, "live", 27, *_REMINDER_DATE),
+    Rule("date in the reminder", "Claude Code", "user", True, "live", 27, *_REMINDER_DATE, is_clock=True),
     Rule("project instructions", "Claude Code", "user", True, "block", 27, *_INSTRUCTIONS),
     Rule("internal context", "OpenClaw", "user", False, "transient", 23, *_CARRIER),
 )

@@ -7,16 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
 
 from start_llm.core.canonical import (
-    CanonicalKey,
     CanonicalMessage,
     Conversation,
-    LiveField,
-    LiveValue,
+    Omitted,
     Root,
     chain,
+    exact_keys,
     thought_digest,
 )
 from start_llm.core.chat import (
@@ -30,17 +28,16 @@ from start_llm.core.chat import (
 )
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.ids import RANDOM_LENGTH
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
-from start_llm.prompt.call_ids import in_native_form
+from start_llm.prompt.call_ids import bare_id, in_native_form
 from start_llm.prompt.canonical import (
     DriftPolicy,
     canonical,
     for_the_model,
     ignored,
-    live_values,
-    own_digests,
     root_of,
     rules_of,
 )
@@ -78,19 +75,14 @@ _ASKING = ("user", "tool")
 _DATE = "the date"
 
 
-class _Compared(NamedTuple):
-    """Messages as they are compared, and the keys of their beginnings."""
-
-    root: Root
-    messages: list[CanonicalMessage]
-    keys: tuple[CanonicalKey, ...]
+type Heal = Callable[[Conversation, int], str | None]
 
 
 class Preparer:
     """Makes prompts for one model. Safe to use from any thread.
 
     Args:
-        heal: the thought that a reply came with, by the conversation up to it.
+        heal: the thought that the reply at an index of a conversation came with.
         now: the clock of templates that write dates.
     """
 
@@ -100,7 +92,7 @@ class Preparer:
         family: Family,
         *,
         policy: PromptPolicy = _AS_THE_TEMPLATE_DOES,
-        heal: Callable[[CanonicalKey], str | None] = lambda _: None,
+        heal: Heal = lambda _, __: None,
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
         self._tokenizer = tokenizer
@@ -126,6 +118,7 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+        sent = _ids_of_calls(request.messages)
         messages, transient = self._parted(self._in_native_form(request.messages))
         request = replace(request, messages=messages)
         now = self._now()
@@ -133,10 +126,8 @@ class Preparer:
         with _shallow("tools"):
             root = self._root(request, options, now)
         with _shallow("messages"):
-            apart = [self._apart(message) for message in messages]
-            canonicals = canonical(apart, request.late_tools, rules=self._rules)
-            compared = _Compared(root, canonicals, chain(root.key(request.tenant), canonicals))
-            shown = self._for_the_model(messages, compared.keys)
+            asked = self._conversation(request, transient, root, sent, now)
+            shown = self._for_the_model(messages, asked)
             text = self._render(replace(request, messages=shown), transient, options, now)
             words = partial(self._words, request, transient, options, now)
             thoughts = shown_thoughts(shown, text, self._marks, words)
@@ -145,10 +136,10 @@ class Preparer:
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
-            conversation=self._conversation(request, transient, compared, thoughts, now),
+            conversation=None if self._has_moving(request) else replace(asked, shown=thoughts),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
-            left_out=sum(message.left_out for message in compared.messages),
+            left_out=sum(message.left_out for message in asked.messages),
             thought_is_open=self._opens_thought(text.tail),
             thinking=self._thinks(request.thinking),
         )
@@ -222,71 +213,77 @@ class Preparer:
         """Of thoughts in the text of a reply; None: what stands there is compared as text."""
         return self._family.thought if self._policy.with_rules else None
 
+    def _has_moving(self, request: ChatRequest) -> bool:
+        """Whether no beginning of this prompt would be one of the next turn's."""
+        has = {"tools": request.tools, "system": any(one.role == "system" for one in request.messages)}
+        return any(has[name] for name in self.facts.moving)
+
     def _conversation(
         self,
         request: ChatRequest,
         transient: tuple[Message, ...],
-        compared: _Compared,
-        thoughts: Sequence[bytes | None],
+        root: Root,
+        ids: Sequence[frozenset[str]],
         now: datetime,
-    ) -> Conversation | None:
-        """None if no beginning of this prompt would be one of the next turn's.
+    ) -> Conversation:
+        """What the client sends. What the model is shown of it is not known yet.
 
         Args:
             transient: messages behind those of the request.
-            thoughts: that the model is shown, by their digests.
+            ids: of the calls of each message, as the client sent them.
         """
-        messages = request.messages
-        has_moving = {"tools": request.tools, "system": any(one.role == "system" for one in messages)}
-        if any(has_moving[name] for name in self.facts.moving):
-            return None
+        apart = [self._apart(message) for message in request.messages]
+        messages = self._dated(canonical(apart, request.late_tools, rules=self._rules), now)
+        echoed = [thought_digest(message.reasoning) for message in apart]
+        key = root.key(request.tenant)
+        keys = chain(key, messages)
         return Conversation(
             tenant=request.tenant,
-            root=compared.root,
-            roles=[message.role for message in messages],
-            messages=compared.messages,
-            keys=compared.keys,
-            echoed=[thought_digest(self._apart(message).reasoning) for message in messages],
-            shown=thoughts,
-            own=self._own(messages),
-            live=self._live(messages, now),
-            notable=[message.role in _ASKING for message in messages],
-            session=request.session_id or compared.keys[_first_question(messages)].digest.hex(),
-            ignored=ignored(messages, self._rules),
+            root=root,
+            roles=[message.role for message in request.messages],
+            messages=messages,
+            keys=keys,
+            exact=exact_keys(key, messages, echoed),
+            echoed=echoed,
+            shown=(),
+            ids=ids[: len(messages)],
+            notable=[message.role in _ASKING for message in request.messages],
+            name=request.conversation_id,
+            session=request.session_id or keys[_first_question(request.messages)].digest.hex(),
+            ignored=ignored(request.messages, self._rules),
             transient=tuple(one for some in ignored(transient, self._rules) for one in some),
         )
 
-    def _own(self, messages: Sequence[Message]) -> list[bytes | None]:
-        return own_digests(messages) if self._policy.with_rules else [None] * len(messages)
-
-    def _live(self, messages: Sequence[Message], now: datetime) -> list[tuple[LiveValue, ...]]:
-        """What the messages say of now; what the template itself writes stands in the first."""
-        first, *rest = live_values(messages, self._rules)
+    def _dated(self, messages: list[CanonicalMessage], now: datetime) -> list[CanonicalMessage]:
+        """The dates that the template itself writes stand in the first message."""
         dates = self._dates(now) if self._tells_now else []
-        fields = (LiveField(f"{_DATE} {number}", 0, is_block=False) for number in range(len(dates)))
-        written = (LiveValue(field, f"{_DATE}: {date}") for field, date in zip(fields, dates, strict=True))
-        return [(*first, *written), *rest]
+        if not dates:
+            return messages
+        written = tuple(
+            Omitted(f"{_DATE} {number}", "live", number, date, f"{_DATE}: {date}", is_clock=True)
+            for number, date in enumerate(dates)
+        )
+        first, *rest = messages
+        return [replace(first, omitted=(*first.omitted, *written)), *rest]
 
     # ------------------------------------------------------------------------------------- what is rendered
 
-    def _for_the_model(
-        self, messages: Sequence[Message], keys: Sequence[CanonicalKey]
-    ) -> tuple[Message, ...]:
+    def _for_the_model(self, messages: Sequence[Message], asked: Conversation) -> tuple[Message, ...]:
         """Without what is no content, and with the thoughts that clients left out."""
         cleaned = for_the_model(messages) if self._policy.with_rules else messages
         return tuple(
-            self._with_thought(self._shortened(message), key)
-            for message, key in zip(cleaned, keys, strict=True)
+            self._with_thought(self._shortened(message), asked, index)
+            for index, message in enumerate(cleaned)
         )
 
-    def _with_thought(self, message: Message, key: CanonicalKey) -> Message:
+    def _with_thought(self, message: Message, asked: Conversation, index: int) -> Message:
         if message.role != "assistant":
             return message
         if self._policy.kept_thoughts == "false":
             return replace(message, reasoning=None)
         if self._apart(message).reasoning:
             return message
-        thought = self._heal(key)
+        thought = self._heal(asked, index)
         return message if thought == message.reasoning else replace(message, reasoning=thought)
 
     def _shortened(self, message: Message) -> Message:
@@ -330,6 +327,13 @@ def _shallow(param: str) -> Generator[None]:
 def _first_question(messages: Sequence[Message]) -> int:
     """A conversation without a name is called after this one; the whole of it, if nobody asks anything."""
     return next((i for i, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
+
+
+def _ids_of_calls(messages: Sequence[Message]) -> list[frozenset[str]]:
+    """As they were told, without what a protocol puts in front of them."""
+    return [
+        frozenset(bare_id(call.id)[-RANDOM_LENGTH:] for call in message.tool_calls) for message in messages
+    ]
 
 
 def _tokens(ids: tuple[int, ...], param: str) -> ModelTokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from start_llm.prompt.spoken import thought_apart, with_thought
 
 _SHORT = 64
 """Characters of a thought that the template's own words could be."""
+
+_NAME = re.compile(r"named[0-9a-f]{32}x\d+x")
 
 type Words = Callable[[Sequence[Message]], str]
 
@@ -35,8 +38,9 @@ def shown_thoughts(
     apart = [thought_apart(message, marks) for message in messages]
     found = list(_found(apart, text))
     if any(index is None for index in found):
-        names = {index: _name(index, text.whole) for index, is_shown in enumerate(found) if is_shown is None}
-        named = words(_with_thoughts(messages, marks, names))
+        unsure = [index for index, is_shown in enumerate(found) if is_shown is None]
+        names = dict(zip(unsure, _names(len(unsure), text.whole), strict=True))
+        named = set(_NAME.findall(words(_with_thoughts(messages, marks, names))))
         found = [
             names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(found)
         ]
@@ -74,9 +78,10 @@ def _is_said(thought: str, messages: Sequence[Message]) -> bool:
     return any(form in text for text in written for form in (thought, escaped))
 
 
-def _name(index: int, text: str) -> str:
-    """A word that stands nowhere in the text."""
-    return hashlib.blake2b(f"{index} {text}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
+def _names(count: int, text: str) -> list[str]:
+    """So many words that stand nowhere in the text."""
+    begins = "named" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return [f"{begins}x{number}x" for number in range(count)]
 
 
 def _with_thoughts(

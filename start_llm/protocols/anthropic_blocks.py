@@ -8,7 +8,6 @@ from typing import Literal
 
 from start_llm.core.chat import Json
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.protocols.base import new_id
 from start_llm.protocols.fields import parse_embedded
 
 type Member = Literal["thinking", "signature", "text", "input"]
@@ -60,10 +59,10 @@ class BlockWriter:
                 yield from self._think(text)
             case Content(text):
                 yield from self._say(text)
-            case CallStarted(name=name):
+            case CallStarted(name=name, id=call_id):
                 call: dict[str, Json] = {
                     "type": "tool_use",
-                    "id": new_id("toolu_"),
+                    "id": f"toolu_{call_id}",
                     "name": name,
                     "input": {},
                 }

@@ -25,7 +25,7 @@ from start_llm.protocols.base import Call, Context, Frame, FrameMould, new_id
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT, read_generation
-from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 
 _COUNT_OR_NONE = Range(0, TOKEN_COUNT.high)
@@ -80,6 +80,7 @@ def _call(body: Fields, headers: Mapping[str, str], context: Context, *, limit: 
             body, max_tokens=limit or 1, stop="stop_sequences", vocabulary=context.model.vocabulary
         ),
         session_id=session_id(body, headers),
+        conversation_id=conversation_id(body, headers),
         lineage=lineage(body),
     )
     reply = MessagesReply(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,12 +10,12 @@ from typing import Protocol
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import RequestError
 from start_llm.core.events import Finished, Output
+from start_llm.core.ids import random_name
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 
-_ID_ALPHABET = string.ascii_letters + string.digits
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _HOLE = "\ue000"
 
@@ -126,8 +124,8 @@ type Parser = Callable[[Fields, Mapping[str, str], Context], Call]
 
 
 def new_id(prefix: str) -> str:
-    """A globally unique id of letters and digits only: clients drop other characters from ids."""
-    return prefix + "".join(secrets.choice(_ID_ALPHABET) for _ in range(24))
+    """A globally unique id."""
+    return prefix + random_name()
 
 
 def openai_error(

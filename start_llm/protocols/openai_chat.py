@@ -30,7 +30,7 @@ from start_llm.protocols.openai_options import (
     refuse_unbuilt,
 )
 from start_llm.protocols.openai_usage import closing_frames, usage_json
-from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
@@ -55,6 +55,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
             body, vocabulary=model.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
         ),
         session_id=session_id(body, headers),
+        conversation_id=conversation_id(body, headers),
         lineage=lineage(body),
     )
     reply = ChatReply(
@@ -90,7 +91,6 @@ class ChatReply:
     with_logprobs: bool
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
-    call_ids: dict[int, str] = field(default_factory=dict[int, str])
     _moulds: Mapping[type[Output], FrameMould] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,18 +120,14 @@ class ChatReply:
                 return {"content": text} if text else {}
             case Reasoning(text):
                 return {"reasoning_content": text}
-            case CallStarted(index, name):
+            case CallStarted(index, name, call_id):
                 function: dict[str, Json] = {"name": name, "arguments": ""}
-                head: dict[str, Json] = {"index": index, "id": self._call_id(index), "type": "function"}
+                head: dict[str, Json] = {"index": index, "id": f"call{call_id}", "type": "function"}
                 return {"tool_calls": [{**head, "function": function}]}
             case CallArguments(index, text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
             case CallEnded():
                 return {}
-
-    def _call_id(self, index: int) -> str:
-        """Letters and digits only: some clients drop anything else, and then look for the rest."""
-        return self.call_ids.setdefault(index, new_id("call"))
 
     def _details(self, events: list[Output]) -> dict[str, Json]:
         """What was asked for beside the text: every token of the reply, markup included."""
@@ -179,7 +175,7 @@ class ChatReply:
             event.text for event in events if isinstance(event, CallArguments) and event.index == start.index
         ]
         function: Json = {"name": start.name, "arguments": "".join(fragments)}
-        return {"id": self._call_id(start.index), "type": "function", "function": function}
+        return {"id": f"call{start.id}", "type": "function", "function": function}
 
     def _head(self, kind: str) -> dict[str, Json]:
         return {

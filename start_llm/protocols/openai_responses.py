@@ -25,7 +25,7 @@ from start_llm.protocols.response_store import Kept
 from start_llm.protocols.responses_input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses_reply import ResponseReply
 from start_llm.protocols.responses_tools import Toolbox, read_toolbox
-from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
@@ -86,6 +86,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: Context) -> Call:
         template_options=read_template_options(body),
         options=options,
         session_id=session_id(body, headers),
+        conversation_id=conversation_id(body, headers),
         lineage=lineage(body),
     )
     reply = ResponseReply(

@@ -164,11 +164,11 @@ def thought_item(index: int, sealed: Callable[[str], str], *, as_summary: bool) 
     return OutputItem(_SUMMARY if as_summary else _THOUGHT, index, "rs_", described)
 
 
-def call_item(index: int, tool: Offered) -> OutputItem:
+def call_item(index: int, tool: Offered, call_id: str) -> OutputItem:
     """A call, by the names that the client has for the tool."""
     kind, form = ("custom_tool_call", _CUSTOM_CALL) if tool.is_custom else ("function_call", _CALL)
     name: dict[str, Json] = {"name": tool.name}
-    told: dict[str, Json] = {"type": kind, "call_id": new_id("call"), **name}
+    told: dict[str, Json] = {"type": kind, "call_id": f"call{call_id}", **name}
     if tool.namespace is not None:
         told["namespace"] = tool.namespace
 

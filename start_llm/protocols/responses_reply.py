@@ -108,8 +108,8 @@ class ResponseReply:
                 return text_item(index)
             case Reasoning():
                 return thought_item(index, self.sealed, as_summary=self.as_summary)
-            case CallStarted(name=name):
-                return call_item(index, self.toolbox.called(name))
+            case CallStarted(name=name, id=call_id):
+                return call_item(index, self.toolbox.called(name), call_id)
 
     def _grow(self, text: str, scores: Sequence[Json] = ()) -> Iterator[Event]:
         if text and self._open:

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from start_llm.core.chat import Json, Lineage
 from start_llm.protocols.fields import Fields, parse_embedded
 
-BODY_KEYS = ("session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key")
+CONVERSATION_KEYS = ("session_id", "conversation_id", "thread_id", "chat_id")
+BODY_KEYS = (*CONVERSATION_KEYS, "prompt_cache_key")
+"""The last one is a bucket that many conversations may be in, and so are some of the headers."""
 PARENT_KEYS = ("parent_session_id", "parent_id", "source_session_id", "origin_session_id")
 BRANCH_KEYS = ("branch_id", "branch", "subsession_id", "subagent_id")
 NESTED_OBJECTS = ("metadata", "extra_body")
+_OF_CLAUDE_CODE, _OF_ITS_AGENT = "x-claude-code-session-id", "x-claude-code-agent-id"
+CONVERSATION_HEADERS = (_OF_CLAUDE_CODE, "thread-id", "x-session-id", "session_id", "session-id")
 HEADERS = (
-    "x-claude-code-session-id",
+    _OF_CLAUDE_CODE,
     "x-session-id",
     "session_id",
     "session-id",
@@ -27,6 +31,18 @@ def session_id(body: Fields, headers: Mapping[str, str]) -> str | None:
     """The explicit session id of a request, or None. Never an error: it is only a hint."""
     claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
     return _first([*_under(BODY_KEYS, body), claude, *(headers.get(name) for name in HEADERS)])
+
+
+def conversation_id(body: Fields, headers: Mapping[str, str]) -> str | None:
+    """What the client calls this one conversation, and no other; None if it says nothing of the kind.
+
+    Sub-agents of Claude Code have the session of the agent that began them, and an id of their own.
+    """
+    claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
+    named = [headers.get(name) for name in CONVERSATION_HEADERS]
+    found = _first([*_under(CONVERSATION_KEYS, body), claude, *named])
+    agent = _first([headers.get(_OF_ITS_AGENT)])
+    return f"{found} {agent}" if found and agent else found
 
 
 def lineage(body: Fields) -> Lineage:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from start_llm.core.canonical import LiveField, LiveValue
+from start_llm.core.canonical import CanonicalMessage, Field
+from start_llm.transcripts.guard import Reading, Told, said_of
 from start_llm.transcripts.lines import changed_lines
-
-type Told = tuple[LiveField, str | None]
-"""What a field was said to be; None: that it applies no longer."""
 
 _MOST_TOKENS = 256
 _SHARE_OF_SAVED = 0.1
@@ -29,55 +27,60 @@ class Change:
         before: what was told of it last; None: nothing, or that it applies no longer.
     """
 
-    field: LiveField
-    value: LiveValue | None
+    field: Field
+    value: str | None
     before: str | None = None
 
     @property
     def told(self) -> Told:
-        return self.field, self.value.text if self.value else None
+        return self.field, self.value
 
     @property
     def line(self) -> str:
         """Of a block the lines that changed, if that is shorter than the whole."""
         if self.value is None:
             return f"[No longer: {self.field.name}]"
-        return min([f"[Now: {self.value.text}]", *self._difference(self.value.text)], key=len)
+        return min([f"[Now: {self.value}]", *self._difference(self.value)], key=len)
 
     def _difference(self, now: str) -> list[str]:
-        if not self.field.is_block or self.before is None:
+        if self.field.kind != "block" or self.before is None:
             return []
         lines = changed_lines(self.before, now)
         return [] if lines is None else [f"[Changed in {self.field.name}:\n{lines}\n]"]
 
 
-def changes(told: Iterable[Sequence[Told]], live: Iterable[Sequence[LiveValue]]) -> list[Change]:
+def changes(readings: Iterable[Reading], messages: Sequence[CanonicalMessage]) -> list[Change]:
     """What the model would not know.
 
     Args:
-        told: for each message what the tokens say.
-        live: for each message what it says now.
+        readings: of each message, what the tokens say.
+        messages: as they are now.
     """
-    last = dict(one for message in told for one in message)
-    now = {value.field: value for message in live for value in message}
+    last: dict[Field, str | None] = {}
+    for depth, reading in enumerate(readings):
+        last |= said_of(depth, reading.omitted)
+        last |= dict(reading.told)
+    now: dict[Field, str] = {}
+    for depth, message in enumerate(messages):
+        now |= said_of(depth, message.omitted)
     new = [
-        Change(field, value, last.get(field)) for field, value in now.items() if last.get(field) != value.text
+        Change(field, value, last.get(field))
+        for field, value in now.items()
+        if not _is_known(field, value, last.get(field))
     ]
     gone = [
-        Change(field, None, text) for field, text in last.items() if field not in now and text is not None
+        Change(field, None, text)
+        for field, text in last.items()
+        if field not in now and text is not None and field.kind != "own"
     ]
     return [*new, *gone]
 
 
-def values_of(live: Iterable[Sequence[LiveValue]]) -> tuple[tuple[Told, ...], ...]:
-    """What messages say themselves."""
-    return tuple(tuple((value.field, value.text) for value in message) for message in live)
-
-
-def blocks(live: Iterable[Sequence[Told]]) -> dict[LiveField, str]:
-    """What was said last of one project or chat, by messages or notes."""
-    last = dict(one for message in live for one in message if one[0].is_block)
-    return {field: text for field, text in last.items() if text is not None}
+def _is_known(field: Field, now: str, told: str | None) -> bool:
+    """Of what a message says of itself, lines that are gone are no news."""
+    if field.kind == "own" and told is not None:
+        return set(now.split("\n")) <= set(told.split("\n"))
+    return now == told
 
 
 def note(told: Iterable[Change]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from start_llm.core.canonical import Conversation, Ignored, LiveValue
+from start_llm.core.canonical import Conversation, Ignored, Omitted
 from start_llm.core.explanation import Difference
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.recent import Computed
@@ -16,6 +16,8 @@ from start_llm.transcripts.recent import Computed
 type Decode = Callable[[Sequence[int]], str]
 """The text of tokens."""
 
+_SPELLING = "space"
+"""White space is told as another spelling."""
 _BEFORE, _BEHIND = 16, 32
 """Tokens that are shown around a difference."""
 
@@ -102,7 +104,7 @@ class _Comparison:
         if thought:
             yield thought
             return
-        known = [*self._of_live(index), *self._of_ignored(index)]
+        known = [*self._of_omitted(index), *self._of_ignored(index)]
         yield from known
         if not known and not self._computed.noted[index] and self._is_alone(index):
             spelled = self._at(index, "transport", None, "is spelled otherwise")
@@ -120,13 +122,12 @@ class _Comparison:
             return None
         return self._at(index, "content", None, "has another thought")
 
-    def _of_live(self, index: int) -> Iterator[Difference]:
-        was, now = _by_name(self._was.live[index]), _by_name(self._now.live[index])
-        for name in dict.fromkeys((*was, *now)):
-            if was.get(name) != now.get(name):
-                value = now.get(name) or was[name]
-                drift = "block" if value.field.is_block else "live"
-                yield self._at(index, drift, name, _became(name in was, name in now))
+    def _of_omitted(self, index: int) -> Iterator[Difference]:
+        was, now = self._was.messages[index].omitted, self._now.messages[index].omitted
+        for name in dict.fromkeys(one.name for one in (*was, *now) if one.kind != _SPELLING):
+            old, new = _named(was, name), _named(now, name)
+            if old != new:
+                yield self._at(index, (new or old)[0].kind, name, _became(bool(old), bool(new)))
 
     def _of_ignored(self, index: int) -> Iterator[Difference]:
         was, now = _by_rule(self._was.ignored[index]), _by_rule(self._now.ignored[index])
@@ -201,8 +202,8 @@ def _common_length(one: array[int], other: array[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _by_name(live: Sequence[LiveValue]) -> Mapping[str, LiveValue]:
-    return {value.field.name: value for value in live}
+def _named(omitted: Sequence[Omitted], name: str) -> list[Omitted]:
+    return [one for one in omitted if one.name == name]
 
 
 def _by_rule(ignored: Sequence[Ignored]) -> Mapping[str, Ignored]:

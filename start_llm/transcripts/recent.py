@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from start_llm.core.canonical import CanonicalMessage, Conversation
 from start_llm.core.prompt import Boundary
+from start_llm.transcripts.guard import Claims
 
 _MOST_OF_A_SESSION = 4
 _MOST = 32
@@ -26,6 +27,7 @@ class Computed:
         thoughts: digests of those that the tokens hold, for each message, that of the reply last.
         noted: tokens of notes in each message.
         reply: it as clients may send it back; empty: there is none.
+        claims: of the reply.
     """
 
     conversation: Conversation
@@ -34,6 +36,25 @@ class Computed:
     thoughts: Sequence[bytes | None]
     noted: Sequence[int]
     reply: Sequence[CanonicalMessage] = ()
+    claims: Claims | None = None
+
+    def is_of(self, conversation: Conversation, name: str | None) -> bool:
+        """Whether a conversation whose name proves so much was told this, or says all of it itself."""
+        if name is not None and name == self.conversation.name:
+            return True
+        last = len(self.conversation.keys) - 1
+        if last < len(conversation.exact) and conversation.exact[last] == self.conversation.exact[last]:
+            return True
+        if self.claims is None:
+            return False
+        sent = [
+            ids
+            for ids, message in zip(conversation.ids, conversation.messages, strict=True)
+            if message in self.reply
+        ]
+        return any(
+            self.claims.are_shown(name, ids, sends_thought=False, asked_as=conversation.name) for ids in sent
+        )
 
     @property
     def messages(self) -> int:
@@ -70,10 +91,15 @@ class RecentConversations:
         while len(self._computed) > 1 and (len(self._computed) > _MOST or total > self._most_bytes):
             total -= self._computed.pop(0).nbytes
 
-    def nearest(self, conversation: Conversation) -> Computed | None:
-        """The one of this tenant that has most messages of this one; of its session, if there are any."""
+    def nearest(self, conversation: Conversation, name: str | None) -> Computed | None:
+        """Of those that are known to be this conversation's the one that has most of its messages.
+
+        Args:
+            name: of the conversation, if that proves anything.
+        """
         with self._lock:
-            mine = [one for one in self._computed if one.conversation.tenant == conversation.tenant]
+            of_tenant = [one for one in self._computed if one.conversation.tenant == conversation.tenant]
+        mine = [one for one in of_tenant if one.is_of(conversation, name)]
         same = [one for one in mine if _is_one_session(one, conversation)]
         ranked = [(_alike(one, conversation), place, one) for place, one in enumerate(same or mine)]
         alike, _, best = max(ranked, default=(0, 0, None), key=lambda found: found[:2])

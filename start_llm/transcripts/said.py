@@ -19,12 +19,14 @@ class Said:
     Attributes:
         content: the pieces of each text; a new text begins behind a call.
         ended: the calls that are whole.
+        ids: of calls.
     """
 
     content: list[list[str]] = field(default_factory=lambda: [[]])
     thought: list[str] = field(default_factory=list[str])
     calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
     ended: set[int] = field(default_factory=set[int])
+    ids: list[str] = field(default_factory=list[str])
 
     def add(self, output: Output) -> None:
         match output:
@@ -32,8 +34,9 @@ class Said:
                 self.content[-1].append(text)
             case Reasoning(text=text):
                 self.thought.append(text)
-            case CallStarted(index=index, name=name):
+            case CallStarted(index=index, name=name, id=call_id):
                 self.calls[index] = (name, [])
+                self.ids.append(call_id)
                 self.content.append([])
             case CallArguments(index=index, text=text):
                 self.calls[index][1].append(text)

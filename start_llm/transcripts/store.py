@@ -17,12 +17,13 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
+from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.drift import Told
+from start_llm.transcripts.guard import Claims, Reading
 
-_MOST_VARIANTS = 4
+_MOST_VARIANTS = 32
 _SHRUNK_TO = 0.9
 _LOOKS_IN_AN_AGE = 10
 _TOKEN, _TOKEN_BYTES = "I", 4
@@ -30,23 +31,12 @@ _VARIANT_BYTES = 400
 """About what a variant takes beside its tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What tokens hold that their key does not say, for each message.
+class Place(NamedTuple):
+    """The end of a message: the key of its prefix, its index, and the tokens up to it."""
 
-    Attributes:
-        thoughts: digests of thoughts.
-        own: digests of texts with lines of their own.
-        live: what was said of now.
-        noted: tokens of notes.
-        replied: the last message that was written here; -1: none was.
-    """
-
-    thoughts: tuple[bytes | None, ...]
-    own: tuple[bytes | None, ...]
-    live: tuple[tuple[Told, ...], ...]
-    noted: tuple[int, ...]
-    replied: int = -1
+    key: CanonicalKey
+    depth: int
+    length: int
 
 
 @dataclass(eq=False, slots=True)
@@ -57,10 +47,10 @@ class Variant:
         key: of the node.
         depth: index of the message.
         length: tokens in all.
-        thoughts, own, live, noted: what the tokens of each message behind the parent's hold.
-        replied: the last message that was written here.
+        readings: of each message behind the parent's.
+        claims: whose it is.
         session: where it was computed.
-        children: variants that build on this one.
+        children: variants that build on this one, by their identity.
     """
 
     key: CanonicalKey
@@ -68,20 +58,18 @@ class Variant:
     parent: Variant | None
     delta: array[int]
     length: int
-    thoughts: tuple[bytes | None, ...]
-    own: tuple[bytes | None, ...]
-    live: tuple[tuple[Told, ...], ...]
-    noted: tuple[int, ...]
-    replied: int
+    readings: tuple[Reading, ...]
+    claims: Claims
     session: str
     last_used: float
-    children: int = 0
+    children: dict[int, Variant] = field(default_factory=dict[int, "Variant"])
 
     @property
     def nbytes(self) -> int:
-        """With the texts that were told, although variants share those that stand in one request."""
-        told = sum(getsizeof(text) for message in self.live for _, text in message if text)
-        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + told
+        """With the texts that stand in it, although variants share those of one request."""
+        said = (item.text for one in self.readings for item in one.omitted)
+        told = (text for one in self.readings for _, text in one.told if text)
+        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(getsizeof, (*said, *told)))
 
     def path(self) -> list[Variant]:
         """This one and all that it builds on, the first message first."""
@@ -90,16 +78,9 @@ class Variant:
             found.append(parent)
         return found[::-1]
 
-    def held(self) -> Held:
-        """For each message up to this one."""
-        path = self.path()
-        return Held(
-            thoughts=tuple(thought for variant in path for thought in variant.thoughts),
-            own=tuple(text for variant in path for text in variant.own),
-            live=tuple(told for variant in path for told in variant.live),
-            noted=tuple(count for variant in path for count in variant.noted),
-            replied=self.replied,
-        )
+    def all_readings(self) -> tuple[Reading, ...]:
+        """Of each message up to this one."""
+        return tuple(reading for variant in self.path() for reading in variant.readings)
 
     def tokens(self) -> array[int]:
         """All of them, from the first message on."""
@@ -107,10 +88,6 @@ class Variant:
         for variant in self.path():
             whole.extend(variant.delta)
         return whole
-
-
-type Rank = Callable[[Variant], tuple[int, ...] | None]
-"""How well a variant suits a conversation, the larger the better; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,77 +114,69 @@ class TranscriptStore:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next_look: float = 0
 
-    def find(self, keys: Sequence[CanonicalKey], rank: Rank) -> Iterator[Variant]:
-        """The best variant of each known prefix, the longest first.
+    def at(self, key: CanonicalKey) -> tuple[Variant, ...]:
+        """All that are known of a prefix."""
+        with self._lock:
+            return tuple(self._nodes.get(key, ()))
 
-        Args:
-            keys: of the conversation's prefixes.
-            rank: what makes one variant better than another, before its last use does.
-        """
-        for depth in range(len(keys) - 1, -1, -1):
-            with self._lock:
-                now = self.clock()
-                ranked = [(rank(one), one.last_used, one) for one in self._nodes.get(keys[depth], ())]
-                fitting = [(worth, used, one) for worth, used, one in ranked if worth is not None]
-                best = max(fitting, key=lambda found: found[:2])[2] if fitting else None
-                if best is not None:
-                    for one in best.path():
-                        one.last_used = now
-            if best is not None:
-                yield best
+    def use(self, variant: Variant) -> None:
+        """A conversation goes on from this one."""
+        with self._lock:
+            now = self.clock()
+            for one in variant.path():
+                one.last_used = now
 
     def add(
         self,
-        key: CanonicalKey,
-        depth: int,
-        tokens: Sequence[int],
-        held: Held,
+        place: Place,
+        tokens: array[int],
+        readings: Sequence[Reading],
         *,
         parent: Variant | None = None,
+        claims: Claims,
         session: str = "",
     ) -> Variant:
         """Tokens were computed for a prefix. The same ones again are the variant that is there.
 
         Args:
-            held: of each message up to this one, and perhaps of more.
-            parent: of a shorter prefix; ignored if its tokens are not a beginning of these.
+            place: where it ends in the tokens.
+            readings: of each message up to this one, and perhaps of more.
+            parent: of a shorter prefix; its tokens are a beginning of these.
+            claims: whose these tokens are.
         """
-        whole = array(_TOKEN, tokens)
         with self._lock:
-            parent = parent if parent and self._builds_on(parent, whole, depth) else None
-            known = self._same(key, whole, held.thoughts[: depth + 1])
-            if known is not None:
-                known.last_used, known.session = self.clock(), session
-                known.replied = max(known.replied, held.replied)
-                return known
+            parent = parent if parent and self._is_kept(parent) else None
             start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
-            variant = Variant(
-                key=key,
-                depth=depth,
-                parent=parent,
-                delta=whole[start:],
-                length=len(whole),
-                thoughts=held.thoughts[first : depth + 1],
-                own=held.own[first : depth + 1],
-                live=held.live[first : depth + 1],
-                noted=held.noted[first : depth + 1],
-                replied=held.replied,
-                session=session,
-                last_used=self.clock(),
-            )
-            self._put(variant)
-            self._forget_some()
+            new = tuple(readings[first : place.depth + 1])
+            delta = tokens[start : place.length]
+            variant = self._same(place.key, parent, delta, new)
+            if variant is None:
+                variant = Variant(
+                    key=place.key,
+                    depth=place.depth,
+                    parent=parent,
+                    delta=delta,
+                    length=place.length,
+                    readings=new,
+                    claims=claims,
+                    session=session,
+                    last_used=self.clock(),
+                )
+                self._put(variant)
+                self._forget_some()
+                return variant
+            variant.last_used, variant.session = self.clock(), session
+            variant.claims.add(claims)
             return variant
 
-    def _builds_on(self, parent: Variant, tokens: array[int], depth: int) -> bool:
-        is_kept = any(one is parent for one in self._nodes.get(parent.key, ()))
-        return is_kept and parent.depth < depth and tokens[: parent.length] == parent.tokens()
+    def _is_kept(self, variant: Variant) -> bool:
+        return any(one is variant for one in self._nodes.get(variant.key, ()))
 
     def _same(
-        self, key: CanonicalKey, tokens: array[int], thoughts: tuple[bytes | None, ...]
+        self, key: CanonicalKey, parent: Variant | None, delta: array[int], readings: tuple[Reading, ...]
     ) -> Variant | None:
         for one in self._nodes.get(key, ()):
-            if one.length == len(tokens) and one.held().thoughts == thoughts and one.tokens() == tokens:
+            if one.parent is parent and one.delta == delta and one.readings == readings:
                 return one
         return None
 
@@ -215,21 +184,28 @@ class TranscriptStore:
         variants = self._nodes.setdefault(variant.key, [])
         variants.append(variant)
         if variant.parent:
-            variant.parent.children += 1
+            variant.parent.children[id(variant)] = variant
         self.metrics.nbytes += variant.nbytes
         self.metrics.variants += 1
         self.metrics.nodes = len(self._nodes)
-        free = [one for one in variants[:-1] if not one.children]
-        if len(variants) > _MOST_VARIANTS and free:
-            self._forget(min(free, key=lambda one: one.last_used))
+        if len(variants) > _MOST_VARIANTS:
+            self._forget_with_children(min(variants[:-1], key=lambda one: one.last_used))
+
+    def _forget_with_children(self, variant: Variant) -> None:
+        behind = [variant]
+        for one in behind:
+            behind += one.children.values()
+        for one in reversed(behind):
+            self._forget(one)
 
     def _forget(self, variant: Variant) -> None:
+        """Nothing builds on it."""
         variants = self._nodes[variant.key]
         variants.remove(variant)
         if not variants:
             del self._nodes[variant.key]
         if variant.parent:
-            variant.parent.children -= 1
+            del variant.parent.children[id(variant)]
         self.metrics.nbytes -= variant.nbytes
         self.metrics.variants -= 1
         self.metrics.nodes = len(self._nodes)

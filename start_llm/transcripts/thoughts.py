@@ -1,18 +1,51 @@
 """Thoughts by the conversation that they were had in, for clients that do not send them back.
 
-The key is the whole conversation up to the reply, not the reply alone: "Done." was thought of in many ways.
-Kept beside the session turn store, since a thought is small and its tokens may be gone.
+Kept beside the session turn store, since a thought is small and its tokens may be gone. A thought belongs to
+the whole conversation up to its reply, byte for byte, or to who shows that it was told that reply: "Done."
+was thought of in many ways.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import chain
 
-from start_llm.core.canonical import CanonicalKey
+from start_llm.core.canonical import CanonicalKey, Conversation
+from start_llm.transcripts.guard import Claims
 
-_ENTRY_BYTES = 200
+_ENTRY_BYTES = 400
 """About what an entry takes beside its text."""
+_MOST_OF_A_REPLY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A thought.
+
+    Attributes:
+        exact: names the conversation up to the reply, with all that its key leaves out.
+        claims: of that reply.
+    """
+
+    text: str
+    exact: bytes
+    claims: Claims
+
+    @property
+    def nbytes(self) -> int:
+        return _ENTRY_BYTES + len(self.text.encode(errors="surrogatepass"))
+
+    def is_equal(self, conversation: Conversation, index: int) -> bool:
+        """It was had behind the very words of this conversation, as far as these are not somebody else's."""
+        return self.exact == conversation.exact[index] and not self.claims.is_elsewhere(conversation.name)
+
+    def is_proven(self, conversation: Conversation, index: int, name: str | None) -> bool:
+        """A conversation whose name proves so much shows that it was told this reply."""
+        return self.claims.are_shown(
+            name, conversation.ids[index], sends_thought=False, asked_as=conversation.name
+        )
 
 
 class ThoughtStore:
@@ -25,34 +58,36 @@ class ThoughtStore:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._thoughts: OrderedDict[CanonicalKey, str] = OrderedDict()
+        self._thoughts: OrderedDict[CanonicalKey, list[Thought]] = OrderedDict()
         self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
         return self._nbytes
 
-    def keep(self, key: CanonicalKey, thought: str) -> None:
-        """Remember the thought of the reply that ends this conversation; a newer one takes its place."""
+    def keep(self, key: CanonicalKey, thought: Thought) -> None:
+        """Remember the thought of the reply that ends this conversation."""
         with self._lock:
-            self._forget(key)
-            self._thoughts[key] = thought
-            self._nbytes += _size(thought)
+            known = self._thoughts.pop(key, [])
+            self._nbytes -= sum(one.nbytes for one in known)
+            kept = [*known, thought][-_MOST_OF_A_REPLY:]
+            self._thoughts[key] = kept
+            self._nbytes += sum(one.nbytes for one in kept)
             while self._nbytes > self._most_bytes and self._thoughts:
-                self._forget(next(iter(self._thoughts)))
+                _, forgotten = self._thoughts.popitem(last=False)
+                self._nbytes -= sum(one.nbytes for one in forgotten)
 
-    def get(self, key: CanonicalKey) -> str | None:
-        """The thought that was kept last; None if none is known."""
+    def get(self, conversation: Conversation, index: int, name: str | None) -> str | None:
+        """The thought of this reply, of several the last; None if none is known to be this conversation's.
+
+        Args:
+            name: of the conversation, if that proves anything.
+        """
+        key = conversation.keys[index]
         with self._lock:
-            if key in self._thoughts:
+            known = self._thoughts.get(key, ())
+            if known:
                 self._thoughts.move_to_end(key)
-            return self._thoughts.get(key)
-
-    def _forget(self, key: CanonicalKey) -> None:
-        thought = self._thoughts.pop(key, None)
-        if thought is not None:
-            self._nbytes -= _size(thought)
-
-
-def _size(thought: str) -> int:
-    return _ENTRY_BYTES + len(thought.encode(errors="surrogatepass"))
+            equal = (one.text for one in reversed(known) if one.is_equal(conversation, index))
+            proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
+            return next(chain(equal, proven), None)

@@ -5,34 +5,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, thought_digest
+from start_llm.core.canonical import CanonicalMessage, Conversation, exact_after, thought_digest
 from start_llm.core.chat import KeptThoughts, Message
-from start_llm.core.events import (
-    Finished,
-    Output,
-    Restored,
-)
+from start_llm.core.events import Finished, Output, Restored
 from start_llm.core.explanation import Against, Explanation
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.bind import (
-    Bound,
-    Encode,
-    bind,
-    fresh,
-    record_prompt,
-    with_note,
-)
+from start_llm.transcripts.bind import Binder, Bound, Encode, fresh, record_prompt
 from start_llm.transcripts.explain import Asked, again, differences
-from start_llm.transcripts.lineage import Lineages
+from start_llm.transcripts.guard import Claims, Guard, Names, Reading
 from start_llm.transcripts.recent import Computed, RecentConversations
 from start_llm.transcripts.safety import says_the_same
 from start_llm.transcripts.said import Said
 from start_llm.transcripts.seen import SeenConversations
-from start_llm.transcripts.store import Held, TranscriptStore, Variant
-from start_llm.transcripts.thoughts import ThoughtStore
+from start_llm.transcripts.store import Place, TranscriptStore, Variant
+from start_llm.transcripts.thoughts import Thought, ThoughtStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +54,14 @@ class Transcripts:
 
     Attributes:
         seen: what was ever computed, whether or not anything of it is left.
-        lineages: whose replies are.
+        names: which of the names of conversations mean one.
         recent: what was computed last.
         canonical_reply: what is compared of a reply when it is sent back.
         token_bytes: the bytes that a token id stands for.
         encode: the tokens of a text, for notes.
         kept_thoughts: whether a bound prefix keeps what the model thought.
+        takes_proof: what a key leaves out may differ where it is proven to be the conversation's own; if not,
+            nothing is bound but what is equal byte for byte.
         checks_words: bind only what says the words of the fresh rendering.
         is_changed: whether a prompt shows a reply otherwise than it was written: then it is rendered fresh.
     """
@@ -79,22 +69,27 @@ class Transcripts:
     store: TranscriptStore
     thoughts: ThoughtStore
     seen: SeenConversations
-    lineages: Lineages
+    names: Names
     recent: RecentConversations
     metrics: TranscriptMetrics
     canonical_reply: Callable[[Message], CanonicalMessage]
     token_bytes: Callable[[int], bytes]
     encode: Encode
     kept_thoughts: KeptThoughts = "true"
+    takes_proof: bool = True
     checks_words: bool = False
     is_changed: Callable[[Message], bool] = lambda _: False
 
-    def heal(self, key: CanonicalKey) -> str | None:
-        """The thought of the reply that ends this conversation, for a client that left it out."""
-        thought = self.thoughts.get(key)
+    def heal(self, conversation: Conversation, index: int) -> str | None:
+        """The thought of the reply at this index, for a client that left it out."""
+        name = self._proving(conversation)
+        thought = self.thoughts.get(conversation, index, name)
         if thought is not None:
             self.metrics.note_healed()
         return thought
+
+    def _proving(self, conversation: Conversation) -> str | None:
+        return self.names.proving(conversation) if self.takes_proof else None
 
     def begin(self, prompt: Prompt, window: int) -> Turn:
         """The tokens to compute for a prompt.
@@ -104,32 +99,25 @@ class Transcripts:
         """
         conversation = prompt.conversation
         if conversation is None:
-            bound = Bound(prompt.tokens.ids, prompt.boundaries, Held((), (), (), ()))
-            return Turn(self, prompt, bound, 0, Findings(), None)
-        bound = bind(
-            self.store,
+            bound = Bound(prompt.tokens.ids, prompt.boundaries, ())
+            return Turn(self, prompt, bound, 0, Findings(), -1)
+        guard = Guard(
             conversation,
-            prompt.tokens.ids,
-            prompt.boundaries,
+            self._proving(conversation),
+            takes_proof=self.takes_proof,
             keeps_thoughts=self.kept_thoughts == "true",
-            lineages=self.lineages,
         )
         unbound = fresh(conversation, prompt.tokens.ids, prompt.boundaries)
-        noted = with_note(bound, conversation, self.encode) if bound.prefix else bound
-        refusal = self._refusal(noted, unbound, window) if noted else "costly"
+        binder = Binder(self.store, conversation, guard, self.encode)
+        bound = binder.bind(prompt.tokens.ids, prompt.boundaries)
+        refusal = self._refusal(bound, unbound, window) if bound else "costly"
         seen = self.seen.depth(conversation.keys)
         # Tokens of the fresh rendering that stand for messages which were computed before.
         old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
-        chosen = unbound if refusal or not noted else noted
+        chosen = unbound if refusal or not bound else bound
         known = max(len(chosen.ids) - (len(unbound.ids) - old), 0)
-        findings = Findings.of(chosen, seen, refusal)
-        binding = _Binding(
-            bound.prefix.length if bound.prefix else 0,
-            bound.replaced,
-            refusal,
-            len(chosen.ids) - len(bound.ids) if chosen is noted else 0,
-        )
-        return Turn(self, prompt, chosen, known, findings, binding)
+        proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
+        return Turn(self, prompt, chosen, known, Findings.of(chosen, seen, refusal), proven)
 
     def _refusal(self, bound: Bound, unbound: Bound, window: int) -> str | None:
         """Why the fresh rendering has to be taken, if it has."""
@@ -143,18 +131,13 @@ class Transcripts:
             return "unsafe"
         return None
 
+    def nearest(self, conversation: Conversation) -> Computed | None:
+        """What was computed last of this conversation, if anything is known to be its own."""
+        return self.recent.nearest(conversation, self._proving(conversation))
+
     def text(self, ids: Sequence[int]) -> str:
         """What these tokens say, markup included."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
-
-
-class _Binding(NamedTuple):
-    """What is counted of how a prompt was bound: see `TranscriptMetrics`."""
-
-    tokens: int
-    replaced: int
-    refusal: str | None
-    note_tokens: int
 
 
 class Turn:
@@ -173,19 +156,20 @@ class Turn:
         bound: Bound,
         known: int,
         findings: Findings,
-        binding: _Binding | None,
+        proven: int,
     ) -> None:
         self._transcripts = transcripts
         self._request = prompt
         self._conversation = prompt.conversation
-        self._against = transcripts.recent.nearest(prompt.conversation) if prompt.conversation else None
-        self._binding = binding
+        self._against = transcripts.nearest(prompt.conversation) if prompt.conversation else None
+        self._proven = proven
         self._computed: Computed | None = None
         self._bound = bound
         self._beginning = _beginning(prompt, bound)
         self._prompt: Variant | None = None
         self._written: list[int] = []
         self._said = Said()
+        self._claims = Claims(prompt.conversation.names if prompt.conversation else {}, is_told=True)
         self._has_left = False
         self._messages_read = 0
         self.tokens = ModelTokens(bound.ids)
@@ -207,8 +191,10 @@ class Turn:
         if self._conversation is None:
             return
         self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
-        if self._binding:
-            self._transcripts.metrics.note_binding(*self._binding)
+        prefix = self._bound.prefix
+        self._transcripts.metrics.note_binding(
+            prefix.length if prefix else 0, self._bound.replaced, self.findings.refusal, self._bound.noted
+        )
         self._note_computed(self._conversation)
 
     def computed(self, tokens: int) -> None:
@@ -247,17 +233,20 @@ class Turn:
             differences=tuple(differences(against, fresh_rendering, self._transcripts.text)),
         )
 
-    def _note_computed(self, conversation: Conversation, reply: Sequence[Message] = ()) -> None:
+    def _note_computed(
+        self, conversation: Conversation, reply: Sequence[Message] = (), claims: Claims | None = None
+    ) -> None:
         """The next request is compared with this one."""
-        held = self._bound.held
+        readings = self._bound.readings
         thought = thought_digest(reply[0].reasoning) if reply else None
         computed = Computed(
             conversation=conversation,
             ids=array("I", (*self.tokens.ids, *self._written)),
             boundaries=self.boundaries,
-            thoughts=(*held.thoughts, thought),
-            noted=held.noted,
+            thoughts=(*(reading.thought for reading in readings), thought),
+            noted=[reading.noted for reading in readings],
             reply=tuple(map(self._transcripts.canonical_reply, reply)),
+            claims=claims,
         )
         self._transcripts.recent.note(computed, instead_of=self._computed)
         self._computed = computed
@@ -271,12 +260,14 @@ class Turn:
         """The client was told this."""
         self._said.add(output)
 
-    def ended(self, end: Finished, *, is_whole: bool) -> None:
+    def ended(self, end: Finished, *, is_whole: bool, told_bits: float = 0, thought_bits: float = 0) -> None:
         """Record the reply, if what a client can send back is all that was written.
 
         Args:
             is_whole: it ends outside of thoughts and calls.
+            told_bits, thought_bits: of chance in it, see `OutputStream`.
         """
+        self._claims.told_bits, self._claims.thought_bits = told_bits, thought_bits
         self.left()
         if self._conversation is None or not is_whole or end.stop is not None or end.was_cut:
             return
@@ -290,36 +281,32 @@ class Turn:
         if self._conversation is None or self._has_left:
             return
         self._has_left = True
+        self._claims.ids |= dict.fromkeys(self._said.ids)
         messages = self._said.messages(drops_calls=True)
-        for message in messages:
-            reply = self._transcripts.canonical_reply(message)
-            words = self._conversation.words(len(self._conversation.keys), reply)
-            self._transcripts.lineages.note(words, self._bound.held.live)
+        if messages and self._proven < 0:
+            self._transcripts.names.note(self._conversation)
         if messages:
-            self._note_computed(self._conversation, messages)
+            self._note_computed(self._conversation, messages, self._claims)
 
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
-        transcripts, held, thought = self._transcripts, self._bound.held, thought_digest(message.reasoning)
-        key = conversation.keys[-1].with_message(transcripts.canonical_reply(message))
+        transcripts, thought = self._transcripts, thought_digest(message.reasoning)
+        canonical = transcripts.canonical_reply(message)
+        key = conversation.keys[-1].with_message(canonical)
         transcripts.seen.note(key)
         if message.reasoning and thought:
             if transcripts.kept_thoughts == "false":
                 return
-            transcripts.thoughts.keep(key, message.reasoning)
+            exact = exact_after(conversation, canonical)
+            transcripts.thoughts.keep(key, Thought(message.reasoning, exact, self._claims))
         if self._beginning is None or transcripts.is_changed(message):
             return
+        tokens = array("I", (*self._beginning, *written))
         transcripts.store.add(
-            key,
-            len(conversation.keys),
-            (*self._beginning, *written),
-            Held(
-                thoughts=(*held.thoughts, thought),
-                own=(*held.own, None),
-                live=(*held.live, ()),
-                noted=(*held.noted, 0),
-                replied=len(conversation.keys),
-            ),
+            Place(key, len(conversation.keys), len(tokens)),
+            tokens,
+            (*self._bound.readings, Reading(canonical.omitted, thought, is_ours=True)),
             parent=self._prompt,
+            claims=self._claims,
             session=conversation.session,
         )
 

@@ -109,7 +109,7 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
     rng, messages = random.Random(1), [system("Spelling")]
     for turn in range(4):
         question = user(words(rng, 20))
-        reply, computed = talk.said([*changed(rng, messages), question])
+        reply, computed = talk.said([*changed(rng, messages), question], session_id="spelling")
         messages += [question, reply]
         if turn:
             assert computed <= talk.length(question["content"]) + CLOSERS
@@ -142,8 +142,8 @@ def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
         for _ in range(3):
             question = user(words(rng, 9))
             sent = [*changed(rng, messages), question]
-            reply, _ = talk.said(sent)
-            plain.said(sent)
+            reply, _ = talk.said(sent, session_id="both")
+            plain.said(sent, session_id="both")
             assert talk.prompts[-1] == plain.prompts[-1]
             messages += [question, reply]
         assert plain.server.get("/stats")["transcripts"]["bound"] == 2

@@ -26,7 +26,7 @@ def folder(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Any:
     return tiny_model(request.param, hidden=128, layers=2)
 
 
-def conversation(date: str = "21 November", rules: str = RULES, question: str = MUCH) -> list[Message]:
+def conversation(date: str = "21 November 2026", rules: str = RULES, question: str = MUCH) -> list[Message]:
     return [
         {"role": "system", "content": f"Today's date: {date}\n{rules}"},
         {"role": "user", "content": question},
@@ -51,7 +51,7 @@ def with_first(messages: list[Message], **changes: str) -> list[Message]:
 
 CHANGES = {
     "nothing": ({}, None, None),
-    "a date": ({"date": "22 November"}, "live", "today's date"),
+    "a date": ({"date": "22 November 2026"}, "live", "today's date"),
     "rules": ({"rules": f"{RULES}Look twice."}, "content", None),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, chain
+from start_llm.core.canonical import CanonicalKey, Omitted, chain
 from start_llm.core.chat import Message, ToolCall
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, for_the_model, root_of
+from start_llm.prompt.canonical import canonical, for_the_model, root_of, rules_of
 from start_llm.prompt.drift import RULES, Drift
 
 ROOT = CanonicalKey.of(b"")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.{}; cc_entrypoint=sdk-cli;\n"
 METADATA = 'Conversation info:\n```json\n{{\n  "message_id": "{}",\n  "sender": "me"\n}}\n```\n'
+TODAY, ZONE, CLOCK = "Today's date: {}\n", "Time zone: {}\n", "Current time is {}\n"
 
 
 def calling(call_id: str = "a1", name: str = "read", **arguments: Any) -> tuple[Message, Message]:
@@ -46,7 +48,8 @@ def test_the_same_conversation_has_the_same_keys_and_a_longer_one_begins_with_th
     "changed",
     [
         pytest.param((SYSTEM, ASKED, *calling("b_2"), SAID), id="ids of calls"),
-        pytest.param((SYSTEM, replace(ASKED, content="\nWhere is it? \n"), *calling(), SAID), id="ends"),
+        pytest.param((SYSTEM, replace(ASKED, content="Where is it? \n"), *calling(), SAID), id="an end"),
+        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, content="Here.\n")), id="an end of a reply"),
         pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning=None)), id="a thought left out"),
         pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning="Other.")), id="another thought"),
         pytest.param(
@@ -64,15 +67,19 @@ def test_what_clients_change_on_the_way_is_no_difference(changed):
     [
         (0, (replace(SYSTEM, content="Be long."), *CONVERSATION[1:])),
         (1, (SYSTEM, replace(ASKED, content="Where was it?"), *CONVERSATION[2:])),
+        (1, (SYSTEM, replace(ASKED, content="\nWhere is it?"), *CONVERSATION[2:])),
         (1, (SYSTEM, replace(ASKED, name="Ann"), *CONVERSATION[2:])),
         (1, (SYSTEM, replace(ASKED, role="system"), *CONVERSATION[2:])),
         (2, (SYSTEM, ASKED, *calling(name="write"), SAID)),
         (2, (SYSTEM, ASKED, *calling(path="y"), SAID)),
         (2, (SYSTEM, ASKED, *calling(path="x", more=1), SAID)),
         (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content="nothing"), SAID)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content=" found"), SAID)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content="found\n"), SAID)),
         (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], tool_call_id="unknown"), SAID)),
         (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], tool_references=("late",)), SAID)),
         (4, (*CONVERSATION[:4], replace(SAID, content="There."))),
+        (4, (*CONVERSATION[:4], replace(SAID, content=" Here."))),
     ],
 )
 def test_everything_else_is_one_from_there_on(at, changed):
@@ -164,6 +171,15 @@ def test_without_rules_only_what_no_client_means_is_left_out():
     assert keys(*calling("1"), rules=()) == keys(*calling("2"), rules=())
 
 
+def test_the_policy_exact_leaves_out_transport_alone():
+    assert {rule.drift for rule in rules_of("exact")} == {"transport"}
+    assert set(rules_of("exact")) < set(rules_of("note")) == set(RULES)
+    said = replace(SYSTEM, content=BILLING.format("d79") + TODAY.format("2026-11-21") + "Be brief.\n")
+    (exact,) = canonical([said], rules=rules_of("exact"))
+    assert exact.data.endswith(b"\0Today's date: 2026-11-21\nBe brief.")
+    assert names(exact.omitted) == ["white space"], "also without any rule"
+
+
 def test_every_rule_says_whose_it_is():
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all(rule.client and rule.drift in get_args(Drift.__value__) for rule in RULES)
@@ -178,6 +194,96 @@ def test_rules_leave_other_texts_alone(text):
         if "billing" not in text and "message_id" not in text:
             assert for_the_model((message,)) == (message,)
             assert keys(message) == keys(message, rules=())
+
+
+# ----------------------------------------------------------------------------------------- what is left out
+
+
+def left_out(message: Message) -> tuple[Omitted, ...]:
+    return canonical([message])[0].omitted
+
+
+def names(omitted: tuple[Omitted, ...]) -> list[str]:
+    return [one.name for one in omitted]
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize("end", ["\n", "  ", "\n\n\t", "\u00a0"])
+def test_white_space_at_the_end_of_a_text_is_kept_as_it_stands(role, end):
+    assert left_out(Message(role=role, content=f" Where is it?{end}")) == (
+        Omitted("white space", "space", len(" Where is it?"), end),
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ASKED,
+        replace(ASKED, content="\n\n  Where is it?"),
+        replace(ASKED, content="Where  is\n\nit?"),
+        replace(calling()[1], content="\n found \n\n"),
+        replace(calling()[1], content=f"{CLOCK.format('10:00')}found"),
+        Message(role="user"),
+    ],
+    ids=["none", "a beginning", "the middle", "a result", "a line in a result", "nothing said"],
+)
+def test_all_other_white_space_and_all_of_a_result_is_content(message):
+    (compared,) = canonical([message])
+    assert compared.omitted == ()
+    assert compared.data.endswith(b"\0" + message.content.encode())
+    assert compared.left_out == 0
+
+
+def test_white_space_behind_a_line_that_is_left_out_counts_where_it_stands():
+    clock, space = left_out(replace(ASKED, content=f"Go.\n{CLOCK.format('10:00')} \n"))
+    assert (clock.place, clock.text) == (4, "Current time is 10:00\n")
+    assert (space.place, space.text) == (3, "\n \n")
+
+
+def test_each_line_of_a_rule_is_an_item_in_its_place():
+    name = "current time of a message"
+    text = f"{CLOCK.format('10:00:31')}Go.\n  {CLOCK.format('11:00')}Now."
+    assert left_out(replace(ASKED, content=text)) == (
+        Omitted(name, "live", 0, "Current time is 10:00:31\n", "Current time is 10:00", is_clock=True),
+        Omitted(name, "live", 4, "  Current time is 11:00\n", "Current time is 11:00", is_clock=True),
+    )
+
+
+def test_places_do_not_count_what_is_left_out_in_front_of_them():
+    _, short = left_out(replace(SYSTEM, content=f"{TODAY.format('2026-11-21')}Go.\n{ZONE.format('UTC')}Now."))
+    headed = BILLING.format("d79") + TODAY.format("Saturday, November 21, 2026")
+    _, long = left_out(replace(SYSTEM, content=f"{headed}Go.\n{ZONE.format('UTC')}Now."))
+    assert short == long
+    assert short.place == len("Go.\n")
+
+
+def test_lines_that_change_places_change_the_order_of_the_items():
+    date, zone = TODAY.format("2026-11-21"), ZONE.format("UTC")
+    one, other = (replace(SYSTEM, content=f"{lines}Be brief.") for lines in (date + zone, zone + date))
+    assert keys(one) == keys(other)
+    assert names(left_out(one)) == ["today's date", "time zone"]
+    assert names(left_out(other)) == ["time zone", "today's date"]
+
+
+def test_a_line_that_moves_has_another_place():
+    clock = CLOCK.format("10:00")
+    texts = (f"{clock}Go.\nNow.", f"Go.\n{clock}Now.")
+    (front,), (behind,) = (left_out(replace(ASKED, content=text)) for text in texts)
+    assert (front.place, behind.place) == (0, 4)
+
+
+LINES = [TODAY.format("2026-11-21"), CLOCK.format("10:00"), "Go.\n", "\n", " "]
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_what_is_compared_and_what_is_left_out_are_the_whole_text(role):
+    """No two texts have both alike: what is equal in both may be read in place of it without a proof."""
+    texts = {"".join(lines) for count in range(5) for lines in product(LINES, repeat=count)}
+    found = dict[tuple[bytes, tuple[Omitted, ...]], str]()
+    for text in sorted(texts):
+        (compared,) = canonical([Message(role=role, content=text)])
+        same = found.setdefault((compared.data, compared.omitted), text)
+        assert same == text
 
 
 # ------------------------------------------------------------------------------------------------------- root

@@ -445,9 +445,9 @@ def test_the_ids_of_calls_are_unique_and_only_letters_and_digits():
     ids = [
         one["id"]
         for _ in range(500)
-        for one in whole(call().reply, CALLS, Finished("tool_calls", USAGE))["choices"][0]["message"][
-            "tool_calls"
-        ]
+        for one in whole(
+            call().reply, [CallStarted(0, "a"), CallStarted(1, "b")], Finished("tool_calls", USAGE)
+        )["choices"][0]["message"]["tool_calls"]
     ]
     assert len(set(ids)) == 1000
     assert all(re.fullmatch(r"call[A-Za-z0-9]{24}", one) for one in ids)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from random import Random
 
 from start_llm.core.chat import ChatRequest, Json, KeptThoughts, Message, Thinking, ToolCall
-from tests.prompt.fakes import result, system, user
+from tests.prompt.fakes import reply, result, system, user
 from tests.prompt.replies import TOOLS
 from tests.transcripts.now import Now, check_now
 from tests.transcripts.world import (
@@ -27,6 +28,8 @@ from tests.transcripts.world import (
 
 TENANTS = (b"", b"other")
 SESSIONS = (None, "one", "two")
+PRIVATE = "mkrt"
+"""Words that nobody else may read."""
 
 
 @dataclass
@@ -34,19 +37,21 @@ class Talk:
     """A conversation as its client keeps it, up to what it asks next.
 
     Attributes:
+        session: a bucket, if it is no name.
+        name: what its client calls it.
         own: by the word of a message, the message id that was sent with it last.
         now: what its first messages say of now.
-        nows: for each tenant all that was ever sent in this chat: by all who go on from its replies.
-        moved: some replies were written for another tenant: whose they are cannot be told then.
+        known: what the prompts of this conversation have said and thought, for each tenant; a fork knows what
+            was said before it.
     """
 
     tenant: bytes
     session: str | None
     messages: list[Message]
+    name: str | None = None
     own: dict[str, str] = field(default_factory=dict[str, str])
     now: Now = field(default_factory=Now)
-    nows: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
-    moved: bool = False
+    known: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -57,18 +62,17 @@ class Talk:
         return sum(len(message.tool_calls) for message in self.messages)
 
     def copy(self, count: int) -> Talk:
-        messages = self.messages[:count]
-        is_this_chat = any(message.role == "assistant" for message in messages)
-        nows = self.nows if is_this_chat else dict[bytes, "set[str]"]()
-        return replace(self, messages=messages, own=dict(self.own), nows=nows)
+        known = {tenant: set(said) for tenant, said in self.known.items()}
+        return replace(self, messages=self.messages[:count], own=dict(self.own), known=known)
 
 
 @dataclass(frozen=True)
 class _Thought:
-    """Whose a thought is, and all that had been said before it."""
+    """Whose a thought is, and what it was had behind, word for word."""
 
     tenant: bytes
-    behind: frozenset[str]
+    name: str | None
+    behind: tuple[str, ...]
 
 
 class World:
@@ -86,20 +90,22 @@ class World:
         self._replies: dict[tuple[str, ...], Reply] = {}
         self._thoughts: dict[str, set[_Thought]] = {}
         self._nows: set[tuple[bytes, str]] = set()
-        self._read_with: dict[tuple[bytes, tuple[str, ...]], list[set[str]]] = {}
+        self._named: dict[tuple[bytes, str], set[str]] = {}
 
     def live(self, requests: int) -> None:
         """So many requests of clients, each checked."""
         for _ in range(requests):
+            if self._maybe(0.02):
+                self.server.restart()
             talk = self._choose()
             request = self._request(talk)
             reply_ = self._reply(talk, on=request.thinking.on is not False)
             form = form_of(self._trait, reply_.shape, on=request.thinking.on is not False)
             assert form is not None
             read, said = self.server.answer(request, reply_.text(form, talk.calls), reply_)
-            self._check(read, request)
+            self._check(read, request, talk)
             self._check_now(read, request, talk)
-            self._note(read, request, reply_, said)
+            self._note(read, request, reply_, talk)
             self._go_on(talk, said)
 
     # ----------------------------------------------------------------------------------------- what is asked
@@ -112,7 +118,7 @@ class World:
         return self._random.random() < chance
 
     def _choose(self) -> Talk:
-        if not self._talks or self._maybe(0.1):
+        if not self._talks or self._maybe(0.2):
             self._talks.append(self._new())
         elif self._maybe(0.35):
             self._talks.append(self._fork(self._random.choice(self._talks)))
@@ -121,8 +127,14 @@ class World:
         return self._talks[-1]
 
     def _new(self) -> Talk:
+        """Perhaps with the words of another one, which it knows nothing of."""
         first = [] if self._trait == MOVING or self._maybe(0.3) else [system(self.word())]
-        talk = Talk(self._random.choice(TENANTS), self._random.choice(SESSIONS), [*first, user(self.word())])
+        messages = [*first, user(self.word())]
+        if self._talks and not self._strict and self._maybe(0.7):
+            other = self._random.choice(self._talks).messages
+            messages = other[: next(n for n, one in enumerate(other, 1) if one.role == "user")]
+        talk = Talk(self._random.choice(TENANTS), self._random.choice(SESSIONS), list(messages))
+        talk.name = self._name()
         self._give_id(talk)
         talk.now = Now(reminds=self._maybe(0.5)).other(self._random, self.word)
         return talk
@@ -136,13 +148,17 @@ class World:
         ]
         fork = talk.copy(self._random.choice(ends))
         fork.session = self._random.choice(SESSIONS)
+        if self._maybe(0.7):
+            fork.name = self._name()
         if self._maybe(0.15):
             fork.tenant = self._random.choice(TENANTS)
-            fork.moved = talk.moved or fork.tenant != talk.tenant
         if fork.messages[-1].role == "user" and self._maybe(0.3):
             fork.messages[-1] = user(self.word())
             self._give_id(fork)
         return fork
+
+    def _name(self) -> str | None:
+        return self._random.choice((None, "always the same", self.word("n")))
 
     def _give_id(self, talk: Talk) -> None:
         if self._maybe(0.4):
@@ -151,7 +167,6 @@ class World:
     def _request(self, talk: Talk) -> ChatRequest:
         if not self._strict and self._maybe(0.2):
             talk.now = talk.now.other(self._random, self.word)
-        talk.nows.setdefault(talk.tenant, set()).update(talk.now.words)
         self._nows |= {(talk.tenant, word) for word in talk.now.words}
         tools = list(TOOLS) if self._trait != MOVING else []
         if not self._strict and self._maybe(0.2):
@@ -161,6 +176,7 @@ class World:
             tools=tuple(tools),
             thinking=Thinking(on=self._random.choice((True, True, None, False))),
             session_id=talk.session,
+            conversation_id=talk.name,
             tenant=talk.tenant,
         )
 
@@ -255,7 +271,7 @@ class World:
         """The one that this conversation had before, perhaps with another thought; or a new one."""
         known = self._replies.get(talk.said)
         shapes = [shape for shape in SHAPES if form_of(self._trait, shape, on=on)]
-        if known and known.shape in shapes and self._maybe(0.6):
+        if known and known.shape in shapes and self._maybe(0.8):
             shape = replace(known.shape, thought=not known.shape.thought) if self._maybe(0.2) else known.shape
             new = known.thought if self._maybe(0.3) else self.word("t")
             return replace(known, thought=new, shape=shape if shape in shapes else known.shape)
@@ -274,7 +290,9 @@ class World:
         if said.content or said.tool_calls:
             ids = {one.id: self.word("i") for one in said.tool_calls}
             calls = tuple(replace(one, id=ids[one.id]) for one in said.tool_calls)
-            talk.messages.append(replace(said, tool_calls=calls))
+            calls = said.tool_calls if self._maybe(0.7) else calls
+            mine = reply(self.word()) if not calls and self._maybe(0.1) else said
+            talk.messages.append(replace(mine, tool_calls=calls))
             results = [result(self.word(), one.id) for one in calls]
             talk.messages += results
             if results and self._maybe(0.8):
@@ -290,24 +308,29 @@ class World:
 
     # ------------------------------------------------------------------------------------------------ the law
 
-    def _note(self, read: str, request: ChatRequest, made: Reply, said: Message) -> None:
+    def _note(self, read: str, request: ChatRequest, made: Reply, talk: Talk) -> None:
         asked = tuple(word for message in request.messages for word in said_in(message))
         self._replies[asked] = replace(made, cut=None)
-        self._thoughts.setdefault(made.thought, set()).add(_Thought(request.tenant, frozenset(asked)))
-        self._read_with.setdefault((request.tenant, _name(said)), []).append(set(words(read, "mt")))
+        thought = _Thought(request.tenant, talk.name, _exactly(request.messages))
+        self._thoughts.setdefault(made.thought, set()).add(thought)
+        said = {*words(read, PRIVATE), made.thought}
+        talk.known.setdefault(talk.tenant, set()).update(said)
+        if talk.name:
+            self._named.setdefault((talk.tenant, talk.name), set()).update(said)
 
-    def _check(self, read: str, request: ChatRequest) -> None:
+    def _check(self, read: str, request: ChatRequest, talk: Talk) -> None:
         fresh = self.server.fresh(request)
         assert words(read, "v") == words(fresh, "v"), "hidden, added or moved"
         assert words(read, "bi") == [], "no content"
         assert _is_in(words(fresh, "vt"), words(read, "vt")), "a thought is hidden"
-        self._check_thoughts(words(read, "vt"), request)
-        self._check_own(set(words(read, "m")), request)
+        self._check_thoughts(words(read, "vt"), request, talk)
+        self._check_foreign(read, request, talk)
         if self._strict:
             assert without_thoughts(read) == without_thoughts(fresh)
 
-    def _check_thoughts(self, seen: Sequence[str], request: ChatRequest) -> None:
-        """Each is what the client sent with this reply; or, if that is nothing, ours, or an earlier one."""
+    def _check_thoughts(self, seen: Sequence[str], request: ChatRequest, talk: Talk) -> None:
+        """Each is what the client sent with this reply; or, if that is nothing, its own; or what the model
+        thought behind the very same words."""
         messages = list(request.messages)
         behind: set[str] = set()
         for word in seen:
@@ -317,44 +340,56 @@ class World:
             assert self._kept != "false"
             place = _place(messages, behind)
             echoed = words(messages[place].reasoning or "", "t")
-            is_ours = _Thought(request.tenant, frozenset(behind)) in self._thoughts.get(word, ())
-            is_kept = any(word in made for made in self._made_behind(place, request))
-            assert word in echoed if echoed else is_ours or is_kept, f"{word} is foreign"
+            before = _exactly(request.messages[:place])
+            is_equal = any(
+                made.behind == before and made.tenant == request.tenant and _are_one(made.name, talk.name)
+                for made in self._thoughts.get(word, ())
+            )
+            assert word in echoed if echoed else is_equal or self._is_own(word, talk), f"{word} is foreign"
             messages[place] = replace(messages[place], reasoning=word)
         if self._kept == "template":
             shown = self.server.fresh(replace(request, messages=tuple(messages)))
             assert words(shown, "vt") == list(seen), "a thought that the template does not show"
 
-    def _check_own(self, seen: set[str], request: ChatRequest) -> None:
-        """An earlier value stays where a reply was made with it that the client has sent back."""
-        for index, message in enumerate(request.messages):
-            sent = words(message.content, "m")
-            if sent and sent[0] not in seen:
-                made = self._made_behind(index, request)
-                assert any(sent[0] not in one for one in made), f"{sent[0]} is hidden"
-        sent = {word for message in request.messages for word in words(message.content, "m")}
+    def _check_foreign(self, read: str, request: ChatRequest, talk: Talk) -> None:
+        """All that the client says is read; and nothing else that was not said in this conversation."""
+        sent = {word for message in request.messages for word in words(message.content, "mkr")}
+        seen = set(words(read, "mkr"))
+        assert {word for word in sent if word[0] == "m"} <= seen, "hidden"
         for word in seen - sent:
-            made = self._made_behind(-1, request)
-            assert any(word in one for one in made), f"{word} is foreign"
+            assert self._is_own(word, talk), f"{word} is foreign"
+
+    def _is_own(self, word: str, talk: Talk) -> bool:
+        """It was read or thought in this conversation before, or in one that the client calls the same."""
+        named = self._named.get((talk.tenant, talk.name), ()) if talk.name else ()
+        return word in talk.known.get(talk.tenant, ()) or word in named
 
     def _check_now(self, read: str, request: ChatRequest, talk: Talk) -> None:
-        """And what was so is this chat's, or no more than a date."""
         check_now(read, request.messages)
-        assert talk.moved or set(words(read, "kr")) <= talk.nows[talk.tenant], "of another chat"
         assert {(talk.tenant, word) for word in words(read, "dkr")} <= self._nows, "of another tenant"
         assert words(read, "c") == words(request.messages[-1].content, "c"), "a carrier that is gone"
 
-    def _made_behind(self, index: int, request: ChatRequest) -> list[set[str]]:
-        """The message ids and thoughts that our replies behind this message were made with."""
-        replies = [message for message in request.messages[index + 1 :] if message.role == "assistant"]
-        return [
-            ids for message in replies for ids in self._read_with.get((request.tenant, _name(message)), ())
-        ]
+
+def _exactly(messages: Sequence[Message]) -> tuple[str, ...]:
+    """Messages as they are sent, without what is no content."""
+    return tuple(
+        sorted(
+            repr(
+                (
+                    message.role,
+                    re.sub(r"x-anthropic-billing-header:.*\n", "", message.content),
+                    (message.reasoning or "").strip(),
+                    [(one.name, sorted(one.arguments.items())) for one in message.tool_calls],
+                )
+            )
+            for message in messages
+            if not words(message.content, "c")
+        )
+    )
 
 
-def _name(message: Message) -> tuple[str, ...]:
-    """A reply by what it says."""
-    return (message.content.strip(), *said_in(message))
+def _are_one(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
 
 
 def _is_result(message: Message | None) -> bool:

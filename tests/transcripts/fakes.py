@@ -1,14 +1,14 @@
-"""Transcripts with nothing in them."""
+"""Transcripts with nothing in them, and what is asked of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from start_llm.core.canonical import CanonicalKey, Root
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Root, chain, exact_keys
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.lineage import Lineages
+from start_llm.transcripts.guard import Names
 from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Limits, TranscriptStore
@@ -29,11 +29,34 @@ def transcripts(
         store=TranscriptStore(Limits(most_bytes=most_bytes), metrics=metrics),
         thoughts=ThoughtStore(most_bytes),
         seen=SeenConversations(),
-        lineages=Lineages(),
+        names=Names(),
         recent=RecentConversations(),
         metrics=metrics,
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,
         encode=encode,
         **policy,
+    )
+
+
+def conversation_of(*messages: CanonicalMessage, tenant: bytes = b"", **more: Any) -> Conversation:
+    """Of somebody who makes no calls and has no name, if `more` says nothing else."""
+    nothing, root = [None] * len(messages), ROOT.key(tenant)
+    plain: dict[str, Any] = {
+        "echoed": nothing,
+        "shown": nothing,
+        "ids": [frozenset[str]()] * len(messages),
+        "notable": [True] * len(messages),
+        "name": None,
+        "session": "",
+    }
+    return Conversation(
+        tenant=tenant,
+        root=ROOT,
+        roles=["user"] * len(messages),
+        messages=messages,
+        keys=chain(root, messages),
+        exact=exact_keys(root, messages, more.get("echoed", nothing)),
+        ignored=[()] * len(messages),
+        **plain | more,
     )

@@ -15,6 +15,8 @@ from typing import Any
 
 from start_llm.core.chat import ChatRequest
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
+from start_llm.core.ids import RANDOM_LENGTH
+from start_llm.prompt.call_ids import bare_id
 from start_llm.protocols import anthropic_messages, openai_chat, openai_responses
 from start_llm.protocols.base import Context, ModelFacts, Parser
 from start_llm.protocols.fields import Fields
@@ -43,15 +45,26 @@ def recordings() -> list[str]:
 def recording(name: str) -> list[Exchange]:
     data = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     read = partial(_read, _PROTOCOLS[data["protocol"]])
+    requests = [read({**one["request"], "tools": data["tools"]}, one["headers"]) for one in data["exchanges"]]
+    later = [*requests[1:], None]
     return [
-        Exchange(
-            read({**one["request"], "tools": data["tools"]}, one["headers"]), tuple(_outputs(one["reply"]))
-        )
-        for one in data["exchanges"]
+        Exchange(request, tuple(_outputs(one["reply"], _ids_of(following, len(request.messages)))))
+        for one, request, following in zip(data["exchanges"], requests, later, strict=True)
     ]
 
 
-def _outputs(parts: Sequence[Body]) -> Iterator[Output]:
+def _ids_of(following: ChatRequest | None, before: int) -> list[str]:
+    """The ids that the calls of a reply were told with, as the next request has them.
+
+    Args:
+        before: messages of the request that was replied to.
+    """
+    behind = following.messages[before - 1 :] if following else ()
+    replies = [message for message in behind if message.role == "assistant" and message.tool_calls]
+    return [bare_id(call.id)[-RANDOM_LENGTH:] for call in replies[0].tool_calls] if replies else []
+
+
+def _outputs(parts: Sequence[Body], ids: Sequence[str]) -> Iterator[Output]:
     calls = 0
     for part in parts:
         if "thought" in part:
@@ -59,7 +72,8 @@ def _outputs(parts: Sequence[Body]) -> Iterator[Output]:
         elif "text" in part:
             yield Content(text=part["text"])
         else:
-            yield CallStarted(index=calls, name=part["call"])
+            told = {"id": ids[calls]} if calls < len(ids) else {}
+            yield CallStarted(index=calls, name=part["call"], **told)
             yield CallArguments(index=calls, text=part["arguments"])
             yield CallEnded(index=calls)
             calls += 1

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, chain
+from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Omitted
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts.bind import Bound, bind, record_prompt
-from start_llm.transcripts.lineage import Lineages
-from start_llm.transcripts.store import Held, Limits, TranscriptStore
-from tests.transcripts.fakes import ROOT
+from start_llm.transcripts.bind import Binder, Bound, fresh, record_prompt
+from start_llm.transcripts.guard import Claims, Guard, Reading
+from start_llm.transcripts.store import Limits, Place, TranscriptStore, Variant
+from tests.transcripts.fakes import conversation_of
 
-CLOSER, TAIL = 0, 99
+CLOSER, NOTE, TAIL = 0, 98, 99
 
 
 def store() -> TranscriptStore:
@@ -34,33 +36,61 @@ def rendered(messages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[
     return (*ids, TAIL), tuple(ends)
 
 
-def conversation(messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None) -> Conversation:
+def conversation(
+    messages: Sequence[Sequence[int]],
+    visible: Sequence[bytes] | None = None,
+    first: Sequence[Omitted] = (),
+    **more: Any,
+) -> Conversation:
+    """`first` is what the key of the first message leaves out."""
     said = visible or [bytes(message) for message in messages]
-    keys = chain(CanonicalKey.of(b""), [CanonicalMessage(text) for text in said])
-    nothing = [None] * len(keys)
-    return Conversation(
-        tenant=b"",
-        root=ROOT,
-        roles=["user"] * len(keys),
-        messages=(),
-        keys=keys,
-        echoed=nothing,
-        shown=nothing,
-        own=nothing,
-        live=[()] * len(keys),
-        notable=[False] * len(keys),
-        ignored=[()] * len(keys),
-        session="",
-    )
+    omitted = [tuple(first), *[()] * (len(said) - 1)]
+    return conversation_of(*map(CanonicalMessage, said, omitted), **more)
+
+
+def bind(
+    kept: TranscriptStore,
+    asked: Conversation,
+    ids: tuple[int, ...],
+    boundaries: Sequence[Boundary],
+    *,
+    note: int = 1,
+) -> Bound | None:
+    """A note has so many tokens, whatever it says."""
+    guard = Guard(asked, asked.name, takes_proof=True, keeps_thoughts=True)
+    return Binder(kept, asked, guard, lambda _: [NOTE] * note).bind(ids, boundaries)
+
+
+def bound_to(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> Bound:
+    bound = bind(kept, asked, *rendered(messages))
+    assert bound
+    return bound
+
+
+def asked_for(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> Bound:
+    bound = bound_to(kept, asked, messages)
+    record_prompt(kept, asked, bound)
+    return bound
 
 
 def served(
     kept: TranscriptStore, messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None
 ) -> Bound:
-    asked = conversation(messages, visible)
-    bound = bind(kept, asked, *rendered(messages), lineages=Lineages())
-    record_prompt(kept, asked, bound)
-    return bound
+    return asked_for(kept, conversation(messages, visible), messages)
+
+
+def wrote(
+    kept: TranscriptStore,
+    asked: Conversation,
+    tokens: Sequence[int],
+    *readings: Reading,
+    claims: Claims | None = None,
+    **more: Any,
+) -> Variant:
+    """The last of these messages is a reply."""
+    depth, whole = len(readings) - 1, array("I", tokens)
+    place = Place(asked.keys[depth], depth, len(whole))
+    return kept.add(place, whole, readings, claims=claims or Claims(is_told=True), **more)
 
 
 MESSAGES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=5)
@@ -80,14 +110,8 @@ def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
     first = served(kept, [question])
     reply = conversation([question, answer])
     said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
-    prompt = bind(kept, reply, *rendered([question, answer]), lineages=Lineages()).prefix
-    kept.add(
-        reply.keys[1],
-        1,
-        said,
-        Held((None, b"a thought"), (None, None), ((), ()), (0, 0), replied=1),
-        parent=prompt,
-    )
+    prompt = bound_to(kept, reply, [question, answer]).prefix
+    wrote(kept, reply, said, Reading(()), Reading((), b"a thought", is_ours=True), parent=prompt)
     second = served(kept, [question, answer, [5]])
     assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
     assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))
@@ -113,8 +137,8 @@ def test_a_message_whose_end_is_not_known_ends_no_prefix():
     kept, messages = store(), [[1, 1], [2], [3]]
     served(kept, messages)
     ids, boundaries = rendered(messages)
-    bound = bind(kept, conversation(messages), ids, boundaries[:1], lineages=Lineages())
-    assert bound.prefix is not None and bound.prefix.depth == 0
+    bound = bind(kept, conversation(messages), ids, boundaries[:1])
+    assert bound and bound.prefix and bound.prefix.depth == 0
     assert bound.ids == ids
 
 
@@ -130,24 +154,219 @@ def test_a_thought_that_would_be_shown_is_not_hidden():
     """It was dropped when these messages were read last; now it stands in the rendering."""
     kept, messages = store(), [[1], [2], [3]]
     served(kept, messages)
-    asked = replace(conversation(messages), shown=[None, b"a thought", None])
-    bound = bind(kept, asked, *rendered(messages), lineages=Lineages())
+    asked = conversation(messages, shown=[None, b"a thought", None])
+    bound = bound_to(kept, asked, messages)
     assert bound.prefix is not None and bound.prefix.depth == 0
 
 
-OWN = ([b"first", None, None], [b"second", None, None])
+# ----------------------------------------------------------------------------- what a message has of its own
+
+
+TALK = [[1], [2], [3]]
+
+
+def own(said: str) -> Omitted:
+    return Omitted("message id", "own", 0, said, said)
 
 
 def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
-    kept, messages = store(), [[1], [2], [3]]
-    first, second = (replace(conversation(messages), own=own) for own in OWN)
-    record_prompt(kept, first, bind(kept, first, *rendered(messages), lineages=Lineages()))
-    assert bind(kept, second, *rendered(messages), lineages=Lineages()).prefix is None
+    kept = store()
+    asked_for(kept, conversation(TALK, first=[own("first")]), TALK)
+    assert bound_to(kept, conversation(TALK, first=[own("second")]), TALK).prefix is None
+
+
+def replied_to(first: Sequence[Omitted], **asked: Any) -> tuple[TranscriptStore, Conversation]:
+    """Of a conversation whose first message said so when it was replied to."""
+    kept, later = store(), conversation(TALK, first=[own("second")], name="mine", **asked)
+    claims = Claims(later.names, is_told=True)
+    wrote(kept, later, [9, CLOSER, 2], Reading(tuple(first)), Reading(()), claims=claims)
+    return kept, later
 
 
 def test_once_it_was_replied_to_it_stays_as_it_was():
-    kept, messages = store(), [[1], [2], [3]]
-    first, second = (replace(conversation(messages), own=own) for own in OWN)
-    held = Held(tuple(first.shown[:2]), tuple(first.own[:2]), ((), ()), (0, 0), replied=1)
-    kept.add(first.keys[1], 1, [9, CLOSER, 2], held)
-    assert bind(kept, second, *rendered(messages), lineages=Lineages()).ids[:2] == (9, CLOSER)
+    kept, later = replied_to([own("first")])
+    assert bound_to(kept, later, TALK).ids[:2] == (9, CLOSER)
+
+
+def test_what_it_says_now_is_told_behind_the_last_message_that_asks():
+    kept, later = replied_to([own("first")], notable=[True, False, True])
+    assert bound_to(kept, later, TALK).ids == (9, CLOSER, 2, CLOSER, 3, NOTE, CLOSER, TAIL)
+
+
+def test_of_what_it_said_then_nothing_is_told_that_is_gone():
+    kept, later = replied_to([own("first\nsecond")])
+    assert bound_to(kept, later, TALK).ids == (9, CLOSER, 2, CLOSER, 3, CLOSER, TAIL)
+
+
+# ----------------------------------------------------------------------------------------------------- notes
+
+
+def clock(said: str) -> Omitted:
+    return Omitted("today's date", "live", 0, said, said, is_clock=True)
+
+
+def zone(said: str) -> Omitted:
+    return Omitted("time zone", "live", 0, said, said, is_clock=True)
+
+
+def dated(said: str, messages: Sequence[Sequence[int]], **more: Any) -> Conversation:
+    return conversation(messages, first=[clock(said)], **more)
+
+
+def test_a_clock_is_told_behind_the_last_message_that_asks_and_recorded_with_it():
+    kept, (notable, field) = store(), ([True, False, True], Field("today's date", 0, "live"))
+    asked_for(kept, dated("friday", TALK[:2]), TALK[:2])
+    bound = asked_for(kept, dated("saturday", TALK, notable=notable), TALK)
+    assert bound.ids == (1, CLOSER, 2, CLOSER, 3, NOTE, CLOSER, TAIL)
+    assert (bound.noted, bound.boundaries[-1]) == (1, Boundary(2, 6))
+    assert bound.readings == (
+        Reading((clock("friday"),), is_ours=True),
+        Reading((), is_ours=True),
+        Reading((), is_ours=True, told=((field, "saturday"),), noted=1),
+    )
+    again = bound_to(kept, dated("saturday", TALK, notable=notable), TALK)
+    assert (again.ids, again.noted, again.boundaries) == (bound.ids, 0, bound.boundaries)
+
+
+def test_what_changes_once_more_is_told_behind_the_note_that_is_there():
+    kept, first = store(), ([clock("friday"), zone("UTC")], [clock("monday"), zone("UTC")])
+    for omitted in first:
+        bound = asked_for(kept, conversation(TALK, first=omitted), TALK)
+    bound = bound_to(kept, conversation(TALK, first=[clock("monday"), zone("CET")]), TALK)
+    assert bound.ids == (1, CLOSER, 2, CLOSER, 3, NOTE, NOTE, CLOSER, TAIL)
+    date, area = Field("today's date", 0, "live"), Field("time zone", 0, "live")
+    assert (bound.readings[2].told, bound.readings[2].noted) == (((date, "monday"), (area, "CET")), 2)
+
+
+def test_where_nothing_asks_behind_what_changed_nothing_is_bound():
+    kept = store()
+    asked_for(kept, dated("friday", TALK), TALK)
+    bound = bound_to(kept, dated("saturday", TALK, notable=[False] * 3), TALK)
+    assert (bound.ids, bound.prefix) == (rendered(TALK)[0], None)
+
+
+def test_what_is_recorded_is_not_taken_if_a_note_costs_more_than_that_saves():
+    kept, (ids, boundaries) = store(), rendered(TALK)
+    asked_for(kept, dated("friday", TALK), TALK)
+    assert bind(kept, dated("saturday", TALK), ids, boundaries, note=4)
+    assert bind(kept, dated("saturday", TALK), ids, boundaries, note=5) is None
+
+
+@pytest.mark.parametrize(("note", "depth"), [(3, 1), (5, 0)])
+def test_those_tokens_are_taken_that_leave_least_to_compute(note, depth):
+    """Behind the shorter prefix there is no note; the longer one saves four tokens more."""
+    kept, messages = store(), [[1] * 3, [2] * 3]
+    for asked in (dated("friday", messages), dated("saturday", messages[:1])):
+        record_prompt(kept, asked, fresh(asked, *rendered(messages[: len(asked.keys)])))
+    bound = bind(kept, dated("saturday", messages), *rendered(messages), note=note)
+    assert bound and bound.prefix and bound.prefix.depth == depth
+
+
+def test_however_many_notes_are_too_long_what_needs_none_is_bound():
+    """In front of the clock nothing has changed."""
+    kept, messages = store(), [[1] * 9, *[[2]] * 9]
+    friday, saturday = (
+        conversation_of(*(CanonicalMessage(b"", (clock(now),) if n == 1 else ()) for n in range(10)))
+        for now in ("friday", "saturday")
+    )
+    asked_for(kept, friday, messages)
+    bound = bind(kept, saturday, *rendered(messages), note=1000)
+    assert bound and bound.prefix and bound.prefix.depth == 0
+
+
+# ------------------------------------------------------------------------------------------ what is recorded
+
+
+def recorded(kept: TranscriptStore, asked: Conversation, depth: int) -> Variant:
+    (variant,) = kept.at(asked.keys[depth])
+    return variant
+
+
+def test_tokens_that_were_asked_for_have_the_name_of_the_conversation_and_were_told_to_nobody():
+    kept, asked = store(), conversation(TALK, name="mine")
+    asked_for(kept, asked, TALK)
+    assert recorded(kept, asked, 2).claims == Claims({"mine": None})
+
+
+def test_who_goes_on_from_tokens_of_another_gets_no_claim_to_them():
+    kept, mine, other = store(), conversation(TALK, name="mine"), conversation(TALK, name="another")
+    asked_for(kept, mine, TALK[:2])
+    asked_for(kept, other, TALK)
+    assert [list(recorded(kept, other, depth).claims.names) for depth in range(3)] == [
+        ["mine"],
+        ["mine"],
+        ["another"],
+    ]
+
+
+@pytest.mark.parametrize(("sent", "is_ours"), [(b"a thought", False), (None, True)])
+def test_a_thought_that_the_client_sent_is_not_the_models(sent, is_ours):
+    kept, asked = store(), echoing(sent, shown=[None, b"a thought", None])
+    asked_for(kept, asked, TALK)
+    assert recorded(kept, asked, 1).readings == (Reading((), b"a thought", is_ours=is_ours),)
+
+
+# -------------------------------------------------------------------------------------------------- thoughts
+
+
+def two_thoughts() -> tuple[TranscriptStore, dict[bytes, Variant]]:
+    """One visible reply, thought of in two ways, by two sessions."""
+    kept, asked = store(), conversation(TALK)
+    question = wrote(kept, asked, [1], Reading(()), claims=Claims())
+    variants = {
+        thought: wrote(
+            kept,
+            asked,
+            [1, token, 2],
+            Reading(()),
+            Reading((), thought, is_ours=True),
+            parent=question,
+            session=session,
+        )
+        for thought, token, session in ((b"first", 10, "one"), (b"second", 20, "two"))
+    }
+    return kept, variants
+
+
+def echoing(thought: bytes | None, **more: Any) -> Conversation:
+    return conversation(TALK, echoed=[None, thought, None], **more)
+
+
+@pytest.mark.parametrize(("thought", "token"), [(b"first", 10), (b"second", 20)])
+def test_an_echoed_thought_gets_its_own_tokens(thought, token):
+    kept, _ = two_thoughts()
+    assert bound_to(kept, echoing(thought), TALK).ids[:3] == (1, token, 2)
+
+
+@pytest.mark.parametrize(("session", "token"), [("one", 10), ("two", 20), ("three", 20)])
+def test_without_an_echo_the_same_session_comes_first_and_then_the_newest(session, token):
+    kept, _ = two_thoughts()
+    assert bound_to(kept, echoing(None, session=session), TALK).ids[:3] == (1, token, 2)
+
+
+def test_what_was_bound_last_is_the_newest():
+    kept, _ = two_thoughts()
+    bound_to(kept, echoing(b"first"), TALK)
+    assert bound_to(kept, echoing(None), TALK).ids[:3] == (1, 10, 2)
+
+
+def test_a_thought_that_nobody_had_is_content():
+    kept, _ = two_thoughts()
+    bound = bound_to(kept, echoing(b"edited"), TALK)
+    assert (bound.ids, bound.replaced) == (rendered(TALK)[0], 1)
+
+
+def test_what_builds_on_another_thought_is_not_found_either():
+    kept, variants = two_thoughts()
+    wrote(
+        kept,
+        conversation(TALK),
+        [1, 10, 2, 7],
+        Reading(()),
+        Reading((), b"first", is_ours=True),
+        Reading(()),
+        parent=variants[b"first"],
+    )
+    assert bound_to(kept, echoing(b"second"), TALK).ids[:3] == (1, 20, 2)
+    assert bound_to(kept, echoing(b"first"), TALK).ids[:4] == (1, 10, 2, 7)
+    assert variants[b"second"].children == {}

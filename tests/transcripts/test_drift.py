@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from start_llm.core.canonical import LiveField, LiveValue
-from start_llm.core.chat import Message
-from start_llm.prompt.canonical import live_values
-from start_llm.transcripts.drift import Change, changes, note, pays, values_of
+from start_llm.core.canonical import CanonicalMessage, Field, Omitted
+from start_llm.core.chat import ChatRequest, Message
+from start_llm.prompt.canonical import canonical
+from start_llm.transcripts.drift import Change, changes, note, pays
+from start_llm.transcripts.guard import Reading, Told
 from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known
 from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import BLOCK, BLOCK_FORM, CARRIER, DATE, MOVING, Server, day, words
+from tests.transcripts.world import (
+    BLOCK,
+    BLOCK_FORM,
+    CARRIER,
+    DATE,
+    MOVING,
+    OWN,
+    Server,
+    Shape,
+    day,
+    form_of,
+    words,
+)
 
 FRIDAY, SATURDAY = DATE.format(day("d1x")), DATE.format(day("d2x"))
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
+DETAILS = "And look at every file there is. " * 10
+"""It costs more to read them once more than to be told of a change."""
 WORDS = "plain"
 """Its questions end with no token, so that nothing can stand behind their texts."""
 BOUND = [trait for trait in TRAITS if trait not in (MOVING, WORDS)]
+CALLING = Shape(thought=False, text=False, calls=1)
+UNKNOWN_CALLS = "arguments_as_text"
+"""Nobody has told the server how its calls are written."""
+CALLERS = [trait for trait in BOUND if form_of(trait, CALLING, on=True) and trait != UNKNOWN_CALLS]
+NAMED = {"by none": (None, None), "each by its own": ("one", "two"), "all by one": ("same", "same")}
+"""How clients name two conversations."""
+UNPROVEN = {how: names for how, names in NAMED.items() if how != "each by its own"}
+"""So that nobody can tell whose a reply is that both were given."""
 GIT = """gitStatus: This is the git status at the start of the conversation.
 
 Current branch: {0}
@@ -36,23 +60,51 @@ Recent commits:
 GIT_FORM = r"gitStatus: [^\n]*\n(?:(?!Recent commits:)[^\n]*\n)*Recent commits:\n[0-9a-f]{7} \w*"
 
 
-class Dated(Talk):
+class Named(Talk):
+    """A talk that its client gives a name, which proves that it is one; None: it gives it none."""
+
+    def __init__(self, trait: str, server: Server | None = None, *, name: str | None = "mine") -> None:
+        super().__init__(trait, server=server)
+        self.name = name
+
+    def request(self, *, on: bool = True) -> ChatRequest:
+        return replace(super().request(on=on), conversation_id=self.name)
+
+    def ask_in_detail(self, shape: Shape = ANSWER) -> str:
+        """What is asked next is long."""
+        read = self.ask(shape)
+        *before, asked = self.messages
+        self.messages = (*before, replace(asked, content=f"{asked.content} {DETAILS}"))
+        return read
+
+
+class Dated(Named):
     """A talk whose first message says how things are."""
 
-    def __init__(self, trait: str, now: str, server: Server | None = None) -> None:
-        super().__init__(trait, server=server)
+    def __init__(
+        self, trait: str, now: str, server: Server | None = None, *, name: str | None = "mine"
+    ) -> None:
+        super().__init__(trait, server, name=name)
         self.say(now)
 
     def say(self, now: str) -> None:
         self.messages = (system(now + RULES_TEXT), *self.messages[1:])
 
 
+def omitted(*messages: Message) -> list[tuple[Omitted, ...]]:
+    """Of each message, but for white space."""
+    found = [message.omitted for message in canonical(messages)]
+    return [tuple(one for one in some if one.kind != "space") for some in found]
+
+
 # ------------------------------------------------------------------------------------------------ live lines
 
 
+@pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_new_date_is_told_and_nothing_is_read_again(trait):
-    talk = Dated(trait, FRIDAY)
+def test_a_new_date_is_told_and_nothing_is_read_again(trait, name):
+    """Whosever the tokens are: nothing but a clock is in them that the client did not say."""
+    talk = Dated(trait, FRIDAY, name=name)
     first = talk.ask(ANSWER)
     computed = first + talk.written
     talk.say(SATURDAY)
@@ -76,8 +128,17 @@ def test_a_date_that_comes_back_is_told_once_more(trait):
     talk = Dated(trait, FRIDAY)
     for now in (FRIDAY, SATURDAY, FRIDAY):
         talk.say(now)
-        read = talk.ask(ANSWER)
+        read = talk.ask_in_detail()
     assert words(read, "d") == ["d1x", "d2x", "d1x"]
+
+
+def test_a_date_that_comes_back_after_less_than_a_note_is_not_told():
+    """The few words since then are read once more, behind the date as it was."""
+    talk = Dated("kimi", FRIDAY)
+    for now in (FRIDAY, SATURDAY, FRIDAY):
+        talk.say(now)
+        read = talk.ask(ANSWER)
+    assert words(read, "d") == ["d1x"]
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -138,17 +199,17 @@ def test_where_no_note_can_stand_everything_is_as_it_would_be_afresh():
 
 
 def test_seconds_are_no_news():
-    def said(clock: str) -> LiveValue:
-        ((value,),) = live_values([system(f"Current time is {clock}\nBe brief.")])
-        return value
+    def said(clock: str) -> str:
+        ((found,),) = omitted(system(f"Current time is {clock}\nBe brief."))
+        return found.said
 
     assert said("10:00:31") == said("10:00:59") != said("10:01:00")
 
 
 def test_seconds_in_a_block_stay_as_they_are():
     """Its lines are named as they stand in the prompt."""
-    ((value,),) = live_values([system("You help.\n" + GIT.format("at 10:00:31"))])
-    assert "0000000 at 10:00:31" in value.text
+    ((found,),) = omitted(system("You help.\n" + GIT.format("at 10:00:31") + "Be brief."))
+    assert "0000000 at 10:00:31" in found.said
 
 
 FORMS = {
@@ -166,13 +227,15 @@ FORMS = {
 @pytest.mark.parametrize("client", FORMS)
 def test_what_clients_say_of_now_is_found(client):
     name, told, around = FORMS[client]
-    ((found,),) = live_values([system("You help.\n" + around.format(told))])
-    assert (found.field.name, found.text) == (name, told)
+    ((found,),) = omitted(system("You help.\n" + around.format(told)))
+    assert (found.name, found.said) == (name, told)
+    assert found.is_clock == (found.kind == "live")
 
 
 def test_statistics_of_a_run_are_found_in_a_question():
-    ((found,),) = live_values([user("Done.\nStats: runtime 12s • tokens 3k")])
-    assert (found.field.name, found.text) == ("run statistics", "Stats: runtime 12s")
+    ((found,),) = omitted(user("Done.\nStats: runtime 12s • tokens 3k"))
+    assert (found.name, found.said) == ("run statistics", "Stats: runtime 12s")
+    assert not found.is_clock
 
 
 @pytest.mark.parametrize(
@@ -189,7 +252,7 @@ def test_statistics_of_a_run_are_found_in_a_question():
     ids=["a result", "a reply", "a question", "a zone", "in a sentence", "a reminder", "all of a message"],
 )
 def test_the_same_words_elsewhere_are_content(message: Message):
-    assert live_values([message]) == [()]
+    assert omitted(message) == [()]
 
 
 # ------------------------------------------------------------------------------------- blocks of one project
@@ -214,6 +277,15 @@ def test_a_block_that_changes_within_its_chat_is_told(trait, form):
     assert read.index("[Changed in ") < read.rindex("k2x")
 
 
+def git(name: str | None) -> str:
+    """The empty line behind it stays when it goes."""
+    return GIT.format(name) if name else "\n"
+
+
+def inbound(name: str | None) -> str:
+    return block(name) if name else ""
+
+
 SEQUENCES = {
     "there and back": ["k1x", "k2x", "k1x"],
     "gone and back": ["k1x", None, "k1x"],
@@ -224,35 +296,51 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("trait", BOUND)
-@pytest.mark.parametrize("form", [pytest.param(0, id="inbound"), pytest.param(1, id="git")])
+@pytest.mark.parametrize(
+    ("name", "form", "text"),
+    [("inbound context", BLOCK_FORM, inbound), ("git status", GIT_FORM, git)],
+    ids=["inbound", "git"],
+)
 @pytest.mark.parametrize("names", SEQUENCES.values(), ids=SEQUENCES)
-def test_whoever_reads_the_prompt_in_order_knows_the_block(trait, form, names):
-    text, name = ((BLOCK, "inbound context"), (GIT, "git status"))[form]
+def test_whoever_reads_the_prompt_in_order_knows_the_block(trait, name, form, text, names):
     talk = Dated(trait, "")
     for told in names:
-        now = text.format(told) if told else ""
-        talk.say(now)
+        talk.say(text(told))
         read = talk.ask(ANSWER)
-        assert known(read, name, (BLOCK_FORM, GIT_FORM)[form]) == (now.strip() or None)
+        assert known(read, name, form) == (text(told).strip() or None)
     assert talk.server.transcripts.metrics.bound >= len(names) - 1
 
 
 @pytest.mark.parametrize("trait", BOUND)
+def test_a_block_at_the_end_may_go_with_the_empty_line_in_front_of_it(trait):
+    talk = Dated(trait, "")
+    first, *rest = talk.messages
+    talk.messages = (system(f"{first.content.strip()}\n\n{GIT.format('k1x')}"), *rest)
+    computed = talk.ask(ANSWER) + talk.written
+    talk.messages = (system(first.content.strip()), *talk.messages[1:])
+    read = talk.ask(ANSWER)
+    assert read.startswith(computed)
+    assert "[No longer: git status]" in read
+
+
+@pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
+@pytest.mark.parametrize("trait", BOUND)
 @pytest.mark.parametrize("form", BLOCKS)
-def test_nobody_reads_the_block_of_another_chat(trait, form):
+def test_nobody_reads_the_block_of_another_chat(trait, form, names):
     """Two with the same words, and the same replies to them."""
-    first = Dated(trait, form.format("k1x"))
-    second = Dated(trait, form.format("k2x"), first.server)
+    first = Dated(trait, form.format("k1x"), name=names[0])
+    second = Dated(trait, form.format("k2x"), first.server, name=names[1])
     for _ in range(3):
         assert set(words(first.ask(ANSWER), "k")) == {"k1x"}
         assert set(words(second.ask(ANSWER), "k")) == {"k2x"}
 
 
+@pytest.mark.parametrize("names", UNPROVEN.values(), ids=UNPROVEN)
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_block_that_changes_where_two_chats_got_the_same_reply_is_read_afresh(trait):
+def test_a_block_that_changes_where_two_chats_got_the_same_reply_is_read_afresh(trait, names):
     """Nobody can tell whose the reply is."""
-    first = Dated(trait, block("k1x"))
-    second = Dated(trait, block("k2x"), first.server)
+    first = Dated(trait, block("k1x"), name=names[0])
+    second = Dated(trait, block("k2x"), first.server, name=names[1])
     first.ask(ANSWER)
     second.ask(ANSWER)
     second.say(block("k3x"))
@@ -260,10 +348,23 @@ def test_a_block_that_changes_where_two_chats_got_the_same_reply_is_read_afresh(
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_note_of_another_chat_is_read_by_nobody_else(trait):
+def test_a_block_that_changes_goes_on_from_that_of_its_own_chat_whoever_got_the_same_reply(trait):
+    first = Dated(trait, block("k1x"), name="one")
+    second = Dated(trait, block("k2x"), first.server, name="two")
+    first.ask(ANSWER)
+    second.ask(ANSWER)
+    second.say(block("k3x"))
+    read = second.ask(ANSWER)
+    assert set(words(read, "k")) == {"k2x", "k3x"}
+    assert known(read, "inbound context", BLOCK_FORM) == block("k3x").strip()
+
+
+@pytest.mark.parametrize("names", [(None, None), ("one", "two"), ("one", None), (None, "two")])
+@pytest.mark.parametrize("trait", BOUND)
+def test_a_note_of_another_chat_is_read_by_nobody_else(trait, names):
     """Both began alike, then one of them changed; their words and the replies to them are the same."""
-    first = Dated(trait, block("k1x"))
-    second = Dated(trait, block("k1x"), first.server)
+    first = Dated(trait, block("k1x"), name=names[0])
+    second = Dated(trait, block("k1x"), first.server, name=names[1])
     first.ask(ANSWER)
     second.ask(ANSWER)
     first.say(block("k2x"))
@@ -274,11 +375,12 @@ def test_a_note_of_another_chat_is_read_by_nobody_else(trait):
     assert "k2x" not in words(second.ask(ANSWER), "k")
 
 
+@pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize("trait", BOUND)
-def test_nobody_reads_the_task_notification_of_another(trait):
+def test_nobody_reads_the_task_notification_of_another(trait, names):
     """Two with the same words: their tasks end at one moment, and both get the same replies to that."""
-    first = Dated(trait, FRIDAY)
-    second = Dated(trait, FRIDAY, first.server)
+    first = Dated(trait, FRIDAY, name=names[0])
+    second = Dated(trait, FRIDAY, first.server, name=names[1])
     for talk, task in ((first, "k1x"), (second, "k2x")):
         talk.ask(ANSWER)
         told = f"<task-notification>\n<task-id>{task}</task-id>\n<status>done</status>\n</task-notification>"
@@ -296,6 +398,97 @@ def test_a_block_that_changes_before_anything_was_answered_is_content(trait):
     talk.messages = request.messages
     talk.say(block("k2x"))
     assert set(words(talk.ask(ANSWER), "k")) == {"k2x"}
+
+
+# ----------------------------------------------------------------------------------------- what is no proof
+
+
+NOW = {
+    "a date that is gone": (FRIDAY, ""),
+    "a date that is new": ("", FRIDAY),
+    "another block": (block("k1x"), block("k2x")),
+    "a date and another block": (FRIDAY + block("k1x"), SATURDAY + block("k2x")),
+}
+
+
+@pytest.mark.parametrize(("before", "now"), NOW.values(), ids=NOW)
+@pytest.mark.parametrize("trait", BOUND)
+def test_without_a_proof_what_is_more_than_another_clock_is_read_anew(trait, before, now):
+    talk = Dated(trait, before, name=None)
+    talk.ask(ANSWER)
+    talk.say(now)
+    fresh = talk.server.fresh(talk.request())
+    assert talk.ask(ANSWER) == fresh
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_without_a_proof_the_note_of_another_clock_is_read_by_nobody(trait):
+    """It would have to be taken back: whoever says Friday again goes on from what said so first."""
+    talk = Dated(trait, FRIDAY, name=None)
+    for now, told in ((FRIDAY, ["d1x"]), (SATURDAY, ["d1x", "d2x"]), (FRIDAY, ["d1x"])):
+        talk.say(now)
+        assert words(talk.ask(ANSWER), "d") == told
+
+
+@pytest.mark.parametrize("trait", CALLERS)
+def test_who_sends_the_id_of_our_call_back_shows_that_it_is_the_same_conversation(trait):
+    talk = Dated(trait, block("k1x"), name=None)
+    computed = talk.ask(CALLING) + talk.written
+    talk.say(block("k2x"))
+    read = talk.ask(ANSWER)
+    assert read.startswith(computed)
+    assert words(read, "k")[-1] == "k2x"
+
+
+@pytest.mark.parametrize("trait", CALLERS)
+def test_who_has_another_id_for_our_call_does_not(trait):
+    talk = Dated(trait, block("k1x"), name=None)
+    talk.ask(CALLING)
+    *before, calling, told = talk.messages
+    (made,) = calling.tool_calls
+    talk.messages = (
+        *before,
+        replace(calling, tool_calls=(replace(made, id="call1"),)),
+        replace(told, tool_call_id="call1"),
+    )
+    talk.say(block("k2x"))
+    assert set(words(talk.ask(ANSWER), "k")) == {"k2x"}
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_lines_that_have_changed_places_are_read_anew_whosever_they_are(trait):
+    """No note tells where something stands."""
+    talk = Dated(trait, FRIDAY + block("k1x"))
+    talk.ask(ANSWER)
+    talk.say(block("k1x") + FRIDAY)
+    fresh = talk.server.fresh(talk.request())
+    assert talk.ask(ANSWER) == fresh
+
+
+@pytest.mark.parametrize("names", [("mine", "mine"), ("mine", "other"), (None, None)])
+@pytest.mark.parametrize("end", ["", "\n\n"])
+@pytest.mark.parametrize("trait", BOUND)
+def test_white_space_at_the_end_of_a_question_may_change_within_its_conversation(trait, end, names):
+    talk = Dated(trait, FRIDAY, name=names[0])
+    first, asked = talk.messages
+    talk.messages = (first, user(asked.content + "\n"))
+    computed = talk.ask(ANSWER) + talk.written
+    talk.messages = (first, user(asked.content + end), *talk.messages[2:])
+    talk.name = names[1]
+    fresh, read = talk.server.fresh(talk.request()), talk.ask(ANSWER)
+    assert read.startswith(computed) if names == ("mine", "mine") else read == fresh
+
+
+@pytest.mark.parametrize("name", ["mine", None])
+@pytest.mark.parametrize("trait", BOUND)
+def test_another_message_id_may_be_told_within_its_conversation(trait, name):
+    talk = Dated(trait, FRIDAY, name=name)
+    first, asked = talk.messages
+    talk.messages = (first, user(OWN.format("m1x") + asked.content))
+    talk.ask(ANSWER)
+    talk.messages = (first, user(OWN.format("m2x") + asked.content), *talk.messages[2:])
+    told = words(talk.ask(ANSWER), "m")
+    assert told == (["m1x", "m2x"] if name else ["m2x"])
 
 
 # ---------------------------------------------------------------------------------- what the template writes
@@ -337,14 +530,13 @@ def test_notes_that_cost_more_than_they_save_are_not_written():
     assert talk.server.transcripts.metrics.refused == {"costly": 1}
 
 
-def test_a_path_with_too_many_notes_is_left():
+def test_a_path_that_has_too_many_notes_is_left_for_an_earlier_message_of_it():
     talk, told = Dated("kimi", FRIDAY), list[int]()
     for number in range(60):
         talk.say(DATE.format(day(f"d{number}x")))
         told.append(len(words(talk.ask(ANSWER), "d")))
-    assert max(told) > 8
-    assert 1 in told[1:]
-    assert talk.server.transcripts.metrics.refused["costly"] >= 1
+    assert 8 < max(told) == told[-1] < 16
+    assert talk.server.transcripts.metrics.bound == 59
 
 
 @pytest.mark.parametrize(
@@ -366,20 +558,43 @@ def test_what_a_note_may_cost(tokens, before, saved, prompt, expected):
     assert pays(tokens, before=before, saved=saved, prompt=prompt) is expected
 
 
+CLOCK, OWN_LINE = Field("clock", 0, "live"), Field("id", 0, "own")
+
+
+def saying(*said: tuple[Field, str]) -> CanonicalMessage:
+    return CanonicalMessage(
+        b"", tuple(Omitted(one.name, one.kind, (0,), (text,), text) for one, text in said)
+    )
+
+
+def reading(*said: tuple[Field, str], told: tuple[Told, ...] = ()) -> Reading:
+    return Reading(saying(*said).omitted, told=told)
+
+
 def test_what_was_told_last_counts():
-    field = LiveField("clock", 0, is_block=False)
-    ten, eleven = LiveValue(field, "10:00"), LiveValue(field, "11:00")
-    told = [((field, "10:00"),), ((field, "11:00"),)]
-    assert changes(told, [(eleven,), ()]) == []
-    assert changes(told, [(ten,), ()]) == [Change(field, ten, "11:00")]
-    assert changes(told, [(), ()]) == [Change(field, None, "11:00")]
-    assert changes([*told, ((field, None),)], [(), ()]) == []
-    assert changes([*told, ((field, None),)], [(ten,), ()]) == [Change(field, ten)]
-    assert changes((), [(ten,)]) == [Change(field, ten)]
-    assert values_of([(ten,), ()]) == (((field, "10:00"),), ())
+    ten, eleven, nothing = saying((CLOCK, "10:00")), saying((CLOCK, "11:00")), saying()
+    read = [reading((CLOCK, "10:00")), reading(told=((CLOCK, "11:00"),))]
+    gone = [*read, reading(told=((CLOCK, None),))]
+    assert changes(read, [eleven, nothing]) == []
+    assert changes(read, [ten, nothing]) == [Change(CLOCK, "10:00", "11:00")]
+    assert changes(read, [nothing, nothing]) == [Change(CLOCK, None, "11:00")]
+    assert changes(gone, [nothing, nothing]) == []
+    assert changes(gone, [ten, nothing]) == [Change(CLOCK, "10:00")]
+    assert changes((), [ten]) == [Change(CLOCK, "10:00")]
+
+
+def test_lines_of_a_message_itself_that_are_gone_are_no_news():
+    read = [reading((OWN_LINE, "a\nb"))]
+    assert changes(read, [saying((OWN_LINE, "a"))]) == []
+    assert changes(read, [saying()]) == []
+    assert changes(read, [saying((OWN_LINE, "a\nc"))]) == [Change(OWN_LINE, "a\nc", "a\nb")]
+
+
+def test_white_space_is_no_news():
+    space = Omitted("white space", "space", (0,), ("\n",))
+    assert changes([Reading((space,))], [CanonicalMessage(b"")]) == []
+    assert changes([Reading(())], [CanonicalMessage(b"", (space,))]) == []
 
 
 def test_a_note_has_one_form():
-    field = LiveField("clock", 0, is_block=False)
-    told = [Change(field, LiveValue(field, "10:00")), Change(field, None)]
-    assert note(told) == "\n\n[Now: 10:00]\n[No longer: clock]"
+    assert note([Change(CLOCK, "10:00"), Change(CLOCK, None)]) == "\n\n[Now: 10:00]\n[No longer: clock]"

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey
+from start_llm.core.canonical import Conversation
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.prompt.call_ids import in_native_form
@@ -30,6 +30,8 @@ MOVES = "tools_before_last_user"
 ONE_CALL = "dates"
 """Its messages hold one call each."""
 THINKING = ("strips_old_thoughts", "opens_thought", "stop_opens_next", "channels", "gemma4_channel")
+CHANCE = 100.0
+"""Bits: these replies were drawn, and nobody else draws the same."""
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 
 
@@ -74,8 +76,8 @@ class Desk:
         )
         return [self._serve(one) for one in exchanges]
 
-    def _heal(self, key: CanonicalKey) -> str | None:
-        return self._kept.heal(key)
+    def _heal(self, conversation: Conversation, index: int) -> str | None:
+        return self._kept.heal(conversation, index)
 
     def _serve(self, exchange: Exchange) -> Served:
         turn = self._kept.begin(self._preparer.prepare(exchange.request), WINDOW)
@@ -110,7 +112,7 @@ def answer(turn: Turn, reply: Sequence[Output], tokens: Sequence[int]) -> None:
     turn.wrote(tokens)
     for output in reply:
         turn.said(output)
-    turn.ended(Finished("stop", Usage(1, 0, len(tokens))), is_whole=True)
+    turn.ended(Finished("stop", Usage(1, 0, len(tokens))), is_whole=True, told_bits=CHANCE)
 
 
 def last_reply(messages: Sequence[Message]) -> int:

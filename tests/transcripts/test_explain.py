@@ -12,9 +12,21 @@ from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.explanation import Difference, Explanation
 from tests.prompt.fakes import reply, system, user
 from tests.templates.traits import TRAITS
-from tests.transcripts.test_drift import RULES_TEXT
+from tests.transcripts.test_drift import CALLERS, CALLING, RULES_TEXT, Named
 from tests.transcripts.test_laws import ANSWER, TOOLS, Talk
-from tests.transcripts.world import BILLING, BLOCK, CARRIER, DATE, MOVING, OWN, Reply, Server, day, text_of
+from tests.transcripts.world import (
+    BILLING,
+    BLOCK,
+    CARRIER,
+    DATE,
+    MOVING,
+    OWN,
+    Reply,
+    Server,
+    Shape,
+    day,
+    text_of,
+)
 
 BOUND = [trait for trait in TRAITS if trait != MOVING]
 
@@ -31,13 +43,15 @@ def asked(own: str = "m1x", text: str = "v91x") -> Message:
     return user(OWN.format(own) + text)
 
 
-class Known(Talk):
+class Known(Named):
     """A talk with a bit of everything that may change, one turn old."""
 
-    def __init__(self, trait: str, *behind: Message) -> None:
-        super().__init__(trait)
+    def __init__(
+        self, trait: str, *behind: Message, shape: Shape = ANSWER, name: str | None = "mine"
+    ) -> None:
+        super().__init__(trait, name=name)
         self.messages = (first_said(), asked(), *behind)
-        self.ask(ANSWER)
+        self.ask(shape)
         self.read = self.server.model.read
         self.lasting = (*self.messages[:2], *self.messages[2 + len(behind) :])
 
@@ -145,6 +159,21 @@ def test_where_nothing_has_changed_nothing_differs(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
+def test_other_white_space_at_an_end_is_another_spelling(trait):
+    known = Known(trait)
+    explanation = known.explained(known.lasting[0], asked(text="v91x  "), *known.lasting[2:])
+    assert [one.drift for one in explanation.differences] in ([], ["transport"])
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_white_space_in_front_is_content(trait):
+    known = Known(trait)
+    said = user("\n" + known.lasting[1].content)
+    difference = one_difference(known.explained(known.lasting[0], said, *known.lasting[2:]))
+    assert (difference.message, difference.drift) == (1, "content")
+
+
+@pytest.mark.parametrize("trait", BOUND)
 def test_what_stops_is_the_cause_and_what_was_told_in_a_note_is_not(trait):
     known = Known(trait)
     change = (first_said(date="d2x"), known.lasting[1], reply("v87x"), *known.lasting[3:])
@@ -189,16 +218,58 @@ def test_nobody_is_told_of_another_tenants_conversation():
     assert known.explained(*changed).against
 
 
-def test_a_session_that_is_named_is_compared_with_itself():
-    """Two chats with the same words; the one that the client names is meant."""
+def two_chats(names: str) -> Callable[[str], Explanation]:
+    """Two with the same words but for one, and what is said of a third question in the one of a name.
+
+    Args:
+        names: whose names they have, a field of the request.
+    """
     server = Server(BOUND[0], "true")
 
-    def ask(session: str, *messages: Message) -> ChatRequest:
-        return replace(Talk(server.trait, server=server).request(), messages=messages, session_id=session)
+    def ask(name: str, text: str) -> ChatRequest:
+        request = replace(Talk(server.trait, server=server).request(), **{names: name})
+        return replace(request, messages=(system(RULES_TEXT), user(text)))
 
-    for session, text in (("one", "v1x"), ("two", "v2x")):
-        server.answer(ask(session, system(RULES_TEXT), user(text)), "v3x", Reply(ANSWER, (), ""))
-    of_one = server.explain(ask("one", system(RULES_TEXT), user("v4x")))
-    of_two = server.explain(ask("two", system(RULES_TEXT), user("v4x")))
-    assert "1x" in one_difference(of_one).computed
-    assert "2x" in one_difference(of_two).computed
+    for name, text in (("one", "v1x"), ("two", "v2x")):
+        server.answer(ask(name, text), "v3x", Reply(ANSWER, (), ""))
+    return lambda name: server.explain(ask(name, "v4x"))
+
+
+def test_a_conversation_that_is_named_is_compared_with_itself():
+    explained = two_chats("conversation_id")
+    assert "1x" in one_difference(explained("one")).computed
+    assert "2x" in one_difference(explained("two")).computed
+
+
+def test_a_session_is_no_proof_and_nobody_is_told_of_another_conversation_of_it():
+    explanation = two_chats("session_id")("one")
+    assert (explanation.against, explanation.differences) == (None, ())
+
+
+# ------------------------------------------------------------------------------------ whose a conversation is
+
+
+@pytest.mark.parametrize("name", [None, "other"])
+@pytest.mark.parametrize(
+    "planted", ["live", "block", "own", "content of the system", "content of a question"]
+)
+def test_what_is_said_otherwise_is_compared_with_nothing_that_is_not_proven_to_be_the_same(planted, name):
+    known = Known(BOUND[0])
+    known.name = name
+    explanation = known.explained(*PLANTED[planted].change(known.lasting))
+    assert (explanation.against, explanation.differences) == (None, ())
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_what_a_request_wholly_contains_is_compared_without_a_proof(trait):
+    known = Known(trait, name=None)
+    explanation = known.explained(*known.lasting[:2], reply("v87x"), *known.lasting[3:])
+    assert one_difference(explanation).what == "is not the reply that was given"
+    assert known.explained(*known.lasting).against
+
+
+@pytest.mark.parametrize("trait", CALLERS)
+def test_who_sends_the_id_of_our_call_back_is_told_what_differs(trait):
+    known = Known(trait, shape=CALLING, name=None)
+    difference = one_difference(known.explained(*PLANTED["block"].change(known.lasting)))
+    assert (difference.drift, difference.rule) == ("block", "inbound context")

@@ -56,6 +56,7 @@ class Talk:
         first = () if trait == MOVING else (system("v90x"),)
         self.messages: tuple[Message, ...] = (*first, user("v91x"))
         self.tenant = b""
+        self.name: str | None = None
         self.written = ""
 
     def request(self, *, on: bool = True) -> ChatRequest:
@@ -64,6 +65,7 @@ class Talk:
             tools=() if self.trait == MOVING else TOOLS,
             thinking=Thinking(on=on),
             tenant=self.tenant,
+            conversation_id=self.name,
         )
 
     def ask(self, shape: Shape, *, thought: str = "t1x", on: bool = True) -> str:
@@ -102,7 +104,7 @@ def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
     talk = Talk(trait)
     talk.ask(ANSWER)
     variants = [one for kept in talk.server.transcripts.store._nodes.values() for one in kept]
-    (recorded,) = [one for one in variants if one.depth == one.replied]
+    (recorded,) = [one for one in variants if one.claims.is_told]
     assert text_of(trait, recorded.tokens()).endswith(talk.written)
     assert not talk.written.endswith(TRAITS[trait].eos)
 
@@ -177,8 +179,17 @@ def test_a_new_message_is_read_with_its_own_id_whoever_sent_the_same_before():
 
 def test_an_old_message_keeps_the_id_that_it_was_read_with():
     talk = with_id(Talk("kimi"), "m1x")
+    talk.name = "one"
     talk.ask(ANSWER)
-    assert words(with_id(talk, "m2x").ask(ANSWER), "m") == ["m1x"]
+    read = with_id(talk, "m2x").ask(ANSWER)
+    assert words(read, "m") == ["m1x", "m2x"]
+    assert read.index("[Now: ") < read.index("m2x")
+
+
+def test_nobody_else_reads_the_id_of_an_old_message():
+    talk = with_id(Talk("kimi"), "m1x")
+    talk.ask(ANSWER)
+    assert words(with_id(talk, "m2x").ask(ANSWER), "m") == ["m2x"]
 
 
 def test_what_moves_from_question_to_question_is_read_in_its_place_alone():
@@ -206,8 +217,9 @@ def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():
 def without_its_tokens(server: Server) -> Server:
     """It remembers the thoughts alone."""
     later = Server(server.trait, "true")
-    for key, thought in server.transcripts.thoughts._thoughts.items():
-        later.transcripts.thoughts.keep(key, thought)
+    for key, thoughts in server.transcripts.thoughts._thoughts.items():
+        for thought in thoughts:
+            later.transcripts.thoughts.keep(key, thought)
     return later
 
 

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import LiveField, LiveValue
+from start_llm.core.canonical import Field
 from start_llm.transcripts.drift import Change
 from start_llm.transcripts.lines import changed_lines
 from tests.transcripts.notes import changed
 
 
 def change(before: str | None, now: str) -> str:
-    field = LiveField("git status", 0, is_block=True)
-    return Change(field, LiveValue(field, now), before).line
+    return Change(Field("git status", 0, "block"), now, before).line
 
 
 LONG = "Status:\n" + "\n".join(f" M file{number}.py" for number in range(9))
@@ -45,8 +44,8 @@ def test_a_block_is_told_as_a_whole_where_its_lines_would_not_be_shorter_or_not_
 
 
 def test_a_line_of_a_live_value_is_told_as_it_is():
-    field = LiveField("clock", 0, is_block=False)
-    assert Change(field, LiveValue(field, LONG + "\nx"), LONG).line == f"[Now: {LONG}\nx]"
+    clock = Field("clock", 0, "live")
+    assert Change(clock, LONG + "\nx", LONG).line == f"[Now: {LONG}\nx]"
 
 
 LINES = st.lists(st.sampled_from(["", "a", "b", "c", " a", "-b", "+c", "]", "d\x0be", "longer than that"]))

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
-from start_llm.core.canonical import CanonicalMessage, Conversation, chain
+from start_llm.core.canonical import CanonicalMessage, Conversation, Omitted
+from start_llm.transcripts.guard import Claims
 from start_llm.transcripts.recent import Computed, RecentConversations
-from tests.transcripts.fakes import ROOT
+from tests.transcripts.fakes import conversation_of
 
 
-def said(*texts: str, session: str = "", tenant: bytes = b"") -> Conversation:
-    messages = [CanonicalMessage(text.encode()) for text in texts]
-    nothing = [None] * len(texts)
-    return Conversation(
-        tenant=tenant,
-        root=ROOT,
-        roles=["user"] * len(texts),
-        messages=messages,
-        keys=chain(ROOT.key(tenant), messages),
-        echoed=nothing,
-        shown=nothing,
-        own=nothing,
-        live=[()] * len(texts),
-        notable=[True] * len(texts),
-        session=session,
-        ignored=[()] * len(texts),
-    )
+def said(*texts: str, **more: Any) -> Conversation:
+    return conversation_of(*(CanonicalMessage(text.encode()) for text in texts), **more)
 
 
 def computed(
-    *texts: str, reply: str = "", tokens: int = 4, session: str = "", tenant: bytes = b""
+    *texts: str, reply: str = "", tokens: int = 4, claims: Claims | None = None, **more: Any
 ) -> Computed:
     return Computed(
-        conversation=said(*texts, session=session, tenant=tenant),
+        conversation=said(*texts, **more),
         ids=array("I", range(tokens)),
         boundaries=(),
         thoughts=(),
         noted=(),
         reply=(CanonicalMessage(reply.encode()),) if reply else (),
+        claims=claims,
     )
 
 
@@ -48,32 +36,88 @@ def kept(*all_computed: Computed, most_bytes: int = 10**6) -> RecentConversation
     return recent
 
 
+# ------------------------------------------------------------------------------------------- which is meant
+
+
 def test_of_one_session_the_one_with_most_messages_in_common_is_meant():
+    mine: dict[str, Any] = {"session": "s", "name": "s"}
     title, chat = (
-        computed("name it", "hello", session="s"),
-        computed("be brief", "hello", reply="hi", session="s"),
+        computed("name it", "hello", **mine),
+        computed("be brief", "hello", reply="hi", **mine),
     )
     recent = kept(chat, title)
-    assert recent.nearest(said("be brief", "hello", "hi", "go on", session="s")) is chat
-    assert recent.nearest(said("name it", "another", session="s")) is title
+    assert recent.nearest(said("be brief", "hello", "hi", "go on", **mine), "s") is chat
+    assert recent.nearest(said("name it", "another", **mine), "s") is title
 
 
-def test_without_a_session_any_conversation_that_has_something_in_common_is_meant():
-    one, other = computed("be brief", "hello", session="a"), computed("be long", "hello", "yes", session="b")
+def test_without_a_session_any_conversation_that_it_goes_on_from_is_meant():
+    one, other = computed("be brief", "hello", session="a"), computed("be long", "hello", session="b")
     recent = kept(one, other)
-    assert recent.nearest(said("be long", "hello", session="c")) is other
-    assert recent.nearest(said("be short", "nothing", session="c")) is None
+    assert recent.nearest(said("be long", "hello", "yes", session="c"), None) is other
+    assert recent.nearest(said("be short", "nothing", session="c"), None) is None
+
+
+def test_of_two_that_it_goes_on_from_the_longer_one_is_meant():
+    short, long = computed("be brief", session="a"), computed("be brief", "hello", session="b")
+    assert kept(long, short).nearest(said("be brief", "hello", "yes", session="c"), None) is long
 
 
 def test_a_session_that_is_named_is_compared_with_itself_even_if_all_has_changed():
-    mine = computed("be brief", session="mine")
-    recent = kept(computed("be long", session="other"), mine)
-    assert recent.nearest(said("be long", session="mine")) is mine
+    mine = computed("be brief", session="mine", name="mine")
+    recent = kept(computed("be long", session="other", name="other"), mine)
+    assert recent.nearest(said("be long", session="mine", name="mine"), "mine") is mine
 
 
 def test_nobody_is_compared_with_another_tenant():
-    recent = kept(computed("be brief", session="s", tenant=b"one"))
-    assert recent.nearest(said("be brief", session="s", tenant=b"two")) is None
+    recent = kept(computed("be brief", session="s", name="s", tenant=b"one"))
+    assert recent.nearest(said("be brief", session="s", name="s", tenant=b"two"), "s") is None
+
+
+# ------------------------------------------------------------------------------------------- whose they are
+
+
+def test_nobody_is_compared_with_what_only_begins_in_the_same_words():
+    recent = kept(computed("be brief", "a secret", session="s"))
+    assert recent.nearest(said("be brief", "hello", session="s"), None) is None
+
+
+def test_a_name_of_several_shows_nothing():
+    recent = kept(computed("be brief", "a secret", session="s", name="s"))
+    assert recent.nearest(said("be brief", "hello", session="s", name="s"), None) is None
+
+
+def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words():
+    status = Omitted("git status", "block", 0, "a secret")
+    theirs = conversation_of(CanonicalMessage(b"be brief", (status,)))
+    recent = kept(Computed(conversation=theirs, ids=array("I"), boundaries=(), thoughts=(), noted=()))
+    assert recent.nearest(said("be brief"), None) is None
+
+
+def goes_on_from_the_reply(told: Claims, *, ids: str = "", **more: Any) -> bool:
+    """Whether who was asked something else, and sends the reply, is compared with who was told it."""
+    mine = computed("be brief", "hello", reply="hi", claims=told)
+    sent = [frozenset({"of another call"}), frozenset({ids} - {""}), frozenset[str]()]
+    return kept(mine).nearest(said("be long", "hi", "go on", ids=sent, **more), None) is mine
+
+
+def test_a_reply_that_others_may_get_too_shows_nothing():
+    assert not goes_on_from_the_reply(Claims(is_told=True))
+    assert not goes_on_from_the_reply(Claims(is_told=True, told_bits=63, thought_bits=64))
+
+
+def test_who_sends_a_reply_that_nobody_gets_by_accident_was_told_it():
+    assert goes_on_from_the_reply(Claims(is_told=True, told_bits=64))
+    assert not goes_on_from_the_reply(Claims({"another": None}, is_told=True, told_bits=64), name="mine")
+
+
+def test_who_sends_an_id_that_was_made_for_the_reply_was_told_it():
+    told = Claims({"another": None}, is_told=True, ids={"minted": None})
+    assert goes_on_from_the_reply(told, ids="minted", name="mine")
+    assert not goes_on_from_the_reply(told, ids="own", name="mine")
+    assert not goes_on_from_the_reply(Claims(is_told=True, ids={"of another call": None}))
+
+
+# --------------------------------------------------------------------------------------------- which are kept
 
 
 def test_what_goes_on_takes_the_place_of_what_it_goes_on_from():
@@ -98,8 +142,8 @@ def test_of_one_session_the_last_four_are_kept_and_32_in_all():
     ]
     recent = kept(*(computed(f"chat {number}", session=f"s{number}") for number in range(50)))
     assert len(recent._computed) == 32
-    assert recent.nearest(said("chat 17", session="s17")) is None
-    assert recent.nearest(said("chat 18", session="s18"))
+    assert recent.nearest(said("chat 17", session="s17"), None) is None
+    assert recent.nearest(said("chat 18", session="s18"), None)
 
 
 def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():

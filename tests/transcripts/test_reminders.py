@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.prompt.canonical import live_values
 from tests.prompt.fakes import call, reply, result, system, user
-from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known
-from tests.transcripts.test_laws import ANSWER, Talk
-from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, MOVING, REMINDER, Server, day, words
+from tests.transcripts.test_drift import BOUND, NAMED, UNPROVEN, Named, omitted
+from tests.transcripts.test_laws import ANSWER
+from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, REMINDER, Server, day, words
 
-WORDS = "plain"
-"""Its questions end with no token, so that nothing can stand behind their texts."""
-BOUND = [trait for trait in TRAITS if trait not in (MOVING, WORDS)]
 ASKED = "v91x " + "Look at every file and say what is in it. " * 20
 OTHER = "<system-reminder>\n# userEmail\n{}\n</system-reminder>\n\n"
 RECORDED = """<system-reminder>
@@ -35,11 +31,13 @@ Say one."""
 """As recorded with 2.1.197, less the long sentences."""
 
 
-class Reminded(Talk):
+class Reminded(Named):
     """A talk whose first question begins with a reminder."""
 
-    def __init__(self, trait: str, reminder: str, server: Server | None = None) -> None:
-        super().__init__(trait, server=server)
+    def __init__(
+        self, trait: str, reminder: str, server: Server | None = None, *, name: str | None = "mine"
+    ) -> None:
+        super().__init__(trait, server, name=name)
         self.remind(reminder)
 
     def remind(self, reminder: str) -> None:
@@ -51,11 +49,11 @@ def reminder(rule: str, date: str = "d1x") -> str:
 
 
 def test_what_claude_code_reminds_of_is_found():
-    ((date, instructions),) = live_values([user(RECORDED)])
-    assert date.text == "Today's date is 2026-11-21."
-    assert instructions.field.is_block
-    assert instructions.text.startswith("# claudeMd\nCodebase")
-    assert instructions.text.endswith("\n# Tests\nUse tabs.")
+    ((instructions, date),) = omitted(user(RECORDED))
+    assert (date.said, date.kind, date.is_clock) == ("Today's date is 2026-11-21.", "live", True)
+    assert (instructions.kind, instructions.is_clock) == ("block", False)
+    assert instructions.said.startswith("# claudeMd\nCodebase")
+    assert instructions.said.endswith("\n# Tests\nUse tabs.")
 
 
 @pytest.mark.parametrize(
@@ -69,12 +67,12 @@ def test_what_claude_code_reminds_of_is_found():
     ids=["another wrapper", "unknown headings", "no headings", "outside"],
 )
 def test_all_else_is_content(text):
-    assert live_values([user(text)]) == [()]
+    assert omitted(user(text)) == [()]
 
 
 def test_a_reminder_counts_in_the_first_question_alone():
     rest = (system(RECORDED), user("Go."), user(RECORDED), reply(RECORDED, call("c1", path="x")))
-    assert set(live_values([*rest, result(RECORDED, "c1")])) == {()}
+    assert set(omitted(*rest, result(RECORDED, "c1"))) == {()}
 
 
 @pytest.mark.parametrize("trait", BOUND)
@@ -108,21 +106,44 @@ def test_another_reminder_that_changes_is_read_anew(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_nobody_reads_the_instructions_of_another_project(trait):
+def test_without_a_proof_a_new_date_is_told_and_other_instructions_are_read_anew(trait):
+    talk = Reminded(trait, reminder("r1x"), name=None)
+    computed = talk.ask(ANSWER) + talk.written
+    talk.remind(reminder("r1x", "d2x"))
+    assert talk.ask(ANSWER).startswith(computed)
+    talk.remind(reminder("r2x", "d2x"))
+    fresh = talk.server.fresh(talk.request())
+    assert talk.ask(ANSWER) == fresh
+
+
+@pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
+@pytest.mark.parametrize("trait", BOUND)
+def test_nobody_reads_the_instructions_of_another_project(trait, names):
     """Two with the same words, and the same replies to them."""
-    first = Reminded(trait, reminder("r1x"))
-    second = Reminded(trait, reminder("r2x"), first.server)
+    first = Reminded(trait, reminder("r1x"), name=names[0])
+    second = Reminded(trait, reminder("r2x"), first.server, name=names[1])
     for _ in range(3):
         assert set(words(first.ask(ANSWER), "r")) == {"r1x"}
         assert set(words(second.ask(ANSWER), "r")) == {"r2x"}
 
 
+@pytest.mark.parametrize("names", UNPROVEN.values(), ids=UNPROVEN)
 @pytest.mark.parametrize("trait", BOUND)
-def test_instructions_that_change_where_two_projects_got_the_same_reply_are_read_afresh(trait):
+def test_instructions_that_change_where_two_projects_got_the_same_reply_are_read_afresh(trait, names):
     """Nobody can tell whose the reply is."""
-    first = Reminded(trait, reminder("r1x"))
-    second = Reminded(trait, reminder("r2x"), first.server)
+    first = Reminded(trait, reminder("r1x"), name=names[0])
+    second = Reminded(trait, reminder("r2x"), first.server, name=names[1])
     first.ask(ANSWER)
     second.ask(ANSWER)
     second.remind(reminder("r3x"))
     assert set(words(second.ask(ANSWER), "r")) == {"r3x"}
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_instructions_that_change_go_on_from_those_of_their_own_project(trait):
+    first = Reminded(trait, reminder("r1x"), name="one")
+    second = Reminded(trait, reminder("r2x"), first.server, name="two")
+    first.ask(ANSWER)
+    second.ask(ANSWER)
+    second.remind(reminder("r3x"))
+    assert set(words(second.ask(ANSWER), "r")) == {"r2x", "r3x"}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, LiveField, Root, chain
-from start_llm.transcripts.bind import rank
-from start_llm.transcripts.lineage import Lineages
-from start_llm.transcripts.store import Held, Limits, TranscriptStore, Variant
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Field, Omitted, chain
+from start_llm.transcripts.guard import Claims, Reading
+from start_llm.transcripts.store import Limits, Place, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")
 PLENTY = Limits(most_bytes=10**9)
+SILENT = Reading(())
+"""Tokens say nothing of a message that its key does not."""
 
 
 def keys_of(*texts: str, root: CanonicalKey = ROOT) -> tuple[CanonicalKey, ...]:
@@ -31,48 +33,25 @@ def add(
     store: TranscriptStore,
     key: CanonicalKey,
     depth: int,
-    tokens: Sequence[int],
+    tokens: Iterable[int],
     *,
-    thought: bytes | None = None,
-    before: Sequence[bytes | None] = (),
+    last: Reading = SILENT,
+    claims: Claims | None = None,
     **more: Any,
 ) -> Variant:
-    """`thought` is that of the last message, `before` those of the messages in front of it."""
-    thoughts = (*before, *[None] * (depth - len(before)), thought)
-    held = Held(
-        thoughts,
-        (None,) * (depth + 1),
-        ((),) * (depth + 1),
-        (0,) * (depth + 1),
-        replied=depth if thought else -1,
-    )
-    return store.add(key, depth, tokens, held, **more)
+    """`last` is of the last message; those in front of it are silent."""
+    whole, readings = array("I", tokens), (*[SILENT] * depth, last)
+    return store.add(Place(key, depth, len(whole)), whole, readings, claims=claims or Claims(), **more)
 
 
-def found(
-    store: TranscriptStore,
-    keys: Sequence[CanonicalKey],
-    echoed: Sequence[bytes | None] | None = None,
-    session: str = "",
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Depth and tokens of each known prefix, the longest first."""
-    nothing = [None] * len(keys)
-    asked = Conversation(
-        tenant=b"",
-        root=Root(ROOT, ROOT),
-        roles=["user"] * len(keys),
-        messages=(),
-        keys=keys,
-        echoed=echoed or nothing,
-        shown=nothing,
-        own=nothing,
-        live=[()] * len(keys),
-        notable=[False] * len(keys),
-        ignored=[()] * len(keys),
-        session=session,
-    )
-    variants = store.find(keys, lambda one: rank(one, asked, lineages=Lineages(), keeps_thoughts=True))
-    return [(one.depth, tuple(one.tokens())) for one in variants]
+def found(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> list[tuple[int, tuple[int, ...]]]:
+    """Depth and tokens of all that is known of each prefix, the longest first."""
+    return [(one.depth, tuple(one.tokens())) for key in reversed(keys) for one in store.at(key)]
+
+
+def use(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> None:
+    """A conversation goes on from the longest prefix."""
+    store.use(next(one for key in reversed(keys) for one in store.at(key)))
 
 
 # -------------------------------------------------------------------------------------------------- the chain
@@ -93,20 +72,13 @@ def test_where_one_part_ends_and_the_next_begins_counts():
 # -------------------------------------------------------------------------------------------------- finding
 
 
-def test_the_longest_known_prefix_comes_first():
+def test_each_known_prefix_is_found():
     store, keys = store_of(), keys_of("a", "b", "c")
     first = add(store, keys[0], 0, [1, 2])
     add(store, keys[1], 1, [1, 2, 3], parent=first)
     assert found(store, keys) == [(1, (1, 2, 3)), (0, (1, 2))]
     assert found(store, keys_of("a", "x")) == [(0, (1, 2))]
     assert found(store, keys_of("x", "b")) == []
-
-
-def test_texts_that_were_told_take_room():
-    store, (key,) = store_of(), keys_of("a")
-    held = Held((None,), (None,), (((LiveField("git status", 0, is_block=True), "x" * 5000),),), (0,))
-    store.add(key, 0, [1, 2], held)
-    assert 5000 < store.metrics.nbytes < 6000
 
 
 def test_only_what_is_new_is_stored():
@@ -118,11 +90,22 @@ def test_only_what_is_new_is_stored():
     assert store.metrics.nbytes - before < 1000
 
 
-def test_a_parent_that_is_no_beginning_is_not_built_on():
+def test_a_message_whose_end_is_not_known_is_read_with_the_next_one():
+    store, keys = store_of(), keys_of("a", "b", "c")
+    readings = [Reading((), bytes([depth])) for depth in range(3)]
+    tokens = array("I", [1, 2, 3])
+    first = store.add(Place(keys[0], 0, 1), tokens, readings, claims=Claims())
+    last = store.add(Place(keys[2], 2, 3), tokens, readings, parent=first, claims=Claims())
+    assert (first.readings, last.readings) == (tuple(readings[:1]), tuple(readings[1:]))
+    assert last.all_readings() == tuple(readings)
+
+
+def test_what_builds_on_what_was_forgotten_is_whole():
     store, keys = store_of(), keys_of("a", "b")
     first = add(store, keys[0], 0, [1, 2])
-    other = add(store, keys[1], 1, [1, 3, 4], parent=first)
-    assert (other.parent, tuple(other.tokens())) == (None, (1, 3, 4))
+    store._forget(first)
+    other = add(store, keys[1], 1, [1, 2, 3], parent=first)
+    assert (other.parent, tuple(other.tokens()), len(other.readings)) == (None, (1, 2, 3), 2)
 
 
 def test_the_same_tokens_again_are_the_same_variant():
@@ -131,51 +114,60 @@ def test_the_same_tokens_again_are_the_same_variant():
     assert store.metrics.variants == 1
 
 
-# ------------------------------------------------------------------------------------------------- variants
+def test_the_same_tokens_that_mean_something_else_are_another_variant():
+    store, (key,) = store_of(), keys_of("a")
+    add(store, key, 0, [1, 2])
+    add(store, key, 0, [1, 2], last=Reading((), b"a thought"))
+    assert found(store, [key]) == [(0, (1, 2))] * 2
 
 
-def two_thoughts() -> tuple[TranscriptStore, tuple[CanonicalKey, ...]]:
-    """One visible reply, thought of in two ways, by two sessions."""
-    store, keys = store_of(), keys_of("question", "answer", "next")
-    question = add(store, keys[0], 0, [1])
-    add(store, keys[1], 1, [1, 10, 5], parent=question, thought=b"first", session="one")
-    add(store, keys[1], 1, [1, 20, 5], parent=question, thought=b"second", session="two")
-    return store, keys
-
-
-@pytest.mark.parametrize(("thought", "token"), [(b"first", 10), (b"second", 20)])
-def test_an_echoed_thought_gets_its_own_tokens(thought, token):
-    store, keys = two_thoughts()
-    assert found(store, keys, [None, thought, None])[0] == (1, (1, token, 5))
-
-
-@pytest.mark.parametrize(("session", "token"), [("one", 10), ("two", 20), ("three", 20)])
-def test_without_an_echo_the_same_session_comes_first_and_then_the_newest(session, token):
-    store, keys = two_thoughts()
-    assert found(store, keys, session=session)[0] == (1, (1, token, 5))
-
-
-def test_a_thought_that_nobody_had_is_content():
-    store, keys = two_thoughts()
-    assert found(store, keys, [None, b"edited", None]) == [(0, (1,))]
-
-
-def test_what_builds_on_another_thought_is_not_found_either():
-    store, keys = two_thoughts()
-    (first, second) = store._nodes[keys[1]]
-    add(store, keys[2], 2, [1, 10, 5, 7], before=[None, b"first"], parent=first)
-    assert found(store, keys, [None, b"second", None])[0] == (1, (1, 20, 5))
-    assert found(store, keys, [None, b"first", None])[0] == (2, (1, 10, 5, 7))
-    assert second.children == 0
-
-
-def test_a_node_keeps_the_newest_four_that_nothing_builds_on():
+def test_the_same_tokens_behind_others_are_another_variant():
     store, keys = store_of(), keys_of("a", "b")
-    oldest = add(store, keys[0], 0, [0], thought=b"0")
-    add(store, keys[1], 1, [0, 1], parent=oldest)
-    for number in range(1, 7):
-        add(store, keys[0], 0, [number], thought=bytes([number]))
-    assert [tuple(one.tokens()) for one in store._nodes[keys[0]]] == [(0,), (4,), (5,), (6,)]
+    for number in (1, 2):
+        parent = add(store, keys[0], 0, [number])
+        assert tuple(add(store, keys[1], 1, [number, 5], parent=parent).tokens()) == (number, 5)
+
+
+def test_the_same_tokens_again_are_the_newest_and_of_the_newest_session():
+    store, (key,) = store_of(), keys_of("a")
+    first = add(store, key, 0, [1], session="one")
+    other = add(store, key, 0, [2])
+    add(store, key, 0, [1], session="two")
+    assert (first.session, first.last_used > other.last_used) == ("two", True)
+
+
+def test_tokens_that_were_computed_again_belong_to_both_conversations():
+    store, (key,) = store_of(), keys_of("a")
+    first = add(store, key, 0, [1], claims=Claims({"one": None}, told_bits=3))
+    assert add(store, key, 0, [1], claims=Claims({"two": None}, told_bits=2)) is first
+    assert first.claims == Claims({"one": None, "two": None}, told_bits=3)
+
+
+def test_a_reply_that_is_read_again_was_still_told():
+    store, (key,) = store_of(), keys_of("a")
+    add(store, key, 0, [1], claims=Claims(is_told=True))
+    assert add(store, key, 0, [1]).claims.is_told
+
+
+def test_a_reply_that_was_only_read_is_told_when_it_is_written():
+    store, (key,) = store_of(), keys_of("a")
+    read = add(store, key, 0, [1])
+    add(store, key, 0, [1], claims=Claims(is_told=True))
+    assert read.claims.is_told
+
+
+def test_texts_that_were_told_take_room():
+    store, (key,) = store_of(), keys_of("a")
+    status = Omitted("git status", "block", 0, "x" * 5000)
+    add(store, key, 0, [1, 2], last=Reading((status,)))
+    assert 5000 < store.metrics.nbytes < 6000
+
+
+def test_texts_of_notes_take_room_too():
+    store, (key,) = store_of(), keys_of("a")
+    told = Field("git status", 0, "block"), "x" * 5000
+    add(store, key, 0, [1, 2], last=Reading((), told=(told,)))
+    assert 5000 < store.metrics.nbytes < 6000
 
 
 # ----------------------------------------------------------------------------------- nobody harms another one
@@ -187,14 +179,26 @@ def test_a_branch_and_a_side_request_leave_the_main_conversation_alone():
     last: Variant | None = None
     for depth in range(3):
         last = add(store, main[depth], depth, range(depth + 1), parent=last, session="s")
-    before = found(store, main, session="s")
+    before = found(store, main)
     for texts in (("system", "another question"), ("title prompt",), ("system", "question", "other answer")):
         keys = keys_of(*texts)
         add(store, keys[-1], len(texts) - 1, [0, 9, 9], session="s")
-    assert found(store, main, session="s") == before
+    assert found(store, main) == before
 
 
 # ------------------------------------------------------------------------------------------------ forgetting
+
+
+def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_behind_it():
+    store, keys, other = store_of(), keys_of("a", "b"), keys_of("a", "c")
+    variants = [add(store, keys[0], 0, [number]) for number in range(32)]
+    add(store, keys[1], 1, [1, 5], parent=variants[1])
+    kept = add(store, other[1], 1, [0, 5], parent=variants[0])
+    store.use(kept)
+    add(store, keys[0], 0, [32])
+    assert [one.delta[0] for one in store.at(keys[0])] == [0, *range(2, 33)]
+    assert found(store, keys[1:]) == []
+    assert found(store, other[1:]) == [(1, (0, 5))]
 
 
 def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on():
@@ -203,13 +207,23 @@ def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on(
     first = add(store, kept[0], 0, range(10))
     add(store, kept[1], 1, range(20), parent=first)
     add(store, other[0], 0, range(10))
-    assert found(store, kept)[0][0] == 1
+    use(store, kept)
     for number in range(20):
         add(store, keys_of(f"new {number}")[0], 0, range(10))
         assert found(store, kept)[0][0] == 1, "it is used all the time"
+        use(store, kept)
         assert store.metrics.nbytes <= room.most_bytes
     assert found(store, other) == []
     assert store.metrics.forgotten > 0
+
+
+def test_a_whole_conversation_goes_for_one_that_needs_its_room():
+    store, old, new = store_of(Limits(most_bytes=3000)), keys_of("a", "b", "c"), keys_of("x")
+    last: Variant | None = None
+    for depth in range(3):
+        last = add(store, old[depth], depth, range(depth + 1), parent=last)
+    add(store, new[0], 0, range(500))
+    assert (found(store, old), [depth for depth, _ in found(store, new)]) == ([], [0])
 
 
 def test_what_is_not_used_for_too_long_goes():
@@ -247,8 +261,28 @@ def test_everything_that_is_found_was_added_and_is_counted(added):
             known.setdefault(keys[depth], set()).add(tuple(tokens))
         for depth, there in found(store, keys):
             assert there in known[keys[depth]]
+        assert store.metrics.nbytes <= store.limits.most_bytes
+    assert_all_is_counted(store)
+
+
+@patch("start_llm.transcripts.store._MOST_VARIANTS", 2)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=25))
+def test_whatever_falls_out_of_a_full_prefix_is_counted(added):
+    store, keys = store_of(), keys_of("a", "b", "c")
+    for number, depth in added:
+        last: Variant | None = None
+        for at in range(depth + 1):
+            last = add(store, keys[at], at, [number] * (at + 1), parent=last)
+        assert last in store.at(keys[depth])
+    assert all(len(store.at(key)) <= 2 for key in keys)
+    assert_all_is_counted(store)
+
+
+def assert_all_is_counted(store: TranscriptStore) -> None:
     variants = [one for kept in store._nodes.values() for one in kept]
     assert store.metrics.variants == len(variants)
     assert store.metrics.nbytes == sum(one.nbytes for one in variants)
-    assert all(one.children == sum(other.parent is one for other in variants) for one in variants)
+    assert all(
+        one.children == {id(other): other for other in variants if other.parent is one} for one in variants
+    )
     assert all(any(one.parent is other for other in variants) for one in variants if one.parent)

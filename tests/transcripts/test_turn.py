@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey, Conversation, chain, thought_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, chain, exact_keys, thought_digest
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, ignored, live_values
+from start_llm.prompt.canonical import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
@@ -39,20 +39,23 @@ def prompt_of(*messages: Message) -> Prompt:
         text += message.content
         ends.append(Boundary(index, len(text)))
         text += CLOSER
-    nothing = [None] * len(messages)
+    compared = canonical(in_native_form(messages, "ordinal"))
+    echoed = [thought_digest(message.reasoning) for message in messages]
+    root = CanonicalKey.of(b"")
     conversation = Conversation(
         tenant=b"",
         root=ROOT,
         roles=[message.role for message in messages],
-        messages=canonical(in_native_form(messages, "ordinal")),
-        keys=chain(CanonicalKey.of(b""), canonical(in_native_form(messages, "ordinal"))),
-        echoed=[thought_digest(message.reasoning) for message in messages],
-        shown=nothing,
-        own=nothing,
-        live=live_values(messages),
-        ignored=ignored(messages),
+        messages=compared,
+        keys=chain(root, compared),
+        exact=exact_keys(root, compared, echoed),
+        echoed=echoed,
+        shown=[None] * len(messages),
+        ids=[frozenset[str]()] * len(messages),
         notable=[message.role != "assistant" for message in messages],
+        name=None,
         session="",
+        ignored=ignored(messages),
     )
     ids = tuple(map(ord, text + TAIL))
     return Prompt(tokens=ModelTokens(ids), boundaries=tuple(ends), conversation=conversation)
@@ -189,8 +192,8 @@ def test_a_thought_is_given_back_to_its_own_reply_alone():
     answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
     mine, other = (prompt_of(user(asked), reply("Here")).conversation for asked in ("Where?", "When?"))
     assert mine and other
-    assert known.heal(mine.keys[1]) == "Hm."
-    assert known.heal(other.keys[1]) is None
+    assert known.heal(mine, 1) == "Hm."
+    assert known.heal(other, 1) is None
     assert known.metrics.healed == 1
 
 

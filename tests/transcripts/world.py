@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cache, partial
 
+from start_llm.core.canonical import Conversation
 from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Origin, ToolCall
 from start_llm.core.events import (
     CallArguments,
@@ -196,7 +197,10 @@ class _Memory:
 @cache
 def _preparer(trait: str, kept: KeptThoughts, drift: DriftPolicy, *, heals: bool) -> tuple[Preparer, _Memory]:
     memory = _Memory()
-    heal = (lambda key: memory.transcripts and memory.transcripts.heal(key)) if heals else lambda _: None
+
+    def heal(conversation: Conversation, index: int) -> str | None:
+        return memory.transcripts.heal(conversation, index) if heals and memory.transcripts else None
+
     policy = PromptPolicy(kept_thoughts=kept, drift=drift)
     tokenizer = trait_tokenizer(trait)
     return Preparer(tokenizer, family_of(trait), policy=policy, heal=heal, now=lambda: memory.now), memory
@@ -208,11 +212,19 @@ class Server:
     def __init__(self, trait: str, kept: KeptThoughts, drift: DriftPolicy = "note") -> None:
         self.trait, self.kept, self.drift = trait, kept, drift
         self.model = Model(trait)
+        self.restart()
+
+    def restart(self) -> None:
+        """It remembers nothing."""
+        trait = self.trait
         tokenizer = trait_tokenizer(trait)
         self.transcripts = transcripts(
-            tokenizer.token_bytes, partial(tokenizer.encode, as_document=False), kept_thoughts=kept
+            tokenizer.token_bytes,
+            partial(tokenizer.encode, as_document=False),
+            kept_thoughts=self.kept,
+            takes_proof=self.drift == "note",
         )
-        preparer, self._memory = _preparer(trait, kept, drift, heals=True)
+        preparer, self._memory = _preparer(trait, self.kept, self.drift, heals=True)
         self._memory.transcripts = self.transcripts
         self._service = Service(
             engine=self.model,
@@ -254,11 +266,11 @@ class Server:
 
 def heard(events: Sequence[Event]) -> Message:
     """The reply as a client takes it, who drops a call that was cut."""
-    names = [event.name for event in events if isinstance(event, CallStarted)]
+    begun = [event for event in events if isinstance(event, CallStarted)]
     calls: list[ToolCall] = []
     for index in (event.index for event in events if isinstance(event, CallEnded)):
         parts = [one.text for one in events if isinstance(one, CallArguments) and one.index == index]
-        calls.append(ToolCall(f"c{index}", names[index], json.loads("".join(parts))))
+        calls.append(ToolCall(f"call_{begun[index].id}", begun[index].name, json.loads("".join(parts))))
     content = "".join(event.text for event in events if isinstance(event, Content))
     thought = "".join(event.text for event in events if isinstance(event, Reasoning))
     return reply(content if content.strip() else "", *calls, reasoning=thought or None)

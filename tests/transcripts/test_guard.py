@@ -1,0 +1,504 @@
+"""Only who shows that tokens are its own goes on from them, if they say anything that it does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Kind, Omitted
+from start_llm.transcripts.guard import Claims, Guard, Names, Reading, Recorded, Told, difference
+from tests.transcripts.fakes import conversation_of
+
+MINE, OTHERS = "mine", "another"
+ID = "minted"
+CERTAIN, LIKELY = 64.0, 63.9
+QUESTION, REPLY, NEXT_QUESTION, NEXT_REPLY = range(4)
+
+
+@dataclass(eq=False)
+class Tokens:
+    """Of messages, behind those of the parent."""
+
+    depth: int
+    readings: Sequence[Reading]
+    parent: Recorded | None = None
+    claims: Claims = field(default_factory=Claims)
+
+
+def tokens(*readings: Reading, claims: Claims | None = None) -> Tokens:
+    """The claims are those of the first reply."""
+    last: Tokens | None = None
+    for depth, reading in enumerate(readings):
+        shown = claims if claims and depth == REPLY else Claims()
+        last = Tokens(depth, [reading], last, shown)
+    assert last
+    return last
+
+
+def asked(*omitted: Sequence[Omitted], call: str = "", **more: Any) -> Conversation:
+    """Two questions with a reply to each, of which keys leave this out; the first reply has a call."""
+    said = [*map(tuple, omitted), (), (), (), ()][:4]
+    ids = [frozenset({call} - {""}) if depth == REPLY else frozenset[str]() for depth in range(4)]
+    messages = [CanonicalMessage(bytes([depth]), one) for depth, one in enumerate(said)]
+    return conversation_of(*messages, ids=ids, **more)
+
+
+def admits(conversation: Conversation, recorded: Recorded, **more: bool) -> bool:
+    """If its name proves that it is this conversation."""
+    options = {"takes_proof": True, "keeps_thoughts": True} | more
+    return Guard(conversation, conversation.name, **options).admits(recorded)
+
+
+def block(said: str, place: int = 0) -> Omitted:
+    return Omitted("git status", "block", place, said, said)
+
+
+def own(said: str) -> Omitted:
+    return Omitted("message id", "own", 0, said, said)
+
+
+def space(text: str) -> Omitted:
+    return Omitted("white space", "space", 9, text)
+
+
+def clock(said: str, place: int = 0) -> Omitted:
+    return Omitted("today's date", "live", place, said, said, is_clock=True)
+
+
+def noted(*told: Told) -> Reading:
+    return Reading((), told=told, noted=9)
+
+
+def of_clock(said: str, message: int = QUESTION) -> Told:
+    return Field("today's date", message, "live"), said
+
+
+def named(name: str = MINE) -> Claims:
+    return Claims({name: None}, is_told=True)
+
+
+def minted(*names: str) -> Claims:
+    return Claims(dict.fromkeys(names), is_told=True, ids={ID: None})
+
+
+PLAIN = Reading(())
+
+
+# -------------------------------------------------------------------------------------- what differs, and how
+
+
+BEFORE, AFTER = [block("on main"), own("1"), space("\n")], [block("on a branch"), own("2"), space("")]
+
+
+@pytest.mark.parametrize("one", [*BEFORE, clock("friday")])
+def test_what_is_equal_is_admitted(one):
+    assert admits(asked([one]), tokens(Reading((one,)), PLAIN))
+
+
+@pytest.mark.parametrize(("read", "now"), [*zip(BEFORE, AFTER, strict=True)])
+def test_what_differs_needs_a_proof(read, now):
+    recorded = tokens(Reading((read,)), PLAIN, claims=named())
+    assert not admits(asked([now]), recorded)
+    assert admits(asked([now], name=MINE), recorded)
+
+
+@pytest.mark.parametrize("one", [*BEFORE, clock("friday")])
+def test_what_is_gone_or_new_needs_a_proof(one):
+    there, gone = tokens(Reading((one,)), PLAIN, claims=named()), tokens(PLAIN, PLAIN, claims=named())
+    assert not admits(asked(), there) and not admits(asked([one]), gone)
+    assert admits(asked(name=MINE), there) and admits(asked([one], name=MINE), gone)
+
+
+@pytest.mark.parametrize("make", [block, clock])
+def test_what_has_moved_is_never_admitted(make):
+    recorded = tokens(Reading((make("as before", 0),)), PLAIN, claims=minted(MINE))
+    assert not admits(asked([make("as before", 5)], name=MINE, call=ID), recorded)
+
+
+def test_two_lines_that_changed_places_have_moved():
+    assert difference((clock("friday"), block("on main")), (block("on main"), clock("friday"))) == "place"
+
+
+def test_of_several_pieces_each_has_its_place():
+    read = (clock("friday", 1), clock("friday", 5))
+    assert difference(read, (clock("friday", 1), clock("saturday", 5))) == "clock"
+    assert difference(read, (clock("friday", 1), clock("friday", 6))) == "place"
+    assert difference(read, (clock("friday", 1),)) == "place"
+
+
+def test_what_stands_in_front_of_another_line_may_go():
+    assert difference((clock("friday"), block("on main")), (block("on main"),)) == "value"
+
+
+def test_a_clock_beside_what_else_differs_is_no_clock():
+    assert difference((clock("friday"), own("1")), (clock("saturday"), own("2"))) == "value"
+    assert difference((clock("friday"), own("1")), (clock("saturday"), own("1"))) == "clock"
+
+
+@pytest.mark.parametrize("kind", ["live", "own", "block"])
+def test_a_line_that_is_no_clock_is_a_value(kind: Kind):
+    read, now = (Omitted("a line", kind, 0, said, said) for said in ("before", "after"))
+    assert difference((read,), (now,)) == "value"
+
+
+# ------------------------------------------------------------------------------------------------- the proofs
+
+
+DIFFERENT = Reading((block("on main"),))
+
+
+def proves(claims: Claims, thought: bytes | None = None, **more: Any) -> bool:
+    """It may go on from tokens with a block that it has otherwise, and with these claims behind them."""
+    reply = Reading((), thought, is_ours=True)
+    return admits(asked([block("on a branch")], **more), tokens(DIFFERENT, reply, claims=claims))
+
+
+def test_without_any_claim_nothing_is_proven():
+    assert not proves(Claims(is_told=True), name=MINE, call=ID)
+
+
+def test_the_name_of_the_conversation_that_was_told_is_a_proof():
+    assert proves(named(), name=MINE)
+    assert not proves(named(), name=OTHERS)
+    assert not proves(named())
+
+
+def test_a_name_that_means_several_is_none():
+    recorded = tokens(DIFFERENT, PLAIN, claims=named())
+    conversation = asked([block("on a branch")], name=MINE)
+    assert not Guard(conversation, None, takes_proof=True, keeps_thoughts=True).admits(recorded)
+
+
+def test_a_name_of_tokens_that_nobody_was_told_is_none():
+    """The conversation of that name only read this reply: it was written by somebody else."""
+    assert not proves(Claims({MINE: None}), name=MINE)
+
+
+def test_an_id_that_was_made_for_a_call_is_a_proof():
+    assert proves(minted(), call=ID)
+    assert not proves(minted(), call="own")
+
+
+def test_64_bits_of_chance_are_a_proof():
+    assert proves(Claims(is_told=True, told_bits=CERTAIN))
+    assert not proves(Claims(is_told=True, told_bits=LIKELY))
+
+
+def test_chance_in_a_thought_counts_for_who_sends_it():
+    claims, echo = Claims(is_told=True, told_bits=4, thought_bits=60), [None, b"a thought", None, None]
+    assert proves(claims, b"a thought", echoed=echo)
+    assert not proves(claims, b"a thought")
+
+
+def test_another_name_speaks_against_chance_and_not_against_an_id():
+    assert not proves(Claims({OTHERS: None}, is_told=True, told_bits=CERTAIN), name=MINE)
+    assert proves(minted(OTHERS), name=MINE, call=ID)
+
+
+def test_a_name_that_means_several_still_speaks_against_chance():
+    recorded = tokens(DIFFERENT, PLAIN, claims=Claims({OTHERS: None}, is_told=True, told_bits=CERTAIN))
+    for name, is_admitted in ((MINE, False), (OTHERS, True), (None, True)):
+        guard = Guard(asked(name=name), None, takes_proof=True, keeps_thoughts=True)
+        assert guard.admits(recorded) == is_admitted
+
+
+def test_nothing_speaks_against_chance_if_nobody_gave_a_name():
+    assert proves(Claims(is_told=True, told_bits=CERTAIN), name=MINE)
+
+
+def test_a_reply_of_several_conversations_is_shown_by_each():
+    claims = named()
+    claims.add(minted(OTHERS))
+    claims.add(Claims())
+    assert proves(claims, name=MINE) and proves(claims, name=OTHERS) and proves(claims, call=ID)
+
+
+def test_of_equal_replies_the_one_with_most_chance_counts():
+    claims = Claims(is_told=True, told_bits=CERTAIN)
+    claims.add(Claims(is_told=True, told_bits=LIKELY))
+    assert proves(claims)
+
+
+def test_of_very_many_who_were_told_the_first_are_forgotten():
+    claims = named()
+    for number in range(64):
+        claims.add(named(f"{number}"))
+    assert not proves(claims, name=MINE)
+    assert proves(claims, name="0") and proves(claims, name="63")
+
+
+# --------------------------------------------------------------------------------------- how far a proof goes
+
+
+def with_block_behind(reply: Claims, then: Claims) -> Tokens:
+    """A block that differs stands behind the first reply, and in front of the second one."""
+    read = tokens(PLAIN, PLAIN, DIFFERENT, claims=reply)
+    return Tokens(NEXT_REPLY, [PLAIN], read, then)
+
+
+def test_a_proof_goes_no_further_than_its_reply():
+    conversation = asked([], [], [block("on a branch")], name=MINE)
+    recorded = with_block_behind(named(), Claims(is_told=True))
+    assert admits(conversation, with_block_behind(Claims(is_told=True), named()))
+    assert not admits(conversation, recorded)
+    guard = Guard(conversation, MINE, takes_proof=True, keeps_thoughts=True)
+    assert guard.proven(recorded) == REPLY
+
+
+def test_what_nobody_has_replied_to_is_not_proven():
+    before = tokens(DIFFERENT, PLAIN, claims=named())
+    assert before.parent
+    conversation = asked([block("on a branch")], name=MINE)
+    assert admits(conversation, before) and not admits(conversation, before.parent)
+
+
+def test_each_of_several_messages_that_end_in_one_place_is_looked_at():
+    conversation = asked([], [], [block("on a branch")], name=MINE)
+    assert not admits(conversation, Tokens(NEXT_QUESTION, [PLAIN, PLAIN, DIFFERENT], claims=Claims()))
+    assert admits(conversation, Tokens(NEXT_REPLY, [PLAIN, PLAIN, DIFFERENT, PLAIN], claims=named()))
+
+
+def test_what_is_asked_first_changes_nothing():
+    recorded, conversation = tokens(DIFFERENT, PLAIN, PLAIN, claims=named()), asked(name=MINE)
+    path: list[Recorded] = [recorded]
+    while path[0].parent:
+        path.insert(0, path[0].parent)
+    one, other = (Guard(conversation, MINE, takes_proof=True, keeps_thoughts=True) for _ in range(2))
+    assert [one.admits(part) for part in path] == [False, True, True]
+    assert [other.admits(part) for part in reversed(path)] == [True, True, False]
+
+
+def test_who_takes_no_proof_takes_nothing_that_differs():
+    conversation = asked([space(" ")], name=MINE, call=ID)
+    for read in ((), (space("\n"),), (clock("friday"),)):
+        recorded = tokens(Reading(read), PLAIN, claims=minted(MINE))
+        assert admits(conversation, recorded) and not admits(conversation, recorded, takes_proof=False)
+    assert admits(conversation, tokens(Reading((space(" "),)), PLAIN), takes_proof=False)
+
+
+@pytest.mark.parametrize("recorded", [tokens(Reading((clock("friday"),)), PLAIN), tokens(PLAIN, PLAIN)])
+def test_who_takes_no_proof_takes_no_other_clock_either(recorded):
+    assert not admits(asked([clock("saturday")]), recorded, takes_proof=False)
+
+
+# ------------------------------------------------------------------------------------------ clocks, and notes
+
+
+FRIDAY = Reading((clock("friday"),))
+SATURDAY = asked([clock("saturday")])
+
+
+def test_a_clock_may_differ_without_a_proof():
+    assert admits(SATURDAY, tokens(FRIDAY, PLAIN))
+
+
+def test_what_a_clock_was_said_to_be_is_admitted_once_if_it_is_so():
+    recorded = tokens(FRIDAY, PLAIN, noted(of_clock("saturday")))
+    assert admits(SATURDAY, recorded)
+    assert not admits(SATURDAY, Tokens(NEXT_REPLY, [noted(of_clock("saturday"))], recorded))
+
+
+FOREIGN_NOTES: dict[str, Told] = {
+    "another day": of_clock("sunday"),
+    "a clock of another message": of_clock("saturday", NEXT_QUESTION),
+    "a clock that is gone": (Field("today's date", QUESTION, "live"), None),
+    "no clock": (Field("git status", QUESTION, "block"), "on main"),
+    "what nobody says any more": (Field("git status", QUESTION, "block"), None),
+}
+
+
+@pytest.mark.parametrize("told", FOREIGN_NOTES.values(), ids=FOREIGN_NOTES)
+def test_a_note_of_something_else_needs_a_proof(told):
+    for notes in ([told], [of_clock("saturday"), told]):
+        recorded = tokens(FRIDAY, PLAIN, noted(*notes))
+        assert not admits(SATURDAY, recorded)
+        assert not admits(asked([clock("friday")]), recorded)
+
+
+def test_a_note_of_more_than_clocks_needs_a_proof_even_if_it_is_so():
+    both = [clock("friday"), block("on main")]
+    told = Field("git status", QUESTION, "block"), "on main"
+    assert not admits(asked(both), tokens(Reading((*both,)), PLAIN, noted(told)))
+
+
+def test_a_note_of_a_clock_with_several_pieces_tells_all_of_them():
+    now = asked([clock("saturday", 1), clock("noon", 5)])
+    read = Reading((clock("friday", 1), clock("noon", 5)))
+    assert admits(now, tokens(read, PLAIN, noted(of_clock("saturday\nnoon"))))
+    assert not admits(now, tokens(read, PLAIN, noted(of_clock("noon"))))
+
+
+def test_a_note_of_a_clock_that_reads_the_same_is_no_foreign_one():
+    assert admits(asked([clock("friday")]), tokens(FRIDAY, PLAIN, noted(of_clock("friday"))))
+
+
+def proven_behind(*readings: Reading) -> Tokens:
+    return Tokens(NEXT_REPLY, [PLAIN], tokens(*readings), named())
+
+
+def test_behind_a_proof_there_may_be_any_notes_and_clocks():
+    mine = asked([clock("saturday")], name=MINE)
+    assert admits(mine, proven_behind(FRIDAY, noted(of_clock("sunday")), noted(of_clock("monday"))))
+
+
+def test_notes_in_front_of_a_proof_do_not_count_with_those_behind_it():
+    mine = asked([clock("saturday")], name=MINE)
+    first = tokens(FRIDAY._replace(told=(of_clock("saturday"),)), PLAIN, claims=named())
+    assert admits(mine, Tokens(NEXT_QUESTION, [noted(of_clock("saturday"))], first))
+    assert not admits(SATURDAY, Tokens(NEXT_QUESTION, [noted(of_clock("saturday"))], first))
+
+
+# --------------------------------------------------------------------------------------------------- thoughts
+
+
+THOUGHT, THOUGHTFUL = b"a thought", Reading((), b"a thought", is_ours=True)
+
+
+def echoing(thought: bytes | None, *omitted: Sequence[Omitted], **more: Any) -> Conversation:
+    return asked(*omitted, echoed=[None, thought, None, None], **more)
+
+
+def showing(thought: bytes | None, **more: Any) -> Conversation:
+    return asked(shown=[None, thought, None, None], **more)
+
+
+def test_a_thought_that_the_client_sends_is_admitted():
+    assert admits(echoing(THOUGHT), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
+
+
+def test_a_thought_that_the_client_sends_otherwise_is_never_admitted():
+    recorded = tokens(PLAIN, THOUGHTFUL, claims=minted(MINE))
+    assert not admits(echoing(b"edited", name=MINE, call=ID), recorded)
+
+
+def test_a_thought_that_the_client_left_out_is_admitted_where_all_is_equal():
+    assert admits(asked(), tokens(PLAIN, THOUGHTFUL, claims=Claims(is_told=True)))
+    assert admits(asked([block("on main")]), tokens(DIFFERENT, THOUGHTFUL, claims=Claims(is_told=True)))
+
+
+def test_a_thought_that_the_client_left_out_is_not_admitted_if_names_speak_against_it():
+    recorded = tokens(PLAIN, THOUGHTFUL, claims=named(OTHERS))
+    assert not admits(asked(name=MINE), recorded)
+    assert admits(asked(name=OTHERS), recorded) and admits(asked(), recorded)
+    assert admits(asked(name=MINE), tokens(PLAIN, THOUGHTFUL))
+
+
+def test_a_name_that_means_several_speaks_against_a_thought_too():
+    guard = Guard(asked(name=MINE), None, takes_proof=True, keeps_thoughts=True)
+    assert not guard.admits(tokens(PLAIN, THOUGHTFUL, claims=named(OTHERS)))
+
+
+def test_a_thought_that_another_client_sent_needs_a_proof():
+    recorded = tokens(PLAIN, THOUGHTFUL._replace(is_ours=False))
+    assert not admits(asked(name=MINE), recorded)
+    assert admits(asked(name=MINE), Tokens(NEXT_QUESTION, [PLAIN], recorded, named()))
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        tokens(FRIDAY, THOUGHTFUL, claims=Claims(is_told=True)),
+        tokens(Reading((clock("saturday"),)), THOUGHTFUL, noted(of_clock("saturday"))),
+    ],
+    ids=["another clock", "a note"],
+)
+def test_beside_another_clock_a_thought_that_the_client_left_out_needs_a_proof(recorded):
+    assert not admits(SATURDAY, recorded)
+    assert admits(echoing(THOUGHT, [clock("saturday")]), recorded)
+    mine = asked([clock("saturday")], name=MINE)
+    assert admits(mine, Tokens(recorded.depth + 1, [PLAIN], recorded, named()))
+
+
+def test_a_thought_that_is_proven_stays_beside_a_clock_that_differs_behind_the_proof():
+    recorded = Tokens(NEXT_QUESTION, [FRIDAY], tokens(PLAIN, THOUGHTFUL, claims=named()))
+    now = [clock("saturday")]
+    assert admits(asked([], [], now, name=MINE), recorded) and not admits(asked([], [], now), recorded)
+
+
+def test_a_thought_that_is_shown_is_not_hidden():
+    hidden = tokens(PLAIN, PLAIN, claims=minted(MINE))
+    assert not admits(showing(THOUGHT, name=MINE, call=ID), hidden)
+
+
+def test_a_thought_that_is_shown_may_be_held_whoever_sent_it():
+    assert admits(showing(THOUGHT), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
+
+
+def test_a_thought_that_is_no_longer_shown_stays_only_if_thoughts_are_kept():
+    recorded = tokens(PLAIN, THOUGHTFUL, claims=Claims(is_told=True))
+    assert not admits(echoing(THOUGHT), recorded, keeps_thoughts=False)
+    assert admits(showing(THOUGHT), recorded, keeps_thoughts=False)
+
+
+# ------------------------------------------------------------------------------------------------------ names
+
+
+ON_MAIN, ON_A_BRANCH, NOWHERE = (
+    asked(omitted, name=MINE) for omitted in ([block("on main")], [block("on a branch")], ())
+)
+
+
+def noting(*conversations: Conversation, most: int = 9) -> Names:
+    """Each of them begins."""
+    names = Names(most)
+    for one in conversations:
+        names.note(one)
+    return names
+
+
+def test_a_name_proves_one_conversation():
+    names = noting(ON_MAIN, ON_MAIN)
+    assert names.proving(ON_MAIN) == MINE
+    assert names.proving(asked([block("on main")])) is None
+
+
+def test_two_beginnings_under_one_name_prove_nothing():
+    names = noting(ON_MAIN, ON_A_BRANCH)
+    assert names.proving(ON_MAIN) is names.proving(ON_A_BRANCH) is names.proving(NOWHERE) is None
+    names.note(ON_MAIN)
+    assert names.proving(ON_MAIN) is None, "and never again"
+
+
+@pytest.mark.parametrize("beginnings", [(NOWHERE, ON_MAIN), (ON_MAIN, NOWHERE)])
+def test_a_beginning_with_a_block_and_one_without_are_two(beginnings):
+    assert noting(*beginnings).proving(ON_MAIN) is None
+
+
+def test_two_that_say_the_same_of_other_messages_are_two():
+    later = asked([], [], [block("on main")], name=MINE)
+    assert noting(ON_MAIN, later).proving(ON_MAIN) is None
+
+
+def test_a_conversation_that_goes_on_keeps_its_name():
+    begun = conversation_of(ON_MAIN.messages[QUESTION], name=MINE)
+    names = noting(begun, ON_A_BRANCH)
+    assert begun.keys[QUESTION] == ON_A_BRANCH.keys[QUESTION]
+    assert names.proving(ON_A_BRANCH) == names.proving(begun) == MINE
+
+
+def test_a_name_proves_nothing_of_what_goes_on_from_two_beginnings():
+    begun = [conversation_of(one.messages[QUESTION], name=MINE) for one in (ON_MAIN, ON_A_BRANCH)]
+    assert noting(*begun).proving(ON_MAIN) is None
+
+
+def test_one_name_may_prove_what_begins_otherwise():
+    names = noting(ON_MAIN, ON_A_BRANCH)
+    assert names.proving(conversation_of(CanonicalMessage(b"something else"), name=MINE)) == MINE
+    assert names.proving(asked([block("on main")], name=OTHERS)) == OTHERS
+
+
+@pytest.mark.parametrize("make", [clock, space])
+def test_clocks_and_white_space_make_no_two_beginnings(make):
+    one, other = (asked([make(said)], name=MINE) for said in (" ", "\n"))
+    assert noting(one, other, NOWHERE).proving(one) == MINE
+
+
+def test_of_very_many_beginnings_the_first_are_forgotten():
+    others = [asked([block("on main")], name=f"{number}") for number in range(9)]
+    names = noting(ON_MAIN, *others)
+    assert len(names._begun) == 9
+    names.note(ON_A_BRANCH)
+    assert names.proving(ON_A_BRANCH) == MINE
