@@ -14,6 +14,9 @@ from start_llm.transcripts.store import Place, TranscriptStore, Variant
 
 type Encode = Callable[[str], Sequence[int]]
 
+_MOST_DEAR = 32
+"""Notes that are too long: then only what needs none is looked for. Each takes a look at all messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -94,24 +97,23 @@ class Binder:
         """
         last = max((one.message for one in boundaries if self.conversation.notable[one.message]), default=-1)
         best: _Candidate | None = None
-        dearest = len(self.conversation.keys)
+        dear = 0
         for one in self._candidates(boundaries):
             if best and len(ids) - one.end > _cost(best, len(ids)):
                 break
-            depth, is_equal = one.variant.depth, self.guard.is_equal(one.variant)
-            if not is_equal and depth >= dearest:
+            is_equal = self.guard.is_equal(one.variant)
+            if not is_equal and dear >= _MOST_DEAR:
                 continue
             told = () if is_equal else self._changes(one.variant)
-            if told and depth > last:
+            if told and one.variant.depth > last:
                 continue  # a note has no place
             candidate = self._told(one, told, len(ids)) if told else one
             if candidate is None:
-                dearest = min(dearest, _last_cause(one.variant, told))
+                dear += 1
             elif best is None or self._rank(candidate, len(ids)) < self._rank(best, len(ids)):
                 best = candidate
         if best is None:
-            is_dear = dearest < len(self.conversation.keys)
-            return None if is_dear else fresh(self.conversation, ids, boundaries)
+            return None if dear else fresh(self.conversation, ids, boundaries)
         self.store.use(best.variant)
         return self._bound(best, ids, boundaries)
 
@@ -174,12 +176,6 @@ class Binder:
             replaced=bound.replaced,
             noted=bound.noted,
         )
-
-
-def _last_cause(variant: Variant, told: Sequence[drift.Change]) -> int:
-    """The last message for which a note is too long: what it tells of, or one with a note already."""
-    noted = (depth for depth, reading in enumerate(variant.all_readings()) if reading.noted)
-    return max((*noted, *(change.field.message for change in told)))
 
 
 def _cost(one: _Candidate, whole: int) -> int:

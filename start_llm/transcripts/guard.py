@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from start_llm.core.canonical import CanonicalKey, Conversation, Field, Omitted
+from start_llm.core.canonical import CanonicalKey, Conversation, Field, Omitted, text_digest
 
 type Told = tuple[Field, str | None]
 """What a field was said to be; None: that it applies no longer."""
@@ -104,6 +104,36 @@ class Recorded(Protocol):
     def claims(self) -> Claims: ...
 
 
+class _Begun(NamedTuple):
+    """What a conversation says behind what is proven to be its own.
+
+    Attributes:
+        proven: the last message that is.
+        said: what keys leave out of the messages behind it, but for clocks and white space.
+    """
+
+    proven: int
+    said: frozenset[tuple[int, bytes]]
+
+    @classmethod
+    def of(cls, conversation: Conversation, proven: int) -> _Begun:
+        return cls(
+            proven,
+            frozenset(
+                (depth, text_digest(repr(one)))
+                for depth, message in enumerate(conversation.messages[proven + 1 :], proven + 1)
+                for one in message.omitted
+                if one.kind != "space" and not one.is_clock
+            ),
+        )
+
+    def is_one_with(self, other: _Begun) -> bool:
+        """Whether both say the same of the messages that neither has proven."""
+        proven = max(self.proven, other.proven)
+        mine, others = ({one for one in begun.said if one[0] > proven} for begun in (self, other))
+        return mine == others
+
+
 class Names:
     """Whether the name of a conversation means one. Safe to use from any thread.
 
@@ -113,23 +143,18 @@ class Names:
 
     def __init__(self, most: int = _MOST_BEGINNINGS) -> None:
         self._most = most
-        self._begun: dict[tuple[str, CanonicalKey], frozenset[tuple[int, Omitted]] | None] = {}
+        self._begun: dict[tuple[str, CanonicalKey], _Begun | None] = {}
         self._lock = threading.Lock()
 
-    def note(self, conversation: Conversation) -> None:
-        """A conversation was answered that goes on from nothing that is proven to be its own."""
+    def note(self, conversation: Conversation, proven: int) -> None:
+        """A conversation was answered of which so much is proven to be its own: the rest begins here."""
         if conversation.name is None:
             return
         beginning = conversation.name, conversation.keys[-1]
-        said = frozenset(
-            (depth, one)
-            for depth, message in enumerate(conversation.messages)
-            for one in message.omitted
-            if one.kind != "space" and not one.is_clock
-        )
+        begun = _Begun.of(conversation, proven)
         with self._lock:
-            known = self._begun.pop(beginning, said)
-            self._begun[beginning] = known if known == said else None
+            known = self._begun.pop(beginning, begun)
+            self._begun[beginning] = known if known and known.is_one_with(begun) else None
             while len(self._begun) > self._most:
                 del self._begun[next(iter(self._begun))]
 

@@ -42,8 +42,13 @@ class Computed:
         """Whether a conversation whose name proves so much was told this, or says all of it itself."""
         if name is not None and name == self.conversation.name:
             return True
-        last = len(self.conversation.keys) - 1
-        if last < len(conversation.exact) and conversation.exact[last] == self.conversation.exact[last]:
+        last, names = len(self.conversation.keys) - 1, (conversation.name, self.conversation.name)
+        is_elsewhere = None not in names and len({*names}) > 1
+        if (
+            not is_elsewhere
+            and last < len(conversation.exact)
+            and conversation.exact[last] == self.conversation.exact[last]
+        ):
             return True
         if self.claims is None:
             return False

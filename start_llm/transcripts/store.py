@@ -67,7 +67,7 @@ class Variant:
     @property
     def nbytes(self) -> int:
         """With the texts that stand in it, although variants share those of one request."""
-        said = (item.text for one in self.readings for item in one.omitted)
+        said = (text for one in self.readings for item in one.omitted for text in (item.text, item.said))
         told = (text for one in self.readings for _, text in one.told if text)
         return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(getsizeof, (*said, *told)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -48,6 +49,14 @@ class Thought:
         )
 
 
+def _without(known: Sequence[Thought], thought: Thought) -> list[Thought]:
+    """Those that are not this one, which takes over their claims."""
+    same = [one for one in known if (one.text, one.exact) == (thought.text, thought.exact)]
+    for one in same:
+        thought.claims.add(one.claims)
+    return [one for one in known if one not in same]
+
+
 class ThoughtStore:
     """Safe to use from any thread.
 
@@ -70,7 +79,7 @@ class ThoughtStore:
         with self._lock:
             known = self._thoughts.pop(key, [])
             self._nbytes -= sum(one.nbytes for one in known)
-            kept = [*known, thought][-_MOST_OF_A_REPLY:]
+            kept = [*_without(known, thought), thought][-_MOST_OF_A_REPLY:]
             self._thoughts[key] = kept
             self._nbytes += sum(one.nbytes for one in kept)
             while self._nbytes > self._most_bytes and self._thoughts:

@@ -283,9 +283,8 @@ class Turn:
         self._has_left = True
         self._claims.ids |= dict.fromkeys(self._said.ids)
         messages = self._said.messages(drops_calls=True)
-        if messages and self._proven < 0:
-            self._transcripts.names.note(self._conversation)
         if messages:
+            self._transcripts.names.note(self._conversation, self._proven)
             self._note_computed(self._conversation, messages, self._claims)
 
     def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:

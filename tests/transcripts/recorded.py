@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ def _outputs(parts: Sequence[Body], ids: Sequence[str]) -> Iterator[Output]:
         elif "text" in part:
             yield Content(text=part["text"])
         else:
-            told = {"id": ids[calls]} if calls < len(ids) else {}
-            yield CallStarted(index=calls, name=part["call"], **told)
+            begun = CallStarted(index=calls, name=part["call"])
+            yield replace(begun, id=ids[calls]) if calls < len(ids) else begun
             yield CallArguments(index=calls, text=part["arguments"])
             yield CallEnded(index=calls)
             calls += 1

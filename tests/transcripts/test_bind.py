@@ -56,9 +56,9 @@ def bind(
     *,
     note: int = 1,
 ) -> Bound | None:
-    """A note has so many tokens, whatever it says."""
+    """A note has so many tokens for each line that it tells."""
     guard = Guard(asked, asked.name, takes_proof=True, keeps_thoughts=True)
-    return Binder(kept, asked, guard, lambda _: [NOTE] * note).bind(ids, boundaries)
+    return Binder(kept, asked, guard, lambda text: [NOTE] * note * text.count("[")).bind(ids, boundaries)
 
 
 def bound_to(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> Bound:
@@ -272,6 +272,18 @@ def test_however_many_notes_are_too_long_what_needs_none_is_bound():
     asked_for(kept, friday, messages)
     bound = bind(kept, saturday, *rendered(messages), note=1000)
     assert bound and bound.prefix and bound.prefix.depth == 0
+
+
+@pytest.mark.parametrize("zones", [("UTC", "CET"), ("CET", "UTC")])
+def test_a_note_that_is_too_long_hides_no_shorter_one_behind_the_same_words(zones):
+    """Two lines have changed under the one, and a single line under the other."""
+    kept, messages = store(), [[1] * 15]
+    for area in zones:
+        asked = conversation(messages, first=[clock("friday"), zone(area)])
+        record_prompt(kept, asked, fresh(asked, *rendered(messages)))
+    now = conversation(messages, first=[clock("saturday"), zone("CET")])
+    bound = bind(kept, now, *rendered(messages), note=10)
+    assert bound and bound.noted == 10
 
 
 # ------------------------------------------------------------------------------------------ what is recorded

@@ -562,9 +562,7 @@ CLOCK, OWN_LINE = Field("clock", 0, "live"), Field("id", 0, "own")
 
 
 def saying(*said: tuple[Field, str]) -> CanonicalMessage:
-    return CanonicalMessage(
-        b"", tuple(Omitted(one.name, one.kind, (0,), (text,), text) for one, text in said)
-    )
+    return CanonicalMessage(b"", tuple(Omitted(one.name, one.kind, 0, text, text) for one, text in said))
 
 
 def reading(*said: tuple[Field, str], told: tuple[Told, ...] = ()) -> Reading:
@@ -591,7 +589,7 @@ def test_lines_of_a_message_itself_that_are_gone_are_no_news():
 
 
 def test_white_space_is_no_news():
-    space = Omitted("white space", "space", (0,), ("\n",))
+    space = Omitted("white space", "space", 0, "\n")
     assert changes([Reading((space,))], [CanonicalMessage(b"")]) == []
     assert changes([Reading(())], [CanonicalMessage(b"", (space,))]) == []
 

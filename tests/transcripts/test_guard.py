@@ -445,7 +445,7 @@ def noting(*conversations: Conversation, most: int = 9) -> Names:
     """Each of them begins."""
     names = Names(most)
     for one in conversations:
-        names.note(one)
+        names.note(one, -1)
     return names
 
 
@@ -458,7 +458,7 @@ def test_a_name_proves_one_conversation():
 def test_two_beginnings_under_one_name_prove_nothing():
     names = noting(ON_MAIN, ON_A_BRANCH)
     assert names.proving(ON_MAIN) is names.proving(ON_A_BRANCH) is names.proving(NOWHERE) is None
-    names.note(ON_MAIN)
+    names.note(ON_MAIN, -1)
     assert names.proving(ON_MAIN) is None, "and never again"
 
 
@@ -496,9 +496,22 @@ def test_clocks_and_white_space_make_no_two_beginnings(make):
     assert noting(one, other, NOWHERE).proving(one) == MINE
 
 
+def test_what_is_proven_is_no_beginning():
+    names = noting(ON_MAIN)
+    names.note(ON_A_BRANCH, len(ON_A_BRANCH.keys) - 1)
+    assert names.proving(ON_MAIN) == MINE
+
+
+def test_two_that_part_behind_what_both_have_proven_are_two():
+    names = Names()
+    for said in ("on main", "on a branch"):
+        names.note(asked([], [], [], [block(said)], name=MINE), 1)
+    assert names.proving(asked([], [], [], [block("on main")], name=MINE)) is None
+
+
 def test_of_very_many_beginnings_the_first_are_forgotten():
     others = [asked([block("on main")], name=f"{number}") for number in range(9)]
     names = noting(ON_MAIN, *others)
     assert len(names._begun) == 9
-    names.note(ON_A_BRANCH)
+    names.note(ON_A_BRANCH, -1)
     assert names.proving(ON_A_BRANCH) == MINE

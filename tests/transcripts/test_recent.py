@@ -81,6 +81,11 @@ def test_nobody_is_compared_with_what_only_begins_in_the_same_words():
     assert recent.nearest(said("be brief", "hello", session="s"), None) is None
 
 
+def test_another_name_is_another_conversation_though_it_begins_alike():
+    first = computed("a", name="anns", session="anns")
+    assert kept(first).nearest(said("a", "b", name="bobs", session="bobs"), "bobs") is None
+
+
 def test_a_name_of_several_shows_nothing():
     recent = kept(computed("be brief", "a secret", session="s", name="s"))
     assert recent.nearest(said("be brief", "hello", session="s", name="s"), None) is None

@@ -47,6 +47,15 @@ def test_the_newest_thought_of_a_reply_counts():
     assert known(store, HERE) == "Ha!"
 
 
+def test_a_thought_that_is_had_again_takes_no_place_of_another():
+    store = ThoughtStore(10**6)
+    keep(store, asked(day="first"), "Ha!")
+    for name in "abcdefghij":
+        keep(store, HERE, "Hm.", Claims({name: None}, is_told=True))
+    assert known(store, asked(day="first")) == "Ha!"
+    assert known(store, asked(day="another", name="a"), name="a") == "Hm.", "whoever was told it"
+
+
 def test_of_a_reply_the_last_eight_are_kept():
     store = ThoughtStore(10**6)
     for number in range(9):
