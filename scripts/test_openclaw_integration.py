@@ -8,7 +8,9 @@ have: <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> ... <<<END_OPENCLAW_INTERNAL_CONTEXT
 
 hit rate         new / computed tokens, from the second turn on, is at least --min-efficiency. What is known
                  ends where the last request had its transient message: the reply was written behind it, so
-                 what was computed for it holds for no other place, and it counts as new.
+                 what was computed for it holds for no other place, and it counts as new. A model that answers
+                 without a call and without chance (at temperature 0) falls short: nothing shows whose reply
+                 it is, and the question that loses its id is read again.
 thought twice    A thought does not stand in its reply's text, and no prompt is longer than the last one with
                  its reply and what was added (a few small requests measure that; a thought of some 30 tokens
                  shows).

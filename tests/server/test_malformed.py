@@ -214,7 +214,7 @@ def bad_contents() -> Iterator[Case]:
     yield case(CHAT, "messages", messages=None)
     yield case(CHAT, "messages", messages=[])
     yield case(CHAT, "messages[0].role", messages=[{"content": "x"}])
-    for role in ("", "root", "User", "function"):
+    for role in ("", "root", "User", "tools"):
         yield case(CHAT, "messages[0].role", messages=[USER | {"role": role}])
     for part in ({"type": "video"}, {"type": ""}, {"text": "x"}):
         yield case(CHAT, "messages[0].content[0].type", messages=[USER | {"content": [part]}])
