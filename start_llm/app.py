@@ -316,7 +316,6 @@ class App:
             encode=lambda text: tokenizer.encode(text, as_document=False),
             kept_thoughts=kept_thoughts(self._settings),
             takes_proof=self._settings.drift == "note",
-            checks_words=self._settings.checks_words,
             is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )
 

@@ -77,6 +77,7 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
         kept_thoughts=kept_thoughts(settings),
         with_rules=settings.canonicalizes,
         drift=settings.drift,
+        checks_keys=settings.checks_keys,
         shortens_writes=settings.shortens_writes,
     )
 

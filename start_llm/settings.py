@@ -243,10 +243,10 @@ class Settings:
         "CACHE_SESSION_PARTITIONING", BOOLEAN, True,
         "Share nothing between requests that came with different API keys.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
-    checks_words: bool = _variable(
+    checks_keys: bool = _variable(
         "CACHE_NORM_SAFETY_CHECK", BOOLEAN, False,
-        "Take up a conversation only if every word of its fresh rendering is in what was computed, in order; "
-        "else it is computed anew, and counted.", _PROMPT_CACHE, shown="false",
+        "Compare a conversation as it stands if what would be looked through, because clients change it, is "
+        "more than a tenth of its text.", _PROMPT_CACHE, shown="false",
     )  # fmt: skip
     shortens_writes: bool = _variable(
         "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", BOOLEAN, False,

@@ -842,19 +842,19 @@ def checks_partitions(models: Models) -> None:
             assert cached(server, "two") == known
 
 
-def checks_words(models: Models) -> None:
-    """An id that changed is another word."""
+def checks_left_out(models: Models) -> None:
+    """A date that is most of the text, and one that is little of it."""
+    rules = "You are brief. " * 20
 
-    def asked(name: str) -> dict[str, str]:
-        info = f'{{\n  "message_id": "{name}",\n  "a": 1\n}}'
-        return user(f"Conversation info (untrusted metadata):\n```json\n{info}\n```\nIs it?")
+    def bound(server: Server, text: str) -> int:
+        for day in (21, 22):
+            first = {"role": "system", "content": f"{text}\nCurrent date: 2026-11-{day}\n"}
+            usage_of(server, first, user("Is it?"))
+        return server.get("/stats")["transcripts"]["bound"]
 
-    for value, refused in (("true", 1), ("false", 0)):
+    for value, counts in (("true", (1, 1)), ("false", (1, 2))):
         with running(models.thinker, CACHE_NORM_SAFETY_CHECK=value) as server:
-            usage_of(server, asked("m1"))
-            usage_of(server, asked("m2"), {"role": "assistant", "content": "Yes"}, user("Sure?"))
-            told = server.get("/stats")["transcripts"]
-            assert (told["refused"]["unsafe"], told["bound"]) == (refused, 1 - refused)
+            assert (bound(server, rules), bound(server, "Be brief.")) == counts
 
 
 def checks_shortens_writes(models: Models) -> None:
@@ -1072,7 +1072,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": checks_transcript_idle,
     "CACHE_CANONICALIZE_TOOL_CONTEXT": checks_canonicalizes,
     "CACHE_SESSION_PARTITIONING": checks_partitions,
-    "CACHE_NORM_SAFETY_CHECK": checks_words,
+    "CACHE_NORM_SAFETY_CHECK": checks_left_out,
     "CACHE_DRIFT_POLICY": checks_drift,
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": checks_shortens_writes,
     "PRESERVE_THINKING": checks_kept_thoughts,

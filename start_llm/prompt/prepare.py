@@ -60,6 +60,7 @@ class PromptPolicy:
         kept_thoughts: which thoughts of earlier turns the model is shown.
         with_rules: look through what clients change in a conversation (`prompt.drift.RULES`).
         drift: what becomes of lines that say how things are now.
+        checks_keys: a conversation of which more than a tenth would be looked through is compared as it is.
         shortens_writes: show the content of a `write` call as a digest, once it has been made.
     """
 
@@ -67,6 +68,7 @@ class PromptPolicy:
     kept_thoughts: KeptThoughts = "template"
     with_rules: bool = True
     drift: DriftPolicy = "note"
+    checks_keys: bool = False
     shortens_writes: bool = False
 
 
@@ -233,7 +235,10 @@ class Preparer:
             ids: of the calls of each message, as the client sent them.
         """
         apart = [self._apart(message) for message in request.messages]
-        messages = self._dated(canonical(apart, request.late_tools, rules=self._rules), now)
+        messages = canonical(apart, request.late_tools, rules=self._rules)
+        if self._policy.checks_keys and _is_much_left_out(messages, apart):
+            messages = canonical(apart, request.late_tools, rules=rules_of("exact"))
+        messages = self._dated(messages, now)
         echoed = [thought_digest(message.reasoning) for message in apart]
         key = root.key(request.tenant)
         keys = chain(key, messages)
@@ -322,6 +327,12 @@ def _shallow(param: str) -> Generator[None]:
         yield
     except RecursionError as error:
         raise InvalidRequest(f"'{param}' are nested too deeply.", param=param) from error
+
+
+def _is_much_left_out(compared: Sequence[CanonicalMessage], messages: Sequence[Message]) -> bool:
+    """Whether the keys have less than nine tenths of the text."""
+    left_out = sum(message.left_out for message in compared)
+    return 10 * left_out > sum(len(message.content) for message in messages)
 
 
 def _first_question(messages: Sequence[Message]) -> int:

@@ -176,7 +176,7 @@ class Status:
             "bound_tokens": told.bound_tokens,
             "fresh": told.fresh,
             "kept_tokens": told.kept_tokens,
-            "refused": {reason: told.refused[reason] for reason in ("too_long", "unsafe", "costly")},
+            "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
             "notes": told.notes,
             "note_tokens": told.note_tokens,
             "healed_thoughts": told.healed,

@@ -106,8 +106,8 @@ class TranscriptMetrics:
         bound: requests that begin with recorded tokens; `bound_tokens` so many.
         fresh: requests that do not.
         kept_tokens: recorded tokens beyond what the fresh rendering has in their place: thoughts, mostly.
-        refused: bindings that were given up, by reason: `too_long` for the window, `unsafe`, `costly` for
-            what the model would have had to be told.
+        refused: bindings that were given up, by reason: `too_long` for the window, `costly` for what
+            the model would have had to be told.
         notes: prompts that tell what has changed; `note_tokens` in so many.
         healed: thoughts that were given back to a message that came without.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalMessage, Conversation, exact_after, thought_digest
 from start_llm.core.chat import KeptThoughts, Message
@@ -16,7 +17,6 @@ from start_llm.transcripts.bind import Binder, Bound, Encode, fresh, record_prom
 from start_llm.transcripts.explain import Asked, again, differences
 from start_llm.transcripts.guard import Claims, Guard, Names, Reading
 from start_llm.transcripts.recent import Computed, RecentConversations
-from start_llm.transcripts.safety import says_the_same
 from start_llm.transcripts.said import Said
 from start_llm.transcripts.seen import SeenConversations
 from start_llm.transcripts.store import Place, TranscriptStore, Variant
@@ -62,7 +62,6 @@ class Transcripts:
         kept_thoughts: whether a bound prefix keeps what the model thought.
         takes_proof: what a key leaves out may differ where it is proven to be the conversation's own; if not,
             nothing is bound but what is equal byte for byte.
-        checks_words: bind only what says the words of the fresh rendering.
         is_changed: whether a prompt shows a reply otherwise than it was written: then it is rendered fresh.
     """
 
@@ -77,7 +76,6 @@ class Transcripts:
     encode: Encode
     kept_thoughts: KeptThoughts = "true"
     takes_proof: bool = True
-    checks_words: bool = False
     is_changed: Callable[[Message], bool] = lambda _: False
 
     def heal(self, conversation: Conversation, index: int) -> str | None:
@@ -110,7 +108,7 @@ class Transcripts:
         unbound = fresh(conversation, prompt.tokens.ids, prompt.boundaries)
         binder = Binder(self.store, conversation, guard, self.encode)
         bound = binder.bind(prompt.tokens.ids, prompt.boundaries)
-        refusal = self._refusal(bound, unbound, window) if bound else "costly"
+        refusal = _refusal(bound, unbound, window)
         seen = self.seen.depth(conversation.keys)
         # Tokens of the fresh rendering that stand for messages which were computed before.
         old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
@@ -119,18 +117,6 @@ class Transcripts:
         proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
         return Turn(self, prompt, chosen, known, Findings.of(chosen, seen, refusal), proven)
 
-    def _refusal(self, bound: Bound, unbound: Bound, window: int) -> str | None:
-        """Why the fresh rendering has to be taken, if it has."""
-        if bound.prefix is None:
-            return None
-        if len(bound.ids) >= window > len(unbound.ids):
-            return "too_long"
-        if self.checks_words and not says_the_same(
-            self.text(bound.prefix.tokens()), self.text(unbound.ids[: bound.replaced])
-        ):
-            return "unsafe"
-        return None
-
     def nearest(self, conversation: Conversation) -> Computed | None:
         """What was computed last of this conversation, if anything is known to be its own."""
         return self.recent.nearest(conversation, self._proving(conversation))
@@ -138,6 +124,13 @@ class Transcripts:
     def text(self, ids: Sequence[int]) -> str:
         """What these tokens say, markup included."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+class _Reply(NamedTuple):
+    """A reply as a client may send it back, and what is compared of it."""
+
+    message: Message
+    canonical: CanonicalMessage
 
 
 class Turn:
@@ -234,18 +227,18 @@ class Turn:
         )
 
     def _note_computed(
-        self, conversation: Conversation, reply: Sequence[Message] = (), claims: Claims | None = None
+        self, conversation: Conversation, replies: Sequence[_Reply] = (), claims: Claims | None = None
     ) -> None:
         """The next request is compared with this one."""
         readings = self._bound.readings
-        thought = thought_digest(reply[0].reasoning) if reply else None
+        thought = thought_digest(replies[0].message.reasoning) if replies else None
         computed = Computed(
             conversation=conversation,
             ids=array("I", (*self.tokens.ids, *self._written)),
             boundaries=self.boundaries,
             thoughts=(*(reading.thought for reading in readings), thought),
             noted=[reading.noted for reading in readings],
-            reply=tuple(map(self._transcripts.canonical_reply, reply)),
+            reply=tuple(reply.canonical for reply in replies),
             claims=claims,
         )
         self._transcripts.recent.note(computed, instead_of=self._computed)
@@ -273,8 +266,8 @@ class Turn:
             return
         # The token that ends a reply is the next rendering's to write: some write another one there.
         written = self._written[:-1] if end.ended_itself else self._written
-        for message in self._said.messages():
-            self._record(self._conversation, message, written)
+        for reply in self._replies():
+            self._record(self._conversation, reply, written)
 
     def left(self) -> None:
         """The client has what it was told, whole or not: if it sends that back, this is where it got it."""
@@ -282,14 +275,22 @@ class Turn:
             return
         self._has_left = True
         self._claims.ids |= dict.fromkeys(self._said.ids)
-        messages = self._said.messages(drops_calls=True)
-        if messages:
+        replies = self._replies(drops_calls=True)
+        if replies:
             self._transcripts.names.note(self._conversation, self._proven)
-            self._note_computed(self._conversation, messages, self._claims)
+            self._note_computed(self._conversation, replies, self._claims)
 
-    def _record(self, conversation: Conversation, message: Message, written: Sequence[int]) -> None:
+    def _replies(self, *, drops_calls: bool = False) -> list[_Reply]:
+        """What was told, in each form that a client may send back; none if no request can hold it."""
+        messages = self._said.messages(drops_calls=drops_calls)
+        try:
+            return [_Reply(message, self._transcripts.canonical_reply(message)) for message in messages]
+        except RecursionError:  # the arguments of a call are nested too deeply: such a request is refused
+            return []
+
+    def _record(self, conversation: Conversation, reply: _Reply, written: Sequence[int]) -> None:
+        message, canonical = reply
         transcripts, thought = self._transcripts, thought_digest(message.reasoning)
-        canonical = transcripts.canonical_reply(message)
         key = conversation.keys[-1].with_message(canonical)
         transcripts.seen.note(key)
         if message.reasoning and thought:
@@ -308,6 +309,14 @@ class Turn:
             claims=self._claims,
             session=conversation.session,
         )
+
+
+def _refusal(bound: Bound | None, unbound: Bound, window: int) -> str | None:
+    """Why the fresh rendering has to be taken, if it has."""
+    if bound is None:
+        return "costly"
+    is_too_long = bound.prefix is not None and len(bound.ids) >= window > len(unbound.ids)
+    return "too_long" if is_too_long else None
 
 
 def _beginning(prompt: Prompt, bound: Bound) -> tuple[int, ...] | None:
