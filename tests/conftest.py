@@ -3,7 +3,7 @@
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,3 +59,12 @@ def chain_model(tmp_path_factory: pytest.TempPathFactory) -> ChainModel:
         return built[key]
 
     return folder_of
+
+
+@pytest.fixture(scope="session")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any]:
+    """Both ports of any server: see `tests.sdk.doors`. The proxy is started when it is first asked for."""
+    from tests.sdk.doors import opened_doors
+
+    with opened_doors(tmp_path_factory.mktemp("proxy")) as doors:
+        yield doors

@@ -2,29 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+import json
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import TinyModel
-from tests.http.test_conversations import Message, Talk, talking, text_of, user
+from tests.foreign.forms import FORMS, Call, Form, Request
+from tests.foreign.forms import Message as AnyMessage
+from tests.http.test_conversations import REPLY_TOKENS, Message, Talk, talking, text_of, user
+from tests.sdk.doors import DIRECT, KEY, MODEL, PROXIED, Door, Doors
+from tests.serving import AS_JSON, serving
 
 REST = "Be brief and say what you see. " * 8
 
 
-@contextmanager
-def talking_anew(talk: Talk, **settings: Any) -> Generator[Talk]:
-    """On a server that has never heard anything."""
-    with talking(Path(talk.server.app._settings.model_path or ""), **settings) as fresh:
-        yield fresh
+@dataclass
+class Through(Talk):
+    """A client that speaks so, at one of the doors. What is asked is written as for chats."""
+
+    form: Form = FORMS["chat"]
+    door: Door | None = None
+
+    def ask(self, messages: Sequence[Message], **named: str) -> Any:
+        assert self.door
+        self.door.lead()
+        first, *others = messages
+        request = Request(
+            system=first["content"],
+            messages=[*map(_as_any_protocol, others)],
+            length=REPLY_TOKENS,
+            temperature=0,
+            calls=False,
+            named=named,
+        )
+        body = {"model": MODEL, **self.form.body(request)}
+        headers = {**AS_JSON, "Authorization": f"Bearer {KEY}"}
+        asked = urllib.request.Request(self.door.url + self.form.path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.load(answer)
+
+    def said(self, messages: Sequence[Message], **named: str) -> tuple[Message, int]:
+        answer = self.ask(messages, **named)
+        return {"role": "assistant", "content": self.form.reply(answer).text}, self.form.computed(answer)
+
+
+def _as_any_protocol(message: Message) -> AnyMessage:
+    calls = tuple(Call(one["id"], one["function"]["arguments"]) for one in message.get("tool_calls", ()))
+    return AnyMessage(message["role"], message["content"] or "", calls, message.get("tool_call_id", ""))
+
+
+type Anew = Callable[[], AbstractContextManager[Talk]]
+"""The same client at a server that has never heard anything."""
+
+
+@pytest.fixture(scope="module", params=[DIRECT, PROXIED])
+def port(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def anew(request: pytest.FixtureRequest, port: int, tiny_model: TinyModel, doors: Doors) -> Anew:
+    @contextmanager
+    def talking_through() -> Generator[Talk]:
+        with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as server:
+            yield Through(server, form=FORMS[request.param], door=doors.of(server, port))
+
+    return talking_through
 
 
 @pytest.fixture(scope="module")
-def talk(tiny_model: TinyModel) -> Iterator[Talk]:
-    with talking(tiny_model("qwen3", hidden=128, layers=2)) as one:
+def talk(anew: Anew) -> Iterator[Talk]:
+    with anew() as one:
         yield one
 
 
@@ -162,11 +216,13 @@ SPACES = {
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("named", [{}, {"session_id": "files"}], ids=["no name", "one name"])
-def test_white_space_of_a_result_is_what_the_tool_wrote(talk: Talk, space: str, named: dict[str, Any]):
+def test_white_space_of_a_result_is_what_the_tool_wrote(
+    talk: Talk, anew: Anew, space: str, named: dict[str, Any]
+):
     first, second = SPACES[space]
     talk.ask(with_result(first), **named)
     talk.ask(with_result(second), **named)
-    with talking_anew(talk) as fresh:
+    with anew() as fresh:
         fresh.ask(with_result(second))
         assert text_of(talk, talk.prompts[-1]) == text_of(fresh, fresh.prompts[-1])
 
@@ -213,8 +269,13 @@ def test_clocks_that_have_moved_are_read_where_they_stand(talk: Talk):
 
 
 @pytest.fixture(scope="module")
-def exact(tiny_model: TinyModel) -> Iterator[Talk]:
-    with talking(tiny_model("qwen3", hidden=128, layers=2), drift="exact") as one:
+def folder(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3", hidden=128, layers=2)
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> Iterator[Talk]:
+    with talking(folder, drift="exact") as one:
         yield one
 
 
@@ -230,11 +291,13 @@ INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{
     ],
     ids=["own line", "white space", "clock"],
 )
-def test_where_nothing_may_differ_nothing_that_differs_is_read(exact: Talk, first: str, second: str):
+def test_where_nothing_may_differ_nothing_that_differs_is_read(
+    exact: Talk, folder: Path, first: str, second: str
+):
     named, system = {"session_id": "exact"}, asked("Exactly.")[0]
     reply, _ = exact.said([system, user(first)], **named)
     exact.ask([system, user(second), reply, user("And now?")], **named)
     read = text_of(exact, exact.prompts[-1])
-    with talking_anew(exact, drift="exact") as fresh:
+    with talking(folder, drift="exact") as fresh:
         fresh.ask([system, user(second), reply, user("And now?")])
         assert read == text_of(fresh, fresh.prompts[-1])

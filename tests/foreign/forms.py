@@ -1,0 +1,193 @@
+"""A conversation, and how each protocol sends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+type Json = dict[str, Any]
+
+READ: Json = {
+    "type": "object",
+    "properties": {"path": {"type": "string", "enum": ["a", "b"]}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One of the tool `read`, with the id that the client was told."""
+
+    id: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A question, a reply, or the result of the call `of`."""
+
+    role: Literal["user", "assistant", "tool"]
+    text: str
+    calls: tuple[Call, ...] = ()
+    of: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked.
+
+    Attributes:
+        system: its text.
+        named: fields of the body, and `headers`, that say which conversation this is.
+        calls: the reply has to be a call.
+    """
+
+    system: str
+    messages: Sequence[Message]
+    length: int
+    temperature: float
+    calls: bool
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Form:
+    """A protocol.
+
+    Attributes:
+        body: of a request.
+        reply: what a client keeps of the answer.
+        computed: tokens of the prompt that were, as the answer's usage says.
+    """
+
+    path: str
+    body: Callable[[Request], Json]
+    reply: Callable[[Json], Message]
+    computed: Callable[[Json], int]
+
+
+def _arguments(call: Call) -> Json:
+    return json.loads(call.arguments)
+
+
+# ------------------------------------------------------------------------------------------------------- chat
+
+
+def _chat(request: Request) -> Json:
+    tool = {"type": "function", "function": {"name": "read", "description": "Reads.", "parameters": READ}}
+    return {
+        "messages": [{"role": "system", "content": request.system}, *map(_in_chat, request.messages)],
+        "tools": [tool],
+        "tool_choice": "required" if request.calls else "none",
+        "max_tokens": request.length,
+        "temperature": request.temperature,
+        **request.named,
+    }
+
+
+def _in_chat(message: Message) -> Json:
+    calls = [
+        {"id": one.id, "type": "function", "function": {"name": "read", "arguments": one.arguments}}
+        for one in message.calls
+    ]
+    sent: Json = {"role": message.role, "content": message.text}
+    return (
+        sent | ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": message.of} if message.of else {})
+    )
+
+
+def _said_in_chat(answer: Json) -> Message:
+    said = answer["choices"][0]["message"]
+    calls = said.get("tool_calls") or []
+    told = tuple(Call(one["id"], one["function"]["arguments"]) for one in calls)
+    return Message("assistant", said["content"] or "", told)
+
+
+# --------------------------------------------------------------------------------------------------- messages
+
+
+def _messages(request: Request) -> Json:
+    return {
+        "system": request.system,
+        "messages": [*map(_in_messages, request.messages)],
+        "tools": [{"name": "read", "description": "Reads.", "input_schema": READ}],
+        "tool_choice": {"type": "any" if request.calls else "none"},
+        "max_tokens": request.length,
+        "temperature": request.temperature,
+        # As Claude Code names its sessions.
+        **({"metadata": {"user_id": json.dumps(dict(request.named))}} if request.named else {}),
+    }
+
+
+def _in_messages(message: Message) -> Json:
+    if message.of:
+        block = {"type": "tool_result", "tool_use_id": message.of, "content": message.text}
+        return {"role": "user", "content": [block]}
+    text = [{"type": "text", "text": message.text}] if message.text.strip() else []
+    uses = [
+        {"type": "tool_use", "id": one.id, "name": "read", "input": _arguments(one)} for one in message.calls
+    ]
+    return {"role": message.role, "content": [*text, *uses]}
+
+
+def _said_in_message(answer: Json) -> Message:
+    blocks = answer["content"]
+    calls = [Call(one["id"], json.dumps(one["input"])) for one in blocks if one["type"] == "tool_use"]
+    return Message("assistant", "".join(one.get("text", "") for one in blocks), tuple(calls))
+
+
+# -------------------------------------------------------------------------------------------------- responses
+
+
+def _responses(request: Request) -> Json:
+    return {
+        "instructions": request.system,
+        "input": [item for message in request.messages for item in _items(message)],
+        "tools": [{"type": "function", "name": "read", "description": "Reads.", "parameters": READ}],
+        "tool_choice": "required" if request.calls else "none",
+        "max_output_tokens": request.length,
+        "temperature": request.temperature,
+        "store": False,
+        **({"metadata": dict(request.named)} if request.named else {}),
+    }
+
+
+def _items(message: Message) -> list[Json]:
+    if message.of:
+        return [{"type": "function_call_output", "call_id": message.of, "output": message.text}]
+    text = [{"role": message.role, "content": message.text}] if message.text.strip() else []
+    calls = [
+        {"type": "function_call", "call_id": one.id, "name": "read", "arguments": one.arguments}
+        for one in message.calls
+    ]
+    return [*text, *calls]
+
+
+def _said_in_response(answer: Json) -> Message:
+    items = answer["output"]
+    calls = [Call(one["call_id"], one["arguments"]) for one in items if one["type"] == "function_call"]
+    text = "".join(part.get("text", "") for item in items for part in item.get("content") or [])
+    return Message("assistant", text, tuple(calls))
+
+
+def _computed(usage: Json, prompt: str, details: str) -> int:
+    return usage[prompt] - usage[details]["cached_tokens"]
+
+
+FORMS = {
+    "chat": Form(
+        "/v1/chat/completions", _chat, _said_in_chat,
+        lambda answer: _computed(answer["usage"], "prompt_tokens", "prompt_tokens_details"),
+    ),
+    "messages": Form(
+        "/v1/messages", _messages, _said_in_message, lambda answer: answer["usage"]["input_tokens"]
+    ),
+    "responses": Form(
+        "/v1/responses", _responses, _said_in_response,
+        lambda answer: _computed(answer["usage"], "input_tokens", "input_tokens_details"),
+    ),
+}  # fmt: skip

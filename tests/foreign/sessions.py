@@ -1,0 +1,349 @@
+"""Sessions of one user that say the same words, at once, and differ in what keys leave out.
+
+Words of two kinds stand in what they send: `s3n17q` is the seventeenth secret of session 3, in a git status,
+a block, instructions, or a message id; `w2w` is said by all of them, so that beginnings meet. No prompt may
+hold a secret of another session; each holds all that its request says, and the common words in their order.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+from pathlib import Path
+from random import Random
+
+from tests.foreign.forms import FORMS, Call, Form, Message, Request
+
+SECRET, WORD = re.compile(r"s\d+n\d+q"), re.compile(r"\bw\d+w\b")
+RULES = "You are brief and say what you see. " * 4
+PATIENCE_S = 60
+_DAY = date(2026, 1, 1)
+_LONGEST = 16
+"""Messages, until a client begins anew."""
+_COMMON = ("Done.", "It is w1w.", "    w2w")
+"""Replies that clients write themselves."""
+_RESULTS = ("{}    return {}", "{}        return {}", "{}return {}\n\n", "{}\treturn {} ", "\n{}return {}")
+
+type Ports = tuple[int, int | None]
+type Prompt = Callable[[], str]
+"""What the model read last."""
+
+
+@dataclass
+class Session:
+    """A conversation as its client keeps it.
+
+    Attributes:
+        number: in its secrets.
+        named, headers: what its client says that it is.
+        known: secrets that were ever said in it; a fork knows what was said before it.
+        ids: by the index of a question, the message id that it was sent with.
+    """
+
+    number: int
+    form: Form
+    is_proxied: bool
+    temperature: float
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_name_shared: bool = False
+    messages: list[Message] = field(default_factory=list[Message])
+    known: set[str] = field(default_factory=set[str])
+    day: int = 0
+    said: dict[str, str] = field(default_factory=dict[str, str])
+    ids: dict[int, str] = field(default_factory=dict[int, str])
+    count: int = 0
+
+    def secret(self) -> str:
+        self.count += 1
+        word = f"s{self.number}n{self.count}q"
+        self.known.add(word)
+        return word
+
+    @property
+    def system(self) -> str:
+        return "".join(
+            (
+                f"Current date: {_DAY + timedelta(self.day)}\n",
+                RULES,
+                "\n## Inbound Context (trusted metadata)\nOf this chat.\n```json\n"
+                f'{{"chat": "{self.said["chat"]}"}}\n```\n'
+                if "chat" in self.said
+                else "\n",
+                f"gitStatus: {self.said['status']}\n\nRecent commits:\n1a2b3c {self.said['status']}\n\n"
+                if "status" in self.said
+                else "",
+            )
+        )
+
+    @property
+    def reminder(self) -> str:
+        if "rules" not in self.said:
+            return ""
+        return (
+            f"<system-reminder>\nUse this.\n# claudeMd\nThe key is {self.said['rules']}.\n\n"
+            "      IMPORTANT: this context may or may not be relevant.\n</system-reminder>\n\n"
+        )
+
+
+def _envelope(message_id: str) -> str:
+    info = f'{{\n  "message_id": "{message_id}",\n  "sender": "ann"\n}}'
+    return f"Conversation info (untrusted metadata):\n```json\n{info}\n```\n\n"
+
+
+class Sessions:
+    """Some sessions on one server, one request at a time.
+
+    Args:
+        ports: of the server, and of the proxy if there is one.
+        prompt: what the model read last.
+        at_once: sessions that are open.
+        first: number of the last session that the server has seen before.
+    """
+
+    def __init__(self, ports: Ports, prompt: Prompt, random: Random, at_once: int, first: int = 0) -> None:
+        self.ports, self._prompt = ports, prompt
+        self._random, self._at_once = random, at_once
+        self._count = first
+        self._open: list[Session] = []
+        self.counts: Counter[str] = Counter()
+
+    def play(self, requests: int) -> None:
+        """So many requests, each prompt checked.
+
+        Raises:
+            AssertionError: a prompt has what is foreign, or lacks what was said.
+        """
+        for _ in range(requests):
+            while len(self._open) < self._at_once:
+                self._open.append(self._new())
+            session = self._random.choice(self._open)
+            self._turn(session)
+            if len(session.messages) > _LONGEST or self._maybe(0.05):
+                self._open.remove(session)
+
+    def restarted(self, ports: Ports, prompt: Prompt) -> None:
+        """Another server, which remembers nothing. Who shares a name begins anew: see ADR 13."""
+        self.ports, self._prompt = ports, prompt
+        self._open = [one for one in self._open if not one.is_name_shared]
+
+    def _maybe(self, chance: float) -> bool:
+        return self._random.random() < chance
+
+    # ------------------------------------------------------------------------------------------- who they are
+
+    def _new(self) -> Session:
+        """With the same words as others, and at times with what another one was replied."""
+        self._count += 1
+        session = Session(
+            number=self._count,
+            form=self._random.choice([*FORMS.values()]),
+            is_proxied=self.ports[1] is not None and self._maybe(0.3),
+            temperature=self._random.choice((0.0, 0.0, 1.0)),
+            day=self._random.randrange(300),
+        )
+        others = [one for one in self._open if one.messages]
+        match self._random.randrange(4) if others else 0:
+            case 1:
+                self._fork(session, self._random.choice(others))
+            case 2:
+                self._adopt(session, self._random.choice(others))
+            case _:
+                self._name(session, may_share=True)
+                session.messages = [self._question()]
+        self._change(session, 0.5)
+        if not session.ids and self._maybe(0.5):
+            session.ids[0] = session.secret()
+        return session
+
+    def _name(self, session: Session, *, may_share: bool) -> None:
+        match self._random.randrange(6 if may_share else 4):
+            case 0:
+                session.named = {"session_id": f"named {self._count}"}
+            case 1:
+                session.headers = {"session-id": f"called {self._count}"}
+            case 2:
+                session.named = {"prompt_cache_key": "everybody"}
+            case 3:
+                pass
+            case _:
+                session.named, session.is_name_shared = {"session_id": "default"}, True
+
+    def _fork(self, session: Session, other: Session) -> None:
+        """What the other one has said, thought and been told up to a question is this one's too."""
+        self.counts["forks"] += 1
+        ends = [end for end, one in enumerate(other.messages, 1) if one.role == "user"]
+        session.form, session.temperature, session.said = other.form, other.temperature, dict(other.said)
+        session.messages = other.messages[: self._random.choice(ends)]
+        session.known, session.ids = set(other.known), dict(other.ids)
+        self._name(session, may_share=False)
+
+    def _adopt(self, session: Session, other: Session) -> None:
+        """The same words and replies as another one, which it knows nothing of: it began somewhere else.
+
+        Replies with chance in them cannot be had by accident: then nothing is adopted but questions.
+        """
+        self.counts["adopted"] += 1
+        end = len(other.messages) if other.temperature == 0 else 1
+        names = {call.id: f"call_{self._count}{n}" for n, call in enumerate(_calls(other.messages))}
+        session.form = other.form
+        session.messages = [_renamed(message, names) for message in other.messages[:end]]
+        self._name(session, may_share=False)
+
+    # ------------------------------------------------------------------------------------------- what is said
+
+    def _question(self) -> Message:
+        indent = self._random.choice(("", "", "    ", "\n  "))
+        return Message("user", f"{indent}w{self._random.randrange(3)}w, please?")
+
+    def _change(self, session: Session, chance: float) -> None:
+        """What it says of now."""
+        if self._maybe(chance):
+            session.day += 1
+        for name in ("chat", "status", "rules"):
+            if self._maybe(chance):
+                session.said[name] = session.secret()
+                if self._maybe(0.1):
+                    del session.said[name]
+
+    def _sent(self, session: Session) -> list[Message]:
+        """With what a client puts around the words, and with other white space at their ends."""
+        sent: list[Message] = []
+        first = next(index for index, one in enumerate(session.messages) if one.role == "user")
+        for index, message in enumerate(session.messages):
+            text = message.text
+            if message.role == "user" and index in session.ids:
+                if index < len(session.messages) - 1 and self._maybe(0.3):
+                    session.ids[index] = self._random.choice((session.secret(), ""))
+                text = (_envelope(session.ids[index]) if session.ids[index] else _NO_ID) + text
+            if index == first:
+                text = session.reminder + text
+            if message.role == "user" and self._maybe(0.1):
+                text += self._random.choice(("\n", "  "))
+            sent.append(replace(message, text=text))
+        return sent
+
+    # -------------------------------------------------------------------------------------------- one request
+
+    def _turn(self, session: Session) -> None:
+        self._change(session, 0.15)
+        calls = self._maybe(0.3)
+        request = Request(
+            system=session.system,
+            messages=self._sent(session),
+            length=64 if calls else self._random.choice((6, 12)),
+            temperature=session.temperature,
+            calls=calls,
+            named=session.named,
+            headers=session.headers,
+        )
+        said = self._ask(session, request)
+        self._check(session, request, self._prompt())
+        self._go_on(session, said)
+
+    def _ask(self, session: Session, request: Request) -> Message:
+        server, proxy = self.ports
+        port = proxy if session.is_proxied and proxy else server
+        body = {"model": "openai/local", **session.form.body(request)}
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer local", **request.headers}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        try:
+            connection.request("POST", session.form.path, json.dumps(body), headers)
+            reply = connection.getresponse()
+            raw = reply.read()
+        finally:
+            connection.close()
+        assert reply.status == 200, (session.form.path, raw[:500], body)
+        self.counts[f"{session.form.path} at {'the proxy' if port == proxy else 'the server'}"] += 1
+        return session.form.reply(json.loads(raw))
+
+    def _check(self, session: Session, request: Request, prompt: str) -> None:
+        told = (request.system, *(message.text for message in request.messages))
+        secrets = set(SECRET.findall(prompt))
+        assert secrets <= session.known, f"{secrets - session.known} is foreign in {prompt}"
+        missing = {word for text in told for word in SECRET.findall(text)} - secrets
+        assert not missing, f"{missing} is missing in {prompt}"
+        words = [word for text in told for word in WORD.findall(text)]
+        assert WORD.findall(prompt) == words, f"not the words {words} in {prompt}"
+        for message in request.messages:
+            body = message.text.rstrip() if message.role == "user" else message.text
+            if message.role != "assistant" and not any(mark in body for mark in _LEFT_OUT):
+                assert body in prompt, f"{body!r} is not in {prompt}"
+        dates = request.system.partition("\n")[0].removeprefix("Current date: ")
+        assert dates in prompt
+
+    def _go_on(self, session: Session, said: Message) -> None:
+        """A call is carried out. A reply that says nothing, or was cut in a call, is asked for again."""
+        whole = all(_is_object(call.arguments) for call in said.calls)
+        if not whole or not (said.text.strip() or said.calls):
+            return
+        if not said.calls and self._maybe(0.3) and not session.is_name_shared:
+            self.counts["written by clients"] += 1
+            said = Message("assistant", self._random.choice(_COMMON))
+        session.messages.append(said)
+        word = f"w{self._random.randrange(3)}w"
+        for call in said.calls:
+            text = self._random.choice(_RESULTS).format("", word)
+            session.messages.append(Message("tool", text, of=call.id))
+        if not said.calls or self._maybe(0.5):
+            if said.calls:
+                session.messages.append(Message("assistant", self._random.choice(_COMMON)))
+            session.messages.append(self._question())
+            if self._maybe(0.5):
+                session.ids[len(session.messages) - 1] = session.secret()
+
+
+_NO_ID = _envelope("").replace('  "message_id": "",\n', "")
+_LEFT_OUT = ("Conversation info", "<system-reminder>")
+"""Where a line may be gone in what the client sends, and still stand in the prompt."""
+
+
+def _calls(messages: list[Message]) -> Iterator[Call]:
+    for message in messages:
+        yield from message.calls
+
+
+def _renamed(message: Message, names: Mapping[str, str]) -> Message:
+    calls = tuple(replace(call, id=names[call.id]) for call in message.calls)
+    return replace(message, calls=calls, of=names.get(message.of, ""))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+class Trace:
+    """The prompts of a server that keeps them in its trace."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._read: Counter[Path] = Counter()
+
+    def newest(self) -> str:
+        """The prompt of the one request of a session that has ended since the last call."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            for prompt in self._new():
+                if RULES in prompt:  # what the proxy asks when it starts is none
+                    return prompt
+            time.sleep(0.001)
+        raise AssertionError("the trace has no new line")
+
+    def _new(self) -> Iterator[str]:
+        for path in self._root.glob("*/cache-session-*.log"):
+            if path.stat().st_size == self._read[path]:
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                lines = [line for line in file if line.endswith(b"\n")]
+            self._read[path] += sum(map(len, lines))
+            yield from (str(json.loads(line)["prompt"]) for line in lines)
