@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TinyModel
-from tests.foreign.forms import FORMS, Call, Form, Request
+from tests.foreign.forms import FORMS, READ, Call, Form, Request
 from tests.foreign.forms import Message as AnyMessage
 from tests.http.test_conversations import REPLY_TOKENS, Message, Talk, talking, text_of, user
 from tests.sdk.doors import DIRECT, KEY, MODEL, PROXIED, Door, Doors
@@ -263,6 +264,91 @@ def test_clocks_that_have_moved_are_read_where_they_stand(talk: Talk):
     talk.ask([{"role": "system", "content": first + REST}, user("When?")], session_id="moves")
     talk.ask([{"role": "system", "content": second + REST}, user("When?")], session_id="moves")
     assert second in text_of(talk, talk.prompts[-1])
+
+
+# -------------------------------------------------------------------------------- thoughts, and who is deeper
+
+ONE = {**READ, "properties": {"path": {"enum": ["a"]}}}
+CALL = {
+    "tools": [{"type": "function", "function": {"name": "read", "description": "Reads.", "parameters": ONE}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
+THINKS = {"enable_thinking": True, "thinking_budget": 12, "max_tokens": 200, **CALL}
+"""Any thought, and the same call: a template shows a thought as long as nothing new is asked."""
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny_model: TinyModel) -> Iterator[Talk]:
+    with talking(tiny_model("qwen3", hidden=128, layers=2)) as one:
+        yield one
+
+
+def with_call(talk: Talk, messages: Sequence[Message], **more: Any) -> tuple[Message, str]:
+    """The reply as a client keeps it that leaves thoughts out, and its thought."""
+    said = talk.ask(messages, **THINKS, **more)["choices"][0]["message"]
+    kept = {name: said.get(name) for name in ("role", "content", "tool_calls")}
+    return kept, said["reasoning_content"].strip()
+
+
+def done(reply: Message, **changes: str) -> list[Message]:
+    """The reply and the result of its call."""
+    (call,) = reply["tool_calls"]
+    call = {**call, **changes}
+    return [{**reply, "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
+
+
+def arguments_of(reply: Message) -> Any:
+    return json.loads(reply["tool_calls"][0]["function"]["arguments"])
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_a_thought_is_read_in_its_own_conversation_alone(thinker: Talk, names: str):
+    first, second = NAMES[names]
+    words = f"Thoughts of {names}."
+    alpha, beta = (about("git status", secret, words) for secret in ("alpha-secret", "beta-own"))
+    (reply_a, thought_a), (reply_b, thought_b) = (
+        with_call(thinker, alpha, **first), with_call(thinker, beta, **second)
+    )  # fmt: skip
+    assert thought_a != thought_b
+    assert arguments_of(reply_a) == arguments_of(reply_b)
+    reads: list[str] = []
+    for asked in (
+        [*alpha, *done(reply_a)],
+        [*beta, *done(reply_b)],
+        [*beta, *done(reply_b, id="c1")],
+        [*about("git status", "gamma-new", words), *done(reply_b, id="c1")],
+    ):
+        thinker.ask(asked, **THINKS, **second if asked[0] != alpha[0] else first)
+        reads.append(text_of(thinker, thinker.prompts[-1]))
+    held = [(thought_a in read, thought_b in read, "alpha" in read) for read in reads]
+    assert held[:2] == [(True, False, True), (False, True, False)]
+    assert held[2:] == [(False, held[2][1], False), (False, held[3][1], False)]
+    assert not (held[3][1] and "session_id" not in second), "an own value that changed, without a proof"
+
+
+def test_a_conversation_that_is_ahead_is_not_gone_on_from(thinker: Talk):
+    """Two with the same words and replies, one of which has asked its next question."""
+    say_ok = {"type": "json_schema", "json_schema": {"name": "ok", "schema": {"enum": ["all is well"]}}}
+    more: dict[str, Any] = {"enable_thinking": False, "response_format": say_ok}
+
+    def talk_of(name: str, day: int) -> list[Message]:
+        system = {"role": "system", "content": f"Current date: 2026-11-{day}\nAhead.\n{REST}"}
+        return [system, user(INFO.format(f"{name}-1"))]
+
+    for name, day in (("ann", 11), ("bob", 12)):
+        said, _ = thinker.said(talk_of(name, day), session_id=name, **more)
+        assert said["content"].strip() == '"all is well"'
+    asked = {name: [*talk_of(name, day), said, user("And now?")] for name, day in (("ann", 21), ("bob", 22))}
+    days = {"ann": {"11", "21"}, "bob": {"12", "22"}}
+    for name, other in (("ann", "bob"), ("bob", "ann")):
+        thinker.ask(asked[name], session_id=name, **more)
+        read = text_of(thinker, thinker.prompts[-1])
+        assert f"{name}-1" in read
+        assert f"{other}-1" not in read
+        told = re.findall(r"\[Now: Current date: 2026-11-(\d\d)\]", read)
+        assert set(told) <= days[name]
+        assert told[-1] == max(days[name])
 
 
 # ---------------------------------------------------------------------------------------------------- exactly
