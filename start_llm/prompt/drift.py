@@ -29,7 +29,7 @@ class Rule:
         is_first: it stands in the first message of its role alone.
         drift: its class.
         lesson: number of the lesson that has the evidence.
-        mark: words that it has.
+        mark: words that it has; empty if it is found as fast without.
         pattern: finds it: lines, or a section from its heading to its end.
         within: finds what it has to stand in, if it does not count elsewhere.
         is_clock: a date, a clock or a zone, and nothing else.
@@ -70,7 +70,11 @@ class Rule:
         return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
     def said(self, piece: str) -> str:
-        """What it says: a line with its clock to the minute, a block as it stands."""
+        """What it says: a line with its clock to the minute, a block as it stands; of what belongs to its
+        message each line for itself."""
+        if self.drift == "own":
+            lines = _STAMPED.sub(r"\g<0>\n", piece).split("\n")
+            return "\n".join(line.strip().rstrip(",") for line in lines if line.strip())
         return _SECONDS.sub(r"\1", piece.strip()) if self.drift == "live" else piece.strip()
 
 
@@ -112,15 +116,15 @@ _BILLING = (
     "x-anthropic-billing-header:",
     re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?"),
 )
-# The client's own, in front of the words of its user: what stands in those is content.
-_ENVELOPE = re.compile(
-    r"\A\s*Conversation info(?: \(untrusted metadata\))?:\n```json\n(?:(?!```)[^\n]*\n)*```"
+# What stands in front of a user's words: when they came, what is known of them, and who sent them.
+_STAMP = rf"\[{_WEEKDAY} {_DATE} {_CLOCK}(?: {_ZONE})?\][ \t]*"
+_STAMPED = re.compile(rf"\A{_STAMP}")
+_METADATA = (
+    r"(?:Conversation info|Sender)(?: \(untrusted metadata\))?:(?: ⟦openclaw:ctx⟧)?\n"
+    r"```json\n(?:(?!```)[^\n]*\n)*```[ \t]*\n*"
 )
-_MESSAGE_ID = (
-    '"message_id"',
-    re.compile(r'^[ \t]*"message_id"[ \t]*:[ \t]*"[^"\n]*",?[ \t]*\n', re.MULTILINE),
-    _ENVELOPE,
-)
+_HINT = r"\[message_id: [^\]\n]*\][ \t]*\n*"
+_ENVELOPE = ("", re.compile(rf"\A(?:{_STAMP}|{_METADATA}|{_HINT})+"))
 _STATISTICS = (
     "Stats: runtime ",
     re.compile(r"\bStats: runtime(?: ?\d+(?:\.\d+)?(?:ms|s|m|h))+[ \t]*(?=•|\n|\Z)"),
@@ -133,6 +137,27 @@ _INBOUND = (
         r"(?:(?!#|```)[^\n]*\n){0,10}```json\n(?:(?!```)[^\n]*\n)*```[ \t]*(?:\n+|\Z)",
         re.MULTILINE,
     ),
+)
+# Sections of OpenClaw's system prompt that are others when it wakes by itself, or once a group has spoken.
+_DEFERRED_TOOLS = (
+    "### Deferred Tool Schemas",
+    re.compile(
+        r"^### Deferred Tool Schemas\nAvailable deferred-schema tools:\n(?:- [^\n]*\n)+", re.MULTILINE
+    ),
+)
+_WATCHED = (
+    "## Watched Sessions",
+    re.compile(r"^## Watched Sessions\n\w[^\n]*\n(?:- [^\n]*\n)+", re.MULTILINE),
+)
+# What its agent wrote down, up to the next file, and the line that tells of it.
+_MEMORY = (
+    "/MEMORY.md",
+    re.compile(r"^## /[^\n]*/MEMORY\.md\n(?:(?!## /|<!-- /openclaw:)[^\n]*(?:\n|\Z))*", re.MULTILINE),
+)
+_MEMORY_LINE = ("MEMORY.md: ", re.compile(r"^MEMORY\.md: [^\n]*\n", re.MULTILINE))
+_RUNTIME = (
+    "Runtime: ",
+    re.compile(r"^Runtime: \w+=[^|\n]*(?: \| \w+=[^|\n]*)+(?:\n|\Z)", re.MULTILINE),
 )
 # From its first line to the last of its commits.
 _GIT_STATUS = (
@@ -167,7 +192,7 @@ _CARRIER = (
 
 RULES: tuple[Rule, ...] = (
     Rule("billing header", "Claude Code", "system", True, "transport", 18, *_BILLING, is_for_the_model=True),
-    Rule("message id in a metadata block", "OpenClaw", "user", False, "own", 19, *_MESSAGE_ID),
+    Rule("message metadata", "OpenClaw", "user", False, "own", 19, *_ENVELOPE),
     Rule("today's date", "opencode, Claude Code", "system", True, "live", 22, *_TODAY, is_clock=True),
     Rule("current date", "pi, OpenClaw", "system", True, "live", 22, *_DATE_LINE, is_clock=True),
     Rule("time zone", "OpenClaw", "system", True, "live", 27, *_ZONE_LINE, is_clock=True),
@@ -183,7 +208,12 @@ RULES: tuple[Rule, ...] = (
         is_clock=True,
     ),
     Rule("run statistics", "OpenClaw", "user", False, "live", 22, *_STATISTICS),
+    Rule("runtime of the session", "OpenClaw", "user", True, "block", 83, *_RUNTIME),
     Rule("inbound context", "OpenClaw", "system", True, "block", 22, *_INBOUND),
+    Rule("deferred tools", "OpenClaw", "system", True, "block", 83, *_DEFERRED_TOOLS),
+    Rule("watched sessions", "OpenClaw", "system", True, "block", 83, *_WATCHED),
+    Rule("memory", "OpenClaw", "system", True, "block", 83, *_MEMORY),
+    Rule("line about the memory", "OpenClaw", "system", True, "block", 83, *_MEMORY_LINE),
     Rule("git status", "Claude Code", "system", True, "block", 22, *_GIT_STATUS),
     Rule("date in the reminder", "Claude Code", "user", True, "live", 27, *_REMINDER_DATE, is_clock=True),
     Rule("project instructions", "Claude Code", "user", True, "block", 27, *_INSTRUCTIONS),

@@ -37,15 +37,15 @@ class Change:
 
     @property
     def line(self) -> str:
-        """Of a block the lines that changed, if that is shorter than the whole."""
+        """The lines that changed, if that is shorter than the whole."""
         if self.value is None:
             return f"[No longer: {self.field.name}]"
         return min([f"[Now: {self.value}]", *self._difference(self.value)], key=len)
 
     def _difference(self, now: str) -> list[str]:
-        if self.field.kind != "block" or self.before is None:
+        if self.before is None or self.field.kind == "live":
             return []
-        lines = changed_lines(self.before, now)
+        lines = _new_lines(self.before, now) if self.field.kind == "own" else changed_lines(self.before, now)
         return [] if lines is None else [f"[Changed in {self.field.name}:\n{lines}\n]"]
 
 
@@ -76,10 +76,15 @@ def changes(readings: Iterable[Reading], messages: Sequence[CanonicalMessage]) -
     return [*new, *gone]
 
 
+def _new_lines(before: str, now: str) -> str:
+    old = set(before.split("\n"))
+    return "\n".join(line for line in now.split("\n") if line not in old)
+
+
 def _is_known(field: Field, now: str, told: str | None) -> bool:
     """Of what a message says of itself, lines that are gone are no news."""
     if field.kind == "own" and told is not None:
-        return set(now.split("\n")) <= set(told.split("\n"))
+        return not _new_lines(told, now)
     return now == told
 
 

@@ -156,11 +156,14 @@ def test_a_header_and_nothing_else_is_content():
     assert keys(*alone) != keys(Message(role="system", content=BILLING.format("a11")))
 
 
-def test_an_id_in_a_metadata_block_is_ignored_but_not_the_rest_of_it():
+def test_what_a_client_puts_in_front_of_words_is_not_compared_and_what_stands_elsewhere_is():
     one, other = (replace(ASKED, content=METADATA.format(name) + "Hello") for name in ("m1", "m2"))
-    assert keys(one) == keys(other)
-    assert keys(one) != keys(replace(one, content=one.content.replace("me", "you")))
+    assert keys(one) == keys(other) == keys(replace(one, content="Hello"))
+    assert keys(one) != keys(replace(one, content=one.content.replace("Hello", "Hullo")))
     assert for_the_model((one,)) == (one,)
+    for before in ("I got this:\n", " ", "\n"):
+        quoted, changed = (replace(said, content=before + said.content) for said in (one, other))
+        assert keys(quoted) != keys(changed), "what somebody quotes is content"
     result = Message(role="tool", content=one.content, tool_call_id="1")
     assert keys(result) != keys(replace(result, content=other.content)), "never inside of a result"
 

@@ -82,7 +82,7 @@ PLANTED = {
     "transport": Planted(at(0, first_said(billing="a2")), "transport", "billing header", 0),
     "live": Planted(at(0, first_said(date="d2x")), "live", "today's date", 0, "2", "3"),
     "block": Planted(at(0, first_said(block="b2x")), "block", "inbound context", 0, "1x", "2x"),
-    "own": Planted(at(1, asked(own="m2x")), "own", "message id in a metadata block", 1, "1x", "2x"),
+    "own": Planted(at(1, asked(own="m2x")), "own", "message metadata", 1, "1x", "2x"),
     "content of the system": Planted(
         at(0, first_said(rules=RULES_TEXT.replace("v90x", "v80x"))), "content", None, 0, "90x", "80x"
     ),
