@@ -56,12 +56,14 @@ class Request:
         messages: as it spells them this time.
         meant: the same messages without what it changes each time: they tell what is new.
         most_tokens: of the reply.
+        name: of the conversation, if its client gives it one.
     """
 
     messages: Sequence[Message]
     meant: Sequence[Message]
     tools: Sequence[Tool] = tuple(TOOLS)
     most_tokens: int = REPLY_TOKENS
+    name: str | None = None
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Tool] = tuple(TOOLS)) -> Request:

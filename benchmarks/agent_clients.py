@@ -16,6 +16,7 @@ from benchmarks.agent_account import TOOLS, Message, Tool
 type Spell = Callable[[Sequence[Message], int], list[Message]]
 """Messages as a request of that number has them."""
 
+THOUGHT, CALLS, TEXT = "reasoning_content", "tool_calls", "content"
 PARALLEL_CALLS = 3
 FIRST_EDITED = 3
 
@@ -38,6 +39,7 @@ class Client:
         is_about_calls: its replies are fixed ones, even where the server's own are asked for elsewhere.
         hears: parts that the server's own replies must have; where there are any, no reply is a fixed one.
         asks_titles: it asks for a title between turns.
+        is_named: it says which conversation this is.
     """
 
     title: str = ""
@@ -49,6 +51,12 @@ class Client:
     is_about_calls: bool = False
     hears: tuple[str, ...] = ()
     asks_titles: bool = False
+    is_named: bool = False
+
+    @property
+    def is_scripted(self) -> bool:
+        """It takes a model that says more than random tokens."""
+        return THOUGHT in self.hears or CALLS in self.hears
 
 
 PLAIN = Client()
@@ -78,6 +86,32 @@ def with_message_id(messages: Sequence[Message], number: int) -> list[Message]:
 def _metadata(number: int | None) -> str:
     line = "" if number is None else f'  "message_id": "{number:012x}",\n'
     return f'Conversation info:\n```json\n{{\n{line}  "sender": "somebody"\n}}\n```\n\n'
+
+
+def _with_envelopes(newest: Callable[[int], str], older: str) -> Spell:
+    """OpenClaw: what stands in front of its user's words, and what is left of it in the next request."""
+
+    def spelled(messages: Sequence[Message], number: int) -> list[Message]:
+        last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+        return [
+            {**message, "content": (newest(number) if index == last else older) + message["content"]}
+            if message["role"] == "user"
+            else message
+            for index, message in enumerate(messages)
+        ]
+
+    return spelled
+
+
+def _hint(number: int) -> str:
+    return _metadata(0) + f"[message_id: {number:012x}]\n"
+
+
+def _deferred_tools(number: int) -> str:
+    """OpenClaw's gateway: a tool that it has not when it wakes by itself."""
+    lines = ["theme (core): Changes how it looks.", "transcripts (core): Reads notes.", "tts (core): Speaks."]
+    there = [f"- {line}\n" for line in lines if number % 2 == 0 or "transcripts" not in line]
+    return f"### Deferred Tool Schemas\nAvailable deferred-schema tools:\n{''.join(there)}"
 
 
 def _without_thoughts(messages: Sequence[Message], _: int) -> list[Message]:
@@ -295,7 +329,22 @@ def _with_edited_result(messages: Sequence[Message], number: int) -> list[Messag
     return [*messages[:edited], result, *messages[edited + 1 :]]
 
 
-THOUGHT, CALLS = "reasoning_content", "tool_calls"
+def _envelopes() -> dict[str, Client]:
+    """By agents that call tools, by named conversations without any, and where nothing proves anything."""
+    spells = {
+        "hint line vanishes": ("hint", _with_envelopes(_hint, _metadata(0))),
+        "envelope vanishes": ("envelope", _with_envelopes(_hint, "")),
+        "envelope is refreshed": ("refreshed", _with_envelopes(_hint, _hint(0))),
+    }
+    clients: dict[str, Client] = {}
+    for title, (name, spell) in spells.items():
+        clients[name] = Client(title=title, spell=spell, hears=(CALLS,))
+        clients[f"{name}-named"] = Client(
+            title=f"{title}, named, no calls", spell=spell, hears=(TEXT,), is_named=True
+        )
+        clients[f"{name}-unproven"] = Client(title=f"{title}, unproven", spell=spell, hears=(TEXT,))
+    return clients
+
 
 CLIENTS: dict[str, Client] = {
     "billing": Client(title="billing header changes", spell=with_billing_header),
@@ -324,6 +373,10 @@ CLIENTS: dict[str, Client] = {
     ),
     # Behind a reply that the server wrote: the same words with another id may be another client's.
     "message-id": Client(title="message id vanishes", spell=with_message_id, hears=(CALLS,)),
+    **_envelopes(),
+    "deferred": Client(
+        title="list of tools changes", spell=_with_line_behind(_deferred_tools), hears=(CALLS,)
+    ),
     "title": Client(title="a title in between", asks_titles=True),
     "clock-first": Client(title="clock in front of the system prompt", spell=_with_line_in_front(_clock)),
     "clock-last": Client(title="clock behind the system prompt", spell=_with_line_behind(_clock)),

@@ -127,6 +127,7 @@ class HttpServer:
         body = {"model": self.model, "messages": request.messages, "max_tokens": request.most_tokens}
         body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         body |= {"tools": request.tools} if request.tools else {}
+        body |= {"session_id": request.name} if request.name else {}
         path = urlsplit(self.base_url).path + "/chat/completions"
         connection.request("POST", path, json.dumps(body), self._headers)
 

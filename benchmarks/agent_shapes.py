@@ -181,7 +181,8 @@ class Chat:
             messages=messages,
             meant=messages if self.client.adds else list(self.messages),
             tools=self.client.tools(number),
-            most_tokens=OWN_REPLY_TOKENS if self.client.hears else REPLY_TOKENS,
+            most_tokens=OWN_REPLY_TOKENS if self.client.is_scripted else REPLY_TOKENS,
+            name=self.name if self.client.is_named else None,
         )
 
     def turn(self) -> None:
@@ -322,7 +323,7 @@ def _title_request(chat: Chat, number: int) -> Request:
 
 def _shape_of(client: Client) -> Shape:
     model: Model = "random"
-    if client.hears:
+    if client.is_scripted:
         model = "thinks" if THOUGHT in client.hears else "calls"
     return Shape(client.title, partial(_drifting, client), model)
 
