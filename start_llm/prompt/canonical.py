@@ -40,8 +40,8 @@ def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without what is no content: all that the canonical pipeline takes out of a prompt."""
     rules = [rule for rule in RULES if rule.is_for_the_model]
     return tuple(
-        replace(message, content=cut.text) if cut.pieces else message
-        for message, cut in ((message, _cut(message, some)) for message, some in _applying(messages, rules))
+        replace(message, content=_cut(message, some).text) if some else message
+        for message, some in _applying(messages, rules)
     )
 
 
@@ -183,5 +183,8 @@ def _number(value: Json) -> Json:
             return value
 
 
+_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 def _encoded(value: Json) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return _ENCODE(value).encode()

@@ -124,7 +124,8 @@ _METADATA = (
     r"```json\n(?:(?!```)[^\n]*\n)*```[ \t]*\n*"
 )
 _HINT = r"\[message_id: [^\]\n]*\][ \t]*\n*"
-_ENVELOPE = ("", re.compile(rf"\A(?:{_STAMP}|{_METADATA}|{_HINT})+"))
+_CONTEXT = rf"Conversation context \(untrusted, [^)\n]*\):\n(?:#\S+ {_WEEKDAY} {_DATE} [^\n]*\n)+\n*"
+_ENVELOPE = ("", re.compile(rf"\A(?:{_STAMP}|{_METADATA}|{_CONTEXT}|{_HINT})+"))
 _STATISTICS = (
     "Stats: runtime ",
     re.compile(r"\bStats: runtime(?: ?\d+(?:\.\d+)?(?:ms|s|m|h))+[ \t]*(?=•|\n|\Z)"),
@@ -185,7 +186,8 @@ _INSTRUCTIONS = (
 _CARRIER = (
     "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
     re.compile(
-        r"\A\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n.*\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z",
+        r"\A\s*(?:OpenClaw runtime context for [^\n]*\n(?:[^\n<][^\n]*\n)?\n)?"
+        r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n.*\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z",
         re.DOTALL,
     ),
 )

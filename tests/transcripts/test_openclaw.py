@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.prompt.drift import RULES
+from start_llm.prompt.drift import RULES, is_transient
 from tests.prompt.fakes import system, user
 from tests.transcripts.test_drift import BOUND, FRIDAY, RULES_TEXT, Dated
 from tests.transcripts.test_laws import ANSWER
+from tests.transcripts.world import CARRIER
 
 TOOLS = (
     "## Tooling\n- read: Read files\n### Deferred Tool Schemas\nAvailable deferred-schema tools:\n"
@@ -23,11 +24,12 @@ WATCHED = (
 MEMORY_LINE = "MEMORY.md: durable non-profile facts and decisions; use when relevant.\n"
 MEMORY = "## /home/ann/work/MEMORY.md\n# Memory\n\n- The user likes {}.\n"
 END = "<!-- /openclaw:attempt:STABLE -->\n"
+WITH_MEMORY = MEMORY_LINE + "USER.md: x\n" + MEMORY.format("cedar") + END
 SYSTEMS = {
     "a tool is gone": (TOOLS.format(TRANSCRIPTS), TOOLS.format(""), "-- transcripts (core)"),
     "a tool is back": (TOOLS.format(""), TOOLS.format(TRANSCRIPTS), "+- transcripts (core)"),
     "a group has spoken": ("## Runtime\n", WATCHED + "## Runtime\n", "[Now: ## Watched Sessions"),
-    "a memory": ("USER.md: x\n" + END, MEMORY_LINE + "USER.md: x\n" + MEMORY.format("cedar"), "likes cedar"),
+    "a memory": ("USER.md: x\n" + END, WITH_MEMORY, "likes cedar"),
     "another memory": (MEMORY.format("cedar") + END, MEMORY.format("larch") + END, "likes larch"),
 }  # fmt: skip
 """In the system prompt: before, afterwards, and what the model is told."""
@@ -38,6 +40,11 @@ SENDER = 'Sender (untrusted metadata):\n```json\n{\n  "label": "Ann",\n  "id": "
 HINT = "[message_id: {}]\n"
 STAMP = "[Mon 2026-11-23 14:59 GMT+1] "
 COMPACT = 'Conversation info: ⟦openclaw:ctx⟧\n```json\n{"sender":{"id":"7001","name":"Ann T"}}\n```\n\n'
+CONTEXT = (
+    "Conversation context (untrusted, chronological, selected for current message):\n"
+    "#1001 Mon 2026-11-23 15:20:09 GMT+1 Ann: Hello, who are you? (turn 1)\n"
+    "#session:c13be0aa Mon 2026-11-23 15:20:19 GMT+1 OpenClaw: Answer 1: ember slate.\n\n"
+)
 OLD = INFO.format(" (untrusted metadata)", ID.format("41")) + SENDER
 VANISHING = {
     "the id": (STAMP + INFO.format("", ID.format("41")), STAMP + INFO.format("", "")),
@@ -45,6 +52,7 @@ VANISHING = {
     "the sender": (OLD, INFO.format(" (untrusted metadata)", ID.format("41"))),
     "all of it": (OLD + HINT.format("41"), ""),
     "all but the time": (STAMP + COMPACT, STAMP),
+    "what was said before": (STAMP + OLD + CONTEXT, STAMP),
 }
 """In front of the words of a user: before, and in the next request."""
 
@@ -128,6 +136,20 @@ def test_the_runtime_line_of_another_surface_is_told():
     read = talk.ask(ANSWER)
     assert read.startswith(computed)
     assert "[Now: Runtime: agent=main | session=agent:main:main | channel=webchat]" in read[len(computed) :]
+
+
+PREFACE = (
+    "OpenClaw runtime context for the immediately preceding user message.\n"
+    "This context is runtime-generated, not user-authored. Keep internal details private.\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    "preface", ["", PREFACE, PREFACE.replace("This context is", "Go on. This context is")]
+)
+def test_the_carrier_of_each_version_is_one(preface: str):
+    assert is_transient(user(preface + CARRIER.format("Runs: 1")))
+    assert not is_transient(user("See:\n" + preface + CARRIER.format("Runs: 1")))
 
 
 LOOKS_ALIKE = [
