@@ -10,8 +10,9 @@ from datetime import datetime
 
 from start_llm.core.chat import Json
 from start_llm.prompt.adapt import Adapted
-from start_llm.prompt.boundaries import Closers, Place, Rendered, locate
+from start_llm.prompt.boundaries import Closers, Place, Rendered
 from start_llm.prompt.facts import TemplateFacts
+from start_llm.prompt.growing import PlaceFinder
 from start_llm.prompt.template import Rendering, TemplateTokenizer
 
 _MOST_TAILS = 64
@@ -45,7 +46,7 @@ class Renderer:
     def __init__(self, tokenizer: TemplateTokenizer, facts: TemplateFacts) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
-        self._closers = Closers.of(tokenizer.added_tokens, facts.closers)
+        self._places = PlaceFinder(Closers.of(tokenizer.added_tokens, facts.closers))
         self._tails: dict[str, str] = {}
 
     def render(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> RenderedText:
@@ -59,10 +60,9 @@ class Renderer:
         tail = self._tail(adapted, options, whole, rendering)
         if not self._facts.can_be_cut:
             return RenderedText(whole, tail, [])
-        places = locate(
+        places = self._places.locate(
             Rendered(adapted.messages, adapted.lasts, whole, len(whole) - len(tail)),
-            lambda marked: rendering.text(marked, with_tail=True),
-            self._closers,
+            lambda messages: rendering.text(messages, with_tail=True),
         )
         return RenderedText(whole, tail, places)
 
