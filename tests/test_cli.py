@@ -1,7 +1,9 @@
 """`python -m start_llm` as a user starts and ends it: real processes, real signals."""
 
 import ctypes
+import gc
 import http.client
+import io
 import json
 import os
 import re
@@ -23,6 +25,7 @@ import pytest
 
 from start_llm import cli
 from start_llm.settings import all_rows
+from start_llm.telemetry.terminal import Terminal
 from tests.serving import AS_JSON
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -417,3 +420,29 @@ def test_ctrl_c_in_the_middle_of_the_imports_leaves_no_traceback(checkout):
         process.popen.send_signal(signal.SIGINT)
         assert process.until_it_ends() in (-signal.SIGINT, 128 + signal.SIGINT)
     assert process.errors == [], "".join(process.errors)
+
+
+def test_what_the_start_has_made_is_left_alone_by_the_collector(monkeypatch: pytest.MonkeyPatch):
+    class Started:
+        def start(self) -> None:
+            self.made = [list[int]() for _ in range(10)]
+
+        def abandon(self) -> None: ...
+
+        def close(self) -> bool:
+            return True
+
+    started, frozen = Started(), list[bool]()
+
+    def look(_: object) -> None:
+        collected = {id(one) for one in gc.get_objects()}
+        frozen.append(not any(id(one) in collected for one in started.made))
+
+    monkeypatch.setattr(cli, "_app", lambda *_: started)
+    monkeypatch.setattr(cli, "_leave_on_signals", lambda: None)
+    monkeypatch.setattr(cli, "_wait_for_a_signal", look)
+    try:
+        assert cli.serve((), Terminal(io.StringIO())) == 0
+    finally:
+        gc.unfreeze()
+    assert frozen == [True]

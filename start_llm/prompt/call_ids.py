@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.family import CallIds
+
+
+_PUNCTUATION = re.compile(r"[\W_]+")
 
 
 def in_native_form(messages: Sequence[Message], style: CallIds) -> tuple[Message, ...]:
@@ -93,7 +97,7 @@ def _left_out(call_id: str) -> str:  # noqa: ARG001 - a way to spell it
 
 def bare_id(call_id: str) -> str:
     """Without the punctuation that some clients take out."""
-    return "".join(char for char in call_id if char.isalnum())
+    return call_id if call_id.isalnum() else _PUNCTUATION.sub("", call_id)
 
 
 def _native_id(style: CallIds, name: str, count: int) -> str:

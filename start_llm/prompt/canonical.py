@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Literal, NamedTuple
 
 from start_llm.core.canonical import (
@@ -78,7 +79,7 @@ def _canonical(
     ]
     if len(text) < len(cut.text):
         omitted.append(Omitted(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
-    data = _encoded(_parts(message, schemas)) + b"\0" + text.encode(errors="surrogatepass")
+    data = _encoded_parts(message, schemas) + b"\0" + text.encode(errors="surrogatepass")
     return CanonicalMessage(data, tuple(omitted), len(message.content) - len(text))
 
 
@@ -137,6 +138,8 @@ class _Cut(NamedTuple):
 def _cut(message: Message, rules: Sequence[Rule]) -> _Cut:
     """A message of which nothing would be left is content as a whole."""
     text = message.content
+    if not rules:
+        return _Cut(text, [])
     spans = sorted(
         (start, end, number) for number, rule in enumerate(rules) for start, end in rule.spans(text)
     )
@@ -150,8 +153,20 @@ def _cut(message: Message, rules: Sequence[Rule]) -> _Cut:
     return _Cut(left, pieces) if pieces and left.strip() else _Cut(text, [])
 
 
-def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
+def _encoded_parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> bytes:
     """All but the text."""
+    has_more = message.tool_calls or message.tool_references or message.name is not None
+    if has_more or message.role == "tool":
+        return _encoded(_parts(message, schemas))
+    return _of_role(message.role)
+
+
+@cache
+def _of_role(role: Role) -> bytes:
+    return _encoded(_parts(Message(role=role, content=""), {}))
+
+
+def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
     parts: dict[str, Json] = {"role": message.role}
     if message.tool_calls:
         parts["calls"] = [_call(call) for call in message.tool_calls]
