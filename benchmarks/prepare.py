@@ -1,21 +1,26 @@
 """What it costs to prepare a long prompt that grew by one message, beside tokenising it whole.
 
-    python benchmarks/prepare.py [--rounds N] [--tokens N]
+    python benchmarks/prepare.py [--rounds N] [--tokens N] [--messages N ...]
 
 A chat with tool calls is prepared, bound and recorded, a message is added, and it is prepared again:
 comparing, rendering, finding the ends of messages, tokenising what is new, binding. Takes the CPU time of
 this thread, and the median of the rounds, for some of the templates that the tests have.
+
+A second table has very many short messages: preparing and binding one that goes on from what is known, and
+one that finds as much and may take none of it, because a status in its first message is another one and
+nothing proves whose it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -83,6 +88,49 @@ class Desk:
         return lambda: self._tokenizer.encode(text, as_document=False)
 
 
+class Many:
+    """Very many short messages, with a status in the first one."""
+
+    def __init__(self, count: int) -> None:
+        self._tokenizer = trait_tokenizer(TRAITS[0])
+        self._known = transcripts(
+            self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
+        )
+        self._preparer = Preparer(self._tokenizer, family_of(TRAITS[0]), heal=self._known.heal)
+        self._messages: list[Message] = []
+        while len(self._messages) < count:
+            number = len(self._messages)
+            made = call(f"c{number}", path=f"file{number}", text="hello")
+            self._messages += [user(f"Question {number}: what is it?"), reply(f"Let me see {number}.", made)]
+            self._messages += [result(f"done {number}", f"c{number}"), reply(f"Thus {number}.")]
+        self._messages.append(user("And?"))
+
+    def bind(self, status: str) -> tuple[float, float, int]:
+        """Seconds of preparing, seconds of binding, and how many messages were bound."""
+        told = system(f"Be brief.\n\ngitStatus: {status}\n\nRecent commits:\n1a2b3c {status}\n\n")
+        request = ChatRequest(messages=(told, *self._messages), tools=TOOLS)
+        preparing, prompt = seconds(lambda: self._preparer.prepare(request))
+        binding, turn = seconds(lambda: self._known.begin(prompt, WINDOW))
+        if status == "known":
+            turn.asked()
+            self._messages += [reply("So."), user("And?")]
+        return preparing, binding, turn.findings.messages
+
+
+def measured_many(count: int, rounds: int) -> Iterator[str]:
+    """Two rows of the second table."""
+    many = Many(count)
+    many.bind("known")
+    gc.freeze()
+    known = [many.bind("known") for _ in range(rounds)]
+    others = [many.bind(f"other {number}") for number in range(rounds)]
+    for found, some in (("taken", known), ("may not be taken", others)):
+        preparing, binding = (1e3 * statistics.median(column) for column in list(zip(*some, strict=True))[:2])
+        whole = statistics.median(one[0] + one[1] for one in some) * 1e3
+        bound = some[-1][2]
+        yield f"| {count:,} | {found} | {bound:,} | {preparing:.0f} ms | {binding:.0f} ms | {whole:.0f} ms |"
+
+
 def measured(trait: str, tokens: int, rounds: int) -> str:
     """A row of the table."""
     desk, grown, whole = Desk(trait, tokens), list[float](), list[float]()
@@ -100,12 +148,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=30_000)
+    parser.add_argument("--messages", type=int, nargs="*", default=[2000, 4000, 8000])
     options = parser.parse_args()
     print(f"{servers.machine('tokenizers', 'jinja2')}\n")
     print(f"    {shlex.join(['python', *sys.argv])}\n")
     print("| template | tokens | prepared | tokenised whole | ratio (<= 0.25) |\n|---|---|---|---|---|")
     for trait in TRAITS:
         print(measured(trait, options.tokens, options.rounds), flush=True)
+    print("\n| messages | what is known | bound | prepared | bound in | both |\n|---|---|---|---|---|---|")
+    for count in options.messages:
+        for row in measured_many(count, options.rounds):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

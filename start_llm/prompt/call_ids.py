@@ -10,7 +10,6 @@ from itertools import groupby
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.family import CallIds
 
-
 _PUNCTUATION = re.compile(r"[\W_]+")
 
 
