@@ -381,7 +381,7 @@ CLIENTS: dict[str, Client] = {
     "clock-first": Client(title="clock in front of the system prompt", spell=_with_line_in_front(_clock)),
     "clock-last": Client(title="clock behind the system prompt", spell=_with_line_behind(_clock)),
     "midnight": Client(title="date at midnight", spell=_with_line_behind(_date)),
-    "statistics": Client(title="run statistics change", spell=_with_statistics),
+    "statistics": Client(title="run statistics change", spell=_with_statistics, hears=(CALLS,)),
     # One chat's own: they may change behind a reply that the server wrote.
     "inbound": Client(title="inbound block changes", spell=_with_line_behind(_inbound), hears=(CALLS,)),
     "inbound-at-times": Client(

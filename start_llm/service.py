@@ -13,6 +13,7 @@ from start_llm.core.errors import ContextOverflow, OverBudget
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
+from start_llm.core.ids import name_in
 from start_llm.core.job import Job, ThoughtLimit
 from start_llm.core.prompt import Prompt
 from start_llm.core.sampling import Sampling, SamplingChoice, first_said
@@ -121,7 +122,7 @@ class Service:
         job = replace(self._plan(request, prompt, turn), guide=guide)
         output = OutputStream(self._splitter(request, prompt), most_calls=_most_calls(request))
         generation = self._engine.submit(job)
-        turn.asked()
+        turn.asked(name_in(origin.id))
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
         account = Account(self._reports, line, _asked(request, origin, prompt, turn), turn.explained)
         return Answer(generation, output, turn, account)

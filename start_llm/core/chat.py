@@ -29,7 +29,8 @@ class ToolCall:
 class Message:
     """One message of a conversation, its text parts joined.
 
-    `tool_references` name late tools of the request that this message makes known.
+    `tool_references` name late tools of the request that this message makes known. `reply_name` is the one of
+    the reply that the client says this is (`core.ids`).
     """
 
     role: Role
@@ -39,6 +40,7 @@ class Message:
     tool_call_id: str | None = None
     tool_references: tuple[str, ...] = ()
     name: str | None = None
+    reply_name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.family import CallIds
-
-_PUNCTUATION = re.compile(r"[\W_]+")
+from start_llm.core.ids import bare_id
 
 
 def in_native_form(messages: Sequence[Message], style: CallIds) -> tuple[Message, ...]:
@@ -64,7 +62,7 @@ class _Calls:
     def made(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """The calls of a message with native ids, which their old ids mean from now on."""
         renamed = [
-            replace(call, id=_native_id(self._style, call.name, self._count + index))
+            ToolCall(_native_id(self._style, call.name, self._count + index), call.name, call.arguments)
             for index, call in enumerate(calls)
         ]
         self._count += len(calls)
@@ -92,11 +90,6 @@ class _Calls:
 
 def _left_out(call_id: str) -> str:  # noqa: ARG001 - a way to spell it
     return ""
-
-
-def bare_id(call_id: str) -> str:
-    """Without the punctuation that some clients take out."""
-    return call_id if call_id.isalnum() else _PUNCTUATION.sub("", call_id)
 
 
 def _native_id(style: CallIds, name: str, count: int) -> str:

@@ -28,11 +28,11 @@ from start_llm.core.chat import (
 )
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family, ThoughtMarks
-from start_llm.core.ids import RANDOM_LENGTH
+from start_llm.core.ids import name_in
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
-from start_llm.prompt.call_ids import bare_id, in_native_form
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import (
     DriftPolicy,
     canonical,
@@ -120,7 +120,7 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        sent = _ids_of_calls(request.messages)
+        sent = _names_of_replies(request.messages)
         messages, transient = self._parted(self._in_native_form(request.messages))
         request = replace(request, messages=messages)
         now = self._now()
@@ -340,10 +340,11 @@ def _first_question(messages: Sequence[Message]) -> int:
     return next((i for i, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
 
 
-def _ids_of_calls(messages: Sequence[Message]) -> list[frozenset[str]]:
-    """As they were told, without what a protocol puts in front of them."""
+def _names_of_replies(messages: Sequence[Message]) -> list[frozenset[str]]:
+    """By what the client shows that it was told each: names of its calls, and of the whole reply."""
     return [
-        frozenset(bare_id(call.id)[-RANDOM_LENGTH:] for call in message.tool_calls) for message in messages
+        frozenset(filter(None, (message.reply_name, *(name_in(call.id) for call in message.tool_calls))))
+        for message in messages
     ]
 
 

@@ -12,9 +12,10 @@ from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.content import TOOL_REFERENCE, UNSEEN_IMAGE, text_or_note
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.seal import Sealed
 
-type Opener = Callable[[str], str | None]
-"""The thought in a signature of ours; None if it is not ours."""
+type Opener = Callable[[str], Sealed | None]
+"""What is in a signature of ours; None if it is not ours."""
 type ToolSchemas = tuple[Mapping[str, Json], ...]
 
 _BETWEEN_SYSTEM_BLOCKS = "\n\n"
@@ -23,6 +24,7 @@ _BETWEEN_BLOCKS_OF_A_RESULT = "\n"
 """They were apart for the tool that made them."""
 _FAILED = "[The call failed]\n"
 _TEXT, _IMAGE, _CALL, _RESULT = "text", "image", "tool_use", "tool_result"
+_TOLD_THOUGHT, _HIDDEN_THOUGHT = "thinking", "redacted_thinking"
 _FUNCTION_TYPES = (None, "custom")
 
 
@@ -129,13 +131,14 @@ def _result(block: Fields) -> Message:
 def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     """Nothing stood between the texts of a reply but its calls."""
     calls, others = _parted(blocks, _CALL)
-    thoughts, said = _parted(others, *_THOUGHTS)
-    thought = "".join(_THOUGHTS[str(one.value("type"))](one, reading.open_thought) for one in thoughts)
+    thoughts, said = _parted(others, _TOLD_THOUGHT, _HIDDEN_THOUGHT)
+    found = [_thought(one, reading.open_thought) for one in thoughts]
     yield Message(
         role="assistant",
         content=_joined(said),
-        reasoning=thought or None,
+        reasoning="".join(one.thought for one in found) or None,
         tool_calls=tuple(map(_call, calls)),
+        reply_name=next((one.reply_name for one in found if one.reply_name), ""),
     )
 
 
@@ -156,22 +159,17 @@ def _call(block: Fields) -> ToolCall:
     )
 
 
-def _thought(block: Fields, open_thought: Opener) -> str:
-    """As the model wrote it, if the signature is ours and the client tells nothing else."""
-    told = block.text("thinking") or ""
-    written = open_thought(block.text("signature") or "") or told
-    return told if told.strip() not in ("", written.strip()) else written
+def _thought(block: Fields, open_thought: Opener) -> Sealed:
+    """As the model wrote it, if the signature is ours and the client tells nothing else.
 
-
-def _hidden_thought(block: Fields, open_thought: Opener) -> str:
-    """Nobody can read another server's."""
-    return open_thought(block.text("data") or "") or ""
-
-
-_THOUGHTS: Mapping[str, Callable[[Fields, Opener], str]] = {
-    "thinking": _thought,
-    "redacted_thinking": _hidden_thought,
-}
+    One that is hidden by another server nobody can read.
+    """
+    is_hidden = block.value("type") == _HIDDEN_THOUGHT
+    told = "" if is_hidden else block.text("thinking") or ""
+    sealed = open_thought(block.text("data" if is_hidden else "signature") or "")
+    if sealed is None:
+        return Sealed(told, "")
+    return sealed._replace(thought=told) if told.strip() not in ("", sealed.thought.strip()) else sealed
 
 
 # ------------------------------------------------------------------------------------------------- blocks

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from start_llm.core.chat import ChatRequest, Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Finished, FinishReason, Output, Usage
+from start_llm.core.ids import name_in
 from start_llm.core.sampling import Range
 from start_llm.protocols.anthropic_blocks import (
     BlockGrew,
@@ -85,7 +87,7 @@ def _call(body: Fields, headers: Mapping[str, str], context: Context, *, limit: 
     )
     reply = MessagesReply(
         requested_model=body.text("model") or context.model.id,
-        seal=lambda thought: context.seal.seal(thought, context.tenant),
+        seal=partial(context.seal.seal, tenant=context.tenant),
         is_silent=limit == 0,
         shows_thoughts=_shows_thoughts(body),
     )
@@ -103,13 +105,13 @@ class MessagesReply:
     """Encoder of one message.
 
     Attributes:
-        seal: makes the signature of a thought.
+        seal: makes the signature of a thought, which has the name of its reply in it.
         is_silent: nothing of the reply is told.
         shows_thoughts: not only their signatures are told.
     """
 
     requested_model: str
-    seal: Callable[[str], str]
+    seal: Callable[[str, str], str]
     is_silent: bool = False
     shows_thoughts: bool = True
     id: str = field(default_factory=lambda: new_id("msg_"))
@@ -148,7 +150,10 @@ class MessagesReply:
         return self._message(whole_blocks(steps), *_stopped(end), self._counts(end))
 
     def _new_writer(self) -> BlockWriter:
-        return BlockWriter(self.seal, shows_thoughts=self.shows_thoughts)
+        def signed(thought: str) -> str:
+            return self.seal(thought, name_in(self.id))
+
+        return BlockWriter(signed, shows_thoughts=self.shows_thoughts)
 
     def _message(
         self, content: list[Json], reason: str | None, sequence: str | None, usage: Json

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.ids import name_in
 from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.responses_tools import CUSTOM_ARGUMENT, Tell, Toolbox
+from start_llm.protocols.seal import Sealed
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -67,7 +70,7 @@ class ItemReader:
     """
 
     toolbox: Toolbox
-    opened: Callable[[str], str | None]
+    opened: Callable[[str], Sealed | None]
     tell: Tell
 
     def messages(self, items: Sequence[Fields]) -> tuple[Message, ...]:
@@ -94,8 +97,10 @@ class ItemReader:
         """A thought: as it was sealed, else as it is told; none if it is empty."""
         sealed = item.text("encrypted_content")
         clear = _texts(item, "content", between="") or _texts(item, "summary", between="\n\n")
-        thought = (self.opened(sealed) if sealed else None) or clear
-        return Message(role="assistant", reasoning=thought) if thought else None
+        opened = self.opened(sealed) if sealed else None
+        thought = opened.thought if opened and opened.thought else clear
+        reply = _of_reply(item, reasoning=thought) if thought else None
+        return replace(reply, reply_name=opened.reply_name) if reply and opened else reply
 
     def call(self, item: Fields) -> Message:
         name = self.toolbox.flat(item.text("namespace"), item.required_text("name"))
@@ -124,7 +129,8 @@ def _message(item: Fields, *, may_hold_images: bool) -> Message:
     role = _ROLES.get(name)
     if role is None:
         raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
-    return Message(role=role, content=read_content(item, may_hold_images=may_hold_images))
+    content = read_content(item, may_hold_images=may_hold_images)
+    return _of_reply(item, content=content) if role == "assistant" else Message(role=role, content=content)
 
 
 def _texts(item: Fields, name: str, *, between: str) -> str:
@@ -133,7 +139,12 @@ def _texts(item: Fields, name: str, *, between: str) -> str:
 
 def _called(item: Fields, name: str, arguments: Mapping[str, Json]) -> Message:
     call = ToolCall(id=item.text("call_id") or "", name=name, arguments=arguments)
-    return Message(role="assistant", tool_calls=(call,))
+    return _of_reply(item, tool_calls=(call,))
+
+
+def _of_reply(item: Fields, **parts: Any) -> Message:
+    """Its id tells which: those of items end with the name of the response that they were told in."""
+    return Message(role="assistant", reply_name=name_in(item.text("id")), **parts)
 
 
 def _as_replies(messages: Iterable[Message]) -> Iterable[Message]:
@@ -157,4 +168,5 @@ def _joined(reply: Message, more: Message) -> Message:
         content=reply.content + more.content,
         reasoning=(reply.reasoning or "") + (more.reasoning or "") or None,
         tool_calls=(*reply.tool_calls, *more.tool_calls),
+        reply_name=reply.reply_name or more.reply_name,
     )

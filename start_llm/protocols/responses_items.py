@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
-from start_llm.protocols.base import new_id
 from start_llm.protocols.fields import parse_embedded
 from start_llm.protocols.responses_tools import CUSTOM_ARGUMENT, Offered
 
@@ -45,7 +44,7 @@ class OutputItem:
 
     Args:
         index: in the output.
-        prefix: of its id.
+        prefix: of its id, which ends with the name of the response.
         described: its own fields; gets its text so far and the parts that hold it.
         named: other fields of the event that has the whole text.
     """
@@ -55,6 +54,7 @@ class OutputItem:
         form: Form,
         index: int,
         prefix: str,
+        reply_name: str,
         described: Callable[[str, Parts], Mapping[str, Json]],
         named: Mapping[str, Json] | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class OutputItem:
         self._named = named or {}
         self._written: list[str] = []
         self._scores: list[Json] = []
-        self._id = new_id(prefix)
+        self._id = f"{prefix}{index}_{reply_name}"
         self._place: dict[str, Json] = {"item_id": self._id, "output_index": index, **form.place}
         self._index = index
 
@@ -145,26 +145,28 @@ def _custom_input(arguments: str) -> str:
 _CUSTOM_CALL = Form(text="custom_tool_call_input", whole="input", is_live=False, read=_custom_input)
 
 
-def text_item(index: int) -> OutputItem:
+def text_item(index: int, reply_name: str) -> OutputItem:
     """A text of the answer."""
 
     def described(_: str, parts: Parts) -> Mapping[str, Json]:
         return {"type": "message", "role": "assistant", "content": parts}
 
-    return OutputItem(_TEXT, index, "msg_", described)
+    return OutputItem(_TEXT, index, "msg_", reply_name, described)
 
 
-def thought_item(index: int, sealed: Callable[[str], str], *, as_summary: bool) -> OutputItem:
+def thought_item(
+    index: int, reply_name: str, sealed: Callable[[str, str], str], *, as_summary: bool
+) -> OutputItem:
     """A thought, in clear and sealed: clients may keep either."""
 
     def described(text: str, parts: Parts) -> Mapping[str, Json]:
         told: Mapping[str, Json] = {"summary": parts} if as_summary else {"summary": [], "content": parts}
-        return {"type": "reasoning", **told, "encrypted_content": sealed(text) if text else None}
+        return {"type": "reasoning", **told, "encrypted_content": sealed(text, reply_name) if text else None}
 
-    return OutputItem(_SUMMARY if as_summary else _THOUGHT, index, "rs_", described)
+    return OutputItem(_SUMMARY if as_summary else _THOUGHT, index, "rs_", reply_name, described)
 
 
-def call_item(index: int, tool: Offered, call_id: str) -> OutputItem:
+def call_item(index: int, reply_name: str, tool: Offered, call_id: str) -> OutputItem:
     """A call, by the names that the client has for the tool."""
     kind, form = ("custom_tool_call", _CUSTOM_CALL) if tool.is_custom else ("function_call", _CALL)
     name: dict[str, Json] = {"name": tool.name}
@@ -176,5 +178,10 @@ def call_item(index: int, tool: Offered, call_id: str) -> OutputItem:
         return {**told, form.whole: text}
 
     return OutputItem(
-        form, index, "ctc_" if tool.is_custom else "fc_", described, {} if tool.is_custom else name
+        form,
+        index,
+        "ctc_" if tool.is_custom else "fc_",
+        reply_name,
+        described,
+        {} if tool.is_custom else name,
     )

@@ -17,6 +17,7 @@ from start_llm.core.events import (
     Reasoning,
     Usage,
 )
+from start_llm.core.ids import name_in
 from start_llm.protocols.base import Frame, new_id
 from start_llm.protocols.logprobs import TokenBytes, logprob_entries
 from start_llm.protocols.responses_items import (
@@ -46,7 +47,7 @@ class ResponseReply:
     asked: Mapping[str, Json]
     toolbox: Toolbox
     as_summary: bool
-    sealed: Callable[[str], str]
+    sealed: Callable[[str, str], str]
     token_bytes: TokenBytes
     keep: Callable[[str, Mapping[str, Json]], None]
     id: str = field(default_factory=lambda: new_id("resp_"))
@@ -102,14 +103,14 @@ class ResponseReply:
         yield from self._open.begins()
 
     def _new_item(self, event: Content | Reasoning | CallStarted) -> OutputItem:
-        index = len(self._items)
+        index, name_of_this = len(self._items), name_in(self.id)
         match event:
             case Content():
-                return text_item(index)
+                return text_item(index, name_of_this)
             case Reasoning():
-                return thought_item(index, self.sealed, as_summary=self.as_summary)
+                return thought_item(index, name_of_this, self.sealed, as_summary=self.as_summary)
             case CallStarted(name=name, id=call_id):
-                return call_item(index, self.toolbox.called(name), call_id)
+                return call_item(index, name_of_this, self.toolbox.called(name), call_id)
 
     def _grow(self, text: str, scores: Sequence[Json] = ()) -> Iterator[Event]:
         if text and self._open:

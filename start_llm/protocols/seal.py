@@ -1,9 +1,9 @@
 """Thoughts that clients carry for us: sealed text that only this server and the same tenant can open.
 
 Some clients send nothing of a thought back but its `encrypted_content` or `signature`, so the whole thought
-is in it. It is packed and signed, not hidden: who is sent a thought may read it.
+is in it, and the name of its reply. It is packed and signed, not hidden: who is sent a thought may read it.
 
-    base64url( version · MAC(version, tenant, packed thought) · packed thought )
+    base64url( version · MAC(version, tenant, packed) · packed )        packed: name · zero byte · thought
 """
 
 from __future__ import annotations
@@ -13,12 +13,24 @@ import binascii
 import hashlib
 import hmac
 import zlib
+from typing import NamedTuple
 
 KEY_BYTES = 32
 MOST_BYTES = 64 * 2**20
 """Of a thought that is opened: what is packed may be a thousand times longer than it looks."""
-_VERSION = b"\x01"
+_VERSION = b"\x02"
 _MAC_BYTES = 32
+
+
+class Sealed(NamedTuple):
+    """What is in it.
+
+    Attributes:
+        reply_name: of the reply that it came with (`core.ids`).
+    """
+
+    thought: str
+    reply_name: str
 
 
 class Seal:
@@ -33,14 +45,14 @@ class Seal:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
         self._key = key
 
-    def seal(self, thought: str, tenant: bytes) -> str:
+    def seal(self, thought: str, reply_name: str, tenant: bytes) -> str:
         """Letters, digits, `-` and `_`; never empty, and the same each time."""
-        packed = zlib.compress(thought.encode())
+        packed = zlib.compress(f"{reply_name}\0{thought}".encode())
         whole = _VERSION + self._mac(packed, tenant) + packed
         return base64.urlsafe_b64encode(whole).rstrip(b"=").decode()
 
-    def open(self, sealed: str, tenant: bytes) -> str | None:
-        """The thought; None if this is not ours, another tenant's, or damaged."""
+    def open(self, sealed: str, tenant: bytes) -> Sealed | None:
+        """What was sealed; None if this is not ours, another tenant's, or damaged."""
         whole = _decoded(sealed)
         version, mac, packed = whole[:1], whole[1 : 1 + _MAC_BYTES], whole[1 + _MAC_BYTES :]
         if version != _VERSION or not hmac.compare_digest(mac, self._mac(packed, tenant)):
@@ -61,10 +73,10 @@ def _decoded(sealed: str) -> bytes:
         return b""
 
 
-def _unpacked(packed: bytes) -> str | None:
+def _unpacked(packed: bytes) -> Sealed | None:
     packer = zlib.decompressobj()
     try:
-        thought = packer.decompress(packed, MOST_BYTES)
-        return thought.decode() if packer.eof else None
+        name, _, thought = packer.decompress(packed, MOST_BYTES).decode().partition("\0")
+        return Sealed(thought, name) if packer.eof else None
     except (zlib.error, UnicodeDecodeError):
         return None

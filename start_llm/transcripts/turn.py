@@ -179,10 +179,15 @@ class Turn:
         """The prompt as the model reads it, and the reply as it writes it, markup included."""
         return self._transcripts.text(self.tokens.ids), self._transcripts.text(self._written)
 
-    def asked(self) -> None:
-        """The prompt is being computed: others may go on from it."""
+    def asked(self, reply_name: str = "") -> None:
+        """The prompt is being computed: others may go on from it.
+
+        Args:
+            reply_name: that the client is told with the reply (`core.ids`).
+        """
         if self._conversation is None:
             return
+        self._claims.ids |= dict.fromkeys(filter(None, [reply_name]))
         self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
         prefix = self._bound.prefix
         self._transcripts.metrics.note_binding(

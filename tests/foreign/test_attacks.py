@@ -351,6 +351,72 @@ def test_a_conversation_that_is_ahead_is_not_gone_on_from(thinker: Talk):
         assert told[-1] == max(days[name])
 
 
+# ------------------------------------------------------------------------------------------------ what proves
+
+
+def responding(talk: Talk, secret: str, items: Sequence[Message], **more: Any) -> Any:
+    first, asked = about("git status", secret, "A greedy conversation without a name.")
+    items = items if "previous_response_id" in more else [asked, *items]
+    body = {"instructions": first["content"], "input": items, "max_output_tokens": REPLY_TOKENS, **more}
+    return talk.server.post("/v1/responses", {"temperature": 0, **body})
+
+
+def items_as_they_came(response: Any) -> dict[str, Any]:
+    return {"items": [*response["output"], user("Go on.")]}
+
+
+def only_text(response: Any) -> dict[str, Any]:
+    (item,) = response["output"]
+    text = item["content"][0]["text"]
+    return {"items": [{"role": "assistant", "content": text}, user("Go on.")]}
+
+
+def after_it(response: Any) -> dict[str, Any]:
+    return {"items": [user("Go on.")], "previous_response_id": response["id"]}
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "is_proof"), [(items_as_they_came, True), (after_it, True), (only_text, False)]
+)
+def test_who_shows_a_name_that_this_server_made_goes_on(
+    thinker: Talk, goes_on: Callable[[Any], dict[str, Any]], is_proof: bool
+):
+    name = goes_on.__name__
+    response = responding(thinker, f"alpha-{name}", [], enable_thinking=False)
+    responding(thinker, f"omega-{name}", **goes_on(response), enable_thinking=False)
+    read = text_of(thinker, thinker.prompts[-1])
+    assert f"omega-{name}" in read
+    assert (f"alpha-{name}" in read) == is_proof
+
+
+def messaging(talk: Talk, secret: str, messages: Sequence[Message]) -> Any:
+    first, asked = about("git status", secret, "A greedy thought.")
+    body = {
+        "system": first["content"],
+        "messages": [asked, *messages],
+        "max_tokens": 200,
+        "tools": [{"name": "read", "input_schema": ONE}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "thinking_budget": 12,
+    }
+    return talk.server.post("/v1/messages", {"temperature": 0, **body})
+
+
+@pytest.mark.parametrize("is_proof", [True, False])
+def test_who_shows_a_signature_of_this_server_goes_on(thinker: Talk, is_proof: bool):
+    """The client makes up an id for the call, and leaves the signed thought out where it proves nothing."""
+    blocks = messaging(thinker, f"alpha-{is_proof}", [])["content"]
+    assert [block["type"] for block in blocks] == ["thinking", "tool_use"]
+    blocks[-1]["id"] = "c1"
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
+    said = {"role": "assistant", "content": blocks if is_proof else blocks[-1:]}
+    messaging(thinker, f"omega-{is_proof}", [said, {"role": "user", "content": [result]}])
+    read = text_of(thinker, thinker.prompts[-1])
+    assert f"omega-{is_proof}" in read
+    assert (f"alpha-{is_proof}" in read) == is_proof
+
+
 # ---------------------------------------------------------------------------------------------------- exactly
 
 

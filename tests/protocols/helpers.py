@@ -52,6 +52,11 @@ def body(**fields: Any) -> Fields:
     return parse_body(json.dumps(fields).encode())
 
 
+def thought_in(sealed: str) -> str | None:
+    opened = CONTEXT.seal.open(sealed, CONTEXT.tenant)
+    return opened.thought if opened else None
+
+
 def scored(token: int, *alternatives: int) -> TokenLogprobs:
     top = tuple(ScoredToken(other, -1.0 - rank) for rank, other in enumerate(alternatives))
     return TokenLogprobs(ScoredToken(token, -0.25), top)

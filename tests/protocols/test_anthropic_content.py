@@ -11,10 +11,12 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.canonical import for_the_model
 from start_llm.protocols.anthropic_content import read_conversation, read_tools
 from start_llm.protocols.content import UNSEEN_IMAGE
+from start_llm.protocols.seal import Sealed
 from tests.protocols.helpers import body
 
 USER = {"role": "user", "content": "hi"}
-SECRETS = {"ours": "\nI wonder.\n"}
+SECRETS = {"ours": Sealed("\nI wonder.\n", "aB3x" * 6)}
+WONDER = SECRETS["ours"].thought
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 LINKED_IMAGE = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.330.fba; cc_entrypoint=sdk-cli;"
@@ -161,15 +163,15 @@ def test_a_reply_has_its_texts_its_thought_and_its_calls():
 @pytest.mark.parametrize(
     ("block", "thought"),
     [
-        (thinking("", "ours"), SECRETS["ours"]),
-        (thinking("I wonder.", "ours"), SECRETS["ours"]),
+        (thinking("", "ours"), WONDER),
+        (thinking("I wonder.", "ours"), WONDER),
         (thinking("I doubt.", "ours"), "I doubt."),
         (thinking("I wonder.", "theirs"), "I wonder."),
         (thinking("I wonder.", ""), "I wonder."),
         (thinking("I wonder.", None), "I wonder."),
         (thinking("", "theirs"), None),
         ({"type": "thinking"}, None),
-        ({"type": "redacted_thinking", "data": "ours"}, SECRETS["ours"]),
+        ({"type": "redacted_thinking", "data": "ours"}, WONDER),
         ({"type": "redacted_thinking", "data": "theirs"}, None),
     ],
     ids=repr,
@@ -177,6 +179,8 @@ def test_a_reply_has_its_texts_its_thought_and_its_calls():
 def test_a_signature_of_ours_is_the_thought_itself(block, thought):
     message = reply(block, text("Yes."))
     assert (message.reasoning, message.content) == (thought, "Yes.")
+    is_signed = "ours" in block.values()
+    assert message.reply_name == (SECRETS["ours"].reply_name if is_signed else "")
 
 
 def test_a_call_may_have_no_arguments_and_no_id():

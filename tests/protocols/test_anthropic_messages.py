@@ -30,12 +30,14 @@ from start_llm.core.events import (
     Output,
     Reasoning,
 )
+from start_llm.core.ids import name_in
 from start_llm.core.sampling import SamplingChoice
 from start_llm.protocols.anthropic_errors import anthropic_refusal
 from start_llm.protocols.anthropic_messages import count_json, parse, parse_count
 from start_llm.protocols.base import Call
+from start_llm.protocols.seal import Sealed
 from tests.grammar.messages import put_together, without_ids
-from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, read, whole
+from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, read, thought_in, whole
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "read", "input_schema": {"type": "object"}}
@@ -202,7 +204,7 @@ def test_what_claude_code_sends_beside_is_ignored():
 
 
 def test_a_thought_of_ours_is_opened():
-    sealed = CONTEXT.seal.seal("\nHm.\n", CONTEXT.tenant)
+    sealed = CONTEXT.seal.seal("\nHm.\n", "", CONTEXT.tenant)
     block = {"type": "thinking", "thinking": "", "signature": sealed}
     (_, reply) = request(messages=[*MESSAGES, {"role": "assistant", "content": [block]}]).messages
     assert reply.reasoning == "\nHm.\n"
@@ -301,11 +303,13 @@ def test_what_is_counted_is_what_would_be_asked():
 
 
 def test_a_reply_in_blocks():
-    message = without_ids(whole(call(model="claude-x").reply, REPLY, end("tool_calls")))
+    told = whole(call(model="claude-x").reply, REPLY, end("tool_calls"))
+    signature = told["content"][0]["signature"]
+    assert CONTEXT.seal.open(signature, CONTEXT.tenant) == Sealed("Look it up.", name_in(told["id"]))
+    assert CONTEXT.seal.open(signature, b"another") is None
+    message = without_ids(told)
     thought, text, read, write = message["content"]
     assert thought["thinking"] == "Look it up."
-    assert CONTEXT.seal.open(thought["signature"], CONTEXT.tenant) == "Look it up."
-    assert CONTEXT.seal.open(thought["signature"], b"another") is None
     assert text == {"type": "text", "text": "\n\nWell.\n"}
     assert read == {"type": "tool_use", "name": "read", "input": {"path": "a.txt"}}
     assert write == {"type": "tool_use", "name": "write", "input": {}}
@@ -369,7 +373,7 @@ def test_a_call_that_was_cut_keeps_what_was_written():
 
 def test_a_thought_that_was_cut_is_signed_too():
     (block,) = whole(call().reply, [Reasoning("Hm")], end("length"))["content"]
-    assert CONTEXT.seal.open(block["signature"], CONTEXT.tenant) == "Hm"
+    assert thought_in(block["signature"]) == "Hm"
 
 
 def test_a_thought_that_is_not_to_be_shown_is_in_its_signature_alone():
@@ -378,7 +382,7 @@ def test_a_thought_that_is_not_to_be_shown_is_in_its_signature_alone():
     for message in (streamed, whole(call(**asked).reply, REPLY, end())):
         thought = message["content"][0]
         assert thought["thinking"] == ""
-        assert CONTEXT.seal.open(thought["signature"], CONTEXT.tenant) == "Look it up."
+        assert thought_in(thought["signature"]) == "Look it up."
     assert refusal(thinking={"type": "adaptive", "display": 5}).param == "thinking.display"
 
 

@@ -186,7 +186,8 @@ def read_thought(tenant: bytes = CONTEXT.tenant, /, **fields: Any) -> str | None
     return messages[1].reasoning
 
 
-SEALED = SEAL.seal("\nExactly. 🐟\n", CONTEXT.tenant)
+NAME = "aB3x" * 6
+SEALED = SEAL.seal("\nExactly. 🐟\n", NAME, CONTEXT.tenant)
 CLEAR: dict[str, Any] = {"summary": [{"type": "summary_text", "text": "Short."}]}
 WHOLE: dict[str, Any] = {
     "content": [{"type": "reasoning_text", "text": "Long"}, {"type": "reasoning_text", "text": "er."}]
@@ -199,7 +200,7 @@ def test_a_sealed_thought_comes_back_exactly_whatever_is_beside_it(beside):
 
 
 @pytest.mark.parametrize(
-    "sealed", [None, "", "enc1", SEALED[:-8], Seal(b"y" * KEY_BYTES).seal("Other.", b"tenant")]
+    "sealed", [None, "", "enc1", SEALED[:-8], Seal(b"y" * KEY_BYTES).seal("Other.", NAME, b"tenant")]
 )
 def test_without_a_seal_of_ours_the_thought_in_clear_counts(sealed):
     assert read_thought(**CLEAR, **WHOLE, encrypted_content=sealed) == "Longer."
