@@ -152,7 +152,7 @@ class Service:
             prompt=turn.tokens,
             max_tokens=self._reply_limit(request, len(turn.tokens)),
             thought=self._thought_limit(request, prompt),
-            boundaries=tuple(boundary.tokens for boundary in turn.boundaries),
+            boundaries=turn.checkpoints,
             known=turn.known,
             salt=request.tenant,
             session=_session(request, prompt),

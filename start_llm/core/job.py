@@ -57,7 +57,7 @@ class Job:
         prompt: exact token ids.
         max_tokens: at least 1; prompt and reply fit the context window.
         sampling: values that MLX accepts for this vocabulary.
-        boundaries: numbers of prompt tokens at which messages end, ascending.
+        boundaries: numbers of prompt tokens at which others may go on, ascending: messages end there.
         known: prompt tokens that stand for messages which were computed before, however they were spelled.
         salt: keeps what different callers computed apart.
         session: requests of one are served one after the other; empty: it is alone.

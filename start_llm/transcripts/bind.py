@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from start_llm.core.canonical import Conversation
 from start_llm.core.prompt import Boundary
@@ -29,6 +30,7 @@ class Bound:
         prefix: what was bound; None if nothing was, and all is fresh.
         replaced: tokens of the fresh rendering that the prefix stands for.
         noted: tokens of the note.
+        before_note: tokens in front of it.
     """
 
     ids: tuple[int, ...]
@@ -37,6 +39,13 @@ class Bound:
     prefix: Variant | None = None
     replaced: int = 0
     noted: int = 0
+    before_note: int = 0
+
+    def checkpoints(self) -> Iterator[int]:
+        """Ends of messages, for the engine; but what goes on from a message with a note, and is not proven to
+        be the same conversation, goes on in front of the note."""
+        for before, one in pairwise((Boundary(-1, 0), *self.boundaries)):
+            yield self.before_note if before.tokens < self.before_note < one.tokens else one.tokens
 
 
 def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> Bound:
@@ -175,6 +184,7 @@ class Binder:
             prefix=bound.prefix,
             replaced=bound.replaced,
             noted=bound.noted,
+            before_note=place.tokens,
         )
 
 

@@ -138,6 +138,7 @@ class Turn:
 
     Attributes:
         tokens, boundaries: what is computed, and where messages end in it.
+        checkpoints: numbers of its tokens at which others may go on.
         known: tokens that stand for messages which were computed before, in these words or in others.
         findings: where they come from.
     """
@@ -167,6 +168,7 @@ class Turn:
         self._messages_read = 0
         self.tokens = ModelTokens(bound.ids)
         self.boundaries = bound.boundaries
+        self.checkpoints = tuple(bound.checkpoints())
         self.known = known
         self.findings = findings
 

@@ -228,6 +228,15 @@ def test_a_clock_is_told_behind_the_last_message_that_asks_and_recorded_with_it(
     assert (again.ids, again.noted, again.boundaries) == (bound.ids, 0, bound.boundaries)
 
 
+def test_others_go_on_in_front_of_a_note():
+    """For them the state of a network is kept there."""
+    kept, notable = store(), [True, False, True]
+    assert list(asked_for(kept, dated("friday", TALK[:2]), TALK[:2]).checkpoints()) == [1, 3]
+    bound = asked_for(kept, dated("saturday", TALK, notable=notable), TALK)
+    assert [one.tokens for one in bound.boundaries] == [1, 3, 6]
+    assert list(bound.checkpoints()) == [1, 3, 5]
+
+
 def test_what_changes_once_more_is_told_behind_the_note_that_is_there():
     kept, first = store(), ([clock("friday"), zone("UTC")], [clock("monday"), zone("UTC")])
     for omitted in first:

@@ -51,7 +51,7 @@ def prompt_of(*messages: Message) -> Prompt:
         exact=exact_keys(root, compared, echoed),
         echoed=echoed,
         shown=[None] * len(messages),
-        ids=[frozenset[str]()] * len(messages),
+        ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
         notable=[message.role != "assistant" for message in messages],
         name=None,
         session="",
@@ -178,6 +178,19 @@ def test_a_prompt_that_would_not_fit_is_read_fresh_and_begins_a_path_of_its_own(
     assert next_read(known, reply("Here"), window=len(fresh) + 1) == fresh
     assert known.metrics.refused == {"too_long": 1}
     assert next_read(known, reply("Here")) == fresh
+
+
+@pytest.mark.parametrize(("shown", "is_proof"), [("aB3x" * 6, True), ("another", False), ("", False)])
+def test_who_shows_the_name_of_a_reply_has_been_told_it(shown: str, is_proof: bool):
+    """Then white space that is gone in the question is its own."""
+    known = kept()
+    turn = known.begin(prompt_of(user("Where?\n")), WINDOW)
+    turn.asked("aB3x" * 6)
+    turn.said(*HERE)
+    turn.wrote([ord(char) for char in f"Here{STOP}"])
+    turn.ended(ITSELF, is_whole=True)
+    read_next = next_read(known, replace(reply("Here"), reply_name=shown))
+    assert read_next == ("Where?\n|>Here|And there?|>" if is_proof else "Where?|Here|And there?|>")
 
 
 def test_a_thought_is_given_back_to_its_own_reply_alone():
