@@ -183,7 +183,7 @@ def test_an_old_message_keeps_the_id_that_it_was_read_with():
     talk.ask(ANSWER)
     read = with_id(talk, "m2x").ask(ANSWER)
     assert words(read, "m") == ["m1x", "m2x"]
-    assert read.index("[Now: ") < read.index("m2x")
+    assert read.index("[Changed in message metadata:") < read.index("m2x")
 
 
 def test_nobody_else_reads_the_id_of_an_old_message():
