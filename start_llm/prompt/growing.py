@@ -8,7 +8,7 @@ of the whole one, their ends are where they are in it.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from start_llm.prompt.boundaries import Closers, Place, Render, Rendered, locate
 
 _MOST_CONVERSATIONS = 16
 _MOST_CHARACTERS = 16 * 2**20
+_STEP = 4096
 _WORTH = 32
 """Messages that need not be rendered once more: for less it is not worth its while."""
 
@@ -109,11 +110,17 @@ class PlaceFinder:
 
 def _same_places(found: _Found, text: str) -> int:
     """How many places at the beginning stand behind the same text."""
-    return bisect_left(
-        found.places,
-        True,
-        key=lambda place: not text.startswith(found.rendered.text[: place.offset]),
-    )
+    same = _common(found.rendered.text, text)
+    return bisect_right(found.places, same, key=lambda place: place.offset)
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters at the beginning are the same: by steps, and then within the one that is not."""
+    whole = min(len(one), len(other))
+    parted = (at for at in range(0, whole, _STEP) if one[at : at + _STEP] != other[at : at + _STEP])
+    at = next(parted, whole)
+    rest = range(1, min(_STEP, whole - at) + 1)
+    return at + bisect_left(rest, True, key=lambda count: one[at : at + count] != other[at : at + count])
 
 
 def _begun(rendered: Rendered, last: int) -> tuple[int, int]:
