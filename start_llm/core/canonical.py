@@ -139,7 +139,8 @@ class Conversation:
         exact: names each prefix with all that its key leaves out, thoughts that were sent included.
         echoed: for each message the digest of the thought that the client sent; None: it sent none.
         shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
-        ids: for each message the ids of its calls as the client sent them, without punctuation.
+        ids: for each message the random names that the client sends of it: in the ids of its calls, and in
+            what says which reply it is (`core.ids`).
         notable: for each message whether a note may stand behind it.
         name: of the one conversation that the client says this is; None: it says nothing.
         session: what its requests have in common, for statistics: a name, or its first messages.

@@ -24,5 +24,5 @@ def bare_id(given: str) -> str:
 
 
 def name_in(given: str | None) -> str:
-    """The random name that an id ends with, if it is one of ours; of shorter ones all."""
+    """The last 24 letters and digits of an id: its random name, if it is one of ours."""
     return bare_id(given or "")[-RANDOM_LENGTH:]

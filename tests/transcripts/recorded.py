@@ -15,8 +15,7 @@ from typing import Any
 
 from start_llm.core.chat import ChatRequest
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.core.ids import RANDOM_LENGTH
-from start_llm.prompt.call_ids import bare_id
+from start_llm.core.ids import name_in
 from start_llm.protocols import anthropic_messages, openai_chat, openai_responses
 from start_llm.protocols.base import Context, ModelFacts, Parser
 from start_llm.protocols.fields import Fields
@@ -61,7 +60,7 @@ def _ids_of(following: ChatRequest | None, before: int) -> list[str]:
     """
     behind = following.messages[before - 1 :] if following else ()
     replies = [message for message in behind if message.role == "assistant" and message.tool_calls]
-    return [bare_id(call.id)[-RANDOM_LENGTH:] for call in replies[0].tool_calls] if replies else []
+    return [name_in(call.id) for call in replies[0].tool_calls] if replies else []
 
 
 def _outputs(parts: Sequence[Body], ids: Sequence[str]) -> Iterator[Output]:
