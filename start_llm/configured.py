@@ -21,7 +21,7 @@ from start_llm.engine.engine import EngineConfig
 from start_llm.engine.machinery import Pace
 from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.work import WorkCost
-from start_llm.models import families
+from start_llm.formats import registry
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
@@ -191,9 +191,9 @@ def engine_config(settings: Settings) -> EngineConfig:
 def model_family(settings: Settings, model: LoadedModel) -> Family:
     """The form of the model's text: what the user named, else what its files show."""
     if settings.family:
-        return families.named(settings.family)
+        return registry.named(settings.family)
     tokenizer = model.tokenizer
-    return families.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
+    return registry.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
 
 
 def pace(settings: Settings) -> Pace:

@@ -7,9 +7,6 @@ from typing import Literal
 
 type CallIds = Literal["ordinal", "nine", "kimi"]
 
-FAMILY_NAMES = ("qwen3", "glm4", "gemma4", "gpt_oss", "mistral", "llama3", "kimi", "minicpm", "generic")
-"""What `MODEL_FAMILY` may say."""
-
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
@@ -32,7 +29,7 @@ class Family:
         thought: None for models without thoughts.
         channels: messages have headers with a channel and a recipient (Harmony).
         orphan_close: a thinking reply may begin inside its thought although nothing opened one.
-        formats: tool-call formats of `output.tool_calls.FORMATS`, the likeliest first; the others follow.
+        formats: names of notations of calls (`formats.registry`), the likeliest first; the others follow.
         call_ids: the ids of calls that the chat template gets: `call0`, nine characters, `functions.NAME:0`.
     """
 

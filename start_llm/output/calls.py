@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.markers import first_marker, longest_beginning
-from start_llm.output.rereading import RereadableText
-from start_llm.output.spacing import TrailingSpace
-from start_llm.output.tool_calls.base import (
+from start_llm.formats.model_format import Notation
+from start_llm.formats.reading.parts import (
     Arguments,
     CallPart,
     Ended,
-    Format,
     Part,
     Plain,
     Reader,
     Started,
 )
-from start_llm.output.tool_calls.schema import Tools
+from start_llm.formats.reading.schema import Tools
+from start_llm.output.rereading import RereadableText
+from start_llm.output.spacing import TrailingSpace
 
 
 class CallCounter:
@@ -109,7 +109,7 @@ class CallFinder:
         calls_come_first: nor is anything behind text.
     """
 
-    def __init__(self, formats: Sequence[Format], tools: Tools, *, calls_come_first: bool = False) -> None:
+    def __init__(self, formats: Sequence[Notation], tools: Tools, *, calls_come_first: bool = False) -> None:
         self._formats = tuple(formats) if tools else ()
         self._calls_come_first = calls_come_first
         self._tools = tools

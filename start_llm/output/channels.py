@@ -16,11 +16,11 @@ import regex
 
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.json_calls import arguments_of
+from start_llm.formats.reading.parts import Arguments, Ended, Started
+from start_llm.formats.reading.schema import Tools
 from start_llm.output.calls import CallCounter
 from start_llm.output.spacing import TrailingSpace
-from start_llm.output.tool_calls.base import Arguments, Ended, Started
-from start_llm.output.tool_calls.json_calls import arguments_of
-from start_llm.output.tool_calls.schema import Tools
 
 _TO = r"(?:\s{0,16}to=(?P<to>[^\s<]{1,256}))?"
 _HEADER = regex.compile(

@@ -11,11 +11,11 @@ from typing import Literal, Protocol
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.family import Family
 from start_llm.core.markers import longest_beginning
+from start_llm.formats.reading.schema import Tools
+from start_llm.formats.registry import ordered
 from start_llm.output.calls import CallFinder
 from start_llm.output.channels import ChannelSplitter
 from start_llm.output.spacing import TrailingSpace
-from start_llm.output.tool_calls import ordered
-from start_llm.output.tool_calls.schema import Tools
 
 type _State = Literal["start", "thought", "answer"]
 

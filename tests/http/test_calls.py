@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from start_llm.output.tool_calls import FORMATS
+from start_llm.formats.registry import NOTATIONS
 from tests.http.conftest import FamilyServer, Hearing
 from tests.http.forms import (
     ANSWER,
@@ -131,7 +131,7 @@ def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: F
     said = said_whole(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
     assert said.calls == ()
     known = TRAITS[FORMS[name].trait].added_tokens
-    marks = [text for one in FORMATS.values() for text in one.openers if text in known]
+    marks = [text for one in NOTATIONS.values() for text in one.openers if text in known]
     assert said.content == written(name, "call") or not any(mark in said.content for mark in marks)
 
 

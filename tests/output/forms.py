@@ -13,7 +13,7 @@ from start_llm.core.chat import ChatRequest, Message, OutputForm
 from start_llm.core.events import CallArguments, CallStarted, Content, Output, Reasoning
 from start_llm.core.job import Guide
 from start_llm.core.prompt import ModelTokens, Prompt
-from start_llm.models import families
+from start_llm.formats import registry
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.output.form import FormKeeper
 from tests.templates.traits import TRAITS, trait_tokenizer
@@ -48,7 +48,7 @@ def reply(
 ) -> Reply:
     """One that a model of this trait could give to a request of this form."""
     tokenizer = trait_tokenizer(trait)
-    family = families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
     keeper = FormKeeper(tokenizer, family, TRAITS[trait].vocabulary + UNKNOWN_IDS)
     request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(tools), form=form)
     prompt = Prompt(tokens=ModelTokens((0,)), thought_is_open=thought_is_open, thinking=thinking)

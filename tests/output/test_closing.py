@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.formats.reading.block import BlockReader
 from start_llm.output import rereading
 from start_llm.output.splitter import make_splitter
-from start_llm.output.tool_calls.block import BlockReader
 from tests.output.corpus.case import TOOLS, Case, outcome_of, split
 from tests.output.corpus.writers import WRITERS
 from tests.output.replies import FAMILIES, pieces_of

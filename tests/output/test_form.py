@@ -9,17 +9,15 @@ import pytest
 from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm
 from start_llm.core.errors import GuideLost, InvalidRequest
 from start_llm.core.events import CallStarted, Finished, Output, Text, Usage
-from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.prompt import ModelTokens, Prompt
-from start_llm.models import families
+from start_llm.formats import registry
+from start_llm.formats.registry import FAMILIES, NOTATIONS
+from start_llm.formats.writing.lark import Grammar
 from start_llm.output.form import FormKeeper
-from start_llm.output.grammar.calls import CALL_TEXTS
 from start_llm.output.grammar.depth import is_too_deep
 from start_llm.output.grammar.enforcer import Enforcer
-from start_llm.output.grammar.lark import Grammar
 from start_llm.output.grammar.validity import fault
 from start_llm.output.stream import OutputStream
-from start_llm.output.tool_calls import FORMATS
 from tests.http.forms import FORMS, OTHER, PATH, THINKING, TOOLS, Call
 from tests.output.forms import Reply, reply
 from tests.templates.traits import TRAITS, trait_tokenizer
@@ -230,7 +228,7 @@ def test_where_one_call_is_the_limit_no_other_is_reported(name):
 
 def keeper(trait: str = "strips_old_thoughts") -> FormKeeper:
     tokenizer = trait_tokenizer(trait)
-    family = families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
     return FormKeeper(tokenizer, family, TRAITS[trait].vocabulary)
 
 
@@ -446,6 +444,6 @@ def test_a_guide_that_is_left_is_lost_and_behind_the_end_nothing_counts():
         other.advance(text)
 
 
-def test_every_format_that_a_family_writes_has_its_grammar():
-    written = {name for family in map(families.named, FAMILY_NAMES) for name in family.formats}
-    assert written <= CALL_TEXTS.keys() <= FORMATS.keys()
+def test_every_notation_that_a_family_has_is_written_too():
+    names = [name for name in FAMILIES for name in registry.named(name).formats]
+    assert [name for name in names if NOTATIONS[name].text is None] == []

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.family import Family
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.json_calls import JsonSpan
+from start_llm.formats.registry import NOTATIONS, ordered
 from start_llm.output.splitter import make_splitter
-from start_llm.output.tool_calls import FORMATS, ordered
-from start_llm.output.tool_calls.json_calls import JsonSpan
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
 from tests.output.corpus.common import VALUES
 from tests.output.corpus.writers import WRITERS
@@ -150,8 +150,8 @@ def test_calls_are_counted_through_the_reply():
 def test_the_formats_of_a_family_stand_first_and_no_other_is_missing():
     formats = ordered(("kimi", "glm"))
     assert [one.name for one in formats[:2]] == ["kimi", "glm"]
-    assert {one.name for one in formats} == set(FORMATS)
-    assert len(formats) == len(FORMATS)
+    assert {one.name for one in formats} == set(NOTATIONS)
+    assert len(formats) == len(NOTATIONS)
 
 
 def test_a_format_that_no_row_has_is_an_error():

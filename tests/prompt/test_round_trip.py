@@ -16,9 +16,9 @@ import pytest
 from start_llm.core.chat import Json, Message, Thinking, ToolCall
 from start_llm.core.events import Finished, Text, Usage
 from start_llm.core.prompt import Prompt
+from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import make_splitter
 from start_llm.output.stream import OutputStream
-from start_llm.output.tool_calls.schema import Tools
 from tests.prompt.fakes import call, family_of, prepared, reply, text_of
 from tests.prompt.replies import (
     ASKED,

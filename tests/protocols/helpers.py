@@ -14,9 +14,9 @@ from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.reply import ReplyWriter
+from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import PlainSplitter, Splitter, make_splitter
 from start_llm.output.stream import OutputStream
-from start_llm.output.tool_calls.schema import Tools
 from start_llm.protocols.base import Context, Frame, ModelFacts, Reply
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.seal import KEY_BYTES, Seal

@@ -8,8 +8,8 @@ from functools import cache
 
 import regex
 
-from start_llm.output.tool_calls.base import Part, Plain, State
-from start_llm.output.tool_calls.schema import Tools
+from start_llm.formats.reading.parts import Part, Plain, State
+from start_llm.formats.reading.schema import Tools
 
 type Step = Callable[[list[Part]], bool]
 """Consumes what it can of the buffer, and tells whether another step may go on."""

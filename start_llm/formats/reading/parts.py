@@ -1,12 +1,9 @@
-"""What a tool-call format is: how a block of calls begins, and who reads it."""
+"""The parts of a call that readers find, and what a reader is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
-
-from start_llm.output.tool_calls.schema import Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +54,3 @@ class Reader(Protocol):
     def close(self, complete: bool) -> list[Part]:
         """The reply is over; `complete` if the model ended it. A block without end fails or stays open."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One row of the table of formats.
-
-    Attributes:
-        openers: texts that begin a block.
-        reader: a new reader for the block behind one of them.
-        bare: a block may also begin with JSON as the very first text of an answer.
-    """
-
-    name: str
-    openers: tuple[str, ...]
-    reader: Callable[[Tools], Reader]
-    bare: bool = False

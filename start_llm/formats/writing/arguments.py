@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import regex
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.output.grammar.lark import Lark, Origin
-from start_llm.output.tool_calls.schema import Tools, constants, flat
+from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.schema import Tools, constants, flat
+from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.lark import Lark
+from start_llm.formats.writing.offered import Offered
 
 _KEY = regex.compile(r"[^<>\"'\n]{1,256}")
 _MOST_UNNAMED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A tool that may be called. `parameters` is the schema of its arguments."""
-
-    name: str
-    parameters: Mapping[str, Json]
-
-    @property
-    def properties(self) -> Mapping[str, Json]:
-        found = self.parameters.get("properties")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def required(self) -> Sequence[str]:
-        found = self.parameters.get("required")
-        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
-
-    @property
-    def origin(self) -> Origin:
-        return Origin("tools", f"the parameters of {self.name!r}")
+_MARKUP = frozenset("<&\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentTags:
-    """What stands around one argument.
+class TaggedArguments:
+    """Each argument between tags.
 
     Attributes:
         key: in front of the value, with `KEY` for its name.
@@ -57,15 +39,31 @@ class ArgumentTags:
     padding: str = ""
     wrapper: tuple[str, str] | None = None
 
+    def write(self, arguments: Arguments) -> str:
+        """A text as it is, in its wrapper if it has markup; everything else as JSON."""
+        return "".join(
+            f"{self.key.replace('KEY', name)}{self.padding}{self._wrapped(_text(value))}"
+            f"{self.padding}{self.value_end}{self.behind}"
+            for name, value in arguments.items()
+        )
 
-class TaggedArguments:
+    def _wrapped(self, text: str) -> str:
+        if self.wrapper is None or _MARKUP.isdisjoint(text):
+            return text
+        return text.join(self.wrapper)
+
+    def expression(self, lark: Lark, tool: Offered) -> str:
+        return _Grammar(lark, self, tool).expression()
+
+
+class _Grammar:
     """Writes the arguments of one tool: those that are required, the others if the model wants them.
 
     Of the schema of an argument its type and its `enum` hold, and all of it where the value is JSON. A text
     may be any, whatever pattern or length the schema asks for.
     """
 
-    def __init__(self, lark: Lark, tags: ArgumentTags, tool: Offered) -> None:
+    def __init__(self, lark: Lark, tags: TaggedArguments, tool: Offered) -> None:
         self._lark = lark
         self._tags = tags
         self._root = tool.parameters
@@ -149,3 +147,7 @@ def _moved(schema: Json) -> tuple[Json, bool]:
     if isinstance(reference, str) and reference.startswith("#"):
         copy["$ref"] = f"#/$defs/root{reference[1:]}"
     return copy, copy.get("$ref") != reference or any(moved for _, moved in parts.values())
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else written(value)

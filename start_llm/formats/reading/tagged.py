@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from start_llm.core.markers import longest_beginning
-from start_llm.output.tool_calls.base import Arguments, Ended, Part, Started
-from start_llm.output.tool_calls.block import Block, BlockReader, Step, compiled
-from start_llm.output.tool_calls.json_text import written
-from start_llm.output.tool_calls.schema import Tools, decode, is_text
+from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
+from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
+from start_llm.formats.reading.schema import Tools, decode, is_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.family import FAMILY_NAMES
-from start_llm.models import families
-from start_llm.output.tool_calls import FORMATS
+from start_llm.formats import registry
+from start_llm.formats.registry import FAMILIES, NOTATIONS
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 CHATML = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
@@ -41,12 +40,12 @@ OF_TRAITS = {
 @pytest.mark.parametrize("trait", TRAITS)
 def test_the_family_of_a_trait_is_told_from_its_template_and_tokens(trait):
     tokenizer = trait_tokenizer(trait)
-    family = families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
     assert (family.name, family.thought and family.thought.closing) == OF_TRAITS[trait]
 
 
 def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tuple[str, str | None]:
-    family = families.detect(config, template, tokens)
+    family = registry.detect(config, template, tokens)
     return family.name, family.thought and family.thought.closing
 
 
@@ -90,10 +89,10 @@ def test_a_config_without_a_type_is_no_evidence(config):
     assert detect(config, "", ()) == ("generic", None)
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_that_knows_no_mark_of_thoughts_has_none(name):
-    family = families.named(name)
-    kept = families.detect({"model_type": name}, "", ())
+    family = registry.named(name)
+    kept = registry.detect({"model_type": name}, "", ())
     assert kept.thought is None
     assert not kept.orphan_close
     assert (kept.name, kept.formats, kept.call_ids) == (family.name, family.formats, family.call_ids)
@@ -107,30 +106,30 @@ def test_the_marks_of_the_template_count_more_than_those_of_the_vocabulary():
 
 
 def test_glm_closes_a_thought_in_its_own_way():
-    family = families.detect({}, "<arg_key></think>", ())
+    family = registry.detect({}, "<arg_key></think>", ())
     assert family.orphan_close
     assert family.thought is not None
     assert family.thought.cut == "</think>"
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_name_that_a_user_may_say_is_a_family(name):
-    assert families.named(name).name == name
+    assert registry.named(name).name == name
 
 
 def test_every_family_has_a_name_that_a_user_may_say():
-    assert set(families._BY_NAME) == set(FAMILY_NAMES)
-    assert len(set(FAMILY_NAMES)) == len(FAMILY_NAMES)
+    formats = (*registry.MODEL_FORMATS, registry.GENERIC)
+    assert list(FAMILIES) == [one.name for one in formats]
     with pytest.raises(KeyError):
-        families.named("gpt5")
+        registry.named("gpt5")
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_format_of_a_family_exists(name):
-    assert set(families.named(name).formats) <= FORMATS.keys()
+    assert set(registry.named(name).formats) <= NOTATIONS.keys()
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_thought_that_is_cut_is_closed(name):
-    marks = families.named(name).thought
+    marks = registry.named(name).thought
     assert marks is None or marks.closing in marks.cut

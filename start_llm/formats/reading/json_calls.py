@@ -13,10 +13,10 @@ from itertools import accumulate, repeat
 from typing import Protocol, cast
 
 from start_llm.core.chat import Json
-from start_llm.output.tool_calls.base import Arguments, Ended, Part, Started
-from start_llm.output.tool_calls.block import Block, BlockReader, Step
-from start_llm.output.tool_calls.json_text import DECODER, is_strict, parsed, written
-from start_llm.output.tool_calls.schema import Tools
+from start_llm.formats.reading.block import Block, BlockReader, Step
+from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, written
+from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
+from start_llm.formats.reading.schema import Tools
 
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
 _INSIDE_STRINGS = re.compile(r'["\\]')

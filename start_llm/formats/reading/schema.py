@@ -8,7 +8,7 @@ from functools import reduce
 from urllib.parse import unquote
 
 from start_llm.core.chat import Json
-from start_llm.output.tool_calls.json_text import parsed
+from start_llm.formats.reading.json_text import parsed
 
 _JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _DEEPEST_REFERENCE = 8
