@@ -29,6 +29,7 @@ class Family:
         thought: None for models without thoughts.
         channels: messages have headers with a channel and a recipient (Harmony).
         orphan_close: a thinking reply may begin inside its thought although nothing opened one.
+        answer_marks: texts around an answer that are no part of it; models write them nowhere else.
         formats: names of notations of calls (`formats.registry`), the likeliest first; the others follow.
         call_ids: the ids of calls that the chat template gets: `call0`, nine characters, `functions.NAME:0`.
     """
@@ -37,5 +38,6 @@ class Family:
     thought: ThoughtMarks | None = None
     channels: bool = False
     orphan_close: bool = False
+    answer_marks: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     call_ids: CallIds = "ordinal"

@@ -39,7 +39,7 @@ class ModelFormat:
         types: beginnings of `model_type` in config.json, for files that say too little.
         notations: of calls, the likeliest first.
         thought: of models that think; None: their marks are found in the template and the vocabulary.
-        channels, orphan_close, call_ids: see `core.family.Family`.
+        channels, orphan_close, answer_marks, call_ids: see `core.family.Family`.
     """
 
     name: str
@@ -49,6 +49,7 @@ class ModelFormat:
     thought: ThoughtMarks | None = None
     channels: bool = False
     orphan_close: bool = False
+    answer_marks: tuple[str, ...] = ()
     call_ids: CallIds = "ordinal"
 
     @property
@@ -59,6 +60,7 @@ class ModelFormat:
             thought=self.thought,
             channels=self.channels,
             orphan_close=self.orphan_close,
+            answer_marks=self.answer_marks,
             formats=tuple(one.name for one in self.notations),
             call_ids=self.call_ids,
         )
