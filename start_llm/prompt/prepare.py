@@ -138,7 +138,7 @@ class Preparer:
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
-            conversation=None if self._has_moving(request) else replace(asked, shown=thoughts),
+            conversation=None if transient and self._has_moving(request) else replace(asked, shown=thoughts),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
             left_out=sum(message.left_out for message in asked.messages),
@@ -191,7 +191,8 @@ class Preparer:
     def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> Root:
         in_front = {name: value for name, value in options.items() if name not in self.facts.tail_options}
         dates = [] if self._tells_now else self._dates(now)
-        return root_of(in_front, request.tools, dates)
+        question = self._last_question(request) if self._has_moving(request) else None
+        return root_of(in_front, request.tools, dates, question)
 
     @property
     def _tells_now(self) -> bool:
@@ -216,9 +217,17 @@ class Preparer:
         return self._family.thought if self._policy.with_rules else None
 
     def _has_moving(self, request: ChatRequest) -> bool:
-        """Whether no beginning of this prompt would be one of the next turn's."""
+        """Whether the next question changes all of the prompt: what stands with the last one moves there."""
         has = {"tools": request.tools, "system": any(one.role == "system" for one in request.messages)}
         return any(has[name] for name in self.facts.moving)
+
+    def _last_question(self, request: ChatRequest) -> int | None:
+        """The message with which the template shows what moves. Until the next one nothing does."""
+        adapted = adapt(request, self.facts)
+        asking = (
+            last for seen, last in zip(adapted.messages, adapted.lasts, strict=True) if seen["role"] == "user"
+        )
+        return max(asking, default=None)
 
     def _conversation(
         self,
