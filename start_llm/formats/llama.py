@@ -32,7 +32,7 @@ LLAMA = ModelFormat(
             name="llama_bare",
             openers=("<|python_tag|>",),
             reader=partial(ObjectReader, _BARE),
-            bare=True,
+            bare=("{",),
             text=CallText(mark="", head='{"name": "NAME", "parameters": ', tail="}", between="; "),
         ),
         Notation(

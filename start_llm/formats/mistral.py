@@ -1,4 +1,5 @@
-"""Mistral: `[TOOL_CALLS][{"name": NAME, "arguments": {…}}]`, and newer `[TOOL_CALLS]NAME[ARGS]{…}`.
+"""Mistral: `[TOOL_CALLS][{"name": NAME, "arguments": {…}}]`, and newer `[TOOL_CALLS]NAME[ARGS]{…}`,
+the second mark of which may be missing.
 
 Ours: mlx_lm's parser loses every call of a block if one is malformed, and takes tools that were not offered.
 """
@@ -18,7 +19,9 @@ _LIST = Objects(
     next_call=r"\s{0,64},\s{0,64}(?=\{)",
     block_end=r"\s{0,64}\]",
 )
-_HEADED = Objects(head=r"\s{0,64}(?P<name>[\w.\-]{1,256})(?:\[CALL_ID\][^\[\]]{0,64})?\[ARGS\]\s{0,64}(?=\{)")
+_HEADED = Objects(
+    head=r"\s{0,64}(?P<name>[\w.\-]{1,256})(?:\[CALL_ID\][^\[\]]{0,64})?(?:\[ARGS\])?\s{0,64}(?=\{)"
+)
 
 MISTRAL = ModelFormat(
     name="mistral",

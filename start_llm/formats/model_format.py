@@ -18,14 +18,14 @@ class Notation:
     Attributes:
         openers: texts that begin a block of calls.
         reader: makes a reader for the block behind one of them.
-        bare: a block may also begin with JSON as the very first text of an answer.
+        bare: texts that begin a block too, as the very first text of an answer; they are part of it.
         text: how calls are written; None for what models write by mistake alone.
     """
 
     name: str
     openers: tuple[str, ...]
     reader: Callable[[Tools], Reader]
-    bare: bool = False
+    bare: tuple[str, ...] = ()
     text: CallText | None = None
 
 

@@ -8,20 +8,50 @@ from functools import cache
 
 from start_llm.core.chat import Json
 from start_llm.core.family import Family, ThoughtMarks
+from start_llm.formats.cohere import COHERE
+from start_llm.formats.function_gemma import FUNCTION_GEMMA
 from start_llm.formats.gemma4 import GEMMA4
+from start_llm.formats.gigachat import GIGACHAT
 from start_llm.formats.glm import GLM
+from start_llm.formats.granite import GRANITE, PHI4
 from start_llm.formats.harmony import HARMONY
 from start_llm.formats.kimi import KIMI
+from start_llm.formats.lfm2 import LFM2
 from start_llm.formats.llama import LLAMA
 from start_llm.formats.minicpm import MINICPM
+from start_llm.formats.minimax_m1 import MINIMAX_M1
 from start_llm.formats.mistral import MISTRAL
 from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.nemotron import NEMOTRON
+from start_llm.formats.olmo3 import OLMO3
+from start_llm.formats.pythonic import PYTHONIC
 from start_llm.formats.qwen import QWEN, QWEN_BARE
 from start_llm.formats.thoughts import THINK, THOUGHT_MARKS
 from start_llm.formats.writing.call_text import CallText
+from start_llm.formats.xlam import XLAM
 
 GENERIC = ModelFormat(name="generic", thought=THINK)
-MODEL_FORMATS: tuple[ModelFormat, ...] = (HARMONY, GEMMA4, KIMI, GLM, MINICPM, MISTRAL, QWEN, LLAMA)
+MODEL_FORMATS: tuple[ModelFormat, ...] = (
+    HARMONY,
+    GEMMA4,
+    KIMI,
+    GLM,
+    MINICPM,
+    MISTRAL,
+    COHERE,
+    FUNCTION_GEMMA,
+    GIGACHAT,
+    NEMOTRON,
+    LFM2,
+    OLMO3,
+    PHI4,
+    QWEN,
+    GRANITE,
+    MINIMAX_M1,
+    PYTHONIC,
+    LLAMA,
+    XLAM,
+)
 """The first one that fits counts: marks of the stronger evidence stand first."""
 
 FAMILIES: Mapping[str, ModelFormat] = {one.name: one for one in (*MODEL_FORMATS, GENERIC)}

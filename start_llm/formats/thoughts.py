@@ -6,6 +6,7 @@ from start_llm.core.family import ThoughtMarks
 
 THINK = ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n")
 BRACKETS = ThoughtMarks("[THINK]", "[/THINK]", cut="[/THINK]")
+COHERE = ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", cut="<|END_THINKING|>")
 GEMMA = ThoughtMarks("<|channel>thought", "<channel|>", cut="\n<channel|>")
 HARMONY = ThoughtMarks(
     "<|channel|>analysis<|message|>",
@@ -19,7 +20,7 @@ THOUGHT_MARKS: tuple[ThoughtMarks, ...] = (
     ThoughtMarks("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
     ThoughtMarks("<think:opensource>", "</think:opensource>", cut="</think:opensource>"),
     ThoughtMarks("<|think:start|>", "<|think:end|>", cut="<|think:end|>"),
-    ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", cut="<|END_THINKING|>"),
+    COHERE,
     ThoughtMarks("<|open|>think<|sep|>", "<|close|>think<|sep|>", cut="<|close|>think<|sep|>"),
     BRACKETS,
     THINK,

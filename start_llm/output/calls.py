@@ -114,7 +114,7 @@ class CallFinder:
         self._calls_come_first = calls_come_first
         self._tools = tools
         self._openers = tuple(dict.fromkeys(opener for one in self._formats for opener in one.openers))
-        self._has_bare = any(one.bare for one in self._formats)
+        self._bare = tuple(dict.fromkeys(text for one in self._formats for text in one.bare))
         self._counter = CallCounter()
         self._block: _Block | None = None
         self._text = RereadableText()
@@ -189,10 +189,14 @@ class CallFinder:
     def _read_text(self, piece: str, events: list[Output]) -> None:
         """Text up to the next opener."""
         buffer, self._held = self._held + piece, ""
-        if self._has_bare and self.is_silent and (begun := buffer.lstrip()).startswith("{"):
-            self._say(buffer[: len(buffer) - len(begun)], events)
-            self._open("", begun)
-            return
+        if self.is_silent and self._bare and (begun := buffer.lstrip()):
+            if self._may_become_bare(begun):
+                self._held = buffer
+                return
+            if begun.startswith(self._bare) and not begun.startswith(self._openers):
+                self._say(buffer[: len(buffer) - len(begun)], events)
+                self._open("", begun)
+                return
         is_behind_text = self._calls_come_first and not self._may_begin_with_call(buffer)
         if is_behind_text or self._text.is_used_up:
             self._say(buffer, events)
@@ -207,6 +211,11 @@ class CallFinder:
         self._say(buffer[:start], events)
         self._open(opener, buffer[start + len(opener) :])
 
+    def _may_become_bare(self, begun: str) -> bool:
+        """It depends on the next character whether this begins a bare block, or an opener in its place."""
+        longer = (*self._bare, *self._openers) if begun.startswith(self._bare) else self._bare
+        return any(text.startswith(begun) and text != begun for text in longer)
+
     def _may_begin_with_call(self, buffer: str) -> bool:
         """Behind a call there may be another one."""
         begun = buffer.lstrip()
@@ -215,9 +224,12 @@ class CallFinder:
 
     def _open(self, opener: str, behind: str) -> None:
         self._text.begin_attempt()
-        formats = [one for one in self._formats if (opener in one.openers if opener else one.bare)]
+        formats = [one for one in self._formats if self._may_begin(one, opener, behind)]
         self._block = _Block(opener, [one.reader(self._tools) for one in formats])
         self._text.give_back(behind)
+
+    def _may_begin(self, notation: Notation, opener: str, behind: str) -> bool:
+        return opener in notation.openers if opener else behind.startswith(notation.bare)
 
     def _read_block(self, block: _Block, piece: str, events: list[Output]) -> None:
         self._note(block.feed(piece), events)

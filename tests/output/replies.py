@@ -27,6 +27,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama3": Family(name="llama3", formats=("llama_bare", "llama_tagged")),
     "kimi": WRITERS["kimi"].family,
     "minicpm": WRITERS["minicpm"].family,
+    **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall", "cohere")},
     "generic": Family(name="generic", thought=TAGS),
     "gpt_oss": HARMONY,
 }
@@ -41,11 +42,16 @@ _MARKS = (
     "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|python_tag|>", "<|start|>", "assistant",
     "<|channel|>", "analysis", "final", "commentary", " to=functions.read", "<|constrain|>", "json",
     "<|message|>", "<|end|>", "<|call|>", "<|return|>",
+    "<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>", "<|python_start|>",
+    "<|python_end|>", "<TOOLCALL>", "</TOOLCALL>", "<|tool_call|>", "<|/tool_call|>", "functools[",
+    "<tool_calls>", "</tool_calls>", "function call<|role_sep|>", "<|function_call|>", "<|START_ACTION|>",
+    "<|END_ACTION|>", "<start_function_call>", "<end_function_call>", "<escape>", "call:list{}",
+    "read(path='", "[read(", "list()", "path='a')",
 )  # fmt: skip
 _BITS = (
     '{"name": "read", "arguments": {"path": "a"}}', '{"name": "list", "parameters": {}}', '{"name": "',
     '"arguments": {', '{"path": "a"}', "{}", "read", "list", "remove", "{", "}", "[", "]", '"', "\\", ",",
-    ":", ";", "\n", "\n\n", " ", "a", "1", "é", "🐟", "\r\n", " " * 70,
+    "'", "(", ")", "=", ":", ";", "\n", "\n\n", " ", "a", "1", "é", "🐟", "\r\n", " " * 70,
 )  # fmt: skip
 _CALLS = tuple(writer.call("write", text="a\nb") for writer in WRITERS.values())
 

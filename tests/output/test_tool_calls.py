@@ -114,6 +114,24 @@ def test_an_answer_in_json_goes_out_as_it_comes():
     assert splitter.feed(" 2") == [Content(" 2")]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        (["[", "1, ", "2"], ["", "[1,", " 2"]),
+        (["[x", "] ta", "sk"], ["", "[x] ta", "sk"]),
+        (["[read", "](http", "s:"], ["", "[read](http", "s:"]),
+        (["[see(", "the", " docs)", " so"], ["", "", "[see(the docs)", " so"]),
+        (["[\n", "{", '"path":'], ["", "", '[\n{"path":']),
+        (["func", "tions", " f"], ["", "functions", " f"]),
+        (["call", "ed", "!"], ["", "called", "!"]),
+        (["call: ", "me"], ["call:", " me"]),
+    ],
+)
+def test_an_answer_that_begins_as_a_bare_call_may_goes_out_as_soon_as_it_is_none(pieces, told):
+    splitter = make_splitter(Family(name="bare"), TOOLS, thought_is_open=False, thinking=True)
+    assert [outcome_of(splitter.feed(piece)).content for piece in pieces] == told
+
+
 def test_prose_in_front_of_a_call_goes_out_as_it_comes():
     writer = WRITERS["qwen_xml"]
     splitter = make_splitter(writer.family, TOOLS, thought_is_open=False, thinking=True)

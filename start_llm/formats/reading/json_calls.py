@@ -24,7 +24,9 @@ _NOWHERE_OUTSIDE_STRINGS = re.compile(r"[^\s\w+\-.,:{}\[\]]")
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SPACE = re.compile(r"\s*")
-_BESIDE_ARGUMENTS = frozenset({"name", "id", "type"})
+_NAMES = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters")
+_BESIDE_ARGUMENTS = frozenset({*_NAMES, "id", "tool_call_id", "type"})
 
 
 class Span(Protocol):
@@ -119,10 +121,10 @@ class Call:
 def named_call(text: str, *, may_lack_arguments: bool) -> Call:
     """`{"name": …, "arguments": {…}}`, the arguments as they were written. ValueError if it is not that."""
     members = dict(_members(text))
-    name = parsed(members.get("name", ""))
+    name = parsed(next((members[one] for one in _NAMES if one in members), ""))
     if not isinstance(name, str):
         raise ValueError("the name is no text")  # noqa: TRY004 - whoever reads it catches ValueError
-    arguments = members.get("arguments", members.get("parameters"))
+    arguments = next((members[one] for one in _ARGUMENTS if one in members), None)
     if arguments is None:
         if not may_lack_arguments or not members.keys() <= _BESIDE_ARGUMENTS:
             raise ValueError("there are no arguments, or they stand beside the name")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import regex
 
 from start_llm.core.chat import Json
-from start_llm.core.errors import InvalidRequest
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.schema import Tools, constants, flat
 from start_llm.formats.writing.call_text import Arguments
@@ -68,8 +67,7 @@ class _Grammar:
         self._tags = tags
         self._root = tool.parameters
         self._tool = replace(tool, parameters=flat(tool.parameters))
-        function: dict[str, Json] = {"name": tool.name, "parameters": dict(tool.parameters)}
-        self._tools = Tools([{"type": "function", "function": function}])
+        self._tools = Tools([tool.definition])
 
     def expression(self) -> str:
         return " ".join(self._arguments()) or '""'
@@ -80,10 +78,7 @@ class _Grammar:
         for name in names:
             if not _KEY.fullmatch(name):
                 if name in required:
-                    raise InvalidRequest(
-                        f"'tools': {name!r} of {self._tool.name!r} has no form in this model's calls.",
-                        param="tools",
-                    )
+                    raise self._tool.has_no_form_for(name)
                 continue
             argument = self._argument(self._lark.literal(self._tags.key.replace("KEY", name)), name)
             yield argument if name in required else f"({argument})?"
@@ -107,7 +102,7 @@ class _Grammar:
         if values and "string" in types:
             return f"{self._lark.either(*map(self._constant, values))} {self._end()}"
         if types and "string" not in types and isinstance(schema, dict):
-            text = self._lark.schema(_alone(schema, self._root), self._tool.origin, lenient=True)
+            text = self._lark.schema(alone(schema, self._root), self._tool.origin, lenient=True)
             return f"{text} {self._end()}"
         return self._text()
 
@@ -126,7 +121,7 @@ class _Grammar:
         return self._lark.either(wrapped, self._lark.until(self._tags.value_end, unless=opening))
 
 
-def _alone(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
+def alone(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
     """A part of a schema that takes along what its references lead to."""
     moved, has_moved = _moved(dict(schema))
     if not has_moved or not isinstance(moved, dict):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.chat import Json
+from start_llm.core.errors import InvalidRequest
 from start_llm.formats.writing.lark import Origin
 
 
@@ -29,3 +30,12 @@ class Offered:
     @property
     def origin(self) -> Origin:
         return Origin("tools", f"the parameters of {self.name!r}")
+
+    @property
+    def definition(self) -> Mapping[str, Json]:
+        """The tool as OpenAI's chat protocol has it."""
+        return {"type": "function", "function": {"name": self.name, "parameters": dict(self.parameters)}}
+
+    def has_no_form_for(self, argument: str) -> InvalidRequest:
+        problem = f"'tools': {argument!r} of {self.name!r} has no form in this model's calls."
+        return InvalidRequest(problem, param="tools")

@@ -50,14 +50,21 @@ def _family(model: ModelFormat) -> Family:
 def _writers(model: ModelFormat) -> Iterator[Writer]:
     for notation in model.notations:
         if notation.text:
+            opener = _opener(notation, notation.text)
             yield Writer(
                 notation.name,
                 _family(model),
                 _write(notation.text),
-                opener="" if notation.bare else notation.openers[0],
+                opener=opener,
                 streams=_streams(notation),
-                starts_reply=notation.bare,
+                starts_reply=not opener,
             )
+
+
+def _opener(notation: Notation, text: CallText) -> str:
+    """The one that its calls begin with, if any."""
+    written = text.write([("list", {})])
+    return next((opener for opener in notation.openers if written.startswith(opener)), "")
 
 
 def _streams(notation: Notation) -> bool:
