@@ -21,16 +21,16 @@ from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
 _NAME = r"(?P<name>[^<>\n]{1,256})>"
-_TAGS = Tags(
+TAGS = Tags(
     head=r"\s{0,64}<function=" + _NAME,
     key=r"\s{0,64}<parameter=(?P<key>[^<>\n]{1,256})>",
     value_end="</parameter>",
     end=r"\s{0,64}(?:</function>|</tool_call>)",
     next_call=r"\s{0,64}(?=<function=)",
     block_end=r"\s{0,64}</tool_call>",
-    padded=True,
+    padding="always",
 )
-_BARE = replace(_TAGS, head=r"(?:\s{0,64}<function=)?" + _NAME)
+_BARE = replace(TAGS, head=r"(?:\s{0,64}<function=)?" + _NAME)
 
 _OBJECTS = Objects(
     head=r"\s{0,64}(?=\{)",
@@ -46,7 +46,7 @@ QWEN = ModelFormat(
         Notation(
             name="qwen_xml",
             openers=("<tool_call>",),
-            reader=partial(TaggedReader, _TAGS),
+            reader=partial(TaggedReader, TAGS),
             text=CallText(
                 mark="<function=",
                 head="<tool_call>\n<function=NAME>\n",

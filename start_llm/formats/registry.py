@@ -9,6 +9,8 @@ from functools import cache
 from start_llm.core.chat import Json
 from start_llm.core.family import Family, ThoughtMarks
 from start_llm.formats.cohere import COHERE
+from start_llm.formats.deepseek import DEEPSEEK
+from start_llm.formats.dsml import DSML
 from start_llm.formats.function_gemma import FUNCTION_GEMMA
 from start_llm.formats.gemma4 import GEMMA4
 from start_llm.formats.gigachat import GIGACHAT
@@ -19,6 +21,7 @@ from start_llm.formats.kimi import KIMI
 from start_llm.formats.lfm2 import LFM2
 from start_llm.formats.llama import LLAMA
 from start_llm.formats.minicpm import MINICPM
+from start_llm.formats.minimax import MINIMAX
 from start_llm.formats.minimax_m1 import MINIMAX_M1
 from start_llm.formats.mistral import MISTRAL
 from start_llm.formats.model_format import ModelFormat, Notation
@@ -26,6 +29,7 @@ from start_llm.formats.nemotron import NEMOTRON
 from start_llm.formats.olmo3 import OLMO3
 from start_llm.formats.pythonic import PYTHONIC
 from start_llm.formats.qwen import QWEN, QWEN_BARE
+from start_llm.formats.seed import SEED
 from start_llm.formats.thoughts import THINK, THOUGHT_MARKS
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.xlam import XLAM
@@ -34,6 +38,10 @@ GENERIC = ModelFormat(name="generic", thought=THINK)
 MODEL_FORMATS: tuple[ModelFormat, ...] = (
     HARMONY,
     GEMMA4,
+    MINIMAX,
+    DSML,
+    DEEPSEEK,
+    SEED,
     KIMI,
     GLM,
     MINICPM,

@@ -8,6 +8,7 @@ THINK = ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n")
 BRACKETS = ThoughtMarks("[THINK]", "[/THINK]", cut="[/THINK]")
 COHERE = ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", cut="<|END_THINKING|>")
 GEMMA = ThoughtMarks("<|channel>thought", "<channel|>", cut="\n<channel|>")
+SEED = ThoughtMarks("<seed:think>", "</seed:think>", cut="</seed:think>")
 HARMONY = ThoughtMarks(
     "<|channel|>analysis<|message|>",
     "<|end|>",
@@ -16,7 +17,7 @@ HARMONY = ThoughtMarks(
 
 THOUGHT_MARKS: tuple[ThoughtMarks, ...] = (
     ThoughtMarks("<mm:think>", "</mm:think>", cut="</mm:think>"),
-    ThoughtMarks("<seed:think>", "</seed:think>", cut="</seed:think>"),
+    SEED,
     ThoughtMarks("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
     ThoughtMarks("<think:opensource>", "</think:opensource>", cut="</think:opensource>"),
     ThoughtMarks("<|think:start|>", "<|think:end|>", cut="<|think:end|>"),

@@ -16,7 +16,8 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.template import Seen
 
-_PRIVATE_USE = range(0xE000, 0xF900)
+# Letters of the Yi, which hardly any text has; Python prints them as they are, also inside other values.
+_RARE = range(0xA000, 0xA48D)
 # Kinds of marks: behind a text, behind the text of a message that has calls too, behind a name.
 _TEXT, _BESIDE_CALLS, _NAME = "t", "b", "n"
 
@@ -135,7 +136,7 @@ def _behind_space(text: str, place: int) -> int:
 
 def _spans(rendered: Rendered, render: Render) -> dict[int, _Span]:
     """The messages that can be marked."""
-    free = (char for char in map(chr, _PRIVATE_USE) if char not in rendered.text)
+    free = (char for char in map(chr, _RARE) if char not in rendered.text)
     opening, closing = next(free, ""), next(free, "")
     if not closing:
         return {}

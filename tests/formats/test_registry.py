@@ -28,11 +28,14 @@ OF_TRAITS = {
     "no_system": ("generic", None),
     "channels": ("gpt_oss", "<|end|>"),
     "kimi": ("kimi", None),
-    "arguments_as_text": ("generic", "</think>"),
+    "arguments_as_text": ("deepseek", "</think>"),
     "gemma4_channel": ("gemma4", "<channel|>"),
     "hoists_systems": ("qwen3", None),
     "plain": ("generic", None),
     "minicpm": ("minicpm", None),
+    "minimax": ("minimax", "</think>"),
+    "dsml": ("dsml", "</think>"),
+    "seed": ("seed_oss", "</seed:think>"),
 }
 """For each trait the family, and the closing mark of its thoughts."""
 
@@ -81,6 +84,10 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
         ("llama", "<|start_header_id|></think>", LLAMA_TOKENS, ("llama3", "</think>")),
         ("mistral", "[INST][TOOL_CALLS]</think>", MISTRAL_TOKENS, ("mistral", "</think>")),
         ("gemma3", "<|channel|>analysis<|end|>", (), ("gpt_oss", "<|end|>")),
+        ("qwen2", "<｜tool▁calls▁begin｜></think>", QWEN_TOKENS, ("deepseek", "</think>")),
+        ("qwen3", "<minimax:tool_call><tool_call></think>", QWEN_TOKENS, ("minimax", "</think>")),
+        ("deepseek_v3", "<｜DSML｜invoke", ("<｜tool▁calls▁begin｜>",), ("dsml", None)),
+        ("llama", "<seed:tool_call></seed:think></think>", (), ("seed_oss", "</seed:think>")),
         # A template that says nothing: the vocabulary counts, then the architecture.
         ("llama", CHATML, QWEN_TOKENS, ("qwen3", "</think>")),
         ("llama", CHATML, ("<|im_start|>",), ("llama3", None)),
@@ -88,6 +95,11 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
         ("kimi_k2", "", (), ("kimi", None)),
         ("ministral", "", (), ("mistral", None)),
         ("minicpm3", "", (), ("minicpm", None)),
+        ("minimax_m2", "", (), ("minimax", None)),
+        ("deepseek_v32", "", (), ("dsml", None)),
+        ("deepseek_v4", "", (), ("dsml", None)),
+        ("deepseek_v3", "", (), ("deepseek", None)),
+        ("seed_oss", "", (), ("seed_oss", None)),
         ("gpt_oss", "", (), ("gpt_oss", None)),
         ("xlam", "", (), ("xlam", None)),
         ("gemma4", "", (), ("gemma4", None)),

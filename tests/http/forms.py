@@ -102,6 +102,35 @@ def _minicpm(call: Call) -> str:
     return f'<function name="{name}">{values}</function>'
 
 
+def _minimax(call: Call) -> str:
+    name, arguments = call
+    values = "".join(
+        f'<parameter name="{key}">{_text(value)}</parameter>\n' for key, value in arguments.items()
+    )
+    return f'<invoke name="{name}">\n{values}</invoke>\n'
+
+
+def _dsml(call: Call) -> str:
+    name, arguments = call
+    values = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{_json(isinstance(value, str))}">{_text(value)}'
+        "</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜invoke name="{name}">\n{values}</｜DSML｜invoke>\n'
+
+
+def _seed(call: Call) -> str:
+    name, arguments = call
+    values = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in arguments.items())
+    return f"<seed:tool_call>\n<function={name}>\n{values}</function>\n</seed:tool_call>"
+
+
+def _deepseek(call: Call) -> str:
+    name, arguments = call
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """What a family writes.
@@ -225,6 +254,39 @@ FORMS: Mapping[str, Form] = {
         streams=True,
         malformed='<function name="read">its text</function>',
     ),
+    "dsml": Form(
+        trait="dsml",
+        tail="<think>",
+        tail_off="</think>",
+        call=_dsml,
+        around=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        between="",
+        closing="</think>",
+        streams=True,
+        malformed='<｜DSML｜function_calls>\n<｜DSML｜invoke name="read">it</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+    ),
+    "seed": Form(
+        trait="seed",
+        tail="\n",
+        tail_off="\n",
+        call=_seed,
+        opening="<seed:think>",
+        closing="</seed:think>",
+        streams=True,
+        malformed="<seed:tool_call>\n<function=read>it</function>\n</seed:tool_call>",
+    ),
+    "deepseek": Form(
+        trait="arguments_as_text",
+        tail="<｜Assistant｜>",
+        tail_off="<｜Assistant｜>",
+        call=_deepseek,
+        around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        between="",
+        opening="<think>\n",
+        closing="\n</think>\n\n",
+        malformed="<｜tool▁calls▁begin｜>read<｜tool▁calls▁end｜>",
+    ),
     "harmony": Form(
         trait="channels",
         tail="assistant",
@@ -239,6 +301,20 @@ FORMS: Mapping[str, Form] = {
         malformed=" to=functions.read<|channel|>commentary json<|message|>{path}",
     ),
 }
+ALWAYS_THINKING: Mapping[str, Form] = {
+    "minimax": Form(
+        trait="minimax",
+        tail="\n",
+        tail_off="\n",
+        call=_minimax,
+        around=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        between="",
+        closing="\n</think>\n\n",
+        streams=True,
+        malformed='<minimax:tool_call>\n<invoke name="read">it</invoke>\n</minimax:tool_call>',
+    ),
+}
+"""Their prompts open a thought, whatever a request says of that: its scripts would all have to close it."""
 THINKING = [name for name, form in FORMS.items() if form.thinks]
 
 

@@ -14,7 +14,7 @@ from tests.server.client import CHAT, Client, engine_is_free, wait_until
 from tests.serving import Server, serving
 from tests.templates.traits import trait_folder
 
-SWITCHABLE = ["hermes", "qwen_xml", "glm", "gemma4"]
+SWITCHABLE = ["hermes", "qwen_xml", "glm", "gemma4", "dsml"]
 OFF: list[dict[str, Any]] = [
     {"enable_thinking": False},
     {"reasoning_effort": "none"},
@@ -117,6 +117,9 @@ CUT_TAILS = {
     "qwen_xml": "\n\n",
     "glm": "</think>",
     "gemma4": "<channel|>",
+    "dsml": "</think>",
+    "seed": "</seed:think>",
+    "deepseek": "\n\n",
     "harmony": "<|message|>",
 }
 """The last token of what the server writes to close a thought."""

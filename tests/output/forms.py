@@ -20,7 +20,7 @@ from tests.templates.traits import TRAITS, trait_tokenizer
 
 UNKNOWN_IDS = 3
 """Ids of the network that the tokenizer does not know."""
-_SPELT = ("</parameter>", "]]></param>", "</param>")
+_SPELT = ("</parameter>", "]]></param>", "</param>", "</｜DSML｜parameter>")
 """Ends that are no token."""
 _ENDS = (b'"', b"</", b"]", b"}", b">", b'<|"|>')
 

@@ -28,6 +28,14 @@ FAMILIES: Mapping[str, Family] = {
     "kimi": WRITERS["kimi"].family,
     "minicpm": WRITERS["minicpm"].family,
     **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall", "cohere")},
+    "minimax": WRITERS["minimax"].family,
+    "dsml": WRITERS["dsml_functions"].family,
+    "deepseek": WRITERS["deepseek"].family,
+    "seed_oss": Family(
+        name="seed_oss",
+        thought=ThoughtMarks("<seed:think>", "</seed:think>", cut="</seed:think>"),
+        formats=("seed",),
+    ),
     "generic": Family(name="generic", thought=TAGS),
     "gpt_oss": HARMONY,
 }
@@ -47,6 +55,12 @@ _MARKS = (
     "<tool_calls>", "</tool_calls>", "function call<|role_sep|>", "<|function_call|>", "<|START_ACTION|>",
     "<|END_ACTION|>", "<start_function_call>", "<end_function_call>", "<escape>", "call:list{}",
     "read(path='", "[read(", "list()", "path='a')",
+    "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="read">', "</invoke>",
+    '<parameter name="path">', "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>",
+    "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>",
+    '<｜DSML｜invoke name="read">', "</｜DSML｜invoke>", '<｜DSML｜parameter name="path" string="true">',
+    "</｜DSML｜parameter>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json",
 )  # fmt: skip
 _BITS = (
     '{"name": "read", "arguments": {"path": "a"}}', '{"name": "list", "parameters": {}}', '{"name": "',

@@ -18,10 +18,12 @@ from start_llm.output.grammar.depth import is_too_deep
 from start_llm.output.grammar.enforcer import Enforcer
 from start_llm.output.grammar.validity import fault
 from start_llm.output.stream import OutputStream
-from tests.http.forms import FORMS, OTHER, PATH, THINKING, TOOLS, Call
+from tests.http.forms import ALWAYS_THINKING, OTHER, PATH, THINKING, TOOLS, Call
+from tests.http.forms import FORMS as SWITCHED
 from tests.output.forms import Reply, reply
 from tests.templates.traits import TRAITS, trait_tokenizer
 
+FORMS = {**SWITCHED, **ALWAYS_THINKING}
 EVERY = list(FORMS)
 SEEDS = range(3)
 PLACE: dict[str, Any] = {
@@ -180,7 +182,7 @@ def test_any_object_is_an_object(name):
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "may be opened"])
-@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("name", [*THINKING, *ALWAYS_THINKING])
 def test_a_thought_is_free_and_the_form_follows_it(name, is_open):
     forms = [OutputForm(calls="must", one_call=True), OutputForm(answer=ANSWER, calls="none")]
     thoughts: list[str] = []

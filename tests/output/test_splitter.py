@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.events import Content, Reasoning
+from start_llm.formats.registry import NOTATIONS
 from start_llm.output.splitter import PlainSplitter, make_splitter
 from tests.output.corpus import CORPUS
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
@@ -121,7 +122,7 @@ def parted(case: Case, *, complete: bool) -> tuple[str, str]:
     return thought, thought if is_assumed and complete else ""
 
 
-OPENERS = ("<tool_call>", "<function", "<|tool_call", "[TOOL_CALLS]", "<|python_tag|>", "{")
+OPENERS = (*dict.fromkeys(opener for one in NOTATIONS.values() for opener in one.openers), "{")
 
 
 @given(noisy_cases(noise.map(lambda text: remove_all(text, OPENERS))))

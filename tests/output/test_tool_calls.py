@@ -57,7 +57,7 @@ def test_in_front_of_a_call_no_white_space_is_told(story):
         before = event
 
 
-@pytest.mark.parametrize("name", ["qwen_xml", "glm", "minicpm"])
+@pytest.mark.parametrize("name", ["qwen_xml", "glm", "minicpm", "minimax", "dsml_tools"])
 def test_a_text_argument_goes_out_as_it_comes(name):
     writer = WRITERS[name]
     begin, end = writer.call("write", path="a", text="\0").split("\0")

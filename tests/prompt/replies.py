@@ -31,11 +31,16 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
     "gemma4_channel": "<|channel>thought\n{}\n<channel|>",
     "arguments_as_text": "<think>\n{}\n</think>\n\n",
+    "minimax": "{}\n</think>\n\n",
+    "dsml": "{}</think>",
+    "seed": "<seed:think>{}</seed:think>",
 }
 """How the models that think write a thought in front of an answer, behind their prompt."""
 OPENED: Mapping[str, tuple[str, str]] = {
     "opens_thought": ("\n", "</think>"),
     "stop_opens_next": ("<think>", "</think>"),
+    "minimax": ("<think>\n", ""),
+    "dsml": ("<think>", "</think>"),
 }
 """What the prompt has for a thought that it opens, and what the history has in place of one that it drops."""
 EMPTY: Mapping[str, str] = {

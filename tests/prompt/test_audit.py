@@ -67,6 +67,14 @@ FACTS = {
     "hoists_systems": TemplateFacts(takes_late_system=False, closers=CHATML_ENDS),
     "plain": TemplateFacts(takes_tools=False, takes_calls=False, lead=" ", closers=frozenset({"</s>"})),
     "minicpm": TemplateFacts(closers=frozenset({"<|im_end|>", "</s>"})),
+    "minimax": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"[e~["})),
+    "dsml": replace(
+        THINKS,
+        switch=Switch(option="thinking"),
+        tail_options=frozenset({"thinking"}),
+        closers=frozenset({"<｜end▁of▁sentence｜>"}),
+    ),
+    "seed": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"<seed:eos>"})),
 }
 NO_THOUGHTS = "shows no thoughts"
 DROPPED = "old thoughts dropped"
@@ -85,6 +93,9 @@ DESCRIBED = {
     "hoists_systems": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "plain": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
     "minicpm": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "minimax": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "dsml": (DROPPED, "tools", "thinking switches thinking", "writes no dates"),
+    "seed": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
 }
 NEEDED = {
     "tools_before_last_user": [

@@ -32,7 +32,7 @@ from tests.prompt.fakes import (
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 TOOLS = (function("write", path={"type": "string"}), function("now"))
-EVERY_PRIVATE_CHARACTER = "".join(map(chr, range(0xE000, 0xF900)))
+EVERY_RARE_CHARACTER = "".join(map(chr, range(0xA000, 0xA48D)))
 
 # ----------------------------------------------------------------------------------------- one conversation
 
@@ -66,6 +66,8 @@ WITHOUT_AN_END = {
     "plain": {0, 1, 3, 5, 6, 8, 9, 11, 13},
     # No token stands between the two results.
     "minicpm": {8},
+    "minimax": {8},
+    "dsml": {8},
 }
 """The messages of the conversation that have no boundary; in the other traits each of them has one."""
 
@@ -97,6 +99,9 @@ CLOSERS = {
     "hoists_systems": ("<|im_end|>",) * 4,
     "plain": ("</s>", None, "</s>", None),
     "minicpm": ("<|im_end|>",) * 4,
+    "minimax": ("[e~[",) * 4,
+    "dsml": ("<｜end▁of▁sentence｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<｜Assistant｜>"),
+    "seed": ("<seed:eos>",) * 4,
 }
 """What ends a call, a result, an answer and a question."""
 
@@ -263,7 +268,7 @@ OPTIONS = st.fixed_dictionaries(
 @pytest.mark.parametrize("trait", TRAITS)
 @settings(max_examples=15)
 @given(messages=conversations(), options=OPTIONS)
-@example(messages=(user(f"{EVERY_PRIVATE_CHARACTER}word0word"),), options={})
+@example(messages=(user(f"{EVERY_RARE_CHARACTER}word0word"),), options={})
 @example(messages=(user("\ue000\ue001\ue010word0word"), reply("word1word"), user("word2word")), options={})
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
@@ -351,7 +356,7 @@ def test_a_reply_ends_behind_its_last_call_whatever_its_arguments_say():
 @pytest.mark.parametrize(
     "look",
     [
-        "{%- if '\ue000' in name %}{{ raise_exception('unknown') }}{% endif -%}",
+        "{%- if '\ua000' in name %}{{ raise_exception('unknown') }}{% endif -%}",
         "{{- name | length -}}",
     ],
 )

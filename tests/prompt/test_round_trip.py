@@ -33,7 +33,8 @@ CODE = '\n  def größe(x):\n\treturn "\'\\n" + x  # 日本 🐟 \u2028 \\u00e9 
 TAGS = "a </parameter> b </arg_value> c </param> d <tool_call> e </tool_call> f ]]> g & h <think> i [ARGS] {"
 ENDS = (
     "</parameter>\n</function>\n</tool_call> </arg_value></tool_call> </param></function> "
-    ']]></param></function> <|"|>}<tool_call|>'
+    ']]></param></function> <|"|>}<tool_call|> </parameter>\n</invoke>\n</minimax:tool_call> '
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
 )
 REPLIES: Mapping[str, Message] = {
     "an answer": reply("Nine metres, I think."),
@@ -67,16 +68,15 @@ REPLIES: Mapping[str, Message] = {
 }
 """No answer begins with newlines: behind a thought they are the template's."""
 
-NO_FORMAT = "nobody reads the calls of DeepSeek: there is no format for them"
+PADDED = "a newline in front of a value is the format's"
 AMBIGUOUS = "a value ends where its end tag and the end of the call follow"
+UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm", "minimax", "seed")
+"""Traits whose calls have no quotes around a text, and no type."""
 CALLS = [label for label, message in REPLIES.items() if message.tool_calls]
 TEXT_AND_CALLS = [label for label in CALLS if REPLIES[label].content]
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
-    **{("arguments_as_text", label): NO_FORMAT for label in CALLS},
-    **{
-        (trait, "the end of a call in a value"): AMBIGUOUS
-        for trait in ("opens_thought", "stop_opens_next", "minicpm", "gemma4_channel")
-    },
+    **{(trait, "the end of a call in a value"): AMBIGUOUS for trait in (*UNQUOTED, "dsml", "gemma4_channel")},
+    **{("seed", label): PADDED for label in ("code", "empty values")},
     **{
         (
             "dates",
@@ -90,9 +90,6 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     },
 }
 """What a template or a format cannot hold, and why. The tests below hold that nothing else is one."""
-
-UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm")
-"""Traits whose calls have no quotes around a text."""
 
 
 def next_prompt(trait: str, message: Message, *, on: bool, talk: tuple[Message, ...] = ASKED) -> Prompt:
@@ -172,6 +169,7 @@ def test_white_space_that_the_model_writes_in_front_of_a_call_is_nobodys(trait):
 
 AGENTS_TURNS = ("a call", "code", "no arguments", "values of all types", "a call", "an answer")
 EMPTY_THOUGHT = "the prompt has an empty thought that the history has not"
+CUT_OFF = "the template cuts every thought off at its closing mark"
 MOVED = "the tools and the system text move to the next question"
 DROPPED = "the thought of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
@@ -181,6 +179,12 @@ NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
         for kind in ("call", "answer")
     },
     **{("gemma4_channel", False, "user", kind): EMPTY_THOUGHT for kind in ("call", "answer")},
+    **{
+        ("minimax", False, behind, kind): EMPTY_THOUGHT
+        for behind in ("user", "tool")
+        for kind in ("call", "answer")
+    },
+    **{("arguments_as_text", True, behind, "call"): CUT_OFF for behind in ("user", "tool")},
     **{(trait, True, "tool", "answer"): DROPPED for trait in THOUGHT_FORMS},
     **{
         ("tools_before_last_user", on, behind, "answer"): MOVED
@@ -228,7 +232,7 @@ def test_an_answer_without_a_thought_reads_as_the_fresh_rendering_does(trait):
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):
     """Each reply is read, sent back in the client's words, and the next one is made behind that."""
     ours, theirs = ASKED, ASKED
-    for label in (*AGENTS_TURNS, *AGENTS_TURNS):
+    for label in [label for label in (*AGENTS_TURNS, *AGENTS_TURNS) if (trait, label) in CASES]:
         message = told(trait, label)
         before = turn(trait, message, on=True, talk=theirs)
         back = CLIENTS[client].echo(read(trait, before.prompt, before.said, 5))

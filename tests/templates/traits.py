@@ -127,6 +127,25 @@ _TABLE = (
     _trait("hoists_systems", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
     _trait("plain", special="<s> </s>", ends="</s>", bos="<s>"),
     _trait("minicpm", special="<s> </s> <|im_start|> <|im_end|>", ends="<|im_end|> </s>", bos="<s>"),
+    _trait(
+        "minimax",
+        special="]~!b[ ]~b] [e~[",
+        markup=f"{_THOUGHT} <minimax:tool_call> </minimax:tool_call>",
+        ends="[e~[",
+    ),
+    _trait(
+        "dsml",
+        special="<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
+        markup=f"<｜User｜> <｜Assistant｜> {_THOUGHT} ｜DSML｜",
+        ends="<｜end▁of▁sentence｜>",
+        bos="<｜begin▁of▁sentence｜>",
+    ),
+    _trait(
+        "seed",
+        special="<seed:bos> <seed:eos>",
+        markup="<seed:think> </seed:think> <seed:tool_call> </seed:tool_call>",
+        ends="<seed:eos>",
+    ),
 )
 TRAITS: Mapping[str, Trait] = {trait.name: trait for trait in _TABLE}
 

@@ -27,11 +27,13 @@ class Block:
 
     Attributes:
         head: up to where the arguments begin; the tool's name in group `name`, if it stands here.
+        unescape: makes a name of what stands for it in the markup.
         next_call: what tells that another call follows; looked for behind a call, not consumed.
         block_end: what ends the block behind its last call; nothing by default.
     """
 
     head: str
+    unescape: Callable[[str], str] = str
     next_call: str = r"(?!)"
     block_end: str = r"(?!)"
 
@@ -87,7 +89,8 @@ class BlockReader:
         match = self._match(compiled(self._block.head))
         if match is None:
             return False
-        self._step = self._begin_arguments(match.groupdict().get("name"))
+        name = match.groupdict().get("name")
+        self._step = self._begin_arguments(name and self._block.unescape(name))
         return True
 
     def _settle(self) -> None:

@@ -9,8 +9,10 @@ from urllib.parse import unquote
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import parsed
+from start_llm.formats.reading.literals import literal
 
-_JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+TEXT = frozenset({"string"})
 _DEEPEST_REFERENCE = 8
 COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 """Words by which a schema is made of others."""
@@ -142,14 +144,15 @@ def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
 
 def is_text(types: frozenset[str]) -> bool:
     """Whether a value of these types is text and nothing else."""
-    return "string" in types and len(types) == 1
+    return types == TEXT
 
 
 def decode(raw: str, types: frozenset[str]) -> Json:
     """A value that a model wrote without saying its type.
 
     Text stays text, byte for byte. A value that may be text and something else is the other only if it has
-    that form. Where the schema does not allow text, or says nothing, it is JSON if it can be read so.
+    that form. Where the schema does not allow text, or says nothing, it is JSON if it can be read so; an
+    array or an object may also be written as Python writes it, where text is not allowed.
     """
     if is_text(types):
         return raw
@@ -161,11 +164,22 @@ def decode(raw: str, types: frozenset[str]) -> Json:
 
 
 def _read(raw: str, types: frozenset[str]) -> Json:
-    """Raises ValueError if `raw` is no JSON. Python's names count where the schema expects a constant."""
+    """Raises ValueError if `raw` is no value. Python's names count where the schema expects a constant."""
     kind, value = _PYTHON_NAMES.get(raw.strip(), ("", None))
     if kind in types:
         return value
-    return parsed(raw)
+    try:
+        return parsed(raw)
+    except ValueError:
+        return _as_python_writes(raw, types)
+
+
+def _as_python_writes(raw: str, types: frozenset[str]) -> Json:
+    """An array or an object. ValueError if it is none, or if the value may be text or anything else."""
+    value = literal(raw) if types and "string" not in types else None
+    if not isinstance(value, list | dict) or not _type_of(value) & types:
+        raise ValueError("the value has another form")
+    return value
 
 
 def _type_of(value: Json) -> frozenset[str]:
@@ -185,10 +199,10 @@ def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]
     stated = schema.get("type")
     if isinstance(stated, str | list):
         names = [stated] if isinstance(stated, str) else stated
-        return frozenset(name for name in names if isinstance(name, str)) & _JSON_TYPES
+        return frozenset(name for name in names if isinstance(name, str)) & JSON_TYPES
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        return frozenset[str]().union(*map(_type_of_constant, values if isinstance(values, list) else []))
+        return frozenset[str]().union(*map(types_of, values if isinstance(values, list) else []))
     if "allOf" in schema:
         return _shared([_types(part, root, depth - 1) for part in parts_of(schema, "allOf")])
     parts = [_types(part, root, depth - 1) for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
@@ -201,7 +215,8 @@ def _shared(parts: Sequence[frozenset[str]]) -> frozenset[str]:
     return reduce(frozenset[str].intersection, stated) if stated else frozenset()
 
 
-def _type_of_constant(value: Json) -> frozenset[str]:
+def types_of(value: Json) -> frozenset[str]:
+    """The schema types that a value has."""
     return frozenset({"string"}) if isinstance(value, str) else _type_of(value)
 
 

@@ -1,4 +1,4 @@
-"""Formats that put each argument between tags, without saying its type.
+"""Formats that put each argument between tags. Few of them say its type.
 
     HEAD                 <function=read>                read
     KEY value VALUE_END  <parameter=path>a</parameter>  <arg_key>path</arg_key><arg_value>a</arg_value>
@@ -11,13 +11,15 @@ So once the first KEY is read nothing can be malformed any more, and arguments g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from start_llm.core.markers import longest_beginning
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
-from start_llm.formats.reading.schema import Tools, decode, is_text
+from start_llm.formats.reading.schema import TEXT, Tools, decode, is_text
+
+type Padding = Literal["never", "always", "told"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +27,19 @@ class Tags(Block):
     """The grammar of one format, as regular expressions but for `value_end`.
 
     Attributes:
-        key: what opens an argument, its name in group `key`.
+        key: what opens an argument, its name in group `key`, the type that it states in group `type`.
         value_end: literal text.
         end: what ends a call.
-        padded: a newline on each side of a value belongs to the format.
+        text_type: what a key states of a text; whatever else it states, the value is JSON.
+        padding: whether a newline on each side of a value is the format's; `told` by one in front of it.
         wrapper: literal texts around a value that holds markup, such as CDATA's.
     """
 
     key: str
     value_end: str
     end: str
-    padded: bool = False
+    text_type: str = ""
+    padding: Padding = "never"
     wrapper: tuple[str, str] | None = None
 
 
@@ -50,7 +54,7 @@ class TaggedReader(BlockReader):
         self._name = ""
         self._is_offered = False
         self._arguments = 0
-        self._value: _Value = _Text("", padded=False)
+        self._value: _Value = _Text("", "never")
 
     def _begin_arguments(self, name: str | None) -> Step:
         self._name = name or ""
@@ -63,7 +67,7 @@ class TaggedReader(BlockReader):
         if match is None:
             return False
         if match["key"] is not None:
-            self._begin_value(match["key"], parts)
+            self._begin_value(match["key"], match.groupdict().get("type"), parts)
         elif self._is_offered:
             parts += self._last_parts()
             self._end_call()
@@ -71,11 +75,12 @@ class TaggedReader(BlockReader):
             self._refuse(parts)
         return True
 
-    def _begin_value(self, key: str, parts: list[Part]) -> None:
-        opening = ", " if self._arguments else "{"
+    def _begin_value(self, key: str, stated: str | None, parts: list[Part]) -> None:
+        key, opening = self._tags.unescape(key), ", " if self._arguments else "{"
         self._give(parts, f"{opening}{written(key)}: ")
         self._arguments += 1
-        self._value = self._new_value(self._tools.types(self._name, key))
+        types = self._tools.types(self._name, key)
+        self._value = self._new_value(types if stated is None else self._stated_types(stated, types))
         self._step = self._read_wrapper if self._tags.wrapper else self._read_value
 
     def _give(self, parts: list[Part], text: str) -> None:
@@ -88,10 +93,14 @@ class TaggedReader(BlockReader):
         if text:
             parts.append(Arguments(text))
 
+    def _stated_types(self, stated: str, types: frozenset[str]) -> frozenset[str]:
+        """The model says itself what its value is, whatever the schema asks for."""
+        return TEXT if stated == self._tags.text_type else types - TEXT
+
     def _new_value(self, types: frozenset[str]) -> _Value:
         if is_text(types):
-            return _Text(self._tags.value_end, padded=self._tags.padded)
-        return _Typed(self._tags.value_end, types, padded=self._tags.padded)
+            return _Text(self._tags.value_end, self._tags.padding)
+        return _Typed(self._tags.value_end, types, self._tags.padding)
 
     def _read_wrapper(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
         """Whether the value is wrapped is known from its first characters."""
@@ -163,9 +172,9 @@ class _Value(Protocol):
 class _Text:
     """Text goes out as it comes."""
 
-    def __init__(self, end: str, *, padded: bool) -> None:
+    def __init__(self, end: str, padding: Padding) -> None:
         self.end = end
-        self._padded = padded
+        self._padding: Padding = padding
         self._held = ""
         self._begun = False
 
@@ -176,9 +185,10 @@ class _Text:
             if not text and not is_last:
                 return ""
             opening, self._begun = '"', True
-            text = text.removeprefix("\n") if self._padded else text
+            self._padding = _padding_of(text, self._padding)
+            text = text.removeprefix("\n") if self._padding == "always" else text
         # A newline at the end may be the format's.
-        self._held = "\n" if self._padded and text.endswith("\n") else ""
+        self._held = "\n" if self._padding == "always" and text.endswith("\n") else ""
         ready = written(text[: len(text) - len(self._held)])[1:-1]
         return opening + ready + ('"' if is_last else "")
 
@@ -186,16 +196,24 @@ class _Text:
 class _Typed:
     """Anything else goes out once it is whole."""
 
-    def __init__(self, end: str, types: frozenset[str], *, padded: bool) -> None:
+    def __init__(self, end: str, types: frozenset[str], padding: Padding) -> None:
         self.end = end
         self._types = types
-        self._padded = padded
+        self._padding: Padding = padding
         self._pieces: list[str] = []
 
     def take(self, text: str, *, is_last: bool) -> str:
         self._pieces.append(text)
         if not is_last:
             return ""
-        whole = "".join(self._pieces)
-        raw = whole.removeprefix("\n").removesuffix("\n") if self._padded else whole
+        raw = "".join(self._pieces)
+        if _padding_of(raw, self._padding) == "always":
+            raw = raw.removeprefix("\n").removesuffix("\n")
         return written(decode(raw, self._types))
+
+
+def _padding_of(value: str, padding: Padding) -> Padding:
+    """What the beginning of a value makes of it."""
+    if padding != "told":
+        return padding
+    return "always" if value.startswith("\n") else "never"

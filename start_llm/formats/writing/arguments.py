@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 
 import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import written
-from start_llm.formats.reading.schema import Tools, constants, flat
+from start_llm.formats.reading.schema import JSON_TYPES, TEXT, Tools, constants, flat, parts_of, types_of
 from start_llm.formats.writing.call_text import Arguments
 from start_llm.formats.writing.lark import Lark
 from start_llm.formats.writing.offered import Offered
@@ -25,11 +26,13 @@ class TaggedArguments:
     """Each argument between tags.
 
     Attributes:
-        key: in front of the value, with `KEY` for its name.
+        key: in front of the value, with `KEY` for its name and `TYPE` for the word for its type.
         padding: between the tags and a value.
         value_end: behind the value; nothing in a value is it.
         behind: after that.
         wrapper: what may stand around a text.
+        types: the words for all JSON types, where a key has one.
+        escape: makes of a name what stands for it in `key`.
     """
 
     key: str
@@ -37,14 +40,24 @@ class TaggedArguments:
     behind: str = ""
     padding: str = ""
     wrapper: tuple[str, str] | None = None
+    types: Mapping[str, str] = field(default_factory=dict[str, str])
+    escape: Callable[[str], str] = str
 
     def write(self, arguments: Arguments) -> str:
         """A text as it is, in its wrapper if it has markup; everything else as JSON."""
         return "".join(
-            f"{self.key.replace('KEY', name)}{self.padding}{self._wrapped(_text(value))}"
+            f"{self.opening(name, self.word(value))}{self.padding}{self._wrapped(_text(value))}"
             f"{self.padding}{self.value_end}{self.behind}"
             for name, value in arguments.items()
         )
+
+    def opening(self, name: str, word: str) -> str:
+        """What stands in front of a value."""
+        return self.key.replace("TYPE", word).replace("KEY", self.escape(name))
+
+    def word(self, value: Json) -> str:
+        """What `key` says of the type of this value."""
+        return next((self.types[kind] for kind in types_of(value) if kind in self.types), "")
 
     def _wrapped(self, text: str) -> str:
         if self.wrapper is None or _MARKUP.isdisjoint(text):
@@ -80,38 +93,60 @@ class _Grammar:
                 if name in required:
                     raise self._tool.has_no_form_for(name)
                 continue
-            argument = self._argument(self._lark.literal(self._tags.key.replace("KEY", name)), name)
+            argument = self._argument(name, partial(self._opening, name))
             yield argument if name in required else f"({argument})?"
         if not names and self._tool.parameters.get("additionalProperties") not in (None, False):
-            yield f"({self._unnamed()}){{0,{_MOST_UNNAMED}}}"
+            yield f"({self._argument('', self._unnamed)}){{0,{_MOST_UNNAMED}}}"
 
-    def _argument(self, opening: str, name: str) -> str:
-        parts = [opening, self._lark.literal(self._tags.padding), self._value(name)]
-        return self._lark.rule(" ".join(filter(None, [*parts, self._lark.literal(self._tags.behind)])))
+    def _opening(self, name: str, word: str) -> str:
+        return self._lark.literal(self._tags.opening(name, word))
 
-    def _unnamed(self) -> str:
-        before, after = self._tags.key.split("KEY")
-        name = self._lark.pattern(r"[^<>\"'\n]{1,64}")
-        return self._argument(f"{self._lark.literal(before)} {name} {self._lark.literal(after)}", "")
+    def _unnamed(self, word: str) -> str:
+        before, after = self._tags.key.replace("TYPE", word).split("KEY")
+        name = self._lark.pattern(r"[^<>&\"'\n]{1,64}")
+        return f"{self._lark.literal(before)} {name} {self._lark.literal(after)}"
 
-    def _value(self, name: str) -> str:
-        """The value, and what ends it."""
+    def _argument(self, name: str, opening: Callable[[str], str]) -> str:
+        """The key, the value, and what ends it."""
+        padding, behind = self._lark.literal(self._tags.padding), self._lark.literal(self._tags.behind)
+        ways = ([opening(word), padding, value, behind] for word, value in self._values(name))
+        return self._lark.either(*(" ".join(filter(None, way)) for way in ways))
+
+    def _values(self, name: str) -> Iterator[tuple[str, str]]:
+        """What the key says of the type of a value, and that value with what ends it."""
         types = self._tools.types(self._tool.name, name)
         schema = self._tool.properties.get(name)
         values = constants(schema, self._root)
         if values and "string" in types:
-            return f"{self._lark.either(*map(self._constant, values))} {self._end()}"
-        if types and "string" not in types and isinstance(schema, dict):
-            text = self._lark.schema(alone(schema, self._root), self._tool.origin, lenient=True)
-            return f"{text} {self._end()}"
-        return self._text()
+            for word, group in groupby(sorted(values, key=self._tags.word), self._tags.word):
+                yield word, f"{self._lark.either(*map(self._constant, group))} {self._end()}"
+        elif types and "string" not in types and isinstance(schema, dict):
+            yield from self._json(types, alone(schema, self._root))
+        elif not self._tags.types:
+            yield "", self._text()
+        else:
+            yield from self._of_any(types or JSON_TYPES, schema if types else None)
+
+    def _of_any(self, types: frozenset[str], schema: Json) -> Iterator[tuple[str, str]]:
+        if "string" in types:
+            yield self._tags.types["string"], self._text()
+        yield from self._json(types - TEXT, alone(schema, self._root) if isinstance(schema, dict) else {})
+
+    def _json(self, types: frozenset[str], schema: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+        """A way for each word that there is for one of these types."""
+        words = sorted({self._tags.types.get(kind, "") for kind in types})
+        for word in words:
+            of_word: list[Json] = [kind for kind in sorted(types) if self._tags.types.get(kind, "") == word]
+            limit: Json = {"type": of_word}
+            limited = {**schema, "allOf": [*parts_of(schema, "allOf"), limit]} if word else schema
+            text = self._lark.schema(limited, self._tool.origin, lenient=True)
+            yield word, f"{text} {self._end()}"
 
     def _end(self) -> str:
         return self._lark.literal(self._tags.padding + self._tags.value_end)
 
     def _constant(self, value: Json) -> str:
-        text = value if isinstance(value, str) else json.dumps(value)
-        return self._lark.literal(text) or '""'
+        return self._lark.literal(_text(value)) or '""'
 
     def _text(self) -> str:
         if self._tags.wrapper is None:

@@ -11,6 +11,7 @@ from start_llm.formats.reading.schema import Tools
 from start_llm.formats.reading.tagged import TaggedReader
 from start_llm.formats.registry import HARMONY as GPT_OSS
 from start_llm.formats.registry import MODEL_FORMATS, NOTATIONS
+from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 from tests.output.corpus.case import TAGS, Call
 
@@ -24,6 +25,7 @@ class Writer:
     Attributes:
         opener: what begins a call; "" where a bare object does.
         streams: arguments go out before the call is whole.
+        states_types: each argument says itself if it is text.
         starts_reply: only the very first text of an answer can be a call.
     """
 
@@ -32,6 +34,7 @@ class Writer:
     write: Write
     opener: str
     streams: bool = False
+    states_types: bool = False
     starts_reply: bool = False
 
     def call(self, name: str, **arguments: Any) -> str:
@@ -57,6 +60,7 @@ def _writers(model: ModelFormat) -> Iterator[Writer]:
                 _write(notation.text),
                 opener=opener,
                 streams=_streams(notation),
+                states_types=_states_types(notation.text),
                 starts_reply=not opener,
             )
 
@@ -69,6 +73,10 @@ def _opener(notation: Notation, text: CallText) -> str:
 
 def _streams(notation: Notation) -> bool:
     return isinstance(notation.reader(Tools([])), TaggedReader)
+
+
+def _states_types(text: CallText) -> bool:
+    return isinstance(text.arguments, TaggedArguments) and bool(text.arguments.types)
 
 
 def _harmony(calls: Sequence[Call]) -> str:
