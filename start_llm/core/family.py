@@ -12,12 +12,17 @@ type CallIds = Literal["ordinal", "nine", "kimi"]
 class ThoughtMarks:
     """Text around a thought. Newlines next to the marks belong to neither thought nor answer.
 
-    `cut` is what the server writes to close a thought that has used up its budget.
+    Attributes:
+        cut: what the server writes to close a thought that has used up its budget.
+        is_unmistakable: nobody writes about these marks, so they are marks wherever they stand.
+        ended_by: texts that begin calls and nothing else: a thought that is still open ends there.
     """
 
     opening: str
     closing: str
     cut: str
+    is_unmistakable: bool = False
+    ended_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.thoughts import THINK_OF_KIMI
 from start_llm.formats.writing.call_text import CallText
 
 _END = r"(?:\s{0,64}<\|tool_call_end\|>)?\s{0,64}"
@@ -25,7 +25,7 @@ KIMI = ModelFormat(
     name="kimi",
     marks=("<|tool_calls_section_begin|>",),
     types=("kimi",),
-    thought=THINK,
+    thought=THINK_OF_KIMI,
     call_ids="kimi",
     notations=(
         Notation(

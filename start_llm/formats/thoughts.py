@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from start_llm.core.family import ThoughtMarks
 
+
+def _unmistakable(opening: str, closing: str, *, cut: str = "") -> ThoughtMarks:
+    return ThoughtMarks(opening, closing, cut or closing, is_unmistakable=True)
+
+
 THINK = ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n")
-BRACKETS = ThoughtMarks("[THINK]", "[/THINK]", cut="[/THINK]")
-COHERE = ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", cut="<|END_THINKING|>")
-GEMMA = ThoughtMarks("<|channel>thought", "<channel|>", cut="\n<channel|>")
-SEED = ThoughtMarks("<seed:think>", "</seed:think>", cut="</seed:think>")
+THINK_OF_KIMI = replace(THINK, ended_by=("<|tool_calls_section_begin|>",))
+BRACKETS = _unmistakable("[THINK]", "[/THINK]")
+COHERE = _unmistakable("<|START_THINKING|>", "<|END_THINKING|>")
+GEMMA = _unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>")
+SEED = _unmistakable("<seed:think>", "</seed:think>")
 HARMONY = ThoughtMarks(
     "<|channel|>analysis<|message|>",
     "<|end|>",
@@ -16,13 +24,13 @@ HARMONY = ThoughtMarks(
 )
 
 THOUGHT_MARKS: tuple[ThoughtMarks, ...] = (
-    ThoughtMarks("<mm:think>", "</mm:think>", cut="</mm:think>"),
+    _unmistakable("<mm:think>", "</mm:think>"),
     SEED,
-    ThoughtMarks("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
-    ThoughtMarks("<think:opensource>", "</think:opensource>", cut="</think:opensource>"),
-    ThoughtMarks("<|think:start|>", "<|think:end|>", cut="<|think:end|>"),
+    _unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
+    _unmistakable("<think:opensource>", "</think:opensource>"),
+    _unmistakable("<|think:start|>", "<|think:end|>"),
     COHERE,
-    ThoughtMarks("<|open|>think<|sep|>", "<|close|>think<|sep|>", cut="<|close|>think<|sep|>"),
+    _unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     BRACKETS,
     THINK,
 )

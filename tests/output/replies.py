@@ -7,41 +7,33 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.family import Family
+from start_llm.formats.registry import named
+from start_llm.formats.thoughts import BRACKETS, GEMMA
 from tests.output.corpus.case import TAGS, Call, Case
 from tests.output.corpus.writers import HARMONY, WRITERS, Writer
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": WRITERS["qwen_xml"].family,
     "glm4": replace(WRITERS["glm"].family, orphan_close=True),
-    "gemma4": Family(
-        name="gemma4",
-        thought=ThoughtMarks("<|channel>thought", "<channel|>", cut="\n<channel|>"),
-        formats=("gemma4",),
-    ),
-    "mistral": Family(
-        name="mistral",
-        thought=ThoughtMarks("[THINK]", "[/THINK]", cut="[/THINK]"),
-        formats=("mistral_headed", "mistral_list"),
-    ),
+    "gemma4": Family(name="gemma4", thought=GEMMA, formats=("gemma4",)),
+    "mistral": Family(name="mistral", thought=BRACKETS, formats=("mistral_headed", "mistral_list")),
     "llama3": Family(name="llama3", formats=("llama_bare", "llama_tagged")),
-    "kimi": WRITERS["kimi"].family,
+    "kimi": named("kimi"),
+    "cohere": named("cohere"),
     "minicpm": WRITERS["minicpm"].family,
-    **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall", "cohere")},
+    **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall")},
     "minimax": WRITERS["minimax"].family,
     "dsml": WRITERS["dsml_functions"].family,
     "deepseek": WRITERS["deepseek"].family,
-    "seed_oss": Family(
-        name="seed_oss",
-        thought=ThoughtMarks("<seed:think>", "</seed:think>", cut="</seed:think>"),
-        formats=("seed",),
-    ),
+    "seed_oss": named("seed_oss"),
     "generic": Family(name="generic", thought=TAGS),
     "gpt_oss": HARMONY,
 }
 
 _MARKS = (
     "<think>", "</think>", "<|channel>thought", "<channel|>", "[THINK]", "[/THINK]",
+    "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
     "<tool_call>", "</tool_call>", "<function=read>", "<function=list>", "<function=remove>", "</function>",
     "<parameter=path>", "<parameter=limit>", "</parameter>", "<arg_key>path</arg_key>", "<arg_value>",
     "</arg_value>", '<function name="read">', '<param name="path">', "</param>", "<![CDATA[", "]]>",

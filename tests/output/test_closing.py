@@ -75,6 +75,7 @@ BEGINNINGS: Mapping[str, str] = {
     "a value that is open": "<tool_call><function=x><parameter=a>",
     "a list that is open": "[TOOL_CALLS][{",
     "an answer in JSON": '{"name":',
+    "a thought that is open": "<think>",
 }
 
 
