@@ -16,8 +16,8 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.template import Seen
 
-# Letters of the Yi, which hardly any text has; Python prints them as they are, also inside other values.
-_RARE = range(0xA000, 0xA48D)
+_RARE = range(0x10600, 0x10737)
+"""Signs of Linear A, which no text has, and which Python's literals show as they are."""
 # Kinds of marks: behind a text, behind the text of a message that has calls too, behind a name.
 _TEXT, _BESIDE_CALLS, _NAME = "t", "b", "n"
 

@@ -36,6 +36,16 @@ OF_TRAITS = {
     "minimax": ("minimax", "</think>"),
     "dsml": ("dsml", "</think>"),
     "seed": ("seed_oss", "</seed:think>"),
+    "python_calls": ("lfm2", None),
+    "bare_python_calls": ("llama4", None),
+    "python_lines": ("olmo3", None),
+    "call_list": ("nemotron_h", None),
+    "call_list_without_end": ("granite", None),
+    "call_lines": ("minimax_m1", None),
+    "bare_call_list": ("generic", None),
+    "role_of_a_call": ("gigachat", None),
+    "escaped_texts": ("function_gemma", None),
+    "numbered_actions": ("cohere", "<|END_THINKING|>"),
 }
 """For each trait the family, and the closing mark of its thoughts."""
 

@@ -131,6 +131,15 @@ def _deepseek(call: Call) -> str:
     return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
 
 
+def _python(call: Call) -> str:
+    name, arguments = call
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _action(call: Call) -> str:
+    return f'{{"tool_call_id": "0", "tool_name": {_json(call[0])}, "parameters": {_json(call[1])}}}'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """What a family writes.
@@ -286,6 +295,32 @@ FORMS: Mapping[str, Form] = {
         opening="<think>\n",
         closing="\n</think>\n\n",
         malformed="<｜tool▁calls▁begin｜>read<｜tool▁calls▁end｜>",
+    ),
+    "lfm2": Form(
+        trait="python_calls",
+        tail="\n",
+        call=_python,
+        around=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        between=", ",
+        malformed="<|tool_call_start|>[read(path=)]<|tool_call_end|>",
+    ),
+    "nemotron": Form(
+        trait="call_list",
+        tail="\n",
+        call=_object("arguments"),
+        around=("<TOOLCALL>[", "]</TOOLCALL>"),
+        between=", ",
+        malformed='<TOOLCALL>[{"name": "read", "arguments": {"path": }}]</TOOLCALL>',
+    ),
+    "cohere": Form(
+        trait="numbered_actions",
+        tail="<|CHATBOT_TOKEN|>",
+        call=_action,
+        around=("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"),
+        between=",\n    ",
+        opening="<|START_THINKING|>",
+        closing="<|END_THINKING|>",
+        malformed='<|START_ACTION|>[{"tool_name": "read", "parameters": {"path": }}]<|END_ACTION|>',
     ),
     "harmony": Form(
         trait="channels",

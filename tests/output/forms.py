@@ -22,7 +22,7 @@ UNKNOWN_IDS = 3
 """Ids of the network that the tokenizer does not know."""
 _SPELT = ("</parameter>", "]]></param>", "</param>", "</｜DSML｜parameter>")
 """Ends that are no token."""
-_ENDS = (b'"', b"</", b"]", b"}", b">", b'<|"|>')
+_ENDS = (b'"', b"</", b"]", b"}", b">", b'<|"|>', b"<|END")
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class _Law:
         self.state = "thought" if mark == self.opening else "answer" if mark else "end"
 
 
-OPENERS = (*dict.fromkeys(opener for one in NOTATIONS.values() for opener in one.openers), "{")
+OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *one.bare))
 
 
 @given(noisy_cases(noise.map(lambda text: remove_all(text, OPENERS))))

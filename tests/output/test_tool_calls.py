@@ -122,7 +122,7 @@ def test_an_answer_in_json_goes_out_as_it_comes():
         (["[read", "](http", "s:"], ["", "[read](http", "s:"]),
         (["[see(", "the", " docs)", " so"], ["", "", "[see(the docs)", " so"]),
         (["[\n", "{", '"path":'], ["", "", '[\n{"path":']),
-        (["func", "tions", " f"], ["", "functions", " f"]),
+        (["func", "tions", " so"], ["", "functions", " so"]),
         (["call", "ed", "!"], ["", "called", "!"]),
         (["call: ", "me"], ["call:", " me"]),
     ],

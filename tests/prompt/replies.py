@@ -34,6 +34,7 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "minimax": "{}\n</think>\n\n",
     "dsml": "{}</think>",
     "seed": "<seed:think>{}</seed:think>",
+    "numbered_actions": "<|START_THINKING|>{}<|END_THINKING|>",
 }
 """How the models that think write a thought in front of an answer, behind their prompt."""
 OPENED: Mapping[str, tuple[str, str]] = {

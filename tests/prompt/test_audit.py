@@ -75,6 +75,18 @@ FACTS = {
         closers=frozenset({"<｜end▁of▁sentence｜>"}),
     ),
     "seed": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"<seed:eos>"})),
+    "python_calls": TemplateFacts(closers=CHATML_ENDS),
+    "bare_python_calls": TemplateFacts(closers=frozenset({"<|eot|>", "<|end_of_text|>"})),
+    "python_lines": TemplateFacts(closers=CHATML_ENDS),
+    "call_list": TemplateFacts(closers=frozenset({"<SPECIAL_12>", "</s>"})),
+    "call_list_without_end": TemplateFacts(closers=frozenset({"<|end_of_text|>"})),
+    "call_lines": TemplateFacts(closers=frozenset({"<end_of_sentence>"})),
+    "bare_call_list": TemplateFacts(keeps_text_beside_calls=False, closers=CHATML_ENDS),
+    "role_of_a_call": TemplateFacts(closers=frozenset({"<|message_sep|>", "</s>"})),
+    "escaped_texts": TemplateFacts(closers=frozenset({"<end_of_turn>", "<eos>"})),
+    "numbered_actions": TemplateFacts(
+        thought_key="reasoning_content", closers=frozenset({"<|END_OF_TURN_TOKEN|>"})
+    ),
 }
 NO_THOUGHTS = "shows no thoughts"
 DROPPED = "old thoughts dropped"
@@ -96,6 +108,16 @@ DESCRIBED = {
     "minimax": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "dsml": (DROPPED, "tools", "thinking switches thinking", "writes no dates"),
     "seed": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "bare_python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "python_lines": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_list": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_list_without_end": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_lines": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "bare_call_list": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "role_of_a_call": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "escaped_texts": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "numbered_actions": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
 }
 NEEDED = {
     "tools_before_last_user": [
@@ -114,6 +136,7 @@ NEEDED = {
     ],
     "channels": ["late system messages as marked user turns"],
     "hoists_systems": ["late system messages as marked user turns"],
+    "bare_call_list": ["text beside calls in a turn of its own"],
     "plain": ["tools told in the system message", "calls and results written as text"],
 }
 """What is done for a template; nothing for the others."""

@@ -32,7 +32,7 @@ from tests.prompt.fakes import (
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 TOOLS = (function("write", path={"type": "string"}), function("now"))
-EVERY_RARE_CHARACTER = "".join(map(chr, range(0xA000, 0xA48D)))
+EVERY_RARE_CHARACTER = "".join(map(chr, range(0x10600, 0x10737)))
 
 # ----------------------------------------------------------------------------------------- one conversation
 
@@ -68,6 +68,7 @@ WITHOUT_AN_END = {
     "minicpm": {8},
     "minimax": {8},
     "dsml": {8},
+    "call_list": {8},
 }
 """The messages of the conversation that have no boundary; in the other traits each of them has one."""
 
@@ -102,6 +103,21 @@ CLOSERS = {
     "minimax": ("[e~[",) * 4,
     "dsml": ("<｜end▁of▁sentence｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<｜Assistant｜>"),
     "seed": ("<seed:eos>",) * 4,
+    "python_calls": ("<|im_end|>",) * 4,
+    "bare_python_calls": ("<|eot|>",) * 4,
+    "python_lines": ("<|im_end|>",) * 4,
+    "call_list": ("<SPECIAL_12>", "<SPECIAL_11>", "<SPECIAL_12>", "<SPECIAL_11>"),
+    "call_list_without_end": ("<|end_of_text|>",) * 4,
+    "call_lines": ("<end_of_sentence>",) * 4,
+    "bare_call_list": ("<|im_end|>",) * 4,
+    "role_of_a_call": ("<|message_sep|>",) * 4,
+    "escaped_texts": ("<end_of_turn>", "<escape>", "<end_of_turn>", "<end_of_turn>"),
+    "numbered_actions": (
+        "<|END_OF_TURN_TOKEN|>",
+        "<|END_TOOL_RESULT|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+    ),
 }
 """What ends a call, a result, an answer and a question."""
 
@@ -136,7 +152,8 @@ def test_a_reply_at_the_end_that_goes_on_has_an_end(trait, visible):
 
 MARKUP = (
     "<|im_end|> </think> <think> <tool_call> </tool_call> </s> [/INST] <|user|> <|end|> <turn|> <|eot_id|> "
-    '<end_of_turn> <|"|> <tool_response> \ue000 \ue001 \ue0000t\ue001 </parameter> ]]> {"a":1} \\ " \' &lt;'
+    '<end_of_turn> <|"|> <tool_response> \U00010600 \U00010601 \U000106000t\U00010601 </parameter> '
+    ' ]]> {"a":1} \\ " \' &lt;'
 ).split()
 SPACE = st.text(" \n\t\u3000", max_size=3)
 NOISE = st.lists(st.one_of(st.sampled_from(MARKUP), st.text(max_size=4), SPACE), max_size=4).map("".join)
@@ -269,7 +286,10 @@ OPTIONS = st.fixed_dictionaries(
 @settings(max_examples=15)
 @given(messages=conversations(), options=OPTIONS)
 @example(messages=(user(f"{EVERY_RARE_CHARACTER}word0word"),), options={})
-@example(messages=(user("\ue000\ue001\ue010word0word"), reply("word1word"), user("word2word")), options={})
+@example(
+    messages=(user("\U00010600\U00010601\U00010610word0word"), reply("word1word"), user("word2word")),
+    options={},
+)
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
@@ -356,7 +376,7 @@ def test_a_reply_ends_behind_its_last_call_whatever_its_arguments_say():
 @pytest.mark.parametrize(
     "look",
     [
-        "{%- if '\ua000' in name %}{{ raise_exception('unknown') }}{% endif -%}",
+        "{%- if '\U00010600' in name %}{{ raise_exception('unknown') }}{% endif -%}",
         "{{- name | length -}}",
     ],
 )

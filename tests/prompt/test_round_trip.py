@@ -85,6 +85,10 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
         for label in ("two calls", *TEXT_AND_CALLS)
     },
     **{
+        ("bare_call_list", label): "the text of a reply stands in a turn of its own"
+        for label in TEXT_AND_CALLS
+    },
+    **{
         ("tools_before_last_user", label): "the text of a reply stands in the result, where no reply ends"
         for label in TEXT_AND_CALLS
     },

@@ -146,6 +146,60 @@ _TABLE = (
         markup="<seed:think> </seed:think> <seed:tool_call> </seed:tool_call>",
         ends="<seed:eos>",
     ),
+    _trait(
+        "python_calls",
+        special=f"<|startoftext|> {_CHATML}",
+        markup="<|tool_call_start|> <|tool_call_end|>",
+        ends=_CHATML_ENDS,
+        bos="<|startoftext|>",
+    ),
+    _trait(
+        "bare_python_calls",
+        special="<|begin_of_text|> <|end_of_text|> <|header_start|> <|header_end|> <|eot|>"
+        " <|python_start|> <|python_end|>",
+        ends="<|eot|> <|end_of_text|>",
+        bos="<|begin_of_text|>",
+    ),
+    _trait("python_lines", special=_CHATML, ends=_CHATML_ENDS),
+    _trait(
+        "call_list",
+        special="<s> </s> <SPECIAL_10> <SPECIAL_11> <SPECIAL_12>",
+        ends="<SPECIAL_12> </s>",
+    ),
+    _trait(
+        "call_list_without_end",
+        special="<|end_of_text|> <|start_of_role|> <|end_of_role|> <|tool_call|>",
+        ends="<|end_of_text|>",
+    ),
+    _trait(
+        "call_lines",
+        special="<begin_of_document> <beginning_of_sentence> <end_of_sentence>",
+        ends="<end_of_sentence>",
+    ),
+    _trait("bare_call_list", special=_CHATML, ends=_CHATML_ENDS),
+    _trait(
+        "role_of_a_call",
+        special="<s> </s> <|role_sep|> <|message_sep|>",
+        ends="<|message_sep|> </s>",
+        bos="<s>",
+    ),
+    _trait(
+        "escaped_texts",
+        special="<bos> <eos> <start_of_turn> <end_of_turn>",
+        markup="<start_function_declaration> <end_function_declaration> <start_function_call>"
+        " <end_function_call> <start_function_response> <end_function_response> <escape>",
+        ends="<end_of_turn> <eos>",
+        bos="<bos>",
+    ),
+    _trait(
+        "numbered_actions",
+        special="<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>"
+        " <|CHATBOT_TOKEN|>",
+        markup="<|START_THINKING|> <|END_THINKING|> <|START_ACTION|> <|END_ACTION|> <|START_TOOL_RESULT|>"
+        " <|END_TOOL_RESULT|>",
+        ends="<|END_OF_TURN_TOKEN|>",
+        bos="<BOS_TOKEN>",
+    ),
 )
 TRAITS: Mapping[str, Trait] = {trait.name: trait for trait in _TABLE}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import regex
@@ -19,6 +19,10 @@ from start_llm.formats.writing.offered import Offered
 
 _COMMA = '", "'
 _MOST_UNNAMED = 8
+_COMMENTS = frozenset({"title", "description", "default", "examples"})
+_NO_NUMBER: Mapping[str, Json] = {"type": ["string", "boolean", "null", "array", "object"]}
+_NUMBER = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?"
+"""None that is too large to be read."""
 _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
@@ -73,8 +77,11 @@ class _Grammar:
         return self._lark.either(*self._ways(name, schema))
 
     def _ways(self, name: str, schema: Json) -> Iterator[str]:
-        whole = alone(schema, self._root) if isinstance(schema, dict) else {}
-        yield self._lark.schema(whole, self._tool.origin, lenient=True)
+        if not isinstance(schema, dict) or _COMMENTS.issuperset(schema):
+            yield self._lark.schema(_NO_NUMBER, self._tool.origin, lenient=True)
+            yield self._lark.pattern(_NUMBER)
+            return
+        yield self._lark.schema(alone(schema, self._root), self._tool.origin, lenient=True)
         if not constants(schema, self._root):
             for kind in self._tools.types(self._tool.name, name):
                 yield from map(self._lark.literal, _WORDS.get(kind, ()))
