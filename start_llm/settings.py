@@ -279,9 +279,10 @@ class Settings:
         "DEFAULT_REPETITION_CONTEXT_SIZE", integer(0, int(RANGES["repetition_context_size"].high)), None,
         "Tokens that the repetition penalty looks back on. Unset: 256.", _GENERATION,
     )  # fmt: skip
-    thinking: bool = _variable(
-        "DEFAULT_THINKING", BOOLEAN, True,
-        "Whether models think unless the request says otherwise.", _GENERATION, shown="true",
+    thinking: bool | None = _variable(
+        "DEFAULT_THINKING", BOOLEAN, None,
+        "Whether models think unless the request says otherwise. Unset: as the model's template does it when "
+        "it is told nothing.", _GENERATION,
     )  # fmt: skip
     kept_thoughts: Literal["true", "template", "false"] = _variable(
         "PRESERVE_THINKING", choice(("true", "template", "false")), "true",

@@ -193,10 +193,9 @@ def test_the_defaults_are_the_documented_ones():
     assert (settings.max_kv_size, settings.most_body_bytes) == (196_608, 64 * 2**20)
     assert settings.idle_s > 120, "proxies keep connections for 120 s"
     assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
-    assert settings.thinking
     unset = {name for name in ACTING if value_of(settings, name) is None}
     named = {"MODEL_PATH", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON"}
-    of_requests = {name for name in ACTING if name.startswith("DEFAULT_")} - {"DEFAULT_THINKING"}
+    of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
     assert unset == named | of_requests | of_the_cache
     assert settings.keys == settings.proxy_keys == settings.hosts == ()

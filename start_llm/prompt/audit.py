@@ -9,16 +9,10 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import CallIds, Family
 from start_llm.prompt.boundaries import Closers
-from start_llm.prompt.facts import Moving, Switch, TemplateFacts
+from start_llm.prompt.facts import Moving, TemplateFacts
 from start_llm.prompt.template import Rendering, Seen, TemplateTokenizer
+from start_llm.prompt.thinking_probes import ThinkingProbe, options_described
 
-_SWITCHES = (Switch(option="enable_thinking"), Switch(option="thinking"))
-_PRESERVING: tuple[Mapping[str, Json], ...] = (
-    {"preserve_thinking": True},
-    {"clear_thinking": False},
-    {"keep_all_reasoning": True},
-)
-_THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 _CALL_IDS: tuple[CallIds, ...] = ("ordinal", "nine", "kimi")
 _SAMPLE_IDS: Mapping[CallIds, str] = {
     "ordinal": "call0",
@@ -87,7 +81,6 @@ def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
     thoughts = _thought_facts(probe, alone)
     return replace(
         thoughts,
-        tail_options=frozenset(_tail_options(probe, thoughts)),
         moving=frozenset(_moving(probe)),
         dates=tuple(dict.fromkeys(probe.dates)),
         lead=_lead(probe),
@@ -182,65 +175,9 @@ def _text_beside_calls(probe: _Probe, facts: TemplateFacts) -> TemplateFacts:
 
 
 def _thought_facts(probe: _Probe, facts: TemplateFacts) -> TemplateFacts:
-    key = next((key for key in _THOUGHT_KEYS if _shows_thought(probe, facts, key)), None)
-    old = (_USER, _thinking(_REPLY, key or "reasoning_content"), _NEXT)
-    keeping = [
-        options
-        for options in _PRESERVING
-        if probe.shows(("probethought", "probereply"), *old, options=options)
-    ]
-    is_kept = probe.shows(("probethought", "probereply"), *old)
-    return replace(
-        facts,
-        thought_key=key,
-        old_thoughts="kept" if is_kept else "dropped",
-        preserve=keeping[0] if keeping and not is_kept else {},
-        switch=next((switch for switch in _SWITCHES if _acts(probe, switch)), None),
-        takes_effort=_differs(probe, {"reasoning_effort": "low"}, {"reasoning_effort": "high"}),
-    )
-
-
-def _shows_thought(probe: _Probe, facts: TemplateFacts, key: str) -> bool:
-    """Thoughts are shown at least while the call that they led to is being answered."""
     call_id = _SAMPLE_IDS[facts.call_ids]
     calling = _calling(_call(call_id, _arguments(facts.arguments_as_text)))
-    running = (_USER, _thinking(calling, key), _result(call_id))
-    latest = (_USER, _thinking(_REPLY, key))
-    return probe.shows(("probethought",), *running) or probe.shows(("probethought",), *latest)
-
-
-def _thinking(message: Seen, key: str) -> Seen:
-    return message | {key: "probethought"}
-
-
-def _acts(probe: _Probe, switch: Switch) -> bool:
-    return _differs(probe, {switch.option: switch.on}, {switch.option: switch.off})
-
-
-def _differs(probe: _Probe, one: Mapping[str, Json], other: Mapping[str, Json]) -> bool:
-    first = probe.text(_USER, options=one, with_tail=True)
-    second = probe.text(_USER, options=other, with_tail=True)
-    return bool(first and second) and first != second
-
-
-def _tail_options(probe: _Probe, facts: TemplateFacts) -> Iterator[str]:
-    """Options that change no conversation, as long as nothing is asked for behind it."""
-    key, call_id = facts.thought_key or "reasoning_content", _SAMPLE_IDS[facts.call_ids]
-    calling = _calling(_call(call_id, _arguments(facts.arguments_as_text)))
-    talks = (
-        (_SYSTEM, _USER, _thinking(_REPLY, key), _NEXT),
-        (_USER, _thinking(calling, key), _result(call_id)),
-    )
-    values: dict[str, tuple[Json, Json]] = {"reasoning_effort": ("low", "high")} if facts.takes_effort else {}
-    if facts.switch:
-        values[facts.switch.option] = (facts.switch.on, facts.switch.off)
-    for option, settings in values.items():
-        one, other = (
-            [probe.text(*talk, tools=(_TOOL,), options={option: setting}) for talk in talks]
-            for setting in settings
-        )
-        if one == other:
-            yield option
+    return ThinkingProbe(probe, calling, _result(call_id), _TOOL).facts(facts)
 
 
 # ------------------------------------------------------------------------------------------------- boundaries
@@ -302,7 +239,7 @@ def described(facts: TemplateFacts) -> str:
     parts = [
         thoughts,
         "tools" if facts.takes_tools else "no tools",
-        f"{facts.switch.option} switches thinking" if facts.switch else "thinking cannot be switched",
+        *options_described(facts),
         f"writes dates ({', '.join(facts.dates)})" if facts.dates else "writes no dates",
         *([] if facts.can_be_cut else ["cannot be cut"]),
     ]

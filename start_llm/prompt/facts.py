@@ -15,11 +15,39 @@ type Moving = Literal["tools", "system"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A template option that turns thinking on and off."""
+    """A template option that turns thinking on and off.
+
+    Attributes:
+        on, off: its values; None: the option is left out.
+        thinks: what the template does if it is told nothing.
+    """
 
     option: str
     on: Json = True
     off: Json = False
+    thinks: bool = True
+
+    def options(self, *, on: bool) -> dict[str, Json]:
+        return _given(self.option, self.on if on else self.off)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """A template option that says how hard to think.
+
+    Attributes:
+        words: for each word of a request what the template is given; None: the option is left out.
+    """
+
+    option: str
+    words: Mapping[str, Json]
+
+    def options(self, word: str) -> dict[str, Json]:
+        return _given(self.option, self.words[word])
+
+
+def _given(option: str, value: Json) -> dict[str, Json]:
+    return {} if value is None else {option: value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +71,7 @@ class TemplateFacts:
         preserve: an option that keeps them, if there is one.
         lead: white space in front of an answer, which the model writes itself: it is none of the answer.
         switch: how thinking is turned on and off; None if it cannot be.
-        takes_effort: `reasoning_effort` changes the prompt.
+        effort: how it is told how hard to think; None if it cannot be.
         tail_options: options that change what opens the reply, and nothing in front of it.
         moving: what is shown with the last question, and so in another place in each turn.
         dates: formats of the dates that the template writes itself.
@@ -67,7 +95,7 @@ class TemplateFacts:
     preserve: Mapping[str, Json] = field(default_factory=dict[str, Json])
     lead: str = ""
     switch: Switch | None = None
-    takes_effort: bool = False
+    effort: Effort | None = None
     tail_options: frozenset[str] = frozenset()
     moving: frozenset[Moving] = frozenset()
     dates: tuple[str, ...] = ()

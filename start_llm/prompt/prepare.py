@@ -56,7 +56,7 @@ class PromptPolicy:
     """What the user chose.
 
     Attributes:
-        thinking: whether to think if the request does not say.
+        thinking: whether to think if the request does not say; None: as the template does it.
         kept_thoughts: which thoughts of earlier turns the model is shown.
         with_rules: look through what clients change in a conversation (`prompt.drift.RULES`).
         drift: what becomes of lines that say how things are now.
@@ -64,7 +64,7 @@ class PromptPolicy:
         shortens_writes: show the content of a `write` call as a digest, once it has been made.
     """
 
-    thinking: bool = True
+    thinking: bool | None = None
     kept_thoughts: KeptThoughts = "template"
     with_rules: bool = True
     drift: DriftPolicy = "note"
@@ -306,18 +306,19 @@ class Preparer:
         return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
 
     def _thinks(self, thinking: Thinking) -> bool:
-        return self._policy.thinking if thinking.on is None else thinking.on
+        switch = self.facts.switch
+        own = switch.thinks if switch else True
+        said = (one for one in (thinking.on, self._policy.thinking) if one is not None)
+        return next(said, own)
 
     def _thinking_options(self, thinking: Thinking) -> dict[str, Json]:
         """What this template wants to be told about thinking."""
-        on, options = self._thinks(thinking), dict[str, Json]()
-        switch = self.facts.switch
-        if switch:
-            options[switch.option] = switch.on if on else switch.off
-        effort = thinking.effort if on or switch else "low"
-        if self.facts.takes_effort and effort:
-            options["reasoning_effort"] = effort
-        return options
+        on, switch, effort = self._thinks(thinking), self.facts.switch, self.facts.effort
+        switched = switch.options(on=on) if switch else {}
+        word = thinking.effort if on or switch else "minimal"
+        if effort is None or word is None:
+            return switched
+        return {**effort.options(word), **switched} if not on else {**switched, **effort.options(word)}
 
     def _opens_thought(self, tail: str) -> bool:
         marks = self._family.thought

@@ -13,6 +13,22 @@ from start_llm.core.errors import InvalidRequest
 type Seen = dict[str, Json]
 """A message as the template sees it."""
 
+SYSTEM_WORDS = "words in the system message"
+"""An option that is no variable of the template: what it says stands at the end of the system message."""
+
+_REFUSALS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
+"""What templates raise, and renderers that are written in Python."""
+
 
 class TemplateTokenizer(Protocol):
     """What the prompt layer needs of a tokenizer. Safe to call from any thread."""
@@ -66,7 +82,8 @@ class Rendering:
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = [dict(tool) for tool in tools] or None
-        self._options = options
+        self._options = {name: value for name, value in options.items() if name != SYSTEM_WORDS}
+        self._system_words = options.get(SYSTEM_WORDS)
         self._strftime_now = strftime_now
 
     def text(self, messages: Sequence[Seen], *, with_tail: bool) -> str:
@@ -77,15 +94,23 @@ class Rendering:
         """
         try:
             return self._tokenizer.render(
-                list(messages),
+                self._with_system_words(messages),
                 self._tools,
                 self._options,
                 with_tail=with_tail,
                 strftime_now=self._strftime_now,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except _REFUSALS as error:
             # A template is a program of the model's author that runs on the client's data. Whatever it trips
             # over is a mismatch of the two, and only the client can change its side.
             raise InvalidRequest(
                 f"The chat template of the model refuses these messages: {error}", param="messages"
             ) from error
+
+    def _with_system_words(self, messages: Sequence[Seen]) -> list[Seen]:
+        if self._system_words is None:
+            return list(messages)
+        first = messages[0] if messages and messages[0]["role"] == "system" else None
+        told = f"{first['content']}\n{self._system_words}" if first else self._system_words
+        system: Seen = {**(first or {"role": "system"}), "content": told}
+        return [system, *(messages[1:] if first else messages)]

@@ -32,6 +32,8 @@ OF_TRAITS = {
     "gemma4_channel": ("gemma4", "<channel|>"),
     "hoists_systems": ("qwen3", None),
     "plain": ("generic", None),
+    "words_in_system": ("qwen3", "</think>"),
+    "effort_words": ("qwen3", "</think>"),
     "minicpm": ("minicpm", None),
     "minimax": ("minimax", "</think>"),
     "dsml": ("dsml", "</think>"),

@@ -302,7 +302,8 @@ def test_a_template_renders_what_it_renders_through_transformers(trait, messages
     tokenizer = trait_tokenizer(trait)
     ours = rendered(tokenizer, *messages, tools=[TOOL], with_tail=with_tail, **options)
     # The compiled template is one and the same, so that it has the clock of our call here too.
-    assert ours == tokenizer._wrapper.apply_chat_template(  # pyright: ignore[reportPrivateUsage]
+    transformers = tokenizer._wrapper._tokenizer  # pyright: ignore[reportPrivateUsage]
+    assert ours == transformers.apply_chat_template(
         list(messages), tools=[TOOL], add_generation_prompt=with_tail, tokenize=False, **options
     )
 

@@ -28,6 +28,8 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "strips_old_thoughts": "<think>\n{}\n</think>\n\n",
     "opens_thought": "{}\n</think>\n\n",
     "stop_opens_next": "{}</think>",
+    "words_in_system": "{}\n</think>\n\n",
+    "effort_words": "<think>\n{}\n</think>\n\n",
     "channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
     "gemma4_channel": "<|channel>thought\n{}\n<channel|>",
     "arguments_as_text": "<think>\n{}\n</think>\n\n",
@@ -42,10 +44,12 @@ OPENED: Mapping[str, tuple[str, str]] = {
     "stop_opens_next": ("<think>", "</think>"),
     "minimax": ("<think>\n", ""),
     "dsml": ("<think>", "</think>"),
+    "words_in_system": ("\n", "</think>"),
 }
 """What the prompt has for a thought that it opens, and what the history has in place of one that it drops."""
 EMPTY: Mapping[str, str] = {
     "strips_old_thoughts": "<think>\n\n</think>\n\n",
+    "effort_words": "<think>\n\n</think>\n\n",
     "gemma4_channel": "<|channel>thought\n<channel|>",
 }
 """What the prompt has for a thought that must not be, and the history has not."""

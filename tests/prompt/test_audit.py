@@ -7,7 +7,8 @@ import pytest
 from start_llm.core.family import Family
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import audit, described
-from start_llm.prompt.facts import Switch, TemplateFacts
+from start_llm.prompt.facts import Effort, Switch, TemplateFacts
+from start_llm.prompt.template import SYSTEM_WORDS
 from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, preparer_of
 from tests.templates.traits import TRAITS, trait_tokenizer
 
@@ -54,7 +55,10 @@ FACTS = {
     "channels": TemplateFacts(
         takes_late_system=False,
         thought_key="reasoning_content",
-        takes_effort=True,
+        effort=Effort(
+            option="reasoning_effort",
+            words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
+        ),
         dates=("%Y-%m-%d",),
         closers=frozenset({"<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"}),
     ),
@@ -66,6 +70,20 @@ FACTS = {
     ),
     "hoists_systems": TemplateFacts(takes_late_system=False, closers=CHATML_ENDS),
     "plain": TemplateFacts(takes_tools=False, takes_calls=False, lead=" ", closers=frozenset({"</s>"})),
+    "words_in_system": replace(
+        THINKS,
+        switch=Switch(option=SYSTEM_WORDS, on=None, off="/no_think"),
+        tail_options=frozenset(),
+        closers=CHATML_ENDS,
+    ),
+    "effort_words": replace(
+        THINKS,
+        effort=Effort(
+            option="reasoning_effort",
+            words={"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"},
+        ),
+        closers=CHATML_ENDS,
+    ),
     "minicpm": TemplateFacts(closers=frozenset({"<|im_end|>", "</s>"})),
     "minimax": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"[e~["})),
     "dsml": replace(
@@ -98,12 +116,20 @@ DESCRIBED = {
     "tools_before_last_user": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "dates": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes dates (%d %b %Y)"),
     "no_system": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
-    "channels": (DROPPED, "tools", NOT_SWITCHED, "writes dates (%Y-%m-%d)"),
+    "channels": (
+        DROPPED,
+        "tools",
+        NOT_SWITCHED,
+        "reasoning_effort low/medium/high",
+        "writes dates (%Y-%m-%d)",
+    ),
     "kimi": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "arguments_as_text": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "gemma4_channel": (DROPPED, "tools", SWITCHED, "writes no dates"),
     "hoists_systems": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "plain": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
+    "words_in_system": (DROPPED, "tools", f"{SYSTEM_WORDS} switches thinking", "writes no dates"),
+    "effort_words": (DROPPED, "tools", SWITCHED, "reasoning_effort low/medium/xhigh", "writes no dates"),
     "minicpm": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "minimax": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "dsml": (DROPPED, "tools", "thinking switches thinking", "writes no dates"),
@@ -162,10 +188,10 @@ def test_a_user_is_told_that_a_tokenizer_cannot_be_cut():
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_an_audit_takes_a_few_dozen_renderings(trait):
+def test_an_audit_takes_a_hundred_renderings(trait):
     watched = WatchedTokenizer(trait_tokenizer(trait))
     audit(watched, Family(name="generic"))
-    assert len(watched.rendered) < 50
+    assert len(watched.rendered) < 130
 
 
 # -------------------------------------------------------------------- templates that no trait stands for
@@ -216,6 +242,7 @@ def test_a_thought_has_the_name_that_the_template_knows(key):
 @pytest.mark.parametrize(
     ("options", "preserve"),
     [
+        ("truncate_history_thinking is false", {"truncate_history_thinking": False}),
         ("preserve_thinking", {"preserve_thinking": True}),
         ("clear_thinking is false", {"clear_thinking": False}),
         ("keep_all_reasoning", {"keep_all_reasoning": True}),
@@ -229,7 +256,130 @@ def test_an_option_that_keeps_old_thoughts_is_found(options, preserve):
 
 def test_the_second_name_of_the_switch_is_found():
     facts = facts_of(TURNS.replace("'<assistant>'", "('<think>' if thinking else '</think>')"))
-    assert facts.switch == Switch(option="thinking")
+    assert facts.switch == Switch(option="thinking", thinks=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "switch"),
+    [
+        ("enable_thinking is not false", Switch(option="enable_thinking")),
+        ("enable_thinking is defined and enable_thinking", Switch(option="enable_thinking", thinks=False)),
+        (
+            "thinking_mode | default('enabled') != 'disabled'",
+            Switch(option="thinking_mode", on="enabled", off="disabled"),
+        ),
+        (
+            "thinking_mode == 'thinking'",
+            Switch(option="thinking_mode", on="thinking", off="chat", thinks=False),
+        ),
+        ("thinking_mode | default('on') == 'on'", Switch(option="thinking_mode", on="on", off="off")),
+        ("reasoning | default(true)", Switch(option="reasoning")),
+        ("thinking_budget is undefined or thinking_budget", Switch(option="thinking_budget", on=None, off=0)),
+        (
+            "not messages[0].content.endswith('/no_think')",
+            Switch(option=SYSTEM_WORDS, on=None, off="/no_think"),
+        ),
+        (
+            "messages[0].content.endswith('/think')",
+            Switch(option=SYSTEM_WORDS, on="/think", off="/no_think", thinks=False),
+        ),
+        ("true", None),
+    ],
+)
+def test_a_switch_is_found_with_what_the_template_does_without_it(told, switch):
+    facts = facts_of(TURNS.replace("'<assistant>'", f"('<think>' if {told} else '</think>')"))
+    assert facts.switch == switch
+    in_front = facts_of(f"{{{{ 'think' if {told} else 'answer' }}}}" + TURNS)
+    assert in_front.switch == switch
+    assert in_front.tail_options == frozenset()
+    is_option = switch is not None and switch.option != SYSTEM_WORDS
+    assert facts.tail_options == ({switch.option} if switch and is_option else frozenset())
+
+
+def test_a_template_that_shows_what_the_system_says_does_not_act_on_it():
+    assert facts_of(TURNS).switch is None
+
+
+WORDS = ("minimal", "low", "medium", "high", "xhigh")
+EFFORTS: dict[str, tuple[str, tuple[str | bool | None, ...] | None]] = {
+    "prints any word": ("reasoning_effort or 'medium'", ("low", "low", "medium", "high", "high")),
+    "prints any word its own way": (
+        "(reasoning_effort or 'medium') | title",
+        ("low", "low", "medium", "high", "high"),
+    ),
+    "another name": ("thinking_effort or 'high'", ("low", "low", "medium", "high", "high")),
+    "one word, else its default, by name": (
+        "'Effort: ' ~ ('High' if reasoning_effort == 'high' else 'Max')",
+        ("high", "high", "high", "high", None),
+    ),
+    "one word, which is its default": (
+        "'brief' if reasoning_effort == 'low' else 'long'",
+        ("low", "low", None, None, None),
+    ),
+    "the most alone": (
+        "'everything' if reasoning_effort == 'max' else ''",
+        (None, None, None, None, "max"),
+    ),
+    "all of them": (
+        "{'minimal': 1, 'low': 2, 'medium': 3, 'high': 4, 'xhigh': 5}[reasoning_effort] or ''",
+        WORDS,
+    ),
+    "two words for the same": (
+        "{'low': 'Effort: max', 'max': 'Effort: max', 'high': 'Effort: high'}[reasoning_effort] or ''",
+        (None, None, None, "high", "max"),
+    ),
+    "words for another level in what it says": (
+        "'Think with minimal effort' if reasoning_effort == 'low' else 'Think'",
+        ("low", "low", None, None, None),
+    ),
+    "refuses what it does not know": (
+        "{'low': 1, 'high': 2}[reasoning_effort or 'high'] or raise_exception('no')",
+        ("low", "low", "high", "high", "high"),
+    ),
+    "a flag": ("'briefly' if low_effort else ''", (True, True, None, None, None)),
+    "none": ("''", None),
+}
+
+
+@pytest.mark.parametrize("case", EFFORTS)
+def test_an_effort_is_told_in_the_nearest_word_that_the_template_knows(case):
+    told, words = EFFORTS[case]
+    effort = facts_of(f"{{{{ {told} }}}}" + TURNS).effort
+    assert (effort and tuple(effort.words.values())) == words
+    assert effort is None or tuple(effort.words) == WORDS
+
+
+def test_an_effort_that_counts_only_while_the_model_thinks_is_found():
+    told = "('everything' if reasoning_effort == 'max' else 'something') if enable_thinking else ''"
+    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    assert facts.effort is not None
+    assert facts.effort.words["xhigh"] == "max"
+
+
+@pytest.mark.parametrize(("default", "thinks"), [("none", False), ("high", True)])
+def test_a_word_for_no_effort_is_the_switch_of_a_template_that_has_no_other(default, thinks):
+    told = f"{{'none': 'answer', 'high': 'think'}}[reasoning_effort or '{default}'] or raise_exception('no')"
+    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    assert facts.switch == Switch(option="reasoning_effort", on="high", off="none", thinks=thinks)
+    assert facts.effort == Effort(option="reasoning_effort", words=dict.fromkeys(WORDS, "high"))
+
+
+@pytest.mark.parametrize("name", ["truncate_history_thinking is false", "preserve_thinking"])
+def test_an_option_that_keeps_the_thoughts_of_calls_alone_is_found(name):
+    thought = (
+        f"(message.reasoning_content or '' if message.tool_calls and ({name}) else '') ~ message.content"
+    )
+    calls = "-}}{%- for call in message.tool_calls -%}{{- call.function | tojson -}}{%- endfor -%}{{- '<end>'"
+    template = TURNS.replace("message.content", thought).replace("~ '<end>'", calls)
+    option, _, value = name.partition(" is ")
+    assert facts_of(template).preserve == {option: value != "false"}
+
+
+def test_a_user_is_told_that_a_model_does_not_think_unless_asked():
+    switch = Switch(option="thinking", thinks=False)
+    assert "thinking switches thinking, which is off unless asked for" in described(
+        TemplateFacts(switch=switch)
+    )
 
 
 def test_the_form_of_ids_that_a_template_wants_is_found_whatever_the_family():
@@ -269,4 +419,4 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_cannot_be_cut():
 def test_the_defaults_are_a_template_that_takes_everything():
     takes = [field.name for field in fields(TemplateFacts) if field.name.startswith(("takes_", "keeps_"))]
     facts = TemplateFacts()
-    assert [name for name in takes if not getattr(facts, name)] == ["takes_effort"]
+    assert [name for name in takes if not getattr(facts, name)] == []

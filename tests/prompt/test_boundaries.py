@@ -99,6 +99,8 @@ CLOSERS = {
     "gemma4_channel": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
     "hoists_systems": ("<|im_end|>",) * 4,
     "plain": ("</s>", None, "</s>", None),
+    "words_in_system": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
+    "effort_words": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
     "minicpm": ("<|im_end|>",) * 4,
     "minimax": ("[e~[",) * 4,
     "dsml": ("<｜end▁of▁sentence｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<｜Assistant｜>"),

@@ -178,7 +178,8 @@ MOVED = "the tools and the system text move to the next question"
 DROPPED = "the thought of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{
-        ("strips_old_thoughts", False, behind, kind): EMPTY_THOUGHT
+        (trait, False, behind, kind): EMPTY_THOUGHT
+        for trait in ("strips_old_thoughts", "effort_words")
         for behind in ("user", "tool")
         for kind in ("call", "answer")
     },

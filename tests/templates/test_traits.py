@@ -334,6 +334,25 @@ def test_plain_marks_turns_with_words_and_drops_tools():
     assert text == "<s>Be brief.\n\nUSER: How deep?\nASSISTANT: I ask.</s>\nASSISTANT:"
 
 
+def test_words_in_system_turn_thinking_off_and_are_not_shown():
+    told, plain = ({"role": "system", "content": text} for text in ("Be brief. /no_think", "Be brief."))
+    on, off = (render("words_in_system", system, HELLO) for system in (plain, told))
+    assert off.endswith("<think></think>")
+    assert off.removesuffix("</think>") == on.removesuffix("\n")
+
+
+def test_effort_words_knows_three_words_and_refuses_others():
+    texts = [render("effort_words", HELLO, reasoning_effort=word) for word in ("low", "medium", "xhigh")]
+    assert [text.split("\n")[1] for text in texts] == [
+        "Think briefly.<|im_end|>",
+        "Think.<|im_end|>",
+        "Think of everything.<|im_end|>",
+    ]
+    assert render("effort_words", HELLO) == texts[2]
+    with pytest.raises(TemplateError, match="no such reasoning_effort: high"):
+        render("effort_words", HELLO, reasoning_effort="high")
+
+
 def test_minicpm_puts_what_would_break_its_xml_into_cdata():
     arguments = {"sea": "Baltic", "a": "x < y", "b": "x & y", "c": "x\ny", "spots": [1]}
     made = calling(call(arguments), content="I ask.")

@@ -126,6 +126,8 @@ _TABLE = (
     ),
     _trait("hoists_systems", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
     _trait("plain", special="<s> </s>", ends="</s>", bos="<s>"),
+    _trait("words_in_system", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("effort_words", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
     _trait("minicpm", special="<s> </s> <|im_start|> <|im_end|>", ends="<|im_end|> </s>", bos="<s>"),
     _trait(
         "minimax",
