@@ -121,6 +121,7 @@ CUT_TAILS = {
     "seed": "</seed:think>",
     "deepseek": "\n\n",
     "harmony": "<|message|>",
+    "cohere": "<|END_THINKING|>",
 }
 """The last token of what the server writes to close a thought."""
 MOST_CLOSING_TOKENS = 6

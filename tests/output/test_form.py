@@ -424,6 +424,27 @@ def test_a_call_that_nobody_can_make_cannot_be_demanded(tools):
     assert refused.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize(("name", "argument"), [("lfm2", "a b"), ("qwen_xml", "a<b"), ("gemma4", 'a<|"|>b')])
+def test_an_argument_that_is_required_and_has_no_form_is_refused(name, argument):
+    def asked_for(required: list[str]) -> Any:
+        parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": required}
+        tool = {"type": "function", "function": {"name": "read", "parameters": parameters}}
+        return asked(OutputForm(calls="must"), tool, trait=FORMS[name].trait)
+
+    with pytest.raises(InvalidRequest, match="has no form in this model's calls") as refused:
+        asked_for([argument])
+    assert refused.value.param == "tools"
+    assert name == "gemma4" or asked_for([])
+
+
+def test_arguments_that_a_schema_leaves_open_can_be_said_in_python():
+    parameters = {"type": "object", "additionalProperties": True}
+    tool = {"type": "function", "function": {"name": "note", "parameters": parameters}}
+    form = OutputForm(calls="must", one_call=True)
+    heard = [reply("python_calls", form, [tool], seed=seed) for seed in range(6)]
+    assert any(json.loads(arguments) for one in heard if one.ended for _, arguments in one.calls)
+
+
 def test_words_of_a_tools_schema_that_cannot_be_enforced_are_passed_over():
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "a-shoe-size", "not": {}}}}
     assert asked(

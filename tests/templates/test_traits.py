@@ -364,6 +364,74 @@ def test_minicpm_puts_what_would_break_its_xml_into_cdata():
     )
 
 
+NOTED = calling(call({"sea": 'Baltic "B"', "spots": [1, {"deep": True}]}), call({}), content="I ask.")
+OBJECTS = (
+    '{"name": "depth", "arguments": {"sea": "Baltic \\"B\\"", "spots": [1, {"deep": true}]}}',
+    '{"name": "depth", "arguments": {}}',
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        (
+            "python_calls",
+            (
+                'I ask.<|tool_call_start|>[depth(sea="Baltic \\"B\\"", spots=[1, {\'deep\': True}]), depth()]'
+                "<|tool_call_end|><|im_end|>"
+            ),
+        ),
+        (
+            "bare_python_calls",
+            (
+                "I ask.<|python_start|>[depth(sea='Baltic \"B\"', spots=[1, {'deep': True}]), depth()]"
+                "<|python_end|><|eot|>"
+            ),
+        ),
+        (
+            "python_lines",
+            (
+                'I ask.<function_calls>depth(sea="Baltic \\"B\\"", spots=[1, {"deep": true}])\ndepth()'
+                "</function_calls><|im_end|>"
+            ),
+        ),
+        ("call_list", f"I ask.<TOOLCALL>[{', '.join(OBJECTS)}]</TOOLCALL><SPECIAL_12>"),
+        ("call_list_without_end", f"I ask.<|tool_call|>[{', '.join(OBJECTS)}]<|end_of_text|>"),
+        ("call_lines", "\n".join(["I ask.", "<tool_calls>", *OBJECTS, "</tool_calls><end_of_sentence>"])),
+        ("bare_call_list", f"assistant\n[{', '.join(OBJECTS)}]<|im_end|>"),
+        ("role_of_a_call", "\n".join(["I ask.function call<|role_sep|>", *OBJECTS]) + "<|message_sep|>"),
+        (
+            "escaped_texts",
+            (
+                'I ask.<start_function_call>call:depth{sea:<escape>Baltic "B"<escape>,spots:[1,{deep:true}]}'
+                "<end_function_call><start_function_call>call:depth{}<end_function_call><end_of_turn>"
+            ),
+        ),
+        (
+            "numbered_actions",
+            (
+                'I ask.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "depth", "parameters": '
+                '{"sea": "Baltic \\"B\\"", "spots": [1, {"deep": true}]}},\n    {"tool_call_id": "1", '
+                '"tool_name": "depth", "parameters": {}}\n]<|END_ACTION|><|END_OF_TURN_TOKEN|>'
+            ),
+        ),
+    ],
+)
+def test_a_template_writes_calls_in_its_own_notation(name, calls):
+    assert calls in render(name, HOW_DEEP, NOTED, tools=True)
+
+
+def test_bare_python_calls_have_marks_only_behind_text():
+    assert "|>\n\n[depth(sea='Baltic')]<|eot|>" in render("bare_python_calls", HOW_DEEP, calling())
+
+
+def test_numbered_actions_counts_calls_and_results_through_the_conversation():
+    text = render("numbered_actions", HOW_DEEP, calling(), RESULT, calling(), RESULT)
+    assert text.count('"tool_call_id": "1"') == text.count('{"id": "1", "results": "52 m"}') == 1
+    assert text.count("<|START_THINKING|>Ask.<|END_THINKING|>") == 2
+    assert "Ask." not in render("numbered_actions", HOW_DEEP, calling(), RESULT, HELLO)
+
+
 # ------------------------------------------------------------------------------------------------- tokenizers
 
 

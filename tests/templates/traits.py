@@ -150,8 +150,7 @@ _TABLE = (
     ),
     _trait(
         "python_calls",
-        special=f"<|startoftext|> {_CHATML}",
-        markup="<|tool_call_start|> <|tool_call_end|>",
+        special=f"<|pad|> <|startoftext|> {_CHATML} <|tool_call_start|> <|tool_call_end|>",
         ends=_CHATML_ENDS,
         bos="<|startoftext|>",
     ),
