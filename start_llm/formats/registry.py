@@ -18,6 +18,7 @@ from start_llm.formats.glm import GLM
 from start_llm.formats.granite import GRANITE, PHI4
 from start_llm.formats.harmony import HARMONY
 from start_llm.formats.kimi import KIMI
+from start_llm.formats.kimi_k3 import KIMI_K3
 from start_llm.formats.lfm2 import LFM2
 from start_llm.formats.llama import LLAMA
 from start_llm.formats.minicpm import MINICPM
@@ -42,6 +43,7 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     DSML,
     DEEPSEEK,
     SEED,
+    KIMI_K3,
     KIMI,
     GLM,
     MINICPM,

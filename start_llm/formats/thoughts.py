@@ -17,6 +17,7 @@ BRACKETS = _unmistakable("[THINK]", "[/THINK]")
 COHERE = _unmistakable("<|START_THINKING|>", "<|END_THINKING|>")
 GEMMA = _unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>")
 SEED = _unmistakable("<seed:think>", "</seed:think>")
+OPEN_CLOSE = _unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 HARMONY = ThoughtMarks(
     "<|channel|>analysis<|message|>",
     "<|end|>",
@@ -30,7 +31,7 @@ THOUGHT_MARKS: tuple[ThoughtMarks, ...] = (
     _unmistakable("<think:opensource>", "</think:opensource>"),
     _unmistakable("<|think:start|>", "<|think:end|>"),
     COHERE,
-    _unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    OPEN_CLOSE,
     BRACKETS,
     THINK,
 )

@@ -105,6 +105,8 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
         ("llama", CHATML, ("<|im_start|>",), ("llama3", None)),
         ("glm4_moe", "", (), ("glm4", None)),
         ("kimi_k2", "", (), ("kimi", None)),
+        ("kimi_k3", "", (), ("kimi_k3", None)),
+        ("kimi_k3", "<|open|>think<|sep|><|close|>think<|sep|>", (), ("kimi_k3", "<|close|>think<|sep|>")),
         ("ministral", "", (), ("mistral", None)),
         ("minicpm3", "", (), ("minicpm", None)),
         ("minimax_m2", "", (), ("minimax", None)),

@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     "minimax": WRITERS["minimax"].family,
     "dsml": WRITERS["dsml_functions"].family,
     "deepseek": WRITERS["deepseek"].family,
+    "kimi_k3": named("kimi_k3"),
     "seed_oss": named("seed_oss"),
     "generic": Family(name="generic", thought=TAGS),
     "gpt_oss": HARMONY,
@@ -53,6 +54,9 @@ _MARKS = (
     '<｜DSML｜invoke name="read">', "</｜DSML｜invoke>", '<｜DSML｜parameter name="path" string="true">',
     "</｜DSML｜parameter>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json",
+    "<|open|>", "<|close|>", "<|sep|>", "<|open|>tools<|sep|>", '<|open|>call tool="read" index="1"<|sep|>',
+    '<|open|>argument key="path" type="string"<|sep|>', "<|close|>argument<|sep|>", "<|close|>call<|sep|>",
+    '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>",
 )  # fmt: skip
 _BITS = (
     '{"name": "read", "arguments": {"path": "a"}}', '{"name": "list", "parameters": {}}', '{"name": "',

@@ -57,6 +57,9 @@ UNITS: Mapping[str, str] = {
     "a function of Seed that is not offered": "<seed:tool_call><function=x><parameter=a>",
     "a section, DeepSeek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read<｜tool▁sep｜>{",
     "a fence, DeepSeek": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>read\n```json\n{"a": "',
+    "a call of Kimi K3 that is not offered": '<|open|>call tool="x"<|sep|>'
+    '<|open|>argument key="a" type="string"<|sep|>',
+    "an object, Kimi K3": '<|open|>call tool="read"<|sep|><|open|>json<|sep|>{"a": "',
     "Python's tag": '<|python_tag|>{"name":',
     "Harmony's header": "<|start|>assistant<|channel|>commentary to=functions.read",
     "Harmony's call": "<|channel|>commentary to=functions.read<|message|>{",

@@ -58,6 +58,7 @@ class CallText:
     Attributes:
         mark: what a chat template has in it that shows calls in this form.
         head: in front of the arguments, with `NAME` for the tool and `NUMBER` for the number of the call.
+        first: the number of the first call.
         tail: behind them.
         before, between, after: in front of all calls, between two of them, behind all.
     """
@@ -65,6 +66,7 @@ class CallText:
     mark: str
     head: str
     tail: str
+    first: int = 0
     arguments: ArgumentText = field(default_factory=JsonArguments)
     before: str = ""
     between: str = ""
@@ -72,7 +74,8 @@ class CallText:
 
     def write(self, calls: Sequence[tuple[str, Arguments]]) -> str:
         """The text of these calls, each a name with its arguments."""
-        texts = (self._written(name, arguments, number) for number, (name, arguments) in enumerate(calls))
+        numbered = enumerate(calls, self.first)
+        texts = (self._written(name, arguments, number) for number, (name, arguments) in numbered)
         return f"{self.before}{self.between.join(texts)}{self.after}"
 
     def _written(self, name: str, arguments: Arguments, number: int) -> str:
