@@ -236,8 +236,8 @@ class App:
         )
 
     def _open(self, name: str, engine: Engine, ready: Ready) -> ModelCard:
-        family = model_family(self._settings, ready.model)
         tokenizer = ready.model.tokenizer
+        family = model_family(self._settings, ready.model.config, tokenizer)
         transcripts = self._transcripts(tokenizer)
         preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=transcripts.heal)
         traits = model_traits(self._settings, ready.model, ready.footprint, family, ready.admission)

@@ -6,11 +6,11 @@ import math
 import platform
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from start_llm.cache.eviction import Limits
-from start_llm.core.chat import KeptThoughts
+from start_llm.core.chat import Json, KeptThoughts
 from start_llm.core.door import Door, is_loopback
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
@@ -25,8 +25,10 @@ from start_llm.formats import registry
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
+from start_llm.models.tokenizer import Tokenizer
 from start_llm.places import DEMO_MODEL, ROOT
 from start_llm.prompt.prepare import PromptPolicy
+from start_llm.prompt.samples import rendered_samples
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
@@ -188,12 +190,13 @@ def engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(most_waiting=settings.most_waiting)
 
 
-def model_family(settings: Settings, model: LoadedModel) -> Family:
+def model_family(settings: Settings, config: Mapping[str, Json], tokenizer: Tokenizer) -> Family:
     """The form of the model's text: what the user named, else what its files show."""
     if settings.family:
         return registry.named(settings.family)
-    tokenizer = model.tokenizer
-    return registry.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
+    return registry.detect(
+        config, tokenizer.chat_template, tokenizer.added_tokens, rendered_samples(tokenizer)
+    )
 
 
 def pace(settings: Settings) -> Pace:
