@@ -36,6 +36,7 @@ class Family:
         orphan_close: a thinking reply may begin inside its thought although nothing opened one.
         answer_marks: texts around an answer that are no part of it; models write them nowhere else.
         formats: names of notations of calls (`formats.registry`), the likeliest first; the others follow.
+        around_text: what a model writes around a text in front of its calls.
         call_ids: the ids of calls that the chat template gets: `call0`, nine characters, `functions.NAME:0`.
     """
 
@@ -45,4 +46,5 @@ class Family:
     orphan_close: bool = False
     answer_marks: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
+    around_text: tuple[str, str] = ("", "")
     call_ids: CallIds = "ordinal"

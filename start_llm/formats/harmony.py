@@ -6,5 +6,10 @@ from start_llm.formats.model_format import ModelFormat
 from start_llm.formats.thoughts import HARMONY as MARKS
 
 HARMONY = ModelFormat(
-    name="gpt_oss", marks=("<|channel|>",), types=("gpt_oss",), thought=MARKS, channels=True
+    name="gpt_oss",
+    marks=("<|channel|>",),
+    types=("gpt_oss",),
+    thought=MARKS,
+    channels=True,
+    around_text=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
 )

@@ -48,6 +48,16 @@ OF_TRAITS = {
     "role_of_a_call": ("gigachat", None),
     "escaped_texts": ("function_gemma", None),
     "numbered_actions": ("cohere", "<|END_THINKING|>"),
+    "strict_channels": ("gpt_oss", "<|end|>"),
+    "text_behind_calls": ("gemma4", "<channel|>"),
+    "tool_use_form": ("qwen3", None),
+    "system_with_last_word": ("mistral", None),
+    "flat_schemas": ("qwen3", None),
+    "thought_or_answer": ("qwen3", "</think>"),
+    "cuts_at_closing_mark": ("qwen3", "</think>"),
+    "refuses_empty_replies": ("mistral", None),
+    "text_or_calls": ("qwen3", None),
+    "thought_without_text": ("qwen3", "</think>"),
 }
 """For each trait the family, and the closing mark of its thoughts."""
 

@@ -37,6 +37,11 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "dsml": "{}</think>",
     "seed": "<seed:think>{}</seed:think>",
     "numbered_actions": "<|START_THINKING|>{}<|END_THINKING|>",
+    "strict_channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+    "text_behind_calls": "<|channel>thought\n{}\n<channel|>",
+    "thought_or_answer": "<think>\n{}\n</think>\n\n",
+    "cuts_at_closing_mark": "<think>\n{}\n</think>\n\n",
+    "thought_without_text": "<think>\n{}\n</think>\n\n",
 }
 """How the models that think write a thought in front of an answer, behind their prompt."""
 OPENED: Mapping[str, tuple[str, str]] = {

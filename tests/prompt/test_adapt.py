@@ -257,9 +257,9 @@ WORDS = (
 ).split()
 PARALLEL_WORDS = [word for word in WORDS if word not in ("resultone", "pathtwo")]
 MOVED = {
-    # The tools and the system text stand beside the last user message, the text beside calls in its result.
+    # The tools and the system text stand beside the last user message.
     "tools_before_last_user": (
-        "askone asktwo pathone pathtwo textone resultone resulttwo askthree syslate paththree texttwo "
+        "askone asktwo textone pathone pathtwo resultone resulttwo askthree syslate texttwo paththree "
         "resultthree textthree textfour sysfirst askfour"
     ).split(),
 }
@@ -333,9 +333,24 @@ def test_text_beside_calls_stands_in_a_turn_of_its_own():
     ) in text
 
 
-def test_text_beside_calls_stands_in_front_of_the_result_where_no_turn_may_hold_it():
-    text = shown("tools_before_last_user", user("a"), reply("I ask.", call("x")), result("r", "x"))
-    assert '[TOOL_RESULTS]{"content": "[Text in front of the call]\\nI ask.\\n\\nr", "call_id"' in text
+def test_text_beside_calls_is_set_in_where_the_model_wrote_it():
+    talk = user("a"), reply("I ask.", call("x", path="p")), result("r", "x")
+    assert '[/INST]I ask.[TOOL_CALLS][{"name": "write", ' in shown("tools_before_last_user", *talk)
+    assert "<|turn>model\nI ask.<|tool_call>call:write{" in shown("text_behind_calls", *talk)
+
+
+def test_text_in_front_of_a_call_is_commentary_where_messages_have_channels():
+    asked, thought = user("a"), "I should."
+    text = shown(
+        "strict_channels", asked, reply("I ask.", call("x", path="p"), reasoning=thought), result("r", "x")
+    )
+    assert text.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>I should.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I ask.<|end|>"
+        "<|start|>assistant to=functions.write<|channel|>commentary json<|message|>"
+        '{"path": "p"}<|call|><|start|>functions.write to=assistant<|channel|>commentary<|message|>r<|end|>'
+        "<|start|>assistant"
+    )
 
 
 def test_calls_are_serialised_with_their_results():

@@ -5,9 +5,11 @@ from dataclasses import fields, replace
 import pytest
 
 from start_llm.core.family import Family
+from start_llm.formats.thoughts import GEMMA, THINK
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import audit, described
 from start_llm.prompt.facts import Effort, Switch, TemplateFacts
+from start_llm.prompt.stand_ins import StandIns
 from start_llm.prompt.template import SYSTEM_WORDS
 from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, preparer_of
 from tests.templates.traits import TRAITS, trait_tokenizer
@@ -18,6 +20,19 @@ THINKS = TemplateFacts(
     switch=Switch(option="enable_thinking"),
     tail_options=frozenset({"enable_thinking"}),
 )
+ENDS_OF_MISTRAL = frozenset({"</s>"})
+CHANNEL_ENDS = frozenset({"<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"})
+R1_MARKS = (
+    "<think> </think> <｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜>",
+    "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>",
+)
+CHANNEL_MARKS = "<|channel|>analysis<|message|> <|end|> <|start|> <|message|> <|channel|> <|call|>"
+GEMMA_MARKS = (
+    '<|channel>thought <channel|> <bos> <|turn> <|tool> <tool|> <turn|> <|channel> <|tool_call> <|"|> '
+    "<tool_call|> <|tool_response> <tool_response|>"
+)
+CHATML_MARKS = "<think> </think> <|im_start|> <|im_end|> <tool_call> </tool_call>"
 REFUSED = "{{ raise_exception('no') }}"
 
 FACTS = {
@@ -31,8 +46,9 @@ FACTS = {
     "tools_before_last_user": TemplateFacts(
         takes_late_system=False,
         takes_neighbours=False,
-        keeps_text_beside_calls=False,
-        splits_text_from_calls=False,
+        takes_lone_system=False,
+        text_beside_calls="set in",
+        stand_ins=StandIns(call_head='[TOOL_CALLS][{"name": "'),
         takes_user_after_result=False,
         moving=frozenset({"tools", "system"}),
         call_ids="nine",
@@ -40,7 +56,8 @@ FACTS = {
     ),
     "dates": TemplateFacts(
         takes_parallel_calls=False,
-        keeps_text_beside_calls=False,
+        takes_lone_system=False,
+        text_beside_calls="parted",
         dates=("%d %b %Y",),
         closers=frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"}),
     ),
@@ -59,11 +76,16 @@ FACTS = {
             option="reasoning_effort",
             words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
         ),
+        schema_parts=frozenset({"properties"}),
         dates=("%Y-%m-%d",),
-        closers=frozenset({"<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"}),
+        closers=CHANNEL_ENDS,
     ),
     "kimi": TemplateFacts(call_ids="kimi", closers=frozenset({"<|im_end|>", "[EOS]"})),
-    "arguments_as_text": TemplateFacts(arguments_as_text=True, closers=frozenset({"<｜end▁of▁sentence｜>"})),
+    "arguments_as_text": TemplateFacts(
+        arguments_as_text=True,
+        stand_ins=StandIns(quoted=tuple(" ".join(R1_MARKS).split()), inline=THINK),
+        closers=frozenset({"<｜end▁of▁sentence｜>"}),
+    ),
     # The switch is a mark in the system turn.
     "gemma4_channel": replace(
         THINKS, tail_options=frozenset(), closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"})
@@ -94,16 +116,92 @@ FACTS = {
     ),
     "seed": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"<seed:eos>"})),
     "python_calls": TemplateFacts(closers=CHATML_ENDS),
-    "bare_python_calls": TemplateFacts(closers=frozenset({"<|eot|>", "<|end_of_text|>"})),
+    "bare_python_calls": TemplateFacts(
+        takes_lone_system=False, closers=frozenset({"<|eot|>", "<|end_of_text|>"})
+    ),
     "python_lines": TemplateFacts(closers=CHATML_ENDS),
     "call_list": TemplateFacts(closers=frozenset({"<SPECIAL_12>", "</s>"})),
-    "call_list_without_end": TemplateFacts(closers=frozenset({"<|end_of_text|>"})),
+    "call_list_without_end": TemplateFacts(takes_lone_system=False, closers=frozenset({"<|end_of_text|>"})),
     "call_lines": TemplateFacts(closers=frozenset({"<end_of_sentence>"})),
-    "bare_call_list": TemplateFacts(keeps_text_beside_calls=False, closers=CHATML_ENDS),
+    "bare_call_list": TemplateFacts(text_beside_calls="parted", closers=CHATML_ENDS),
     "role_of_a_call": TemplateFacts(closers=frozenset({"<|message_sep|>", "</s>"})),
     "escaped_texts": TemplateFacts(closers=frozenset({"<end_of_turn>", "<eos>"})),
     "numbered_actions": TemplateFacts(
         thought_key="reasoning_content", closers=frozenset({"<|END_OF_TURN_TOKEN|>"})
+    ),
+    "strict_channels": TemplateFacts(
+        takes_late_system=False,
+        takes_parallel_calls=False,
+        text_beside_calls="set in",
+        stand_ins=StandIns(
+            quoted=tuple(CHANNEL_MARKS.split()),
+            call_head=" to=functions.",
+            around_text=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
+        ),
+        takes_bare_tools=False,
+        schema_parts=frozenset(
+            {
+                *("properties", "properties.description", "properties.enum", "properties.items.enum"),
+                *("properties.properties", "properties.properties.enum", "properties.properties.description"),
+            }
+        ),
+        thought_key="thinking",
+        effort=Effort(
+            option="reasoning_effort",
+            words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
+        ),
+        closers=CHANNEL_ENDS,
+    ),
+    "text_behind_calls": TemplateFacts(
+        text_beside_calls="set in",
+        stand_ins=StandIns(quoted=tuple(GEMMA_MARKS.split()), inline=GEMMA, call_head="<|tool_call>call:"),
+        thought_key="reasoning_content",
+        closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"}),
+    ),
+    "tool_use_form": TemplateFacts(
+        takes_calls_without_tools=False, takes_bare_tools=False, closers=CHATML_ENDS
+    ),
+    "system_with_last_word": TemplateFacts(
+        takes_system=False,
+        takes_late_system=False,
+        call_ids="nine",
+        moving=frozenset({"tools"}),
+        closers=ENDS_OF_MISTRAL,
+    ),
+    "flat_schemas": TemplateFacts(
+        takes_bare_tools=False,
+        schema_parts=frozenset({"properties", "properties.description"}),
+        closers=CHATML_ENDS,
+    ),
+    "thought_or_answer": TemplateFacts(
+        thoughts_hide=frozenset({"answers"}),
+        thought_key="reasoning_content",
+        old_thoughts="kept",
+        closers=CHATML_ENDS,
+    ),
+    "cuts_at_closing_mark": TemplateFacts(
+        stand_ins=StandIns(quoted=tuple(CHATML_MARKS.split()), inline=THINK),
+        thought_key="reasoning_content",
+        closers=CHATML_ENDS,
+    ),
+    "refuses_empty_replies": TemplateFacts(
+        takes_late_system=False,
+        refuses_empty=frozenset({"assistant"}),
+        call_ids="nine",
+        closers=ENDS_OF_MISTRAL,
+    ),
+    "text_or_calls": TemplateFacts(
+        text_beside_calls="set in",
+        stand_ins=StandIns(call_head='<tool_call>\n{"name": "'),
+        refuses_empty=frozenset({"assistant"}),
+        closers=CHATML_ENDS,
+    ),
+    "thought_without_text": TemplateFacts(
+        text_beside_calls="set in",
+        stand_ins=StandIns(call_head='<tool_call>\n{"name": "'),
+        thought_key="reasoning_content",
+        old_thoughts="kept",
+        closers=CHATML_ENDS,
     ),
 }
 NO_THOUGHTS = "shows no thoughts"
@@ -144,15 +242,39 @@ DESCRIBED = {
     "role_of_a_call": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "escaped_texts": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "numbered_actions": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "strict_channels": (
+        DROPPED,
+        "tools",
+        NOT_SWITCHED,
+        "reasoning_effort low/medium/high",
+        "writes no dates",
+    ),
+    "text_behind_calls": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "tool_use_form": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "system_with_last_word": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "flat_schemas": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "thought_or_answer": ("old thoughts kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "cuts_at_closing_mark": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "refuses_empty_replies": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "text_or_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "thought_without_text": ("old thoughts kept", "tools", NOT_SWITCHED, "writes no dates"),
 }
+LATE_SYSTEMS = "late system messages as marked user turns"
+SET_IN = "text beside calls set in front of them"
+QUOTED = "marks that a reply quotes kept from the template"
+LONE_SYSTEM = "an empty question where there is none"
+FILLED = "empty descriptions and parameters for tools without"
+SCHEMAS_TOLD = "schemas told in the descriptions of tools"
+SPACE = "empty messages as a space"
 NEEDED = {
     "tools_before_last_user": [
-        "late system messages as marked user turns",
+        LATE_SYSTEMS,
+        LONE_SYSTEM,
         "user text behind a result joined to it",
         "neighbours of one role merged",
-        "text beside calls in front of their result",
+        SET_IN,
     ],
-    "dates": ["calls made one after the other", "text beside calls in a turn of its own"],
+    "dates": ["calls made one after the other", LONE_SYSTEM, "text beside calls in a turn of its own"],
     "no_system": [
         "tools told in the system message",
         "calls and results written as text",
@@ -160,8 +282,28 @@ NEEDED = {
         "system message in the first user turn",
         "neighbours of one role merged",
     ],
-    "channels": ["late system messages as marked user turns"],
+    "channels": [LATE_SYSTEMS, SCHEMAS_TOLD],
+    "arguments_as_text": [QUOTED],
+    "strict_channels": [
+        "calls made one after the other",
+        LATE_SYSTEMS,
+        SET_IN,
+        QUOTED,
+        FILLED,
+        SCHEMAS_TOLD,
+    ],
+    "text_behind_calls": [SET_IN, QUOTED],
+    "tool_use_form": ["calls and results written as text where no tools are offered", FILLED],
+    "system_with_last_word": [LATE_SYSTEMS, "system message in the first user turn"],
+    "flat_schemas": [FILLED, SCHEMAS_TOLD],
+    "thought_or_answer": ["no thoughts beside answers"],
+    "cuts_at_closing_mark": [QUOTED],
+    "refuses_empty_replies": [LATE_SYSTEMS, SPACE],
+    "text_or_calls": [SET_IN, SPACE],
+    "thought_without_text": [SET_IN],
     "hoists_systems": ["late system messages as marked user turns"],
+    "bare_python_calls": [LONE_SYSTEM],
+    "call_list_without_end": [LONE_SYSTEM],
     "bare_call_list": ["text beside calls in a turn of its own"],
     "plain": ["tools told in the system message", "calls and results written as text"],
 }
@@ -188,10 +330,10 @@ def test_a_user_is_told_that_a_tokenizer_cannot_be_cut():
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_an_audit_takes_a_hundred_renderings(trait):
+def test_an_audit_takes_a_few_hundred_renderings(trait):
     watched = WatchedTokenizer(trait_tokenizer(trait))
     audit(watched, Family(name="generic"))
-    assert len(watched.rendered) < 130
+    assert len(watched.rendered) < 450
 
 
 # -------------------------------------------------------------------- templates that no trait stands for

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,6 +15,7 @@ from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.render import RenderedText
 from tests.prompt.fakes import (
     NOON,
     FakeTokenizer,
@@ -53,11 +55,11 @@ TALK = (
     user("askthree"),
 )
 WITHOUT_AN_END = {
-    # The system text moves to the last user message, which the late one is merged into; the text beside the
-    # calls stands in their result.
-    "tools_before_last_user": {0, 5, 7},
+    # The system text moves to the last user message, which the late one is merged into.
+    "tools_before_last_user": {0, 5},
     # The calls of one message stand in two, so its end is that of the second result.
     "dates": {7, 8},
+    "strict_channels": {7, 8},
     # Neighbours are merged into one turn, which ends with the last of them.
     "no_system": {0, 5, 8},
     # No token stands between a user message and a system message.
@@ -120,6 +122,16 @@ CLOSERS = {
         "<|END_OF_TURN_TOKEN|>",
         "<|END_OF_TURN_TOKEN|>",
     ),
+    "strict_channels": ("<|call|>", "<|end|>", "<|end|>", "<|end|>"),
+    "text_behind_calls": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
+    "tool_use_form": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
+    "system_with_last_word": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
+    "refuses_empty_replies": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
+    "flat_schemas": ("<|im_end|>",) * 4,
+    "thought_or_answer": ("<|im_end|>",) * 4,
+    "cuts_at_closing_mark": ("<|im_end|>",) * 4,
+    "text_or_calls": ("<|im_end|>",) * 4,
+    "thought_without_text": ("<|im_end|>",) * 4,
 }
 """What ends a call, a result, an answer and a question."""
 
@@ -215,8 +227,23 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
     tokenizer.rendered.clear()
-    prompt = preparer.prepare(request)
-    return tokenizer.rendered[0], prompt, len(tokenizer.rendered)
+    texts: list[RenderedText] = []
+    render = preparer._renderer.render
+
+    def kept(*args: Any) -> RenderedText:
+        texts.append(render(*args))
+        return texts[-1]
+
+    with patch.object(preparer._renderer, "render", kept):
+        prompt = preparer.prepare(request)
+    return texts[0].whole, prompt, len(tokenizer.rendered)
+
+
+WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_empty_replies")
+"""Nothing makes the model answer: that has to be found out again each time."""
+
+SHOW_OLD_THOUGHTS = ("thought_or_answer", "thought_without_text")
+"""One more rendering tells a short thought from other texts with its words."""
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -229,7 +256,8 @@ def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
         tokenizer.rendered.clear()
         preparer.prepare(ChatRequest(messages=talk, tools=TOOLS))
         counts.append(len(tokenizer.rendered))
-    assert counts == [3, 3 if trait == "tools_before_last_user" else 2]  # that one refuses the first marks
+    thoughts = trait in SHOW_OLD_THOUGHTS
+    assert counts == [3 + thoughts, 2 + thoughts + (trait in WITHOUT_A_TAIL)]
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -241,12 +269,6 @@ def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
             request = ChatRequest(messages=talk, tools=TOOLS, thinking=Thinking(on=thinking))
             afresh = Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
             assert preparer.prepare(request) == afresh.prepare(request)
-
-
-HIDES = {
-    # Text beside calls that have no result is not shown.
-    "tools_before_last_user": lambda message: bool(message.tool_calls),
-}
 
 
 def check(trait: str, request: ChatRequest) -> None:
@@ -270,7 +292,7 @@ def check_end(trait: str, messages: Sequence[Message], index: int, before: str, 
     if message.role == "assistant":
         closers = tuple(preparer_of(trait).facts.closers)
     assert behind.startswith(closers)
-    if message.content and not HIDES.get(trait, lambda _: False)(message):
+    if message.content:
         assert word_of(index) in before
     later = [other for other in range(index + 1, len(messages)) if messages[other].content]
     assert not any(word_of(other) in before for other in later)
@@ -296,7 +318,7 @@ def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
 
-@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != "tools_before_last_user"])
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
 @settings(max_examples=8)
 @given(messages=conversations(), options=OPTIONS)
 def test_a_message_more_changes_nothing_in_front_of_an_end(trait, messages, options):

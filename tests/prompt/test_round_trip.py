@@ -75,7 +75,10 @@ UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm", "minimax", "seed")
 CALLS = [label for label, message in REPLIES.items() if message.tool_calls]
 TEXT_AND_CALLS = [label for label in CALLS if REPLIES[label].content]
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
-    **{(trait, "the end of a call in a value"): AMBIGUOUS for trait in (*UNQUOTED, "dsml", "gemma4_channel")},
+    **{
+        (trait, "the end of a call in a value"): AMBIGUOUS
+        for trait in (*UNQUOTED, "dsml", "gemma4_channel", "text_behind_calls")
+    },
     **{("seed", label): PADDED for label in ("code", "empty values")},
     **{
         (
@@ -86,10 +89,6 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     },
     **{
         ("bare_call_list", label): "the text of a reply stands in a turn of its own"
-        for label in TEXT_AND_CALLS
-    },
-    **{
-        ("tools_before_last_user", label): "the text of a reply stands in the result, where no reply ends"
         for label in TEXT_AND_CALLS
     },
 }
@@ -171,10 +170,25 @@ def test_white_space_that_the_model_writes_in_front_of_a_call_is_nobodys(trait):
 
 # ------------------------------------------------------------------------------- splicing what was generated
 
-AGENTS_TURNS = ("a call", "code", "no arguments", "values of all types", "a call", "an answer")
+AGENTS_TURNS = (
+    "a call",
+    "code",
+    "text and a call",
+    "no arguments",
+    "values of all types",
+    "a call",
+    "text and a call",
+    "an answer",
+)
 EMPTY_THOUGHT = "the prompt has an empty thought that the history has not"
 CUT_OFF = "the template cuts every thought off at its closing mark"
-MOVED = "the tools and the system text move to the next question"
+
+
+def agents_turns(trait: str) -> list[str]:
+    return [label for label in AGENTS_TURNS if (trait, label) not in EXCEPTIONS]
+
+
+MOVED = "the tools, or the system text too, move to the next question"
 DROPPED = "the thought of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{
@@ -192,7 +206,8 @@ NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{("arguments_as_text", True, behind, "call"): CUT_OFF for behind in ("user", "tool")},
     **{(trait, True, "tool", "answer"): DROPPED for trait in THOUGHT_FORMS},
     **{
-        ("tools_before_last_user", on, behind, "answer"): MOVED
+        (trait, on, behind, "answer"): MOVED
+        for trait in ("tools_before_last_user", "system_with_last_word")
         for on in (True, False)
         for behind in ("user", "tool")
     },
@@ -214,7 +229,7 @@ def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool)
 def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
     """At every reply of a conversation. Thoughts stay while their calls are being answered."""
     talk = ASKED
-    for label in AGENTS_TURNS:
+    for label in agents_turns(trait):
         message = told(trait, label) if on else REPLIES[label]
         kind = "call" if message.tool_calls else "answer"
         bound, fresh = splice(trait, message, talk, on=on)
@@ -237,7 +252,7 @@ def test_an_answer_without_a_thought_reads_as_the_fresh_rendering_does(trait):
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):
     """Each reply is read, sent back in the client's words, and the next one is made behind that."""
     ours, theirs = ASKED, ASKED
-    for label in [label for label in (*AGENTS_TURNS, *AGENTS_TURNS) if (trait, label) in CASES]:
+    for label in agents_turns(trait) * 2:
         message = told(trait, label)
         before = turn(trait, message, on=True, talk=theirs)
         back = CLIENTS[client].echo(read(trait, before.prompt, before.said, 5))

@@ -201,6 +201,39 @@ _TABLE = (
         ends="<|END_OF_TURN_TOKEN|>",
         bos="<BOS_TOKEN>",
     ),
+    _trait(
+        "strict_channels",
+        special="<|startoftext|> <|endoftext|> <|start|> <|end|> <|message|> <|channel|> <|constrain|>"
+        " <|call|> <|return|>",
+        ends="<|return|> <|call|> <|endoftext|>",
+    ),
+    _trait(
+        "text_behind_calls",
+        special="<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|>"
+        ' <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|"|>',
+        ends="<turn|> <|tool_response> <eos>",
+        bos="<bos>",
+    ),
+    _trait("tool_use_form", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait(
+        "system_with_last_word",
+        special="<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS]"
+        " [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]",
+        ends="</s>",
+        bos="<s>",
+    ),
+    _trait("flat_schemas", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait("thought_or_answer", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("cuts_at_closing_mark", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait(
+        "refuses_empty_replies",
+        special="<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS]"
+        " [/AVAILABLE_TOOLS] [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS]",
+        ends="</s>",
+        bos="<s>",
+    ),
+    _trait("text_or_calls", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait("thought_without_text", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
 )
 TRAITS: Mapping[str, Trait] = {trait.name: trait for trait in _TABLE}
 
