@@ -36,7 +36,7 @@ REPLIES = (
 )
 ONE_CALL_ALONE = frozenset({"dates"})
 """Traits whose template has one call in a message, and no text beside it."""
-NO_TEXT = frozenset({"tools_before_last_user"})
+NO_TEXT = frozenset({"bare_call_list"})
 """Traits whose template shows the text beside calls in another place."""
 MOVES_TOOLS = frozenset({"tools_before_last_user"})
 """Traits whose template puts the tools and the system text in front of the last question."""
