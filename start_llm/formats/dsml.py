@@ -68,7 +68,7 @@ def _tags(mark: str, value_end: str, closer: str) -> Tags:
 
 
 DSML = ModelFormat(
-    name="dsml",
+    name="deepseek_v32",
     marks=(_MARK,),
     types=("deepseek_v32", "deepseek_v4"),
     thought=replace(THINK, cut="</think>"),

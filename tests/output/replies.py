@@ -24,7 +24,7 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm": WRITERS["minicpm"].family,
     **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall")},
     "minimax": WRITERS["minimax"].family,
-    "dsml": WRITERS["dsml_functions"].family,
+    "deepseek_v32": WRITERS["dsml_functions"].family,
     "deepseek": WRITERS["deepseek"].family,
     "kimi_k3": named("kimi_k3"),
     "seed_oss": named("seed_oss"),
