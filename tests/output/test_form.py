@@ -9,6 +9,7 @@ import pytest
 from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm
 from start_llm.core.errors import GuideLost, InvalidRequest
 from start_llm.core.events import CallStarted, Finished, Output, Text, Usage
+from start_llm.core.family import Family
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, NOTATIONS
@@ -137,6 +138,18 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
     for heard in ended(name, OutputForm(calls="must", one_call=one_call)):
         check_calls(heard)
         assert len(heard.calls) == 1 or not one_call
+
+
+@pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
+def test_a_call_can_be_demanded_in_every_notation(notation: str):
+    family = Family(name="of one notation", formats=(notation,))
+    form = OutputForm(calls="must", tools=frozenset({"sort-it.2"}), one_call=True)
+    heard = [reply("plain", form, OFFERED, seed=seed, most_tokens=800, family=family) for seed in range(6)]
+    whole = [one for one in heard if one.ended]
+    assert whole, heard
+    for one in whole:
+        check_calls(one)
+        assert NOTATIONS[notation].bare or one.text.lstrip().startswith(NOTATIONS[notation].openers)
 
 
 @pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store", "paint"])

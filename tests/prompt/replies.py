@@ -56,6 +56,7 @@ EMPTY: Mapping[str, str] = {
     "strips_old_thoughts": "<think>\n\n</think>\n\n",
     "effort_words": "<think>\n\n</think>\n\n",
     "gemma4_channel": "<|channel>thought\n<channel|>",
+    "minimax": "<think>\n\n</think>\n\n",
 }
 """What the prompt has for a thought that must not be, and the history has not."""
 
