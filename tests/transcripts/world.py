@@ -54,7 +54,7 @@ from tests.transcripts.fakes import transcripts
 _FIRST_DAY, _DAYS = date(1900, 1, 1), re.compile(r"\b19\d\d-\d\d-\d\d\b")
 WORD = re.compile(r"[a-z]\d+x")
 WINDOW = 10**6
-NUMBER = re.compile(r"(?<=functions\.write:)\d+|(?<=functions\.now:)\d+|\b\d{9}\b")
+NUMBER = re.compile(r'(?<=functions\.write:)\d+|(?<=functions\.now:)\d+|(?<="tool_call_id": ")\d+|\b\d{9}\b')
 """Of a call, in the id that some models write with it."""
 MOVING = "tools_before_last_user"
 """Its conversations have neither tools nor a system message: with those it is never bound."""
@@ -74,6 +74,7 @@ _THOUGHTS = re.compile(
     r"(<(?:seed:)?think>[\w\s]*)?</(?:seed:)?think>"
     r"|<\|channel\|>analysis<\|message\|>[\w\s]*<\|end\|><\|start\|>assistant"
     r"|<\|channel>thought[\w\s]*<channel\|>"
+    r"|<\|START_THINKING\|>[\w\s]*<\|END_THINKING\|>"
 )
 
 
