@@ -74,9 +74,9 @@ def events(
     splitter: Splitter | None = None,
 ) -> tuple[list[Output], Finished]:
     """The events of a reply with these tokens, as engine and service make them; text alone by default."""
-    job = Job(prompt=ModelTokens((1,)), max_tokens=limit, sampling=Sampling(), stop=stop, top_logprobs=2)
+    job = Job(prompt=ModelTokens((1,)), max_tokens=limit, sampling=Sampling(), top_logprobs=2)
     writer = ReplyWriter(job, MODEL.token_bytes, frozenset({END}))
-    stream = OutputStream(splitter or PlainSplitter())
+    stream = OutputStream(splitter or PlainSplitter(), stops=stop)
     outputs: list[Output] = []
     for token in [*tokens, END]:
         for event in writer.feed(token, scored(token, token, 0)):
@@ -84,6 +84,8 @@ def events(
                 rest, end = stream.close(event)
                 return [*outputs, *rest], end
             outputs += stream.feed(event)
+            if stream.is_over:
+                return outputs, stream.cut(Usage(prompt=1, cached=0, completion=writer.produced))
     raise AssertionError("the end token ends every reply")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.engine.stops import Scan, StopScanner
+from start_llm.output.stops import Scan, StopScanner
 
 # Few letters, so that stops overlap each other and themselves.
 texts = st.text("ab–", max_size=40)

@@ -1,4 +1,4 @@
-"""Stop strings on decoded text. A state machine without I/O."""
+"""Stop strings in the text of an answer. A state machine without I/O."""
 
 from __future__ import annotations
 
