@@ -132,11 +132,7 @@ def needed(facts: TemplateFacts) -> list[str]:
 
 def _seen(message: Message, facts: TemplateFacts) -> Seen:
     """The message as a template expects it."""
-    lead = facts.lead if message.role == "assistant" else ""
-    content = message.content.removeprefix(lead)
-    if not content and not message.tool_calls and message.role in facts.refuses_empty:
-        content = " "
-    seen: Seen = {"role": message.role, "content": content}
+    seen: Seen = {"role": message.role, "content": _content(message, facts)}
     beside = "calls" if message.tool_calls else "answers"
     if message.reasoning is not None and facts.thought_key and beside not in facts.thoughts_hide:
         seen[facts.thought_key] = message.reasoning
@@ -147,6 +143,15 @@ def _seen(message: Message, facts: TemplateFacts) -> Seen:
     if message.name is not None:
         seen["name"] = message.name
     return seen
+
+
+def _content(message: Message, facts: TemplateFacts) -> str:
+    lead = facts.lead if message.role == "assistant" else ""
+    content = message.content.removeprefix(lead)
+    if message.tool_calls:
+        # White space is no text, but a template that shows no text beside calls may take it for one.
+        return content if facts.text_beside_calls == "kept" or content.strip() else ""
+    return " " if not content and message.role in facts.refuses_empty else content
 
 
 def _seen_call(call: ToolCall, facts: TemplateFacts) -> Json:

@@ -11,6 +11,7 @@ from start_llm.prompt.answer_probes import answer_facts
 from start_llm.prompt.boundaries import Closers
 from start_llm.prompt.call_probes import beside_facts, call_facts, samples_for, with_thoughts_facts
 from start_llm.prompt.facts import Moving, TemplateFacts
+from start_llm.prompt.losses import losses
 from start_llm.prompt.probe import NEXT, REPLY, SYSTEM, TOOL, USER, Probe
 from start_llm.prompt.template import Seen, TemplateTokenizer
 from start_llm.prompt.thinking_probes import ThinkingProbe, options_described
@@ -24,11 +25,12 @@ def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
     thoughts = _thought_facts(probe, facts)
     beside = beside_facts(probe, with_thoughts_facts(probe, thoughts), family)
     said = tool_facts(probe, answer_facts(probe, beside, family))
+    said = replace(said, lead=_lead(probe))
     return replace(
         said,
+        losses=tuple(losses(probe, said)),
         moving=frozenset(_moving(probe, said)),
         dates=tuple(dict.fromkeys(probe.dates)),
-        lead=_lead(probe),
         closers=_closers(probe),
         can_be_cut=_can_be_cut(probe),
     )
@@ -150,5 +152,6 @@ def described(facts: TemplateFacts) -> str:
         *options_described(facts),
         f"writes dates ({', '.join(facts.dates)})" if facts.dates else "writes no dates",
         *([] if facts.can_be_cut else ["cannot be cut"]),
+        *([f"loses or refuses {', '.join(facts.losses)}"] if facts.losses else []),
     ]
     return ", ".join(parts)

@@ -76,7 +76,7 @@ class TemplateFacts:
         takes_bare_tools: tools need neither a description nor parameters.
         schema_parts: of the schemas of tools those parts that are shown (`prompt.schemas`); None: all.
         refused_parts: of the schemas of tools those parts that the template refuses.
-        losses: what is lost all the same, in words.
+        losses: what is lost or refused all the same, in words (`prompt.losses`).
         takes_user_after_result: a user message may follow a result.
         arguments_as_text: arguments must be JSON text, not an object.
         call_ids: the form of ids that it takes.

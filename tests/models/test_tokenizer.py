@@ -28,7 +28,8 @@ SPACE = "\u2581"
 """What SentencePiece writes for a space; a text that holds it is read as if it held a space."""
 
 USER: dict[str, Json] = {"role": "user", "content": "hi"}
-TOOL: dict[str, Json] = {"type": "function", "function": {"name": "read"}}
+ABOUT: Json = {"name": "read", "description": "To read.", "parameters": {"type": "object", "properties": {}}}
+TOOL: dict[str, Json] = {"type": "function", "function": ABOUT}
 
 
 def byte_fallback(*, trims: bool) -> tokenizers.Tokenizer:

@@ -165,7 +165,6 @@ FACTS = {
         takes_system=False,
         takes_late_system=False,
         call_ids="nine",
-        moving=frozenset({"tools"}),
         closers=ENDS_OF_MISTRAL,
     ),
     "flat_schemas": TemplateFacts(
@@ -327,6 +326,11 @@ def test_a_user_is_told_what_is_done_for_a_template(trait):
 
 def test_a_user_is_told_that_a_tokenizer_cannot_be_cut():
     assert described(TemplateFacts(can_be_cut=False)).endswith(", cannot be cut")
+
+
+def test_a_user_is_told_what_is_lost_all_the_same():
+    told = described(TemplateFacts(losses=("tools", "text beside calls")))
+    assert told.endswith(", loses or refuses tools, text beside calls")
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -556,6 +560,19 @@ def test_white_space_that_the_prompt_ends_with_is_not_the_models():
 def test_a_tokenizer_that_marks_the_start_of_a_text_cannot_be_cut():
     assert facts_of(TURNS).can_be_cut
     assert not facts_of(TURNS, marks_the_start=True).can_be_cut
+
+
+def test_a_template_that_is_beyond_repair_says_what_it_loses():
+    assert facts_of(REFUSED).losses == ("all that is said",)
+    assert facts_of(TURNS).losses == ()
+    mute = facts_of(TURNS.replace("message.content", "message.content * (message.role != 'assistant')"))
+    assert mute.losses == (
+        "calls and results",
+        "calls in one message",
+        "text beside calls",
+        "answers with thoughts",
+        "marks that an answer quotes",
+    )
 
 
 def test_the_defaults_are_a_template_that_takes_everything():

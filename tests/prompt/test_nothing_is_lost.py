@@ -2,14 +2,19 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from start_llm.core.chat import Json, Message
+from start_llm.prompt.audit import audit
+from start_llm.prompt.probe import SYSTEM, TOOL
+from start_llm.prompt.template import Seen
 from tests.prompt.fakes import (
+    WatchedTokenizer,
     call,
+    family_of,
     function,
     preparer_of,
     reply,
@@ -18,7 +23,7 @@ from tests.prompt.fakes import (
     system,
     user,
 )
-from tests.templates.traits import TRAITS
+from tests.templates.traits import TRAITS, trait_tokenizer
 
 TEXT: Json = {"type": "string"}
 TODOS: Json = {
@@ -71,7 +76,7 @@ THINKING = {"reasoning": "Pondering."}
 OLD = (user("Earlier asked."), reply("Earlier answered."))
 CALLED = (user("Asked."), reply("", call(path="first", text="body")), result("Found."))
 QUOTES = (
-    "Before </think> then <think> and <|channel|>analysis<|message|> or <|channel|>final<|message|>, then."
+    "Before </think> then <think> and <|channel|>analysis<|message|>, <|channel|>final<|message|> behind."
 )
 MORE = "Also <channel|> and <|channel>thought here, [THINK] there [/THINK], <tool_call> at last."
 
@@ -101,6 +106,9 @@ KINDS: Mapping[str, Kind] = {
     "a call with a text": Kind((user("Asked."), reply("Spoken.", call(path="first")), result("Found."))),
     "a call with a thought": Kind(
         (user("Asked."), reply("", call(path="first"), **THINKING), result("Found."))
+    ),
+    "a call with white space": Kind(
+        (user("Asked."), reply("\n", call(path="first"), **THINKING), result("Found."))
     ),
     "a call with a text and a thought": Kind(
         (user("Asked."), reply("Spoken.", call(path="first"), **THINKING), result("Found."))
@@ -237,3 +245,82 @@ def test_what_a_reply_quotes_is_in_the_prompt_letter_for_letter(trait):
     for label in ("quoted marks", "quoted marks and a thought", "quoted marks beside a call"):
         assert QUOTES in shown(trait, *KINDS[label].messages, tools=(WRITE,))
     assert "standin" not in shown(trait, *KINDS["quoted marks"].messages)
+
+
+# ----------------------------------------------------------------------------- calls in their turns, thoughts
+
+THOUGHT = "Whereby thoughtfully pondered."
+SECOND = "Thereafter differently considered."
+
+
+def behind_an_end(trait: str, prompt: str, left: str) -> tuple[bool, str]:
+    """Whether a message ends between a word and the call behind it, and what stands behind that end."""
+    between = prompt.rpartition(left)[2].partition("undertake")[0]
+    closers = "|".join(map(re.escape, preparer_of(trait).facts.closers))
+    ends = [match.end() for match in re.finditer(closers, between)]
+    return bool(ends), between[max(ends, default=0) :]
+
+
+@pytest.mark.parametrize("trait", NATIVE)
+def test_a_call_stays_in_its_turn(trait):
+    """Behind a text that ends its turn it begins another, as it does behind a question."""
+    talks = (
+        (user("Asked."), reply(text, call(name="undertake")), result("Found.")) for text in ("Spoken.", "")
+    )
+    told, plain = (shown(trait, *talk, tools=(WRITE,)) for talk in talks)
+    ends, beginning = behind_an_end(trait, told, "Spoken.")
+    assert not ends or beginning == behind_an_end(trait, plain, "Asked.")[1]
+
+
+@pytest.mark.parametrize("ending", [(), (reply("Answered."), user("Thanked."))], ids=["running", "over"])
+@pytest.mark.parametrize("trait", THINKERS)
+def test_a_thought_that_is_shown_with_a_call_is_shown_with_text_and_a_call(trait, ending):
+    def loop(*texts: str) -> str:
+        steps = zip(("a", "b"), texts, (THOUGHT, SECOND), strict=True)
+        talk = [
+            message
+            for name, text, thought in steps
+            for message in (reply(text, call(name, path=name), reasoning=thought), result("Found.", name))
+        ]
+        return shown(trait, user("Asked."), *talk, *ending, tools=(WRITE,))
+
+    plain = loop("", "")
+    for told in (loop("Spoken.", "Uttered."), loop("Spoken.", ""), loop("", "Uttered.")):
+        assert [one in told for one in (THOUGHT, SECOND)] == [one in plain for one in (THOUGHT, SECOND)]
+    assert ending or SECOND in plain
+
+
+# -------------------------------------------------------------------------------------------------- the audit
+
+
+class Adding(WatchedTokenizer):
+    """Adds tools and a system message where there are none."""
+
+    def __init__(self, trait: str, *, tools: bool, system: bool) -> None:
+        super().__init__(trait_tokenizer(trait))
+        self._tools, self._system = tools, system
+
+    def render(
+        self, messages: list[Seen], tools: list[dict[str, Json]] | None, *rest: Any, **more: Any
+    ) -> str:
+        if self._tools and not tools:
+            tools = [dict(TOOL)]
+        if self._system and messages[0]["role"] != "system":
+            messages = [SYSTEM, *messages]
+        return super().render(messages, tools, *rest, **more)
+
+
+WITH_A_SYSTEM = [trait for trait in TRAITS if preparer_of(trait).facts.takes_system]
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_no_fact_is_another_one_with_tools(trait):
+    """But that calls are shown without."""
+    facts = audit(Adding(trait, tools=True, system=False), family_of(trait))
+    shown_without = preparer_of(trait).facts.takes_calls_without_tools
+    assert replace(facts, takes_calls_without_tools=shown_without) == preparer_of(trait).facts
+
+
+@pytest.mark.parametrize("trait", WITH_A_SYSTEM)
+def test_no_fact_is_another_one_with_a_system_message(trait):
+    assert audit(Adding(trait, tools=False, system=True), family_of(trait)) == preparer_of(trait).facts

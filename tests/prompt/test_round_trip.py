@@ -188,7 +188,7 @@ def agents_turns(trait: str) -> list[str]:
     return [label for label in AGENTS_TURNS if (trait, label) not in EXCEPTIONS]
 
 
-MOVED = "the tools, or the system text too, move to the next question"
+MOVED = "the tools and the system text move to the next question"
 DROPPED = "the thought of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{
@@ -206,8 +206,7 @@ NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{("arguments_as_text", True, behind, "call"): CUT_OFF for behind in ("user", "tool")},
     **{(trait, True, "tool", "answer"): DROPPED for trait in THOUGHT_FORMS},
     **{
-        (trait, on, behind, "answer"): MOVED
-        for trait in ("tools_before_last_user", "system_with_last_word")
+        ("tools_before_last_user", on, behind, "answer"): MOVED
         for on in (True, False)
         for behind in ("user", "tool")
     },

@@ -218,7 +218,7 @@ _TABLE = (
     _trait(
         "system_with_last_word",
         special="<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS]"
-        " [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]",
+        " [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS]",
         ends="</s>",
         bos="<s>",
     ),
