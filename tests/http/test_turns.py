@@ -106,8 +106,8 @@ def test_what_a_stop_string_has_cut_short_is_known_in_the_next_turn(name, stop, 
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER.partition(stop)[0], "stop")
     messages = [*question, choice["message"], {"role": "user", "content": "Is it?"}]
     usage = post(server, {"messages": messages, **asking("answer")}).json["usage"]
-    # The script's token, which ends the prompt, is not in the next one.
-    assert usage["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
+    # The script's token, which ends the prompt, is not in the next one, and a mark in front of it may change.
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 2
 
 
 def test_the_call_is_read_as_the_model_wrote_it(family: FamilyServer):
