@@ -27,8 +27,10 @@ from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.places import DEMO_MODEL, ROOT
+from start_llm.prompt.canonical import canonical_reply
 from start_llm.prompt.prepare import PromptPolicy
 from start_llm.prompt.samples import rendered_samples
+from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
@@ -36,10 +38,19 @@ from start_llm.proxy.config import ProxyConfig
 from start_llm.server.listener import ServerLimits
 from start_llm.service import MemoryWindow, ModelTraits
 from start_llm.settings import Settings
-from start_llm.telemetry.metrics import CacheMetrics
+from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace, start_trace
+from start_llm.transcripts.guard import Names
+from start_llm.transcripts.recent import RecentConversations
+from start_llm.transcripts.seen import SeenConversations
+from start_llm.transcripts.store import Limits as TranscriptLimits
+from start_llm.transcripts.store import TranscriptStore
+from start_llm.transcripts.thoughts import ThoughtStore
+from start_llm.transcripts.turn import Transcripts
 
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
+_MOST_TRANSCRIPT_BYTES = 128 * 2**20
+_MOST_THOUGHT_BYTES = 32 * 2**20
 _SMALLEST_PAGE = 256
 _WORK_SHARE = 0.08
 _LONG_CONTEXT = 65_536
@@ -81,6 +92,26 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
         drift=settings.drift,
         checks_keys=settings.checks_keys,
         shortens_writes=settings.shortens_writes,
+    )
+
+
+def transcripts(settings: Settings, tokenizer: Tokenizer) -> Transcripts:
+    """With nothing in them."""
+    metrics = TranscriptMetrics()
+    limits = TranscriptLimits(most_bytes=_MOST_TRANSCRIPT_BYTES, unused_s=settings.transcript_idle_s)
+    return Transcripts(
+        store=TranscriptStore(limits, metrics=metrics),
+        thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
+        seen=SeenConversations(),
+        names=Names(),
+        recent=RecentConversations(),
+        metrics=metrics,
+        canonical_reply=canonical_reply,
+        token_bytes=tokenizer.token_bytes,
+        encode=lambda text: tokenizer.encode(text, as_document=False),
+        kept_thoughts=kept_thoughts(settings),
+        takes_proof=settings.drift == "note",
+        is_changed=is_shortened if settings.shortens_writes else lambda _: False,
     )
 
 

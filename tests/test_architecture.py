@@ -33,13 +33,15 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "proxy": frozenset({"core", "settings"}),
     "launch": frozenset({"core", "settings"}),
     "configured": EVERYTHING,
+    "audit": EVERYTHING,
     "app": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": EVERYTHING,
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
-    "configured": frozenset({"app", "cli"}),
+    "configured": frozenset({"app", "audit", "cli"}),
+    "audit": frozenset({"app", "cli"}),
     "app": frozenset({"cli"}),
     "cli": frozenset({"__main__"}),
     "__main__": frozenset(),
