@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import pickle
 import random
 import shlex
 import statistics
@@ -88,8 +89,13 @@ class Desk:
         return lambda: self._tokenizer.encode(text, as_document=False)
 
 
+def parsed(request: ChatRequest) -> ChatRequest:
+    """As the next request brings it: nothing in it is the same object as before."""
+    return pickle.loads(pickle.dumps(request))  # noqa: S301 - bytes of its own
+
+
 class Many:
-    """Very many short messages, with a status in the first one."""
+    """Very many short messages of a conversation with a name, with a status in the first one."""
 
     def __init__(self, count: int) -> None:
         self._tokenizer = trait_tokenizer(TRAITS[0])
@@ -108,7 +114,7 @@ class Many:
     def bind(self, status: str) -> tuple[float, float, int]:
         """Seconds of preparing, seconds of binding, and how many messages were bound."""
         told = system(f"Be brief.\n\ngitStatus: {status}\n\nRecent commits:\n1a2b3c {status}\n\n")
-        request = ChatRequest(messages=(told, *self._messages), tools=TOOLS)
+        request = parsed(ChatRequest(messages=(told, *self._messages), tools=TOOLS, conversation_id="one"))
         preparing, prompt = seconds(lambda: self._preparer.prepare(request))
         binding, turn = seconds(lambda: self._known.begin(prompt, WINDOW))
         if status == "known":

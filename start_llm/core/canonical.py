@@ -49,8 +49,7 @@ class CanonicalMessage:
     left_out: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CanonicalKey:
+class CanonicalKey(NamedTuple):
     """Names a beginning of a conversation: the same for all that differ in nothing but drift."""
 
     digest: bytes
@@ -58,15 +57,12 @@ class CanonicalKey:
     @classmethod
     def of(cls, *parts: bytes) -> CanonicalKey:
         """Each part with its length in front, so that no two sequences of parts are the same bytes."""
-        digest = hashlib.blake2b(digest_size=_SIZE)
-        for part in parts:
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return cls(digest.digest())
+        told = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+        return cls(_digest(b"".join(told)))
 
     def with_message(self, message: CanonicalMessage) -> CanonicalKey:
-        """The key of this beginning with one message more."""
-        return CanonicalKey.of(self.digest, message.data)
+        """The key of this beginning with one message more. A digest's length is always the same."""
+        return CanonicalKey(_digest(self.digest + message.data))
 
 
 def chain(root: CanonicalKey, messages: Iterable[CanonicalMessage]) -> tuple[CanonicalKey, ...]:
@@ -85,7 +81,11 @@ def thought_digest(thought: str | None) -> bytes | None:
 
 def text_digest(text: str) -> bytes:
     """Names a text, however much white space is around it."""
-    return hashlib.blake2b(text.strip().encode(errors="surrogatepass"), digest_size=_SIZE).digest()
+    return _digest(text.strip().encode(errors="surrogatepass"))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_SIZE).digest()
 
 
 class Field(NamedTuple):
@@ -170,21 +170,24 @@ class Conversation:
 
 
 def exact_keys(
-    root: CanonicalKey, messages: Sequence[CanonicalMessage], echoed: Sequence[bytes | None]
+    keys: Sequence[CanonicalKey], messages: Sequence[CanonicalMessage], echoed: Sequence[bytes | None]
 ) -> list[bytes]:
     """A name for each prefix: equal ones are equal byte for byte, but for what is no content."""
-    found = [root.digest]
-    for message, thought in zip(messages, echoed, strict=True):
-        found.append(_exact(found[-1], message, thought))
-    return found[1:]
+    exact, beside = list[bytes](), bytes(_SIZE)
+    for key, message, thought in zip(keys, messages, echoed, strict=True):
+        if message.omitted or thought:
+            beside = _with_beside(beside, key, message, thought)
+        exact.append(key.digest + beside)
+    return exact
 
 
 def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
     """The name of a conversation with its reply, as a client sends that back without a thought."""
-    return _exact(conversation.exact[-1], reply, None)
+    key, beside = conversation.keys[-1].with_message(reply), conversation.exact[-1][_SIZE:]
+    return key.digest + (_with_beside(beside, key, reply, None) if reply.omitted else beside)
 
 
-def _exact(before: bytes, message: CanonicalMessage, thought: bytes | None) -> bytes:
-    omitted = [(one.name, one.place, one.text) for one in message.omitted]
-    told = repr(omitted).encode(errors="surrogatepass") if omitted else b""
-    return CanonicalKey.of(before, message.data, told, thought or b"").digest
+def _with_beside(beside: bytes, key: CanonicalKey, message: CanonicalMessage, thought: bytes | None) -> bytes:
+    """Names all that keys leave out of a conversation, with that of one message more."""
+    told = repr([(one.name, one.place, one.text) for one in message.omitted])
+    return CanonicalKey.of(beside, key.digest, told.encode(errors="surrogatepass"), thought or b"").digest

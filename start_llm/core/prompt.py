@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from start_llm.core.canonical import Conversation
 
@@ -25,8 +26,7 @@ class ModelTokens:
         return len(self.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(NamedTuple):
     """Where a message ends: its closer begins at token `tokens`.
 
     Attributes:

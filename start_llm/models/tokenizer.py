@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import chat_template_utils
 
 from start_llm.core.chat import Json
+from start_llm.models import chat_template
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -26,7 +25,6 @@ _BYTE_ALPHABET = frozenset(_byte_alphabet())
 _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _byte_alphabet().items()})
 """From the byte alphabet to the encoding whose characters are the bytes themselves."""
 
-_OF_DICTIONARIES = frozenset(dir(dict))
 _ENCODING = ("encode", "_encode_plus")
 """Methods of transformers between a text and the ids that the tokenizers library makes of it."""
 
@@ -105,7 +103,7 @@ class Tokenizer:
 
         `apply_chat_template` would copy every message to make plain data of it, which it is already.
         """
-        return _compiled(str(self._wrapper.get_chat_template(None, tools)))
+        return chat_template.compiled(str(self._wrapper.get_chat_template(None, tools)))
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         with self._lock:
@@ -167,23 +165,6 @@ def _bytes_of_pieces(wrapper: Any, decoder_kinds: frozenset[str]) -> dict[int, b
     if "ByteFallback" in decoder_kinds or "Metaspace" in decoder_kinds:
         return {token: _from_sentencepiece(piece) for token, piece in _pieces(wrapper).items()}
     return {token: str(wrapper.decode([token])).encode() for token in _pieces(wrapper)}
-
-
-@cache
-def _compiled(template: str) -> Any:
-    """As transformers compiles it, but quick at looking into messages: its sandbox asks first, each time and
-    by an exception, whether a name is an attribute of dictionaries."""
-    compiled: Any = chat_template_utils._compile_jinja_template(template)  # pyright: ignore[reportPrivateUsage]
-    environment = compiled.environment
-    of_anything = environment.getattr
-
-    def of_messages_first(value: Any, name: str) -> Any:
-        if type(value) is dict and name not in _OF_DICTIONARIES:
-            return value[name] if name in value else environment.undefined(obj=value, name=name)
-        return of_anything(value, name)
-
-    environment.getattr = of_messages_first
-    return compiled
 
 
 def _pieces(wrapper: Any) -> dict[int, str]:

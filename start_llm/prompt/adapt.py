@@ -113,7 +113,7 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
     Args:
         request: its messages are in native form (`call_ids.in_native_form`).
     """
-    turns = [Turn(message, index) for index, message in enumerate(request.messages)]
+    turns = list(map(Turn, request.messages, range(len(request.messages))))
     for row in ADAPTATIONS:
         if row.applies(facts):
             turns = row.change(turns, request)

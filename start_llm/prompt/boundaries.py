@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
@@ -22,10 +22,10 @@ _RARE = range(0x10600, 0x10737)
 _TEXT, _BESIDE_CALLS, _NAME = "t", "b", "n"
 
 type Render = Callable[[Sequence[Seen]], str]
+type Marking = Callable[[Seen, str, str], Seen]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A message of the request ends at character `offset` of the text, where its closer begins."""
 
     message: int
@@ -79,15 +79,25 @@ class _Span:
     end: int | None = None
 
 
-def locate(rendered: Rendered, render: Render, closers: Closers) -> list[Place]:
-    """The ends of messages in the text, in ascending order.
+class Located(NamedTuple):
+    """The ends of messages in a text, in ascending order, and the marking that told; None: none did."""
+
+    places: Sequence[Place]
+    marking: Marking | None
+
+
+def locate(
+    rendered: Rendered, render: Render, closers: Closers, markings: Sequence[Marking] | None = None
+) -> Located:
+    """Where the messages end.
 
     Args:
         render: gives `rendered.text` for `rendered.messages`.
+        markings: that may tell; None: any.
 
     A message has no place if the template hides its text, moves it, or puts no added token behind it.
     """
-    spans = _spans(rendered, render)
+    spans, marking = _spans(rendered, render, MARKINGS if markings is None else markings)
     limits = _limits(rendered, spans)
     places: list[Place] = []
     for index in _whole_prefixes(rendered.lasts):
@@ -98,7 +108,7 @@ def locate(rendered: Rendered, render: Render, closers: Closers) -> list[Place]:
         closer = (closers.of_assistant if is_reply else closers.added).search(rendered.text, end)
         if closer and closer.start() <= limits[index]:
             places.append(Place(rendered.lasts[index], closer.start()))
-    return places
+    return Located(places, marking)
 
 
 def _whole_prefixes(lasts: Sequence[int]) -> Iterator[int]:
@@ -134,14 +144,16 @@ def _behind_space(text: str, place: int) -> int:
     return place
 
 
-def _spans(rendered: Rendered, render: Render) -> dict[int, _Span]:
-    """The messages that can be marked."""
+def _spans(
+    rendered: Rendered, render: Render, markings: Sequence[Marking]
+) -> tuple[dict[int, _Span], Marking | None]:
+    """The messages that can be marked, and how."""
     free = (char for char in map(chr, _RARE) if char not in rendered.text)
     opening, closing = next(free, ""), next(free, "")
     if not closing:
-        return {}
+        return {}, None
     mark = re.compile(f"{opening}([0-9]+)([a-z]){closing}")
-    for marked in (_mark_everything, _mark_contents):
+    for marked in markings:
         try:
             rendering = render(
                 [marked(seen, f"{opening}{i}", closing) for i, seen in enumerate(rendered.messages)]
@@ -151,8 +163,8 @@ def _spans(rendered: Rendered, render: Render) -> dict[int, _Span]:
             # next, weaker marking may pass.
             continue
         if mark.sub("", rendering) == rendered.text:
-            return _measured(rendered, list(mark.finditer(rendering)))
-    return {}
+            return _measured(rendered, list(mark.finditer(rendering))), marked
+    return {}, None
 
 
 def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _Span]:
@@ -178,7 +190,7 @@ def _length(rendered: Rendered, index: int, place: int) -> int:
     return len(body) if body and rendered.text.endswith(body, 0, place) else 1
 
 
-def _mark_contents(seen: Seen, mark: str, closing: str) -> Seen:
+def mark_contents(seen: Seen, mark: str, closing: str) -> Seen:
     content = str(seen["content"])
     if not content.strip():
         return seen
@@ -186,9 +198,9 @@ def _mark_contents(seen: Seen, mark: str, closing: str) -> Seen:
     return {**seen, "content": _marked(content, f"{mark}{kind}{closing}")}
 
 
-def _mark_everything(seen: Seen, mark: str, closing: str) -> Seen:
+def mark_everything(seen: Seen, mark: str, closing: str) -> Seen:
     """Calls, and empty texts too, but for empty replies: templates ask whether a reply is empty."""
-    marked = _mark_contents(seen, mark, closing)
+    marked = mark_contents(seen, mark, closing)
     if marked is seen and seen["role"] != "assistant":
         return {**seen, "content": _marked(str(seen["content"]), f"{mark}{_TEXT}{closing}")}
     calls = marked.get("tool_calls")
@@ -202,6 +214,10 @@ def _mark_everything(seen: Seen, mark: str, closing: str) -> Seen:
     function["arguments"] = arguments
     last["function"] = function
     return {**marked, "tool_calls": [*calls[:-1], last]}
+
+
+MARKINGS: tuple[Marking, ...] = (mark_everything, mark_contents)
+"""The strongest first."""
 
 
 def _mark_name(call: dict[str, Json], function: dict[str, Json], mark: str) -> None:

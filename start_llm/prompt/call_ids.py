@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -13,7 +13,7 @@ from start_llm.core.ids import bare_id
 
 def in_native_form(messages: Sequence[Message], style: CallIds) -> tuple[Message, ...]:
     """Native ids, and results in the order of their calls."""
-    return tuple(in_order_of_calls(with_native_ids(messages, style)))
+    return tuple(Calls(style).in_native_form(messages))
 
 
 def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message]:
@@ -21,16 +21,7 @@ def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message
 
     So a prefix keeps its ids. A result without a call in front of it has no id.
     """
-    renamed: list[Message] = []
-    calls = _Calls(style)
-    for message in messages:
-        if message.tool_calls or message.role == "tool" or message.tool_call_id is not None:
-            made = calls.made(message.tool_calls)
-            answered = calls.answered(message.tool_call_id or "") if message.role == "tool" else None
-            renamed.append(replace(message, tool_calls=made, tool_call_id=answered))
-        else:
-            renamed.append(message)
-    return renamed
+    return list(map(Calls(style).renamed, messages))
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
@@ -40,7 +31,10 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
         messages: with native ids. A run of results stays as it is, if the call of one of them is not known.
     """
     calls = [call.id for message in messages for call in message.tool_calls]
-    places = {call_id: place for place, call_id in enumerate(calls)}
+    return _in_order(messages, {call_id: place for place, call_id in enumerate(calls)})
+
+
+def _in_order(messages: Sequence[Message], places: Mapping[str, int]) -> list[Message]:
     ordered: list[Message] = []
     for is_result, run in groupby(messages, key=lambda message: message.role == "tool"):
         neighbours = list(run)
@@ -50,22 +44,50 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-class _Calls:
+def concerns_calls(message: Message) -> bool:
+    """Whether it makes some, or answers one."""
+    return bool(message.tool_calls) or message.role == "tool" or message.tool_call_id is not None
+
+
+class Calls:
     """The calls so far, by what a client may call them."""
 
     def __init__(self, style: CallIds) -> None:
         self._style: CallIds = style
-        self._count = 0
+        self._places: dict[str, int] = {}
         self._meant: dict[str, list[str]] = {}
         self._answered: set[str] = set()
+
+    def copy(self) -> Calls:
+        """To go on from, whatever becomes of this one."""
+        other = Calls(self._style)
+        other._places, other._meant = self._places.copy(), self._meant.copy()
+        other._answered = self._answered.copy()
+        return other
+
+    def in_native_form(self, messages: Iterable[Message]) -> list[Message]:
+        """What follows, with native ids, and results in the order of their calls.
+
+        Args:
+            messages: begin with no result, if the one in front of them is one.
+        """
+        return _in_order(list(map(self.renamed, messages)), self._places)
+
+    def renamed(self, message: Message) -> Message:
+        """The next message, with native ids."""
+        if not concerns_calls(message):
+            return message
+        made = self.made(message.tool_calls)
+        answered = self.answered(message.tool_call_id or "") if message.role == "tool" else None
+        return replace(message, tool_calls=made, tool_call_id=answered)
 
     def made(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """The calls of a message with native ids, which their old ids mean from now on."""
         renamed = [
-            ToolCall(_native_id(self._style, call.name, self._count + index), call.name, call.arguments)
-            for index, call in enumerate(calls)
+            ToolCall(_native_id(self._style, call.name, count), call.name, call.arguments)
+            for count, call in enumerate(calls, len(self._places))
         ]
-        self._count += len(calls)
+        self._places |= {call.id: count for count, call in enumerate(renamed, len(self._places))}
         # The exact spelling last: it counts more.
         for spelled in (_left_out, bare_id, str):
             meant: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ shown to a model; only what `for_the_model` takes out is taken out of a prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
@@ -51,6 +51,7 @@ def canonical(
     late_tools: Sequence[Mapping[str, Json]] = (),
     *,
     rules: Sequence[Rule] = RULES,
+    begun: Collection[Role] = (),
 ) -> list[CanonicalMessage]:
     """What is compared of each message.
 
@@ -61,9 +62,10 @@ def canonical(
         messages: in native form (`call_ids.in_native_form`).
         late_tools: a message that refers to one shows its schema.
         rules: what is left out beside white space at an end, which results of tools keep.
+        begun: roles of the messages in front of these.
     """
     schemas = {tool_name(tool): tool for tool in late_tools}
-    return [_canonical(message, schemas, some) for message, some in _applying(messages, rules)]
+    return [_canonical(message, schemas, some) for message, some in _applying(messages, rules, begun)]
 
 
 def _canonical(
@@ -88,8 +90,10 @@ def canonical_reply(reply: Message) -> CanonicalMessage:
     return canonical([reply])[0]
 
 
-def ignored(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[tuple[Ignored, ...]]:
-    """For each message what of it is no content, or is gone in the next request."""
+def ignored(
+    messages: Sequence[Message], rules: Sequence[Rule] = RULES, begun: Collection[Role] = ()
+) -> list[tuple[Ignored, ...]]:
+    """For each message what of it is no content, or is gone in the next request; see `canonical`."""
     leaving = [rule for rule in rules if rule.drift in ("transport", "transient")]
     return [
         tuple(
@@ -97,7 +101,7 @@ def ignored(messages: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[
             for rule in some
             for start, end in rule.spans(message.content)
         )
-        for message, some in _applying(messages, leaving)
+        for message, some in _applying(messages, leaving, begun)
     ]
 
 
@@ -118,12 +122,16 @@ def root_of(
     return Root(told, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
 
 
-def _applying(messages: Sequence[Message], rules: Sequence[Rule]) -> Iterator[tuple[Message, Sequence[Rule]]]:
+def _applying(
+    messages: Sequence[Message], rules: Sequence[Rule], begun: Collection[Role] = ()
+) -> Iterator[tuple[Message, Sequence[Rule]]]:
     """Each message, and the rules that are about it."""
     of_first: dict[Role, list[Rule]] = {}
     for rule in rules:
         of_first.setdefault(rule.role, []).append(rule)
     of_later = {role: [rule for rule in some if not rule.is_first] for role, some in of_first.items()}
+    for role in begun:
+        of_first.pop(role, None)
     for message in messages:
         yield message, of_first.pop(message.role, None) or of_later.get(message.role, ())
 

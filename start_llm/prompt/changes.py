@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 
@@ -18,8 +19,7 @@ _TEXT_BESIDE_CALL = "[Text in front of the call]\n"
 _BETWEEN = "\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A message for the template, and the last message of the request that it holds; -1 if it holds none."""
 
     message: Message
@@ -28,6 +28,8 @@ class Turn:
 
 def show_late_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
     """The schema of a late tool stands where it is referred to, so that the prefix stays as it was."""
+    if not any(turn.message.tool_references for turn in turns):
+        return turns
     schemas = {tool_name(tool): json.dumps(tool, ensure_ascii=False) for tool in request.late_tools}
 
     def shown(message: Message) -> Message:
@@ -45,12 +47,18 @@ def tool_name(tool: Mapping[str, Json]) -> str:
 
 def tell_unknown_results(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa: ARG001
     """A result whose call is not in the conversation, which templates refuse, is told by the user."""
+    if not any(_is_unknown(turn.message) for turn in turns):
+        return turns
     return [
         Turn(_told_result(turn.message, turn.message.name or "a tool"), turn.last)
-        if turn.message.role == "tool" and turn.message.tool_call_id is None
+        if _is_unknown(turn.message)
         else turn
         for turn in turns
     ]
+
+
+def _is_unknown(result: Message) -> bool:
+    return result.role == "tool" and result.tool_call_id is None
 
 
 def _told_result(message: Message, name: str) -> Message:

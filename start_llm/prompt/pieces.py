@@ -47,19 +47,28 @@ class PieceEncoder:
         """Args:
         cuts: ascending character positions in `text`, each in front of an added token.
         """
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         ids = array("I")
         counts: list[int] = []
-        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            ids.extend(self._piece(text[start:end]))
+        for piece, known in zip(pieces, self._remembered(pieces), strict=True):
+            ids.extend(self._piece(piece) if known is None else known)
             counts.append(len(ids))
         return Encoded(tuple(ids), tuple(counts[:-1]))
 
+    def _remembered(self, pieces: Sequence[str]) -> list[array[int] | None]:
+        with self._lock:
+            known = [self._known.get(piece) for piece in pieces]
+            for piece, ids in zip(pieces, known, strict=True):
+                if ids is not None:
+                    self._known.move_to_end(piece)
+            return known
+
     def _piece(self, piece: str) -> array[int]:
+        """It may have become known: it stands in the text several times, or another thread has it too."""
         with self._lock:
             known = self._known.get(piece)
-            if known is not None:
-                self._known.move_to_end(piece)
-                return known
+        if known is not None:
+            return known
         ids = array("I", self._tokenizer.encode(piece, as_document=False))
         with self._lock:
             self.encoded_characters += len(piece)

@@ -15,7 +15,6 @@ from start_llm.core.canonical import (
     Root,
     chain,
     exact_keys,
-    thought_digest,
 )
 from start_llm.core.chat import (
     ChatRequest,
@@ -28,11 +27,9 @@ from start_llm.core.chat import (
 )
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family, ThoughtMarks
-from start_llm.core.ids import name_in
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
-from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import (
     DriftPolicy,
     canonical,
@@ -43,11 +40,13 @@ from start_llm.prompt.canonical import (
 )
 from start_llm.prompt.drift import is_transient
 from start_llm.prompt.facts import TemplateFacts
+from start_llm.prompt.looks import Look, Ways
 from start_llm.prompt.pieces import PieceEncoder
+from start_llm.prompt.remembered import Beginning, RememberedConversations
 from start_llm.prompt.render import RenderedText, Renderer
-from start_llm.prompt.shorten import with_short_content
+from start_llm.prompt.shorten import with_short_contents
 from start_llm.prompt.shown import shown_thoughts
-from start_llm.prompt.spoken import thought_apart, without_assumed_thought
+from start_llm.prompt.spoken import without_assumed_thought
 from start_llm.prompt.template import TemplateTokenizer
 
 
@@ -77,14 +76,14 @@ _ASKING = ("user", "tool")
 _DATE = "the date"
 
 
-type Heal = Callable[[Conversation, int], str | None]
+type Heal = Callable[[Conversation, Sequence[int]], Sequence[str | None]]
 
 
 class Preparer:
     """Makes prompts for one model. Safe to use from any thread.
 
     Args:
-        heal: the thought that the reply at an index of a conversation came with.
+        heal: the thoughts that the replies at some indices of a conversation came with.
         now: the clock of templates that write dates.
     """
 
@@ -94,7 +93,7 @@ class Preparer:
         family: Family,
         *,
         policy: PromptPolicy = _AS_THE_TEMPLATE_DOES,
-        heal: Heal = lambda _, __: None,
+        heal: Heal = lambda _, replies: [None] * len(replies),
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
         self._tokenizer = tokenizer
@@ -104,6 +103,7 @@ class Preparer:
         self._heal = heal
         self._now = now
         self.facts = audit(tokenizer, family) if tokenizer.has_chat_template else TemplateFacts()
+        self._remembered = RememberedConversations(Ways(self.facts.call_ids, self._marks, self._rules))
         self._pieces = PieceEncoder(tokenizer)
         self._renderer = Renderer(tokenizer, self.facts)
 
@@ -120,24 +120,25 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        sent = _names_of_replies(request.messages)
-        messages, transient = self._parted(self._in_native_form(request.messages))
-        request = replace(request, messages=messages)
+        sent, behind = self._parted(self._without_assumed_thoughts(request.messages))
         now = self._now()
         options = self._options(request)
         with _shallow("tools"):
             root = self._root(request, options, now)
         with _shallow("messages"):
-            asked = self._conversation(request, transient, root, sent, now)
-            shown = self._for_the_model(messages, asked)
+            looked = self._remembered.look(sent, request.late_tools, root.key(request.tenant))
+            request = replace(request, messages=tuple(look.native for look in looked.looks))
+            transient = tuple(looked.calls.copy().in_native_form(behind)) if behind else ()
+            asked = self._conversation(request, transient, root, looked, now)
+            shown = self._for_the_model(looked.looks, asked)
             text = self._render(replace(request, messages=shown), transient, options, now)
             words = partial(self._words, request, transient, options, now)
             thoughts = shown_thoughts(shown, text, self._marks, words)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
-        boundaries = zip(text.places, encoded.cuts, strict=True)
+        ends = [place.message for place in text.places]
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
-            boundaries=tuple(Boundary(place.message, count) for place, count in boundaries),
+            boundaries=tuple(map(Boundary, ends, encoded.cuts)),
             conversation=None if transient and self._has_moving(request) else replace(asked, shown=thoughts),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
@@ -202,14 +203,9 @@ class Preparer:
         """That the template writes."""
         return [now.strftime(form) for form in self.facts.dates]
 
-    def _in_native_form(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def _without_assumed_thoughts(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """What is compared and what is shown begin alike."""
-        if self._family.orphan_close:
-            messages = [without_assumed_thought(message) for message in messages]
-        return in_native_form(messages, self.facts.call_ids)
-
-    def _apart(self, message: Message) -> Message:
-        return thought_apart(message, self._marks)
+        return tuple(map(without_assumed_thought, messages)) if self._family.orphan_close else messages
 
     @property
     def _marks(self) -> ThoughtMarks | None:
@@ -234,37 +230,36 @@ class Preparer:
         request: ChatRequest,
         transient: tuple[Message, ...],
         root: Root,
-        ids: Sequence[frozenset[str]],
+        looked: Beginning,
         now: datetime,
     ) -> Conversation:
         """What the client sends. What the model is shown of it is not known yet.
 
         Args:
             transient: messages behind those of the request.
-            ids: of the calls of each message, as the client sent them.
         """
-        apart = [self._apart(message) for message in request.messages]
-        messages = canonical(apart, request.late_tools, rules=self._rules)
+        messages, keys = [look.canonical for look in looked.looks], looked.keys
+        apart = [look.apart for look in looked.looks]
         if self._policy.checks_keys and _is_much_left_out(messages, apart):
             messages = canonical(apart, request.late_tools, rules=rules_of("exact"))
+            keys = chain(looked.root, messages)
         messages = self._dated(messages, now)
-        echoed = [thought_digest(message.reasoning) for message in apart]
-        key = root.key(request.tenant)
-        keys = chain(key, messages)
+        echoed = [look.echoed for look in looked.looks]
+        roles = [message.role for message in request.messages]
         return Conversation(
             tenant=request.tenant,
             root=root,
-            roles=[message.role for message in request.messages],
+            roles=roles,
             messages=messages,
             keys=keys,
-            exact=exact_keys(key, messages, echoed),
+            exact=exact_keys(keys, messages, echoed),
             echoed=echoed,
             shown=(),
-            ids=ids[: len(messages)],
-            notable=[message.role in _ASKING for message in request.messages],
+            ids=looked.names,
+            notable=[role in _ASKING for role in roles],
             name=request.conversation_id,
-            session=request.session_id or keys[_first_question(request.messages)].digest.hex(),
-            ignored=ignored(request.messages, self._rules),
+            session=request.session_id or keys[_first_question(roles)].digest.hex(),
+            ignored=[look.ignored for look in looked.looks],
             transient=tuple(one for some in ignored(transient, self._rules) for one in some),
         )
 
@@ -282,28 +277,24 @@ class Preparer:
 
     # ------------------------------------------------------------------------------------- what is rendered
 
-    def _for_the_model(self, messages: Sequence[Message], asked: Conversation) -> tuple[Message, ...]:
+    def _for_the_model(self, looks: Sequence[Look], asked: Conversation) -> tuple[Message, ...]:
         """Without what is no content, and with the thoughts that clients left out."""
-        cleaned = for_the_model(messages) if self._policy.with_rules else messages
-        return tuple(
-            self._with_thought(self._shortened(message), asked, index)
-            for index, message in enumerate(cleaned)
-        )
-
-    def _with_thought(self, message: Message, asked: Conversation, index: int) -> Message:
-        if message.role != "assistant":
-            return message
+        messages = [look.native for look in looks]
+        if self._policy.with_rules:
+            messages = list(for_the_model(messages))
+        if self._policy.shortens_writes:
+            messages = list(map(with_short_contents, messages))
         if self._policy.kept_thoughts == "false":
-            return replace(message, reasoning=None)
-        if self._apart(message).reasoning:
-            return message
-        thought = self._heal(asked, index)
-        return message if thought == message.reasoning else replace(message, reasoning=thought)
-
-    def _shortened(self, message: Message) -> Message:
-        if not self._policy.shortens_writes:
-            return message
-        return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
+            return tuple(map(_without_thought, messages))
+        bare = [
+            index
+            for index, look in enumerate(looks)
+            if look.native.role == "assistant" and not look.apart.reasoning
+        ]
+        for index, thought in zip(bare, self._heal(asked, bare), strict=True):
+            if thought != messages[index].reasoning:
+                messages[index] = replace(messages[index], reasoning=thought)
+        return tuple(messages)
 
     def _thinks(self, thinking: Thinking) -> bool:
         switch = self.facts.switch
@@ -345,17 +336,13 @@ def _is_much_left_out(compared: Sequence[CanonicalMessage], messages: Sequence[M
     return 10 * left_out > sum(len(message.content) for message in messages)
 
 
-def _first_question(messages: Sequence[Message]) -> int:
+def _first_question(roles: Sequence[str]) -> int:
     """A conversation without a name is called after this one; the whole of it, if nobody asks anything."""
-    return next((i for i, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
+    return roles.index("user") if "user" in roles else len(roles) - 1
 
 
-def _names_of_replies(messages: Sequence[Message]) -> list[frozenset[str]]:
-    """By what the client shows that it was told each: names of its calls, and of the whole reply."""
-    return [
-        frozenset(filter(None, (message.reply_name, *(name_in(call.id) for call in message.tool_calls))))
-        for message in messages
-    ]
+def _without_thought(message: Message) -> Message:
+    return replace(message, reasoning=None) if message.role == "assistant" else message
 
 
 def _tokens(ids: tuple[int, ...], param: str) -> ModelTokens:

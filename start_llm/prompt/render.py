@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -32,7 +32,7 @@ class RenderedText:
 
     whole: str
     tail: str
-    places: list[Place]
+    places: Sequence[Place]
     lasting_end: str | None = None
 
     def end_of(self, message: int) -> int | None:

@@ -23,6 +23,13 @@ def with_short_content(call: ToolCall) -> ToolCall:
     return replace(call, arguments={**call.arguments, _ARGUMENT: short})
 
 
+def with_short_contents(message: Message) -> Message:
+    """The message, its calls with short contents."""
+    if not message.tool_calls:
+        return message
+    return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
+
+
 def is_shortened(message: Message) -> bool:
     """Whether a prompt would show it otherwise than it was written."""
     return any(with_short_content(call) != call for call in message.tool_calls)

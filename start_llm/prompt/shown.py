@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from start_llm.core.canonical import thought_digest
@@ -36,8 +37,8 @@ def shown_thoughts(
         words: what the prompt would say with other messages.
     """
     apart = [thought_apart(message, marks) for message in messages]
-    found = list(_found(apart, text))
-    if any(index is None for index in found):
+    found = _found(apart, text)
+    if None in found:
         unsure = [index for index, is_shown in enumerate(found) if is_shown is None]
         names = dict(zip(unsure, _names(len(unsure), text.whole), strict=True))
         named = set(_NAME.findall(words(_with_thoughts(messages, marks, names))))
@@ -50,21 +51,25 @@ def shown_thoughts(
     ]
 
 
-def _found(messages: Sequence[Message], text: RenderedText) -> Iterator[bool | None]:
+def _found(messages: Sequence[Message], text: RenderedText) -> list[bool | None]:
     """For each message whether the words of its thought stand in its place; None: others may say them too."""
-    offsets = {place.message: place.offset for place in text.places}
-    start, first = 0, 0
+    found: list[bool | None] = [False] * len(messages)
     for index, message in enumerate(messages):
-        thought = (message.reasoning or "").strip()
-        last = next((later for later in range(index, len(messages)) if later in offsets), len(messages) - 1)
-        if not thought or text.whole.find(thought, start, offsets.get(last)) < 0:
-            yield False
-        else:
-            others = (*messages[first:index], *messages[index + 1 : last + 1])
-            others = (*others, replace(message, reasoning=None))
-            yield None if len(thought) < _SHORT or _is_said(thought, others) else True
-        if index in offsets:
-            start, first = offsets[index], index + 1
+        thought = message.reasoning and message.reasoning.strip()
+        if thought:
+            found[index] = _is_found(thought, index, messages, text)
+    return found
+
+
+def _is_found(thought: str, index: int, messages: Sequence[Message], text: RenderedText) -> bool | None:
+    at = bisect_left(text.places, index, key=lambda place: place.message)
+    before, start = text.places[at - 1] if at else (-1, 0)
+    last, end = text.places[at] if at < len(text.places) else (len(messages) - 1, None)
+    if text.whole.find(thought, start, end) < 0:
+        return False
+    others = (*messages[before + 1 : index], *messages[index + 1 : last + 1])
+    others = (*others, replace(messages[index], reasoning=None))
+    return None if len(thought) < _SHORT or _is_said(thought, others) else True
 
 
 def _is_said(thought: str, messages: Sequence[Message]) -> bool:

@@ -19,8 +19,10 @@ def thought_apart(message: Message, marks: ThoughtMarks | None) -> Message:
 
     What the model reads stays as it was sent. A message that says nothing else is compared as a whole.
     """
+    if message.role != "assistant" or message.reasoning or not marks:
+        return message
     text = message.content.lstrip()
-    if message.role != "assistant" or message.reasoning or not marks or not text.startswith(marks.opening):
+    if not text.startswith(marks.opening):
         return message
     thought, _, answer = text.removeprefix(marks.opening).partition(marks.closing)
     if not thought.strip() or not (answer.strip() or message.tool_calls) or marks.closing not in text:

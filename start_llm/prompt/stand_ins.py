@@ -42,6 +42,8 @@ class StandIns:
         self, messages: Sequence[dict[str, Json]]
     ) -> tuple[list[dict[str, Json]], Callable[[str], str]]:
         """The messages for the template, and what gives its rendering the originals back."""
+        if self == NO_STAND_INS:
+            return list(messages), lambda rendering: rendering
         texts: dict[int, str] = {}
         put = [self._put(seen, index, texts) for index, seen in enumerate(messages)]
         return put, lambda rendering: self._restored(rendering, texts)

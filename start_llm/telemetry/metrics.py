@@ -142,9 +142,9 @@ class TranscriptMetrics:
             self.bound_tokens += recorded
             self.kept_tokens += recorded - replaced
 
-    def note_healed(self) -> None:
+    def note_healed(self, count: int) -> None:
         with self._lock:
-            self.healed += 1
+            self.healed += count
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence
 def _readings(conversation: Conversation, first: int) -> tuple[Reading, ...]:
     """Of the messages from one on, as they are rendered."""
     return tuple(
-        Reading(message.omitted, shown, is_ours=sent is None)
+        Reading(message.omitted, shown, sent is None)
         for message, shown, sent in zip(
             conversation.messages[first:],
             conversation.shown[first:],

@@ -144,6 +144,7 @@ class Names:
     def __init__(self, most: int = _MOST_BEGINNINGS) -> None:
         self._most = most
         self._begun: dict[tuple[str, CanonicalKey], _Begun | None] = {}
+        self._of_several: dict[str, set[CanonicalKey]] = {}
         self._lock = threading.Lock()
 
     def note(self, conversation: Conversation, proven: int) -> None:
@@ -155,8 +156,17 @@ class Names:
         with self._lock:
             known = self._begun.pop(beginning, begun)
             self._begun[beginning] = known if known and known.is_one_with(begun) else None
+            if self._begun[beginning] is None:
+                self._of_several.setdefault(conversation.name, set()).add(beginning[1])
             while len(self._begun) > self._most:
-                del self._begun[next(iter(self._begun))]
+                self._forget(next(iter(self._begun)))
+
+    def _forget(self, beginning: tuple[str, CanonicalKey]) -> None:
+        name, key = beginning
+        if self._begun.pop(beginning) is None:
+            self._of_several[name].remove(key)
+            if not self._of_several[name]:
+                del self._of_several[name]
 
     def proving(self, conversation: Conversation) -> str | None:
         """The name, if it means this conversation alone as far as anybody knows."""
@@ -164,8 +174,8 @@ class Names:
         if name is None:
             return None
         with self._lock:
-            is_several = any(self._begun.get((name, key), ()) is None for key in conversation.keys)
-        return None if is_several else name
+            is_one = self._of_several.get(name, frozenset()).isdisjoint(conversation.keys)
+        return name if is_one else None
 
 
 class _Path(NamedTuple):
@@ -204,10 +214,11 @@ class Guard:
         self._name = name
         self._takes_proof = takes_proof
         self._keeps_thoughts = keeps_thoughts
-        self._paths: dict[int, tuple[Recorded, _Path]] = {}
+        self._paths: dict[Recorded, _Path] = {}
         self._clocks: dict[Field, str] = {}
         for depth, message in enumerate(conversation.messages):
-            self._clocks |= said_of(depth, [one for one in message.omitted if one.is_clock])
+            if message.omitted:
+                self._clocks |= said_of(depth, [one for one in message.omitted if one.is_clock])
 
     def admits(self, recorded: Recorded) -> bool:
         """Whether the conversation may go on from these tokens."""
@@ -230,31 +241,37 @@ class Guard:
         return self._path(recorded).proven
 
     def _path(self, recorded: Recorded) -> _Path:
+        known = self._paths.get(recorded)
+        return self._walked(recorded) if known is None else known
+
+    def _walked(self, recorded: Recorded) -> _Path:
         new: list[Recorded] = []
         one: Recorded | None = recorded
-        while one is not None and id(one) not in self._paths:
+        while one is not None and one not in self._paths:
             new.append(one)
             one = one.parent
-        path = self._paths[id(one)][1] if one is not None else _Path()
+        path = self._paths[one] if one is not None else _Path()
         for one in reversed(new):
             path = self._with(path, one)
-            self._paths[id(one)] = one, path
+            self._paths[one] = path
         return path
 
     def _with(self, path: _Path, recorded: Recorded) -> _Path:
-        first = recorded.depth + 1 - len(recorded.readings)
+        asked, first = self._conversation, recorded.depth + 1 - len(recorded.readings)
         for depth, reading in enumerate(recorded.readings, first):
-            path = self._with_omitted(path, depth, reading)
-            path = self._with_thought(path, depth, reading, recorded.claims)
-        if self._shows(recorded):
+            if reading.told or reading.omitted != asked.messages[depth].omitted:
+                path = self._with_omitted(path, depth, reading)
+            if reading.thought is not None or asked.shown[depth] is not None:
+                path = self._with_thought(path, depth, reading, recorded.claims)
+        if recorded.claims.is_told and self._is_shown(recorded):
             path = path._replace(proven=recorded.depth)
         return path
 
-    def _shows(self, recorded: Recorded) -> bool:
+    def _is_shown(self, recorded: Recorded) -> bool:
         """Whether the conversation shows that it was told the reply that these tokens end with."""
         asked, depth, thought = self._conversation, recorded.depth, recorded.readings[-1].thought
         sends_thought = thought is not None and asked.echoed[depth] == thought
-        return recorded.claims.is_told and recorded.claims.are_shown(
+        return recorded.claims.are_shown(
             self._name, asked.ids[depth], sends_thought=sends_thought, asked_as=asked.name
         )
 

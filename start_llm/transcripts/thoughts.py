@@ -94,9 +94,10 @@ class ThoughtStore:
         """
         key = conversation.keys[index]
         with self._lock:
-            known = self._thoughts.get(key, ())
-            if known:
-                self._thoughts.move_to_end(key)
+            known = self._thoughts.get(key)
+            if known is None:
+                return None
+            self._thoughts.move_to_end(key)
             equal = (one.text for one in reversed(known) if one.is_equal(conversation, index))
             proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
             return next(chain(equal, proven), None)

@@ -78,13 +78,12 @@ class Transcripts:
     takes_proof: bool = True
     is_changed: Callable[[Message], bool] = lambda _: False
 
-    def heal(self, conversation: Conversation, index: int) -> str | None:
-        """The thought of the reply at this index, for a client that left it out."""
+    def heal(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
+        """The thoughts of the replies at these indices, for a client that left them out."""
         name = self._proving(conversation)
-        thought = self.thoughts.get(conversation, index, name)
-        if thought is not None:
-            self.metrics.note_healed()
-        return thought
+        thoughts = [self.thoughts.get(conversation, index, name) for index in replies]
+        self.metrics.note_healed(sum(thought is not None for thought in thoughts))
+        return thoughts
 
     def _proving(self, conversation: Conversation) -> str | None:
         return self.names.proving(conversation) if self.takes_proof else None
@@ -105,15 +104,15 @@ class Transcripts:
             takes_proof=self.takes_proof,
             keeps_thoughts=self.kept_thoughts == "true",
         )
-        unbound = fresh(conversation, prompt.tokens.ids, prompt.boundaries)
+        ids = prompt.tokens.ids
         binder = Binder(self.store, conversation, guard, self.encode)
-        bound = binder.bind(prompt.tokens.ids, prompt.boundaries)
-        refusal = _refusal(bound, unbound, window)
+        bound = binder.bind(ids, prompt.boundaries)
+        refusal = _refusal(bound, len(ids), window)
         seen = self.seen.depth(conversation.keys)
         # Tokens of the fresh rendering that stand for messages which were computed before.
         old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
-        chosen = unbound if refusal or not bound else bound
-        known = max(len(chosen.ids) - (len(unbound.ids) - old), 0)
+        chosen = fresh(conversation, ids, prompt.boundaries) if refusal or not bound else bound
+        known = max(len(chosen.ids) - (len(ids) - old), 0)
         proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
         return Turn(self, prompt, chosen, known, Findings.of(chosen, seen, refusal), proven)
 
@@ -318,11 +317,15 @@ class Turn:
         )
 
 
-def _refusal(bound: Bound | None, unbound: Bound, window: int) -> str | None:
-    """Why the fresh rendering has to be taken, if it has."""
+def _refusal(bound: Bound | None, unbound: int, window: int) -> str | None:
+    """Why the fresh rendering has to be taken, if it has.
+
+    Args:
+        unbound: tokens of it.
+    """
     if bound is None:
         return "costly"
-    is_too_long = bound.prefix is not None and len(bound.ids) >= window > len(unbound.ids)
+    is_too_long = bound.prefix is not None and len(bound.ids) >= window > unbound
     return "too_long" if is_too_long else None
 
 

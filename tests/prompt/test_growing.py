@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -32,13 +33,15 @@ class Growing:
             self.messages.insert(0, system(self._text()))
 
     def grow(self) -> None:
-        match self._random.randrange(8):
+        match self._random.randrange(9):
             case 0 if len(self.messages) > 3:
                 del self.messages[self._random.randrange(2, len(self.messages)) :]
             case 1:
                 edited = self._random.randrange(len(self.messages))
                 if self.messages[edited].role == "user":
                     self.messages[edited] = user(self._text())
+            case 2:
+                self.messages[0] = replace(self.messages[0], content=self._text("Be brief."))
             case _:
                 pass
         if self.messages[-1].role in ("user", "tool"):
@@ -91,10 +94,36 @@ def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
     for number in range(60):
         messages += [reply(f"Reply {number}."), user(f"Question {number}?")]
     remembers.prepare(ChatRequest(messages=tuple(messages)))
-    tokenizer.rendered.clear()
-    grown = ChatRequest(messages=(*messages, reply("And more."), user("Even more?")))
-    assert remembers.prepare(grown) == preparer(trait).prepare(grown)
-    whole, *others = tokenizer.rendered
-    if trait not in WITHOUT_A_TAIL:
-        assert others
-        assert sum(map(len, others)) < len(whole) / 4
+    grown = [*messages, reply("And more."), user("Even more?")]
+    for talk in (grown, [user("Begin now."), *grown[1:], reply("So."), user("And?")]):
+        tokenizer.rendered.clear()
+        request = ChatRequest(messages=tuple(talk))
+        assert remembers.prepare(request) == preparer(trait).prepare(request)
+        whole, *others = tokenizer.rendered
+        is_marked = trait in WITHOUT_A_TAIL or (trait == "plain" and talk is not grown)
+        if not is_marked:
+            assert others
+            assert sum(map(len, others)) < len(whole) / 4
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_a_system_text_that_changes_moves_what_follows(trait: str):
+    """Nothing but the beginning is marked anew, where a template closes a question.
+
+    A text that is empty cannot be marked everywhere. Then no place is known that would not be found anew.
+    """
+    tokenizer = WatchedTokenizer(trait_tokenizer(trait))
+    remembers = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
+    messages = [user("Begin.")]
+    for number in range(60):
+        messages += [
+            reply("", call(f"c{number}", path="x")),
+            result("done", f"c{number}"),
+            user(f"{number}?"),
+        ]
+    for told in ("", "Be brief.", "Be brief, please.", "Be brief, <|im_end|> please.", "Be", ""):
+        tokenizer.rendered.clear()
+        request = ChatRequest(messages=(system(told), *messages), tools=TOOLS)
+        assert remembers.prepare(request) == preparer(trait).prepare(request)
+        if told not in ("Be brief.", "") and trait not in ("plain", *WITHOUT_A_TAIL):
+            assert sum(map(len, tokenizer.rendered)) < 1.5 * len(tokenizer.rendered[0])

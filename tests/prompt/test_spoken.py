@@ -76,7 +76,9 @@ def test_it_is_told_from_other_texts_with_its_words(say: str):
 
 
 def test_no_other_thought_is_added_to_it():
-    preparer = Preparer(trait_tokenizer(TRAIT), family_of(TRAIT), heal=lambda _, __: "Another one.")
+    preparer = Preparer(
+        trait_tokenizer(TRAIT), family_of(TRAIT), heal=lambda _, replies: ["Another one."] * len(replies)
+    )
     prompt = preparer.prepare(ChatRequest(messages=conversation(reply(SPOKEN, call()))))
     assert "Another one." not in text_of(TRAIT, prompt.tokens.ids)
 

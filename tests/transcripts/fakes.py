@@ -41,7 +41,7 @@ def transcripts(
 
 def conversation_of(*messages: CanonicalMessage, tenant: bytes = b"", **more: Any) -> Conversation:
     """Of somebody who makes no calls and has no name, if `more` says nothing else."""
-    nothing, root = [None] * len(messages), ROOT.key(tenant)
+    nothing, keys = [None] * len(messages), chain(ROOT.key(tenant), messages)
     plain: dict[str, Any] = {
         "echoed": nothing,
         "shown": nothing,
@@ -55,8 +55,8 @@ def conversation_of(*messages: CanonicalMessage, tenant: bytes = b"", **more: An
         root=ROOT,
         roles=["user"] * len(messages),
         messages=messages,
-        keys=chain(root, messages),
-        exact=exact_keys(root, messages, more.get("echoed", nothing)),
+        keys=keys,
+        exact=exact_keys(keys, messages, more.get("echoed", nothing)),
         ignored=[()] * len(messages),
         **plain | more,
     )

@@ -76,8 +76,8 @@ class Desk:
         )
         return [self._serve(one) for one in exchanges]
 
-    def _heal(self, conversation: Conversation, index: int) -> str | None:
-        return self._kept.heal(conversation, index)
+    def _heal(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
+        return self._kept.heal(conversation, replies)
 
     def _serve(self, exchange: Exchange) -> Served:
         turn = self._kept.begin(self._preparer.prepare(exchange.request), WINDOW)

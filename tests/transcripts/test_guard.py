@@ -515,3 +515,12 @@ def test_of_very_many_beginnings_the_first_are_forgotten():
     assert len(names._begun) == 9
     names.note(ON_A_BRANCH, -1)
     assert names.proving(ON_A_BRANCH) == MINE
+
+
+def test_a_name_of_two_that_are_forgotten_means_one_again():
+    names = Names(most=1)
+    for one in (ON_MAIN, ON_A_BRANCH):
+        names.note(one, -1)
+    assert names.proving(ON_MAIN) is None
+    names.note(asked([block("on main")], name=OTHERS), -1)
+    assert names.proving(ON_MAIN) == MINE

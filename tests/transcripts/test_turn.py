@@ -15,6 +15,7 @@ from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
+from start_llm.transcripts.guard import Names
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import ROOT, transcripts
@@ -41,14 +42,14 @@ def prompt_of(*messages: Message) -> Prompt:
         text += CLOSER
     compared = canonical(in_native_form(messages, "ordinal"))
     echoed = [thought_digest(message.reasoning) for message in messages]
-    root = CanonicalKey.of(b"")
+    keys = chain(CanonicalKey.of(b""), compared)
     conversation = Conversation(
         tenant=b"",
         root=ROOT,
         roles=[message.role for message in messages],
         messages=compared,
-        keys=chain(root, compared),
-        exact=exact_keys(root, compared, echoed),
+        keys=keys,
+        exact=exact_keys(keys, compared, echoed),
         echoed=echoed,
         shown=[None] * len(messages),
         ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
@@ -198,9 +199,19 @@ def test_a_thought_is_given_back_to_its_own_reply_alone():
     answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
     mine, other = (prompt_of(user(asked), reply("Here")).conversation for asked in ("Where?", "When?"))
     assert mine and other
-    assert known.heal(mine, 1) == "Hm."
-    assert known.heal(other, 1) is None
+    assert known.heal(mine, [1]) == ["Hm."]
+    assert known.heal(other, [1]) == [None]
     assert known.metrics.healed == 1
+
+
+def test_what_a_name_proves_is_asked_once_for_all_replies(monkeypatch: pytest.MonkeyPatch):
+    """It takes a look at the whole conversation."""
+    known, names = kept(), list[str | None]()
+    monkeypatch.setattr(Names, "proving", lambda _, conversation: names.append(conversation.name))
+    conversation = prompt_of(ASKED, *[reply("Here"), user("And there?")] * 9).conversation
+    assert conversation
+    assert known.heal(replace(conversation, name="mine"), range(1, 19, 2)) == [None] * 9
+    assert names == ["mine"]
 
 
 def test_no_thought_is_kept_where_none_are_wanted():

@@ -201,8 +201,10 @@ class _Memory:
 def _preparer(trait: str, kept: KeptThoughts, drift: DriftPolicy, *, heals: bool) -> tuple[Preparer, _Memory]:
     memory = _Memory()
 
-    def heal(conversation: Conversation, index: int) -> str | None:
-        return memory.transcripts.heal(conversation, index) if heals and memory.transcripts else None
+    def heal(conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
+        if memory.transcripts and heals:
+            return memory.transcripts.heal(conversation, replies)
+        return [None] * len(replies)
 
     policy = PromptPolicy(kept_thoughts=kept, drift=drift)
     tokenizer = trait_tokenizer(trait)

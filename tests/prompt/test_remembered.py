@@ -1,0 +1,277 @@
+"""What is remembered of conversations changes no prompt, and only what is new in them is looked at."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from start_llm.core.canonical import Omitted
+from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
+from start_llm.core.errors import InvalidRequest
+from start_llm.core.prompt import Prompt
+from start_llm.prompt import remembered
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from tests.prompt.fakes import NOON, call, family_of, function, reply, result, system, user
+from tests.templates.traits import trait_tokenizer
+
+TOOLS = (function("write", path={"type": "string"}),)
+LATE = (function("find", path={"type": "string"}), function("find", text={"type": "string"}))
+POLICIES = (
+    PromptPolicy(),
+    PromptPolicy(drift="exact"),
+    PromptPolicy(with_rules=False),
+    PromptPolicy(checks_keys=True),
+    PromptPolicy(kept_thoughts="false", shortens_writes=True),
+)
+TRAITS = ("strips_old_thoughts", "channels", "kimi", "stop_opens_next", "no_system")
+CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+QUESTIONS = (
+    "Why?",
+    "Why? \n",
+    "[Mon 2026-11-23 12:00 UTC] Why?",
+    "[Tue 2026-11-24 12:00 UTC] Why?",
+    "Current time is 12:00\nWhy?",
+    "",
+    CARRIER,
+)
+SYSTEMS = ("Be brief.", "Be brief.\nToday's date: 2026-11-23\n", "Be brief.\nToday's date: 2026-11-24\n")
+ARGUMENTS: tuple[dict[str, Json], ...] = (
+    {"path": "a", "content": "long"},
+    {"content": "long", "path": "a"},
+    {"path": 1},
+    {"path": 1.0},
+    {"path": True},
+    {"path": [0.0, {"a": None, "b": 1}]},
+    {"path": [-0.0, {"a": None, "b": 1}]},
+    {"path": [0.0, {"b": 1, "a": None}]},
+)
+REPLIES = ("So.", "So.\n", "<think>Hm.</think>So.", "")
+THOUGHTS = (None, "Hm.", "Ha.", "")
+NAMES = ("", "a" * 24, "b" * 24)
+IDS = ("c1", "c2", "c_1", "")
+
+
+def preparer(trait: str = TRAITS[0], policy: PromptPolicy = POLICIES[0]) -> Preparer:
+    return Preparer(trait_tokenizer(trait), family_of(trait), policy=policy, now=lambda: NOON)
+
+
+def parsed(**request: Any) -> ChatRequest:
+    """As the next request brings it: nothing in it is the same object as before."""
+    return pickle.loads(pickle.dumps(ChatRequest(tools=TOOLS, **request)))
+
+
+type Told = tuple[Prompt, list[tuple[Omitted, ...]], list[int]]
+
+
+def told(preparing: Preparer, request: ChatRequest) -> Told | str:
+    """All that is in a prompt, also what does not count when it is compared."""
+    try:
+        prompt = preparing.prepare(request)
+    except InvalidRequest as error:
+        return str(error)
+    assert prompt.conversation
+    messages = prompt.conversation.messages
+    return prompt, [one.omitted for one in messages], [one.left_out for one in messages]
+
+
+# ---------------------------------------------------------------------------------------------- same prompts
+
+
+class Talk:
+    """A conversation, and what a client may do to it before it sends it again."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self.messages: list[Message] = [system(SYSTEMS[0]), user("Begin.")]
+        self.late_tools = LATE[:1]
+
+    def change(self) -> None:
+        changes = (
+            *[self._ask] * 3,
+            *[self._answer] * 3,
+            self._edit,
+            self._call_otherwise,
+            self._mix_results,
+            self._forget,
+            self._begin_otherwise,
+            self._offer_otherwise,
+        )
+        self._one_of(changes)()
+
+    def _one_of[T](self, some: Sequence[T]) -> T:
+        return self._random.choice(some)
+
+    def _place(self) -> int:
+        return self._random.randrange(len(self.messages))
+
+    def _ask(self) -> None:
+        self.messages.append(user(self._one_of(QUESTIONS)))
+
+    def _answer(self) -> None:
+        calls = [
+            ToolCall(self._one_of(IDS), "write", self._one_of(ARGUMENTS))
+            for _ in range(self._one_of((0, 0, 1, 2, 3)))
+        ]
+        said = reply(self._one_of(REPLIES), *calls, reasoning=self._one_of(THOUGHTS))
+        self.messages.append(replace(said, reply_name=self._one_of(NAMES)))
+        self.messages += [self._result(one.id) for one in calls[: self._one_of((1, 2, 3, 4))]]
+
+    def _result(self, call_id: str) -> Message:
+        references = self._one_of(((), (), ("find",)))
+        return result(self._one_of(("done", "done ")), call_id, tool_references=references)
+
+    def _edit(self) -> None:
+        place = self._place()
+        message = self.messages[place]
+        texts = {"user": QUESTIONS, "system": SYSTEMS, "assistant": REPLIES, "tool": ("done", "failed")}
+        self.messages[place] = replace(message, content=self._one_of(texts[message.role]))
+        if message.role == "assistant":
+            self.messages[place] = replace(
+                self.messages[place], reasoning=self._one_of(THOUGHTS), reply_name=self._one_of(NAMES)
+            )
+
+    def _call_otherwise(self) -> None:
+        calling = [place for place, message in enumerate(self.messages) if message.tool_calls]
+        if calling:
+            place = self._one_of(calling)
+            first, *others = self.messages[place].tool_calls
+            other = replace(first, arguments=self._one_of(ARGUMENTS), id=self._one_of((first.id, *IDS)))
+            self.messages[place] = replace(self.messages[place], tool_calls=(other, *others))
+
+    def _mix_results(self) -> None:
+        """Two that follow each other change places, or one comes late."""
+        places = [place for place, message in enumerate(self.messages) if message.role == "tool"]
+        if places:
+            place = self._one_of(places)
+            before = self.messages[place - 1]
+            if before.role == "tool":
+                self.messages[place - 1 : place + 1] = [self.messages[place], before]
+            else:
+                self.messages.insert(place, self._result(self._one_of(IDS)))
+
+    def _forget(self) -> None:
+        del self.messages[self._place() + 1 :]
+
+    def _begin_otherwise(self) -> None:
+        """The system text changes, or is new."""
+        first = system(self._one_of(SYSTEMS))
+        self.messages[: self._one_of((0, 1, 1))] = [first]
+
+    def _offer_otherwise(self) -> None:
+        self.late_tools = (self._one_of(LATE),)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(st.sampled_from(TRAITS), st.sampled_from(POLICIES), st.integers(0, 2**32))
+def test_a_preparer_that_has_seen_others_makes_the_same_prompts(trait, policy, seed):
+    random, remembers = Random(seed), preparer(trait, policy)
+    talks = [Talk(random) for _ in range(2)]
+    for _ in range(12):
+        talk = talks[random.random() < 0.2]
+        talk.change()
+        tenant = random.choice((b"", b"", b"another"))
+        request = parsed(messages=tuple(talk.messages), late_tools=talk.late_tools, tenant=tenant)
+        assert told(remembers, request) == told(preparer(trait, policy), request)
+
+
+def same_prompt(*requests: Sequence[Message]) -> bool:
+    """Whether a preparer that has seen them all makes of the last one what another makes of it alone."""
+    remembers = preparer()
+    *_, last = (told(remembers, parsed(messages=tuple(messages))) for messages in requests)
+    return last == told(preparer(), parsed(messages=tuple(requests[-1])))
+
+
+@pytest.mark.parametrize("now", ARGUMENTS)
+@pytest.mark.parametrize("was", ARGUMENTS)
+def test_a_call_is_shown_as_it_is_spelled(was, now):
+    one, other = (
+        [user("Go."), reply("", call(**arguments)), result("done"), user("And?")] for arguments in (was, now)
+    )
+    assert same_prompt(one, other)
+
+
+def test_results_stand_as_their_calls_do_however_many_come_later():
+    begun = [user("Go."), reply("", call("a"), call("b"), call("c"))]
+    late, early = result("late", "c"), [result("first", "a"), result("second", "b")]
+    assert same_prompt([*begun, late], [*begun, late, *early], [*begun, late, user("And?")])
+    assert same_prompt([*begun, late, *early], [*begun, late, early[0], user("And?")])
+    assert same_prompt([*begun, *early, late], [*begun, late, *early], [*begun, *early, late])
+
+
+def test_what_a_reply_is_called_counts():
+    begun = [user("Go."), reply("So."), user("And?")]
+    named = replace(begun[1], reply_name="a" * 24)
+    assert same_prompt(begun, [begun[0], named, begun[2]])
+
+
+# ---------------------------------------------------------------------------------------- what is looked at
+
+
+def many(count: int) -> list[Message]:
+    """So many messages, of which each fourth makes a call."""
+    messages = [system("Be brief.\n\ngitStatus: clean\n\nRecent commits:\n1a2b3c clean\n\n"), user("Begin.")]
+    for number in range(count // 4):
+        made = call(f"c{number}", path=f"file{number}")
+        messages += [reply(f"Let me see {number}.", made), result(f"done {number}", f"c{number}")]
+        messages += [reply(f"Thus {number}."), user(f"And {number}?")]
+    return messages
+
+
+def looked_at(preparing: Preparer, messages: Sequence[Message]) -> int:
+    """Messages that a request takes a look at."""
+    before = preparing._remembered.looked_at
+    preparing.prepare(parsed(messages=tuple(messages)))
+    return preparing._remembered.looked_at - before
+
+
+def test_of_a_long_conversation_only_what_is_new_is_looked_at():
+    messages, remembers = many(4000), preparer()
+    assert looked_at(remembers, messages) == len(messages)
+    assert looked_at(remembers, messages) == 0
+    messages += [reply("So."), user("And?")]
+    assert looked_at(remembers, messages) == 2
+    messages[0] = replace(messages[0], content=messages[0].content.replace("clean", "dirty"))
+    assert looked_at(remembers, messages) == 1
+    messages[-1] = user("Or?")
+    messages += [reply("So.", call("c", path="x")), result("done", "c")]
+    assert looked_at(remembers, messages) == 3
+
+
+def test_what_follows_a_call_that_changed_is_looked_at():
+    messages, remembers = many(40), preparer()
+    looked_at(remembers, messages)
+    messages[10] = replace(messages[10], tool_calls=(call("another", path="y"),))
+    assert looked_at(remembers, messages) == len(messages) - 10
+
+
+def test_a_late_tool_is_looked_up_in_each_request():
+    messages, remembers = many(40), preparer()
+    messages[3] = replace(messages[3], tool_references=("find",))
+    looked_at(remembers, messages)
+    for late_tools in ((LATE[0],), (LATE[1],)):
+        request = parsed(messages=tuple(messages), late_tools=late_tools)
+        assert told(remembers, request) == told(preparer(), request)
+    assert looked_at(remembers, messages) == 1
+
+
+def test_the_conversations_of_latest_use_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remembered, "_MOST_CONVERSATIONS", 2)
+    remembers = preparer()
+    talks = [[user(f"Begin {name}."), reply("So.", call(name)), result(name, name)] for name in "abc"]
+    assert [looked_at(remembers, talk) for talk in talks] == [3, 3, 3]
+    assert [looked_at(remembers, talks[at]) for at in (2, 1, 0)] == [0, 0, 3]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remembered, "_MOST_BYTES", 4000)
+    remembers = preparer()
+    assert [looked_at(remembers, [user("x" * 4000)]) for _ in range(2)] == [1, 1]
+    assert [looked_at(remembers, [user("x" * 500)]) for _ in range(2)] == [1, 0]
+    assert [looked_at(remembers, [user("x"), reply("x")] * 2) for _ in range(2)] == [4, 4], "each weighs"
