@@ -41,6 +41,11 @@ class Adapted:
 ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation("", lambda _: True, changes.show_late_tools),
     Adaptation("", lambda _: True, changes.tell_unknown_results),
+    Adaptation(
+        "an empty system message beside tools",
+        lambda facts: facts.tools_need_system,
+        changes.put_system_beside_tools,
+    ),
     Adaptation("tools told in the system message", lambda facts: not facts.takes_tools, changes.tell_tools),
     Adaptation("calls and results written as text", lambda facts: not facts.takes_calls, changes.write_calls),
     Adaptation(

@@ -24,7 +24,8 @@ def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
     facts = _role_facts(probe, call_facts(probe, family))
     thoughts = _thought_facts(probe, facts)
     beside = beside_facts(probe, with_thoughts_facts(probe, thoughts), family)
-    said = tool_facts(probe, answer_facts(probe, beside, family))
+    with_tools = _with_system(probe) if facts.tools_need_system else probe
+    said = tool_facts(with_tools, answer_facts(probe, beside, family))
     said = replace(said, lead=_lead(probe))
     return replace(
         said,
@@ -40,13 +41,17 @@ _OTHER: Seen = {"role": "assistant", "content": "probeother"}
 
 
 def _role_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
-    facts = replace(facts, takes_tools=_takes_tools(probe, facts), takes_system=_takes_system(probe, facts))
+    needs_system = not _takes_tools(probe, facts) and _takes_tools(_with_system(probe), facts)
+    facts = replace(
+        facts,
+        takes_tools=needs_system or _takes_tools(probe, facts),
+        tools_need_system=needs_system,
+        takes_system=_takes_system(probe, facts),
+    )
     return replace(
         facts,
         takes_lone_system=not facts.takes_system or _takes_lone_system(probe, facts),
-        takes_late_system=probe.shows(
-            ("probefirst", "probereply", "probesystem", "probesecond"), USER, REPLY, SYSTEM, NEXT
-        ),
+        takes_late_system=_takes_late_system(probe),
         takes_neighbours=probe.shows(("probefirst", "probesecond"), USER, NEXT)
         and probe.shows(("probereply", "probeother", "probesecond"), USER, REPLY, _OTHER, NEXT),
     )
@@ -64,6 +69,19 @@ def _takes_system(probe: Probe, facts: TemplateFacts) -> bool:
     return probe.shows(("probesystem", "probefirst"), SYSTEM, USER) and all(
         probe.has(("probesystem",), SYSTEM, *talk) for talk in _talks(facts)
     )
+
+
+def _takes_late_system(probe: Probe) -> bool:
+    """Without the tools once more."""
+    talk = (USER, REPLY, SYSTEM, NEXT)
+    return probe.shows(("probefirst", "probereply", "probesystem", "probesecond"), *talk) and all(
+        text.count("probedescription") <= 1 for text in probe.texts(*talk)
+    )
+
+
+def _with_system(probe: Probe) -> Probe:
+    """One whose conversations always begin with a system message."""
+    return replace(probe, leads=(({"role": "system", "content": ""},), (SYSTEM,)))
 
 
 def _takes_lone_system(probe: Probe, facts: TemplateFacts) -> bool:

@@ -80,6 +80,12 @@ def tell_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
     return [Turn(Message(role="system", content=told), -1), *turns]
 
 
+def put_system_beside_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
+    """For templates that show tools in a system message alone."""
+    has_system = bool(turns) and turns[0].message.role == "system"
+    return turns if has_system or not request.tools else [Turn(Message(role="system"), -1), *turns]
+
+
 def write_calls(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa: ARG001 - the form of a change
     """Calls as `tell_tools` asks for them, and results as user turns."""
     names = {call.id: call.name for turn in turns for call in turn.message.tool_calls}

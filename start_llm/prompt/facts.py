@@ -63,6 +63,7 @@ class TemplateFacts:
         takes_late_system: a system message is shown where it stands.
         takes_neighbours: two messages of one role may follow each other.
         takes_tools: schemas of tools are shown.
+        tools_need_system: they are, beside a system message, even an empty one.
         takes_calls: calls and their results are shown.
         takes_parallel_calls: a message may hold several calls.
         takes_calls_without_tools: they are shown too where no tools are offered.
@@ -98,6 +99,7 @@ class TemplateFacts:
     takes_late_system: bool = True
     takes_neighbours: bool = True
     takes_tools: bool = True
+    tools_need_system: bool = False
     takes_calls: bool = True
     takes_parallel_calls: bool = True
     takes_calls_without_tools: bool = True

@@ -234,6 +234,73 @@ def test_text_beside_calls_that_can_stand_nowhere_opens_the_first_result():
     ]
 
 
+def test_tools_have_a_system_message_beside_them():
+    asked, ruled = user("a"), system("b")
+    assert after(changes.put_system_beside_tools, asked, tools=(WRITE,)) == [
+        ("system", "", -1),
+        ("user", "a", 0),
+    ]
+    assert after(changes.put_system_beside_tools, ruled, asked, tools=(WRITE,))[0] == ("system", "b", 0)
+    assert after(changes.put_system_beside_tools, asked) == [("user", "a", 0)]
+
+
+def test_calls_are_written_where_no_tools_are_offered():
+    talk = (reply("", call("x", "now")), result("a", "x"))
+    written = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert after(changes.write_calls_without_tools, *talk) == [
+        ("assistant", written, 0),
+        ("user", "[Result of now]\na", 1),
+    ]
+    assert after(changes.write_calls_without_tools, *talk, tools=(WRITE,)) == [
+        ("assistant", "", 0),
+        ("tool", "a", 1),
+    ]
+
+
+def test_empty_replies_are_left_out():
+    talk = (user("a"), reply(" \n", reasoning="b"), reply("", call("x")), user("c"), reply("d"))
+    assert after(changes.leave_out_empty_replies, *talk) == [
+        ("user", "a", 0),
+        ("assistant", "", 2),
+        ("user", "c", 3),
+        ("assistant", "d", 4),
+    ]
+
+
+def test_an_empty_question_stands_behind_the_system_text_where_nobody_asks():
+    assert after(changes.ask_nothing, system("a"), system("b"), reply("c")) == [
+        ("system", "a", 0),
+        ("system", "b", 1),
+        ("user", "", -1),
+        ("assistant", "c", 2),
+    ]
+    assert after(changes.ask_nothing, system("a"), user("b")) == [("system", "a", 0), ("user", "b", 1)]
+
+
+def test_an_empty_message_is_a_space_where_it_must_say_something():
+    talk = (user(""), reply(""), reply("", call("x")), result("", "x"))
+    facts = {"refuses_empty": frozenset({"assistant", "tool"})}
+    assert [one["content"] for one in adapted(*talk, **facts).messages] == ["", " ", "", " "]
+
+
+def test_white_space_beside_calls_is_no_text_where_none_is_shown():
+    (kept,), (set_in,) = (
+        adapted(reply(" \n", call("x")), text_beside_calls=way).messages for way in ("kept", "set in")
+    )
+    assert (kept["content"], set_in["content"]) == (" \n", "")
+
+
+def test_a_thought_that_would_hide_what_stands_beside_it_is_not_passed():
+    talk = (reply("a", reasoning="b"), reply("", call("x"), reasoning="c"))
+    shown_beside = {
+        hidden: [
+            "thinking" in one for one in adapted(*talk, thought_key="thinking", thoughts_hide=hidden).messages
+        ]
+        for hidden in (frozenset[str](), frozenset({"answers"}), frozenset({"calls"}))
+    }
+    assert list(shown_beside.values()) == [[True, True], [False, True], [True, False]]
+
+
 # -------------------------------------------------------------------------------------- rows on their traits
 
 SPEECH = (

@@ -562,6 +562,18 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_cannot_be_cut():
     assert not facts_of(TURNS, marks_the_start=True).can_be_cut
 
 
+def test_a_template_that_shows_tools_in_system_messages_alone_gets_one():
+    told = "message.content ~ (tools | tojson if tools and message.role == 'system' else '')"
+    facts = facts_of(TURNS.replace("message.content", told))
+    assert (facts.takes_tools, facts.tools_need_system, facts.losses) == (True, True, ())
+    assert not facts.takes_late_system
+    assert needed(facts) == [
+        "an empty system message beside tools",
+        "calls and results written as text",
+        LATE_SYSTEMS,
+    ]
+
+
 def test_a_template_that_is_beyond_repair_says_what_it_loses():
     assert facts_of(REFUSED).losses == ("all that is said",)
     assert facts_of(TURNS).losses == ()
