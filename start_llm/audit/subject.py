@@ -31,19 +31,25 @@ class Subject:
 
         That is what the template makes of the reply in a history. A thought that it drops there is put back.
         """
-        before = self.prompt(request)
-        for behind in ((), _next_messages(reply)):
-            history = self.prompt(replace(request, messages=(*request.messages, reply, *behind)))
-            said = self._between(before, history, len(request.messages))
-            if said is not None:
-                return self._with_thought(said, before, reply.reasoning)
-        return None
+        before, message = self.prompt(request), len(request.messages)
+        ways = ((), _next_messages(reply))
+        histories = [
+            self.prompt(replace(request, messages=(*request.messages, reply, *behind))) for behind in ways
+        ]
+        told = next((one for one in histories if message in _ends(one)), None)
+        said = self._between(before, told or histories[0], message)
+        if said is None:
+            return None
+        return self._with_thought(said if told else self._cut(said), before, reply.reasoning)
+
+    def _cut(self, said: str) -> str:
+        """The last reply of a history, where nothing but its closer tells where it ends."""
+        places = [said.find(closer) for closer in self.preparer.facts.closers if closer in said]
+        return said[: min(places, default=len(said))]
 
     def _between(self, prompt: Prompt, history: Prompt, message: int) -> str | None:
-        """From where the prompt ends to where the message ends in the history."""
-        ends = _ends(history)
-        if message not in ends:
-            return None
+        """From where the prompt ends to where the message ends in the history, or to the history's end."""
+        ends = {message: len(history.tokens.ids), **_ends(history)}
         known = _ends(prompt).get(message - 1) if message - 1 in ends else None
         start, behind = (0, 0) if known is None else (known, ends[message - 1])
         asked, told = (

@@ -121,6 +121,16 @@ def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_told(tmp_path):
     assert told(page, "calls") == ["the template shows none that can be told from its prompt"]
 
 
+def test_a_reply_of_a_renderer_in_python_is_told_too(tmp_path):
+    folder = folder_of("arguments_as_text", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template_type": "deepseek_v32"}))
+    page = page_of(folder)
+    assert told(page, "calls")[-1].startswith("as in: <｜DSML｜function_calls>")
+    assert told(page, "lost") == ["nothing, in any of 25 kinds of requests"]
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
