@@ -168,7 +168,7 @@ class Talk:
         self.late_tools = (self._one_of(LATE),)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(TRAITS), st.sampled_from(POLICIES), st.integers(0, 2**32))
 def test_a_preparer_that_has_seen_others_makes_the_same_prompts(trait, policy, seed):
     random, remembers = Random(seed), preparer(trait, policy)
@@ -203,6 +203,18 @@ def test_results_stand_as_their_calls_do_however_many_come_later():
     assert same_prompt([*begun, late], [*begun, late, *early], [*begun, late, user("And?")])
     assert same_prompt([*begun, late, *early], [*begun, late, early[0], user("And?")])
     assert same_prompt([*begun, *early, late], [*begun, late, *early], [*begun, *early, late])
+
+
+def test_calls_that_an_edit_has_taken_back_do_not_count():
+    begun = [user("Go."), reply("", call("a")), result("done", "a"), user("And?")]
+    assert same_prompt(
+        [*begun, reply("", call("b")), result("done", "b")], [*begun[:1], user("Stop."), *begun]
+    )
+
+
+def test_what_only_a_first_message_has_is_no_content_of_a_later_one():
+    begun = [user("Go."), reply("So.")]
+    assert same_prompt(begun, [*begun, user("Runtime: agent=main | host=here\nAnd?")])
 
 
 def test_what_a_reply_is_called_counts():
