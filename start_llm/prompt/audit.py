@@ -134,12 +134,12 @@ def _lead(probe: Probe) -> str:
 
 
 def _closers(probe: Probe) -> frozenset[str]:
-    """What ends a reply, and what stands behind one in the history, which need not be the same."""
+    """What ends a reply; and where the history has none of that behind one, what it has there."""
     text = probe.text(USER, REPLY, NEXT) or probe.text(USER, REPLY)
     added = Closers.of(probe.tokenizer.added_tokens, frozenset()).added
-    behind = added.search(text, text.find("probereply") + 1) if "probereply" in text else None
-    closer = frozenset({behind[0]}) if behind else frozenset[str]()
-    return closer | (probe.tokenizer.end_texts & frozenset(probe.tokenizer.added_tokens))
+    behind = added.findall(text.partition("probereply")[2].partition("probesecond")[0])
+    ends = probe.tokenizer.end_texts & frozenset(probe.tokenizer.added_tokens)
+    return ends if ends.intersection(behind) else ends.union(behind[:1])
 
 
 def _can_be_cut(probe: Probe) -> bool:

@@ -6,7 +6,8 @@ import pytest
 
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, NOTATIONS
-from tests.templates.traits import TRAITS, trait_tokenizer
+from tests.prompt.fakes import family_of
+from tests.templates.traits import TRAITS
 
 CHATML = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 MISTRAL_TOKENS = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[THINK]", "[/THINK]")
@@ -48,6 +49,7 @@ OF_TRAITS = {
     "role_of_a_call": ("gigachat", None),
     "escaped_texts": ("function_gemma", None),
     "numbered_actions": ("cohere", "<|END_THINKING|>"),
+    "open_and_close": ("kimi_k3", "<|close|>think<|sep|>"),
     "strict_channels": ("gpt_oss", "<|end|>"),
     "text_behind_calls": ("gemma4", "<channel|>"),
     "tool_use_form": ("qwen3", None),
@@ -64,8 +66,7 @@ OF_TRAITS = {
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_the_family_of_a_trait_is_told_from_its_template_and_tokens(trait):
-    tokenizer = trait_tokenizer(trait)
-    family = registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = family_of(trait)
     assert (family.name, family.thought and family.thought.closing) == OF_TRAITS[trait]
 
 

@@ -14,9 +14,9 @@ from start_llm.core.events import CallArguments, CallStarted, Content, Output, R
 from start_llm.core.family import Family
 from start_llm.core.job import Guide
 from start_llm.core.prompt import ModelTokens, Prompt
-from start_llm.formats import registry
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.output.form import FormKeeper
+from tests.prompt.fakes import family_of
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 UNKNOWN_IDS = 3
@@ -55,7 +55,7 @@ def reply(
         family: another one than the trait's.
     """
     tokenizer = trait_tokenizer(trait)
-    family = family or registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = family or family_of(trait)
     keeper = FormKeeper(tokenizer, family, TRAITS[trait].vocabulary + UNKNOWN_IDS)
     request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(tools), form=form)
     prompt = Prompt(tokens=ModelTokens((0,)), thought_is_open=thought_is_open, thinking=thinking)

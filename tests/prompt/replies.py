@@ -37,6 +37,7 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "dsml": "{}</think>",
     "seed": "<seed:think>{}</seed:think>",
     "numbered_actions": "<|START_THINKING|>{}<|END_THINKING|>",
+    "open_and_close": "{}<|close|>think<|sep|>",
     "strict_channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
     "text_behind_calls": "<|channel>thought\n{}\n<channel|>",
     "thought_or_answer": "<think>\n{}\n</think>\n\n",
@@ -48,6 +49,7 @@ OPENED: Mapping[str, tuple[str, str]] = {
     "opens_thought": ("\n", "</think>"),
     "stop_opens_next": ("<think>", "</think>"),
     "minimax": ("<think>\n", ""),
+    "open_and_close": ("<|open|>think<|sep|>", ""),
     "dsml": ("<think>", "</think>"),
     "words_in_system": ("\n", "</think>"),
 }
@@ -57,6 +59,7 @@ EMPTY: Mapping[str, str] = {
     "effort_words": "<think>\n\n</think>\n\n",
     "gemma4_channel": "<|channel>thought\n<channel|>",
     "minimax": "<think>\n\n</think>\n\n",
+    "open_and_close": "<|open|>think<|sep|><|close|>think<|sep|>",
 }
 """What the prompt has for a thought that must not be, and the history has not."""
 

@@ -129,6 +129,9 @@ FACTS = {
     "numbered_actions": TemplateFacts(
         thought_key="reasoning_content", closers=frozenset({"<|END_OF_TURN_TOKEN|>"})
     ),
+    "open_and_close": TemplateFacts(
+        thought_key="reasoning_content", closers=frozenset({"<|end_of_msg|>", "[EOS]"})
+    ),
     "strict_channels": TemplateFacts(
         takes_late_system=False,
         takes_parallel_calls=False,
@@ -241,6 +244,7 @@ DESCRIBED = {
     "role_of_a_call": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "escaped_texts": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "numbered_actions": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "open_and_close": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "strict_channels": (
         DROPPED,
         "tools",
@@ -359,6 +363,20 @@ def test_a_template_that_refuses_everything_has_facts_too():
     facts = facts_of(REFUSED)
     assert facts.closers == {"<end>"}
     assert not (facts.takes_system or facts.takes_late_system or facts.takes_calls or facts.takes_tools)
+
+
+@pytest.mark.parametrize(
+    ("behind", "closers"),
+    [
+        ("<tool><end>", {"<end>"}),
+        ("<tool><user>", {"<end>", "<tool>"}),
+        ("", {"<end>", "<user>"}),
+    ],
+)
+def test_a_reply_reaches_to_the_end_that_its_model_writes_if_the_history_has_it(behind, closers):
+    ends = "{{- ('" + behind + "' if message.role == 'assistant' else '') -}}"
+    template = TURNS.replace(" ~ '<end>' -}}", " -}}" + ends)
+    assert facts_of(template).closers == closers
 
 
 def test_a_template_that_shows_only_the_last_of_two_calls_does_not_take_both():

@@ -122,6 +122,7 @@ CLOSERS = {
         "<|END_OF_TURN_TOKEN|>",
         "<|END_OF_TURN_TOKEN|>",
     ),
+    "open_and_close": ("<|end_of_msg|>", "<|close|>", "<|end_of_msg|>", "<|close|>"),
     "strict_channels": ("<|call|>", "<|end|>", "<|end|>", "<|end|>"),
     "text_behind_calls": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
     "tool_use_form": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),

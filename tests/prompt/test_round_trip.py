@@ -199,7 +199,8 @@ NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     },
     **{("gemma4_channel", False, "user", kind): EMPTY_THOUGHT for kind in ("call", "answer")},
     **{
-        ("minimax", False, behind, kind): EMPTY_THOUGHT
+        (trait, False, behind, kind): EMPTY_THOUGHT
+        for trait in ("minimax", "open_and_close")
         for behind in ("user", "tool")
         for kind in ("call", "answer")
     },

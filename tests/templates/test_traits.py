@@ -415,6 +415,17 @@ OBJECTS = (
                 '"tool_name": "depth", "parameters": {}}\n]<|END_ACTION|><|END_OF_TURN_TOKEN|>'
             ),
         ),
+        (
+            "open_and_close",
+            (
+                "<|open|>response<|sep|>I ask.<|close|>response<|sep|><|open|>tools<|sep|>"
+                '<|open|>call tool="depth" index="1"<|sep|>'
+                '<|open|>argument key="sea" type="string"<|sep|>Baltic "B"<|close|>argument<|sep|>'
+                '<|open|>argument key="spots" type="array"<|sep|>[1, {"deep": true}]'
+                '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="depth" index="2"<|sep|>'
+                "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
+            ),
+        ),
     ],
 )
 def test_a_template_writes_calls_in_its_own_notation(name, calls):

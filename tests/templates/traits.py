@@ -202,6 +202,11 @@ _TABLE = (
         bos="<BOS_TOKEN>",
     ),
     _trait(
+        "open_and_close",
+        special="[BOS] [EOS] <|open|> <|close|> <|sep|> <|end_of_msg|>",
+        ends="<|end_of_msg|> [EOS]",
+    ),
+    _trait(
         "strict_channels",
         special="<|startoftext|> <|endoftext|> <|start|> <|end|> <|message|> <|channel|> <|constrain|>"
         " <|call|> <|return|>",

@@ -74,6 +74,7 @@ _THOUGHTS = re.compile(
     r"(<(?:seed:)?think>[\w\s]*)?</(?:seed:)?think>"
     r"|<\|channel\|>analysis<\|message\|>[\w\s]*<\|end\|><\|start\|>assistant"
     r"|<\|channel>thought[\w\s]*<channel\|>"
+    r"|<\|open\|>think<\|sep\|>[\w\s]*<\|close\|>think<\|sep\|>"
     r"|<\|START_THINKING\|>[\w\s]*<\|END_THINKING\|>"
 )
 
