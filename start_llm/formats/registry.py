@@ -24,6 +24,7 @@ from start_llm.formats.llama import LLAMA
 from start_llm.formats.minicpm import MINICPM
 from start_llm.formats.minimax import MINIMAX
 from start_llm.formats.minimax_m1 import MINIMAX_M1
+from start_llm.formats.minimax_m3 import MINIMAX_M3
 from start_llm.formats.mistral import MISTRAL
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.nemotron import NEMOTRON
@@ -39,6 +40,7 @@ GENERIC = ModelFormat(name="generic", thought=THINK)
 MODEL_FORMATS: tuple[ModelFormat, ...] = (
     HARMONY,
     GEMMA4,
+    MINIMAX_M3,
     MINIMAX,
     DSML,
     DEEPSEEK,

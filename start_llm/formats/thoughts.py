@@ -16,6 +16,7 @@ THINK_OF_KIMI = replace(THINK, ended_by=("<|tool_calls_section_begin|>",))
 BRACKETS = _unmistakable("[THINK]", "[/THINK]")
 COHERE = _unmistakable("<|START_THINKING|>", "<|END_THINKING|>")
 GEMMA = _unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>")
+MINIMAX = _unmistakable("<mm:think>", "</mm:think>")
 SEED = _unmistakable("<seed:think>", "</seed:think>")
 OPEN_CLOSE = _unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 HARMONY = ThoughtMarks(
@@ -25,7 +26,7 @@ HARMONY = ThoughtMarks(
 )
 
 THOUGHT_MARKS: tuple[ThoughtMarks, ...] = (
-    _unmistakable("<mm:think>", "</mm:think>"),
+    MINIMAX,
     SEED,
     _unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
     _unmistakable("<think:opensource>", "</think:opensource>"),

@@ -110,6 +110,13 @@ def _minimax(call: Call) -> str:
     return f'<invoke name="{name}">\n{values}</invoke>\n'
 
 
+def _nested(call: Call) -> str:
+    name, arguments = call
+    mark = "]<]minimax[>["
+    values = "".join(f"{mark}<{key}>{value}{mark}</{key}>" for key, value in arguments.items())
+    return f'{mark}<invoke name="{name}">{values}{mark}</invoke>\n'
+
+
 def _dsml(call: Call) -> str:
     name, arguments = call
     values = "".join(
@@ -262,6 +269,18 @@ FORMS: Mapping[str, Form] = {
         call=_minicpm,
         streams=True,
         malformed='<function name="read">its text</function>',
+    ),
+    "minimax_m3": Form(
+        trait="nested_arguments",
+        tail="<mm:think>",
+        tail_off="</mm:think>",
+        call=_nested,
+        around=("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
+        between="",
+        closing="</mm:think>",
+        streams=True,
+        malformed=']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="read">it]<]minimax[>[</invoke>\n'
+        "]<]minimax[>[</tool_call>",
     ),
     "dsml": Form(
         trait="dsml",

@@ -34,6 +34,7 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "gemma4_channel": "<|channel>thought\n{}\n<channel|>",
     "arguments_as_text": "<think>\n{}\n</think>\n\n",
     "minimax": "{}\n</think>\n\n",
+    "nested_arguments": "{}</mm:think>",
     "dsml": "{}</think>",
     "seed": "<seed:think>{}</seed:think>",
     "numbered_actions": "<|START_THINKING|>{}<|END_THINKING|>",
@@ -50,6 +51,7 @@ OPENED: Mapping[str, tuple[str, str]] = {
     "stop_opens_next": ("<think>", "</think>"),
     "minimax": ("<think>\n", ""),
     "open_and_close": ("<|open|>think<|sep|>", ""),
+    "nested_arguments": ("<mm:think>", "</mm:think>"),
     "dsml": ("<think>", "</think>"),
     "words_in_system": ("\n", "</think>"),
 }

@@ -108,6 +108,12 @@ FACTS = {
     ),
     "minicpm": TemplateFacts(closers=frozenset({"<|im_end|>", "</s>"})),
     "minimax": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"[e~["})),
+    "nested_arguments": replace(
+        THINKS,
+        switch=Switch(option="thinking_mode", on="enabled", off="disabled"),
+        tail_options=frozenset({"thinking_mode"}),
+        closers=frozenset({"[e~["}),
+    ),
     "dsml": replace(
         THINKS,
         switch=Switch(option="thinking"),
@@ -232,6 +238,7 @@ DESCRIBED = {
     "effort_words": (DROPPED, "tools", SWITCHED, "reasoning_effort low/medium/xhigh", "writes no dates"),
     "minicpm": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "minimax": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "nested_arguments": (DROPPED, "tools", "thinking_mode switches thinking", "writes no dates"),
     "dsml": (DROPPED, "tools", "thinking switches thinking", "writes no dates"),
     "seed": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),

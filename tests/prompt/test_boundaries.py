@@ -105,6 +105,7 @@ CLOSERS = {
     "effort_words": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
     "minicpm": ("<|im_end|>",) * 4,
     "minimax": ("[e~[",) * 4,
+    "nested_arguments": ("[e~[",) * 4,
     "dsml": ("<｜end▁of▁sentence｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<｜Assistant｜>"),
     "seed": ("<seed:eos>",) * 4,
     "python_calls": ("<|im_end|>",) * 4,

@@ -72,6 +72,11 @@ PADDED = "a newline in front of a value is the format's"
 AMBIGUOUS = "a value ends where its end tag and the end of the call follow"
 UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm", "minimax", "seed")
 """Traits whose calls have no quotes around a text, and no type."""
+LOOKS: Mapping[str, Mapping[str, Any]] = {
+    **{trait: {"extra": 7} for trait in UNQUOTED},
+    "nested_arguments": {"extra": 7, "deep": {"b": [1, None, {"z": "<x>\n"}], "a": True, "c": ""}},
+}
+"""Values whose types no schema says, as they look. An array without items has no looks."""
 CALLS = [label for label, message in REPLIES.items() if message.tool_calls]
 TEXT_AND_CALLS = [label for label in CALLS if REPLIES[label].content]
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
@@ -149,7 +154,7 @@ def test_what_the_model_says_is_what_the_client_gets(trait, label):
     assert [name for name, _ in answer.calls] == [one.name for one in message.tool_calls]
     for (_, arguments), one in zip(answer.calls, message.tool_calls, strict=True):
         # Where nothing says the type of a value, and the format has no quotes, it is what it looks like.
-        unknown = {"extra": 7} if "extra" in one.arguments and trait in UNQUOTED else {}
+        unknown = LOOKS.get(trait, {}) if "extra" in one.arguments else {}
         assert json.loads(arguments) == {**one.arguments, **unknown}
 
 

@@ -416,6 +416,16 @@ OBJECTS = (
             ),
         ),
         (
+            "nested_arguments",
+            (
+                'I ask.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="depth">'
+                ']<]minimax[>[<sea>Baltic "B"]<]minimax[>[</sea>]<]minimax[>[<spots>'
+                "]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[<deep>true"
+                "]<]minimax[>[</deep>]<]minimax[>[</item>]<]minimax[>[</spots>]<]minimax[>[</invoke>\n"
+                ']<]minimax[>[<invoke name="depth">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>[e~['
+            ),
+        ),
+        (
             "open_and_close",
             (
                 "<|open|>response<|sep|>I ask.<|close|>response<|sep|><|open|>tools<|sep|>"

@@ -136,6 +136,12 @@ _TABLE = (
         ends="[e~[",
     ),
     _trait(
+        "nested_arguments",
+        special="]~!b[ ]~b] [e~[ ]<]minimax[>[",
+        markup="<mm:think> </mm:think>",
+        ends="[e~[",
+    ),
+    _trait(
         "dsml",
         special="<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
         markup=f"<｜User｜> <｜Assistant｜> {_THOUGHT} ｜DSML｜",

@@ -71,7 +71,7 @@ INSTRUCTIONS_FORM = r"# claudeMd\nFollow these\.\n(?:\nr\d+x)+"
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
 _THOUGHTS = re.compile(
-    r"(<(?:seed:)?think>[\w\s]*)?</(?:seed:)?think>"
+    r"(<(?:seed:|mm:)?think>[\w\s]*)?</(?:seed:|mm:)?think>"
     r"|<\|channel\|>analysis<\|message\|>[\w\s]*<\|end\|><\|start\|>assistant"
     r"|<\|channel>thought[\w\s]*<channel\|>"
     r"|<\|open\|>think<\|sep\|>[\w\s]*<\|close\|>think<\|sep\|>"

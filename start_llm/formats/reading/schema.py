@@ -54,11 +54,48 @@ class Tools:
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """JSON types that the schema allows for an argument; empty if it does not say."""
-        parameters, root = self._parameters.get(tool, {}), self._roots.get(tool, {})
-        properties = _object(parameters.get("properties"))
-        if argument in properties:
-            return _types(properties[argument], root, _DEEPEST_REFERENCE)
-        return _types(parameters.get("additionalProperties"), root, _DEEPEST_REFERENCE)
+        return self.shape(tool, argument).types
+
+    def shape(self, tool: str, argument: str) -> Shape:
+        """What the schema says of an argument."""
+        parameters = self._parameters.get(tool, {})
+        return Shape(dict(parameters), self._roots.get(tool, {})).member(argument)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a schema says of a value. `root`: what its references start from."""
+
+    schema: Json
+    root: Mapping[str, Json]
+
+    @property
+    def types(self) -> frozenset[str]:
+        return _types(self.schema, self.root, _DEEPEST_REFERENCE)
+
+    @property
+    def items(self) -> Shape:
+        """Of each item of an array."""
+        return Shape(_stated("items", self.schema, self.root, _DEEPEST_REFERENCE), self.root)
+
+    def member(self, name: str) -> Shape:
+        """Of a member of an object."""
+        whole = flat(_object(self.schema), self.root)
+        properties = _object(whole.get("properties"))
+        return Shape(properties.get(name, whole.get("additionalProperties")), self.root)
+
+
+def _stated(word: str, schema: Json, root: Mapping[str, Json], depth: int) -> Json:
+    """What a schema, a reference or a part of it says first under a word."""
+    if not isinstance(schema, dict) or depth == 0:
+        return None
+    if word in schema:
+        return schema[word]
+    reference = schema.get("$ref")
+    parts = [resolve(reference, root)] if isinstance(reference, str) else []
+    parts += [part for way in ("allOf", "anyOf", "oneOf") for part in parts_of(schema, way)]
+    found = (_stated(word, part, root, depth - 1) for part in parts)
+    return next((one for one in found if one is not None), None)
 
 
 def flat(parameters: Mapping[str, Json], root: Mapping[str, Json] | None = None) -> Mapping[str, Json]:

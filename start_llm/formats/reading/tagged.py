@@ -10,16 +10,23 @@ So once the first KEY is read nothing can be malformed any more, and arguments g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
+from start_llm.core.chat import Json
 from start_llm.core.markers import longest_beginning
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
-from start_llm.formats.reading.schema import TEXT, Tools, decode, is_text
+from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode, is_text
 
 type Padding = Literal["never", "always", "told"]
+
+
+def _by_types(raw: str, shape: Shape) -> Json:
+    return decode(raw, shape.types)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +35,13 @@ class Tags(Block):
 
     Attributes:
         key: what opens an argument, its name in group `key`, the type that it states in group `type`.
-        value_end: literal text.
+        value_end: literal text, with `KEY` for the argument's name.
         end: what ends a call.
         text_type: what a key states of a text; whatever else it states, the value is JSON.
         padding: whether a newline on each side of a value is the format's; `told` by one in front of it.
         wrapper: literal texts around a value that holds markup, such as CDATA's.
+        nested: how the tags of an array's or object's parts begin: all of them, and those that close one.
+        decode: the value that a text stands for, where it may be something else.
     """
 
     key: str
@@ -41,6 +50,8 @@ class Tags(Block):
     text_type: str = ""
     padding: Padding = "never"
     wrapper: tuple[str, str] | None = None
+    nested: tuple[str, str] | None = None
+    decode: Callable[[str, Shape], Json] = _by_types
 
 
 class TaggedReader(BlockReader):
@@ -79,8 +90,7 @@ class TaggedReader(BlockReader):
         key, opening = self._tags.unescape(key), ", " if self._arguments else "{"
         self._give(parts, f"{opening}{written(key)}: ")
         self._arguments += 1
-        types = self._tools.types(self._name, key)
-        self._value = self._new_value(types if stated is None else self._stated_types(stated, types))
+        self._value = self._new_value(key, stated)
         self._step = self._read_wrapper if self._tags.wrapper else self._read_value
 
     def _give(self, parts: list[Part], text: str) -> None:
@@ -93,14 +103,17 @@ class TaggedReader(BlockReader):
         if text:
             parts.append(Arguments(text))
 
-    def _stated_types(self, stated: str, types: frozenset[str]) -> frozenset[str]:
+    def _stated(self, stated: str, types: frozenset[str]) -> Shape:
         """The model says itself what its value is, whatever the schema asks for."""
-        return TEXT if stated == self._tags.text_type else types - TEXT
+        return Shape({"type": [*(TEXT if stated == self._tags.text_type else types - TEXT)]}, {})
 
-    def _new_value(self, types: frozenset[str]) -> _Value:
-        if is_text(types):
-            return _Text(self._tags.value_end, self._tags.padding)
-        return _Typed(self._tags.value_end, types, self._tags.padding)
+    def _new_value(self, key: str, stated: str | None) -> _Value:
+        shape = self._tools.shape(self._name, key)
+        shape = shape if stated is None else self._stated(stated, shape.types)
+        end = self._tags.value_end.replace("KEY", key)
+        if is_text(shape.types):
+            return _Text(end, self._tags.padding)
+        return _Typed(end, self._tags, partial(self._tags.decode, shape=shape))
 
     def _read_wrapper(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
         """Whether the value is wrapped is known from its first characters."""
@@ -125,12 +138,13 @@ class TaggedReader(BlockReader):
 
     def _find_value_end(self) -> tuple[int, int | None]:
         """End of what is surely value, and where the text behind its end begins if it ends here."""
-        marker = self._value.end
+        marker, depth, place = self._value.end, 0, 0
         start = self._buffer.find(marker)
         while start >= 0:
+            depth, place = depth + self._value.levels(self._buffer[place:start]), start
             behind = start + len(marker)
             match = self._follow.match(self._buffer, behind, partial=True)
-            if match is not None:
+            if match is not None and self._value.depth + depth <= 0:
                 return start, None if match.partial else behind
             start = self._buffer.find(marker, behind)
         return len(self._buffer) - longest_beginning(self._buffer, (marker,)), None
@@ -160,9 +174,15 @@ class _Value(Protocol):
 
     Attributes:
         end: literal text that ends it.
+        depth: parts of it that have begun and not ended, in what it took.
     """
 
     end: str
+    depth: int
+
+    def levels(self, text: str) -> int:
+        """How many more parts begin in a text than end."""
+        ...
 
     def take(self, text: str, *, is_last: bool) -> str:
         """What a piece of the value adds to its JSON."""
@@ -174,9 +194,13 @@ class _Text:
 
     def __init__(self, end: str, padding: Padding) -> None:
         self.end = end
+        self.depth = 0
         self._padding: Padding = padding
         self._held = ""
         self._begun = False
+
+    def levels(self, text: str) -> int:  # noqa: ARG002 - a text has no parts
+        return 0
 
     def take(self, text: str, *, is_last: bool) -> str:
         text = self._held + text
@@ -196,20 +220,29 @@ class _Text:
 class _Typed:
     """Anything else goes out once it is whole."""
 
-    def __init__(self, end: str, types: frozenset[str], padding: Padding) -> None:
+    def __init__(self, end: str, tags: Tags, read: Callable[[str], Json]) -> None:
         self.end = end
-        self._types = types
-        self._padding: Padding = padding
+        self.depth = 0
+        self._nested = tags.nested
+        self._read = read
+        self._padding: Padding = tags.padding
         self._pieces: list[str] = []
 
+    def levels(self, text: str) -> int:
+        if self._nested is None:
+            return 0
+        every, closing = self._nested
+        return text.count(every) - 2 * text.count(closing)
+
     def take(self, text: str, *, is_last: bool) -> str:
+        self.depth += self.levels(text)
         self._pieces.append(text)
         if not is_last:
             return ""
         raw = "".join(self._pieces)
         if _padding_of(raw, self._padding) == "always":
             raw = raw.removeprefix("\n").removesuffix("\n")
-        return written(decode(raw, self._types))
+        return written(self._read(raw))
 
 
 def _padding_of(value: str, padding: Padding) -> Padding:
