@@ -117,13 +117,18 @@ def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozense
     evidence: tuple[Callable[[ModelFormat], bool], ...] = (
         lambda one: any(mark in template for mark in one.marks),
         lambda one: not added_tokens.isdisjoint(one.marks),
-        lambda one: model_type.startswith(one.types),
     )
     for fits in evidence:
         for one in MODEL_FORMATS:
             if fits(one):
                 return one
-    return GENERIC
+    return _of_type(model_type)
+
+
+def _of_type(model_type: str) -> ModelFormat:
+    """The format with the longest beginning of this name: MiniMax-M1 writes otherwise than M2."""
+    known = {kind: one for one in MODEL_FORMATS for kind in one.types if model_type.startswith(kind)}
+    return known[max(known, key=len)] if known else GENERIC
 
 
 def _with_real_thoughts(model: ModelFormat, template: str, added_tokens: frozenset[str]) -> Family:
