@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Protocol
 
 from start_llm.core.chat import Json
@@ -113,7 +112,7 @@ class TaggedReader(BlockReader):
         end = self._tags.value_end.replace("KEY", key)
         if is_text(shape.types):
             return _Text(end, self._tags.padding)
-        return _Typed(end, self._tags, partial(self._tags.decode, shape=shape))
+        return _Typed(end, self._tags, shape)
 
     def _read_wrapper(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
         """Whether the value is wrapped is known from its first characters."""
@@ -220,18 +219,17 @@ class _Text:
 class _Typed:
     """Anything else goes out once it is whole."""
 
-    def __init__(self, end: str, tags: Tags, read: Callable[[str], Json]) -> None:
+    def __init__(self, end: str, tags: Tags, shape: Shape) -> None:
         self.end = end
         self.depth = 0
-        self._nested = tags.nested
-        self._read = read
-        self._padding: Padding = tags.padding
+        self._tags = tags
+        self._shape = shape
         self._pieces: list[str] = []
 
     def levels(self, text: str) -> int:
-        if self._nested is None:
+        if self._tags.nested is None:
             return 0
-        every, closing = self._nested
+        every, closing = self._tags.nested
         return text.count(every) - 2 * text.count(closing)
 
     def take(self, text: str, *, is_last: bool) -> str:
@@ -240,9 +238,9 @@ class _Typed:
         if not is_last:
             return ""
         raw = "".join(self._pieces)
-        if _padding_of(raw, self._padding) == "always":
+        if _padding_of(raw, self._tags.padding) == "always":
             raw = raw.removeprefix("\n").removesuffix("\n")
-        return written(self._read(raw))
+        return written(self._tags.decode(raw, self._shape))
 
 
 def _padding_of(value: str, padding: Padding) -> Padding:
