@@ -587,6 +587,57 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_cannot_be_cut():
     assert not facts_of(TURNS, marks_the_start=True).can_be_cut
 
 
+CALLS = """-}}
+    {%- for call in message.tool_calls -%}
+        {{- '(' ~ call.function.name ~ ':' ~ call.function.arguments | tojson ~ ')' -}}
+    {%- endfor -%}
+{{- '<end>'"""
+WITH_CALLS = TURNS.replace("~ '<end>'", CALLS)
+
+
+def test_text_that_can_stand_nowhere_else_is_moved_to_the_result():
+    """No token marks the calls, and replies that follow each other are refused."""
+    alone = WITH_CALLS.replace("message.content", "('' if message.tool_calls else message.content)")
+    neighbours = "'no'.x.y if message.role == 'assistant' == loop.nextitem.role else message.role"
+    facts = facts_of(alone.replace("message.role ~", f"({neighbours}) ~", 1))
+    assert facts.takes_calls
+    assert facts.text_beside_calls == "moved"
+    assert "text beside calls in front of their result" in needed(facts)
+    assert facts_of(alone).text_beside_calls == "parted"
+
+
+def test_calls_that_vanish_beside_a_thought_are_found():
+    hidden = WITH_CALLS.replace("in message.tool_calls", "in message.tool_calls if not message.thinking")
+    facts = facts_of(hidden.replace("message.content", "(message.thinking or '') ~ message.content"))
+    assert facts.thoughts_hide == {"calls"}
+    assert "no thoughts beside calls" in needed(facts)
+
+
+def test_a_template_that_refuses_blank_replies_too_gets_none():
+    strict = "message.content if message.content | trim or message.role != 'assistant' else 'no'.x.y"
+    facts = facts_of(TURNS.replace("message.content", f"({strict})"))
+    assert facts.refuses_blank_replies
+    assert "assistant" not in facts.refuses_empty
+    assert "empty answers left out" in needed(facts)
+    assert "conversations with empty answers" not in facts.losses
+
+
+def test_a_schema_that_is_refused_is_found():
+    refusing = """
+        {%- for tool in tools or [] -%}
+            {{- tool.function | tojson -}}
+            {%- for one in tool.function.parameters.properties.values() if one.anyOf -%}
+                {{- one.no.one -}}
+            {%- endfor -%}
+        {%- endfor -%}
+    """
+    facts = facts_of(refusing + TURNS)
+    assert facts.takes_tools
+    assert "properties.anyOf.enum" in facts.refused_parts
+    assert "properties.enum" in (facts.schema_parts or ())
+    assert facts.losses == ()
+
+
 def test_a_template_that_shows_tools_in_system_messages_alone_gets_one():
     told = "message.content ~ (tools | tojson if tools and message.role == 'system' else '')"
     facts = facts_of(TURNS.replace("message.content", told))
