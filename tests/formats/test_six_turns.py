@@ -34,19 +34,18 @@ REPLIES = (
     reply("", call(path="x", text="</done> & more")),
     reply("It is mended."),
 )
-ONE_CALL_ALONE = frozenset({"dates"})
-"""Traits whose template has one call in a message, and no text beside it."""
-NO_TEXT = frozenset({"bare_call_list"})
-"""Traits whose template shows the text beside calls in another place."""
+ONE_CALL = frozenset({"dates", "strict_channels"})
+"""Traits whose template has one call in a message."""
+NO_TEXT = frozenset({"dates", "bare_call_list"})
+"""Traits whose template has no text beside calls in one message."""
 MOVES_TOOLS = frozenset({"tools_before_last_user"})
 """Traits whose template puts the tools and the system text in front of the last question."""
 
 
 def replies_of(trait: str) -> list[Message]:
     """Those that a model of this trait can give."""
-    no_text = trait in ONE_CALL_ALONE | NO_TEXT
-    held = [one for one in REPLIES if not (no_text and one.content and one.tool_calls)]
-    return [one for one in held if not (trait in ONE_CALL_ALONE and len(one.tool_calls) > 1)]
+    held = [one for one in REPLIES if not (trait in NO_TEXT and one.content and one.tool_calls)]
+    return [one for one in held if not (trait in ONE_CALL and len(one.tool_calls) > 1)]
 
 
 @dataclass
