@@ -106,7 +106,10 @@ def unread_call(subject: Subject) -> str | None:
 
 
 def _kinds(facts: TemplateFacts) -> list[str]:
-    shown = {"two calls": facts.takes_parallel_calls, "text and a call": facts.keeps_text_beside_calls}
+    shown = {
+        "two calls": facts.takes_parallel_calls,
+        "text and a call": facts.text_beside_calls in ("kept", "set in"),
+    }
     return [kind for kind in _REPLIES if shown.get(kind, True)]
 
 

@@ -125,7 +125,10 @@ class _Talk:
 
     def _as_written(self, message: Message) -> Message:
         """With a thought, an id for each call, and text beside it only where the template shows that."""
-        turn, keeps_text = len(self._sequences), self._subject.preparer.facts.keeps_text_beside_calls
+        turn, keeps_text = (
+            len(self._sequences),
+            self._subject.preparer.facts.text_beside_calls in ("kept", "set in"),
+        )
         calls = tuple(replace(call, id=f"call{turn}") for call in message.tool_calls)
         content = message.content if keeps_text or not calls else ""
         return replace(message, content=content, reasoning=self._thought, tool_calls=calls)
