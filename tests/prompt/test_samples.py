@@ -53,7 +53,7 @@ COMPOSES = frozenset({"open_and_close"})
 """Traits whose template has no mark of thoughts in one piece."""
 
 
-@pytest.mark.parametrize("trait", TRAITS.keys() - COMPOSES)
+@pytest.mark.parametrize("trait", sorted(TRAITS.keys() - COMPOSES))
 def test_what_a_trait_renders_tells_no_other_family_than_its_files(trait):
     tokenizer = trait_tokenizer(trait)
     files = {}, tokenizer.chat_template, tokenizer.added_tokens
