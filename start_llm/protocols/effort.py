@@ -26,10 +26,8 @@ CONSUMED_TEMPLATE_OPTIONS = frozenset({"enable_thinking", "thinking", "reasoning
 _PLACES = ("chat_template_kwargs", "metadata", "extra_body")  # after the top level
 _SILENT = Thinking()
 _WORDS: Mapping[str, Thinking] = {
-    **dict.fromkeys("off none disable disabled false 0 no chat no_think".split(), Thinking(on=False)),
-    **dict.fromkeys(
-        "on enable enabled adaptive auto default true 1 yes thinking think".split(), Thinking(on=True)
-    ),
+    **dict.fromkeys("off none disable disabled false 0 no".split(), Thinking(on=False)),
+    **dict.fromkeys("on enable enabled adaptive auto default true 1 yes".split(), Thinking(on=True)),
     **{word: Thinking(on=True, effort=word) for word in "minimal low medium high xhigh".split()},
     "max": Thinking(on=True, effort="xhigh"),
 }
@@ -63,7 +61,7 @@ def unread_template_options(options: Mapping[str, Json]) -> dict[str, Json]:
 def _is_consumed(name: str, value: Json) -> bool:
     if name not in CONSUMED_TEMPLATE_OPTIONS:
         return False
-    return value is None or any(one != _SILENT for one in _lenient_statements({name: value}, _ROWS))
+    return value is None or any(one != _SILENT for one in _lenient_statements({name: value}))
 
 
 def _statements(body: Fields) -> Iterator[Thinking]:
@@ -72,13 +70,12 @@ def _statements(body: Fields) -> Iterator[Thinking]:
     for row in _ROWS:
         yield row.says(body)
     for place in _PLACES:
-        rows = (*_ROWS, *_ROWS_OF_TEMPLATES) if place == "chat_template_kwargs" else _ROWS
-        yield from _lenient_statements(body.value(place), rows)
+        yield from _lenient_statements(body.value(place))
 
 
-def _lenient_statements(value: Json, rows: Iterable[_Row]) -> Iterator[Thinking]:
+def _lenient_statements(value: Json) -> Iterator[Thinking]:
     place = Fields(value if isinstance(value, dict) else {})
-    for row in rows:
+    for row in _ROWS:
         try:
             yield row.says(place)
         except InvalidRequest:
@@ -158,5 +155,3 @@ _ROWS = (
     _Row("output_config", _object),
     _Row("output_config.effort", _word),
 )
-# Names that some templates have for the same, and no protocol.
-_ROWS_OF_TEMPLATES = (_Row("thinking_mode", _word), _Row("thinking_effort", _word))

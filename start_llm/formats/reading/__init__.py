@@ -1,1 +1,0 @@
-"""Readers of calls: state machines without I/O that several formats share."""

@@ -1,1 +1,0 @@
-"""Writers of calls: their text, and the grammar of that text."""

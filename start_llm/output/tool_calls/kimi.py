@@ -1,0 +1,23 @@
+"""Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
+
+Ours: mlx_lm's parser ends a call at the first end token, also inside a text, and takes Python literals.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.output.tool_calls.base import Format
+from start_llm.output.tool_calls.json_calls import ObjectReader, Objects
+
+_END = r"(?:\s{0,64}<\|tool_call_end\|>)?\s{0,64}"
+_OBJECTS = Objects(
+    head=rf"(?:{_END}<\|tool_call_begin\|>)?"
+    r"\s{0,64}(?:functions\.)?(?P<name>[\w.\-]{1,256})(?::\d{1,9})?\s{0,64}"
+    r"<\|tool_call_argument_begin\|>\s{0,64}(?=\{)",
+    next_call=_END + r"(?=<\|tool_call_begin\|>)",
+    block_end=_END + r"<\|tool_calls_section_end\|>",
+)
+KIMI = Format(
+    "kimi", ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"), partial(ObjectReader, _OBJECTS)
+)
