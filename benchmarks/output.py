@@ -35,10 +35,10 @@ from start_llm.core.chat import Json  # noqa: E402 - found through the line abov
 from start_llm.core.events import Content, Finished, Reasoning, Text, Usage  # noqa: E402
 from start_llm.core.family import Family, ThoughtMarks  # noqa: E402
 from start_llm.engine.detokenize import Detokenizer  # noqa: E402
-from start_llm.models.families import named  # noqa: E402
+from start_llm.formats.reading.schema import Tools  # noqa: E402
+from start_llm.formats.registry import named  # noqa: E402
 from start_llm.output.splitter import make_splitter  # noqa: E402
 from start_llm.output.stream import OutputStream  # noqa: E402
-from start_llm.output.tool_calls.schema import Tools  # noqa: E402
 
 LETTERS_PER_TOKEN = 4
 TOKENS_PER_SECOND = 500

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from start_llm import __version__
+from start_llm.audit.calls import unread_call
+from start_llm.audit.subject import Subject
 from start_llm.cache.kinds import words_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
@@ -19,7 +21,6 @@ from start_llm.configured import (
     cache_limits,
     door,
     engine_config,
-    kept_thoughts,
     make_seal,
     make_trace,
     memory_budget,
@@ -32,6 +33,7 @@ from start_llm.configured import (
     proxy_config,
     response_store,
     server_limits,
+    transcripts,
     work_reserve,
 )
 from start_llm.core.errors import PortError
@@ -50,13 +52,10 @@ from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import identity
 from start_llm.models.loader import LoadedModel, load
-from start_llm.models.tokenizer import Tokenizer
 from start_llm.places import DEMO_MODEL, ROOT
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
-from start_llm.prompt.canonical import canonical_reply
 from start_llm.prompt.prepare import Preparer
-from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.response_store import ResponseStore
@@ -69,19 +68,11 @@ from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
 from start_llm.settings import Settings
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.transcripts.guard import Names
-from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.seen import SeenConversations
-from start_llm.transcripts.store import Limits as TranscriptLimits
-from start_llm.transcripts.store import TranscriptStore
-from start_llm.transcripts.thoughts import ThoughtStore
 from start_llm.transcripts.turn import Transcripts
 
 LOGS = ROOT / "logs"
-_MOST_TRANSCRIPT_BYTES = 128 * 2**20
-_MOST_THOUGHT_BYTES = 32 * 2**20
 _STOP_S = 5.0  # the longest chunk of a prompt that is tried lasts four
 _LAST_LINES_S = 0.5
 
@@ -236,16 +227,16 @@ class App:
         )
 
     def _open(self, name: str, engine: Engine, ready: Ready) -> ModelCard:
-        family = model_family(self._settings, ready.model)
         tokenizer = ready.model.tokenizer
-        transcripts = self._transcripts(tokenizer)
-        preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=transcripts.heal)
+        family = model_family(self._settings, ready.model.config, tokenizer)
+        known = transcripts(self._settings, tokenizer)
+        preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=known.heal)
         traits = model_traits(self._settings, ready.model, ready.footprint, family, ready.admission)
         service = Service(
             engine=engine,
             tokenizer=tokenizer,
             preparer=preparer,
-            transcripts=transcripts,
+            transcripts=known,
             traits=traits,
             reports=Reports(self._requests, self._terminal, self._trace),
         )
@@ -259,7 +250,7 @@ class App:
             model_type=ready.footprint.model_type,
         )
         responses = response_store(self._settings)
-        status = self._status(card, engine, ready, transcripts, responses)
+        status = self._status(card, engine, ready, known, responses)
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
         tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
         site = Site(
@@ -282,7 +273,7 @@ class App:
         card: ModelCard,
         engine: Engine,
         ready: Ready,
-        transcripts: Transcripts,
+        known: Transcripts,
         responses: ResponseStore,
     ) -> Status:
         return Status(
@@ -292,31 +283,11 @@ class App:
             requests=self._requests,
             engine=self._engine_metrics,
             cache=self._cache_metrics,
-            transcripts=transcripts.metrics,
+            transcripts=known.metrics,
             responses=responses,
             limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
             engine_is_alive=engine.is_alive,
             leaving=self._leaving,
-        )
-
-    def _transcripts(self, tokenizer: Tokenizer) -> Transcripts:
-        metrics = TranscriptMetrics()
-        limits = TranscriptLimits(
-            most_bytes=_MOST_TRANSCRIPT_BYTES, unused_s=self._settings.transcript_idle_s
-        )
-        return Transcripts(
-            store=TranscriptStore(limits, metrics=metrics),
-            thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
-            seen=SeenConversations(),
-            names=Names(),
-            recent=RecentConversations(),
-            metrics=metrics,
-            canonical_reply=canonical_reply,
-            token_bytes=tokenizer.token_bytes,
-            encode=lambda text: tokenizer.encode(text, as_document=False),
-            kept_thoughts=kept_thoughts(self._settings),
-            takes_proof=self._settings.drift == "note",
-            is_changed=is_shortened if self._settings.shortens_writes else lambda _: False,
         )
 
     def _start_proxy(self, card: ModelCard) -> None:
@@ -350,6 +321,10 @@ class App:
             self._terminal.say(
                 "\n  This is the demo model: it says what it is, says a word after you, calls a tool that "
                 "you name,\n  and passes on its result. Choose a real one with --model."
+            )
+        if told := unread_call(Subject(ready.model.tokenizer, family, preparer)):
+            self._terminal.say(
+                f"\n  No reader knows how this model writes calls; an agent gets them as text: {told!r}"
             )
         for title, lines in paste_lines(self.url, card.id, asks_key=bool(self._settings.keys)):
             self._terminal.paste(title, lines)

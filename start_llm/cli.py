@@ -1,4 +1,4 @@
-"""The command line: `python -m start_llm serve`, `launch`, `config` and `settings`."""
+"""The command line: `python -m start_llm serve`, `audit`, `launch`, `config` and `settings`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from start_llm.app import App
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_UNDONE: Mapping[str, str] = {
+    "launch": "set {client} up",
+    "config": "set {client} up",
+    "audit": "look into {folder}",
+}
 _FLAGS: Mapping[str, tuple[str, str]] = {
     "--model": ("MODEL_PATH", "PATH_OR_REPO"),
     "--mlx-host": ("MLX_HOST", "ADDRESS"),
@@ -49,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _COMMANDS[options.command](options)
     except StartupError as error:
-        what = f"set {options.client} up" if "client" in options else "start"
+        what = _UNDONE.get(options.command, "start").format(**vars(options))
         print(f"start_llm cannot {what}.\n{error}", file=sys.stderr)
         return 2
 
@@ -81,14 +86,6 @@ def _setup(options: argparse.Namespace) -> Setup:
     return make_setup(CLIENTS[options.client], served, folder, os.environ)
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "serve": _serve,
-    "launch": _launch,
-    "config": _config,
-    "settings": _settings,
-}
-
-
 def serve(sources: Sequence[Source], terminal: Terminal) -> int:
     """Serve until a signal comes. A second signal ends the process at once."""
     settings = settings_table.load(*sources)
@@ -110,13 +107,35 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
 
 def _app(settings: Settings, terminal: Terminal) -> App:
     """The imports take seconds, and only this command needs them."""
-    # The tokenizer library warns that it has no PyTorch, which nothing here needs. Set before it is imported.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
+    _quiet_tokenizers()
     from start_llm.app import App  # noqa: PLC0415
 
     return App(settings, terminal)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    """Prints the page; 1 if an agent would miss something."""
+    _quiet_tokenizers()
+    from start_llm.audit.page import audit_folder  # noqa: PLC0415
+
+    page = audit_folder(settings_table.load(*_outside()), Path(options.folder).expanduser())
+    Terminal().summary(page.rows)
+    return 0 if page.is_fine else 1
+
+
+def _quiet_tokenizers() -> None:
+    """Their library warns that it has no PyTorch, which nothing here needs. Called before it is imported."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "serve": _serve,
+    "audit": _audit,
+    "launch": _launch,
+    "config": _config,
+    "settings": _settings,
+}
 
 
 def _leave(message: str, status: int) -> NoReturn:
@@ -194,6 +213,10 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     server.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
     server.add_argument("--no-cache", action="store_true", help="compute every prompt anew")
+    audited = commands.add_parser(
+        "audit", help="what to expect of a model, without its weights", allow_abbrev=False
+    )
+    audited.add_argument("folder", metavar="FOLDER", help="with config, tokenizer and chat template")
     launch = commands.add_parser(
         "launch", help="start a coding client for the running server", allow_abbrev=False
     )

@@ -6,11 +6,11 @@ import math
 import platform
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from start_llm.cache.eviction import Limits
-from start_llm.core.chat import KeptThoughts
+from start_llm.core.chat import Json, KeptThoughts
 from start_llm.core.door import Door, is_loopback
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
@@ -21,12 +21,16 @@ from start_llm.engine.engine import EngineConfig
 from start_llm.engine.machinery import Pace
 from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.work import WorkCost
-from start_llm.models import families
+from start_llm.formats import registry
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
+from start_llm.models.tokenizer import Tokenizer
 from start_llm.places import DEMO_MODEL, ROOT
+from start_llm.prompt.canonical import canonical_reply
 from start_llm.prompt.prepare import PromptPolicy
+from start_llm.prompt.samples import rendered_samples
+from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
@@ -34,10 +38,19 @@ from start_llm.proxy.config import ProxyConfig
 from start_llm.server.listener import ServerLimits
 from start_llm.service import MemoryWindow, ModelTraits
 from start_llm.settings import Settings
-from start_llm.telemetry.metrics import CacheMetrics
+from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace, start_trace
+from start_llm.transcripts.guard import Names
+from start_llm.transcripts.recent import RecentConversations
+from start_llm.transcripts.seen import SeenConversations
+from start_llm.transcripts.store import Limits as TranscriptLimits
+from start_llm.transcripts.store import TranscriptStore
+from start_llm.transcripts.thoughts import ThoughtStore
+from start_llm.transcripts.turn import Transcripts
 
 _APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
+_MOST_TRANSCRIPT_BYTES = 128 * 2**20
+_MOST_THOUGHT_BYTES = 32 * 2**20
 _SMALLEST_PAGE = 256
 _WORK_SHARE = 0.08
 _LONG_CONTEXT = 65_536
@@ -79,6 +92,26 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
         drift=settings.drift,
         checks_keys=settings.checks_keys,
         shortens_writes=settings.shortens_writes,
+    )
+
+
+def transcripts(settings: Settings, tokenizer: Tokenizer) -> Transcripts:
+    """With nothing in them."""
+    metrics = TranscriptMetrics()
+    limits = TranscriptLimits(most_bytes=_MOST_TRANSCRIPT_BYTES, unused_s=settings.transcript_idle_s)
+    return Transcripts(
+        store=TranscriptStore(limits, metrics=metrics),
+        thoughts=ThoughtStore(_MOST_THOUGHT_BYTES),
+        seen=SeenConversations(),
+        names=Names(),
+        recent=RecentConversations(),
+        metrics=metrics,
+        canonical_reply=canonical_reply,
+        token_bytes=tokenizer.token_bytes,
+        encode=lambda text: tokenizer.encode(text, as_document=False),
+        kept_thoughts=kept_thoughts(settings),
+        takes_proof=settings.drift == "note",
+        is_changed=is_shortened if settings.shortens_writes else lambda _: False,
     )
 
 
@@ -188,12 +221,13 @@ def engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(most_waiting=settings.most_waiting)
 
 
-def model_family(settings: Settings, model: LoadedModel) -> Family:
+def model_family(settings: Settings, config: Mapping[str, Json], tokenizer: Tokenizer) -> Family:
     """The form of the model's text: what the user named, else what its files show."""
     if settings.family:
-        return families.named(settings.family)
-    tokenizer = model.tokenizer
-    return families.detect(model.config, tokenizer.chat_template, tokenizer.added_tokens)
+        return registry.named(settings.family)
+    return registry.detect(
+        config, tokenizer.chat_template, tokenizer.added_tokens, rendered_samples(tokenizer)
+    )
 
 
 def pace(settings: Settings) -> Pace:

@@ -120,7 +120,9 @@ class Service:
         guide = self._forms.guide(request, prompt) if isinstance(request, ChatRequest) else None
         turn = self._transcripts.begin(prompt, self._traits.room)
         job = replace(self._plan(request, prompt, turn), guide=guide)
-        output = OutputStream(self._splitter(request, prompt), most_calls=_most_calls(request))
+        output = OutputStream(
+            self._splitter(request, prompt), most_calls=_most_calls(request), stops=request.options.stop
+        )
         generation = self._engine.submit(job)
         turn.asked(name_in(origin.id))
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
@@ -158,7 +160,6 @@ class Service:
             session=_session(request, prompt),
             is_background=request.is_background,
             sampling=self._sampling(request),
-            stop=request.options.stop,
             top_logprobs=request.options.top_logprobs,
             trims_leading_space=isinstance(request, ChatRequest) and self._tokenizer.trims_leading_space,
         )
@@ -294,7 +295,7 @@ class Answer:
                     self._account.note(event)
                 case Text():
                     outputs += self._heard(self._take(event))
-                    if self._output.is_full:
+                    if self._output.is_over:
                         yield from joined(outputs)
                         yield self._cut_short()
                         return
@@ -302,7 +303,7 @@ class Answer:
                     rest, end = self._output.close(event)
                     outputs += self._heard(rest)
                     self._turn.ended(
-                        event,
+                        replace(event, stop=end.stop),
                         is_whole=self._output.is_whole,
                         told_bits=self._output.told_bits,
                         thought_bits=self._output.thought_bits,
@@ -334,11 +335,16 @@ class Answer:
         return self._output.feed(piece)
 
     def _cut_short(self) -> Finished:
-        """The end of a reply that goes on with a call which nobody asked for."""
+        """The end of a reply that goes on with what nobody asked for."""
         self._generation.cancel()
         usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.replied)
-        end = self._output.cut(Finished("tool_calls", usage))
-        self._turn.ended(end, is_whole=False)
+        end = self._output.cut(usage)
+        self._turn.ended(
+            end,
+            is_whole=False,
+            told_bits=self._output.told_bits,
+            thought_bits=self._output.thought_bits,
+        )
         return end
 
     def _heard(self, outputs: list[Output]) -> list[Output]:

@@ -11,8 +11,8 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from start_llm.core.errors import SettingsError
-from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.sampling import RANGES, Range
+from start_llm.formats.registry import FAMILIES
 from start_llm.setting_kinds import (
     BOOLEAN,
     BYTES,
@@ -77,7 +77,7 @@ class Settings:
         "lmstudio-community/GLM-4.7-Flash-MLX-4bit on Apple silicon, the demo model elsewhere.", _MODEL,
     )  # fmt: skip
     family: str | None = _variable(
-        "MODEL_FAMILY", choice(FAMILY_NAMES), None,
+        "MODEL_FAMILY", choice(tuple(FAMILIES)), None,
         "Form of the model's thoughts and tool calls. Unset: found from its template and vocabulary.", _MODEL,
     )  # fmt: skip
     mlx_host: str = _variable(
@@ -279,9 +279,10 @@ class Settings:
         "DEFAULT_REPETITION_CONTEXT_SIZE", integer(0, int(RANGES["repetition_context_size"].high)), None,
         "Tokens that the repetition penalty looks back on. Unset: 256.", _GENERATION,
     )  # fmt: skip
-    thinking: bool = _variable(
-        "DEFAULT_THINKING", BOOLEAN, True,
-        "Whether models think unless the request says otherwise.", _GENERATION, shown="true",
+    thinking: bool | None = _variable(
+        "DEFAULT_THINKING", BOOLEAN, None,
+        "Whether models think unless the request says otherwise. Unset: as the model's template does it when "
+        "it is told nothing.", _GENERATION,
     )  # fmt: skip
     kept_thoughts: Literal["true", "template", "false"] = _variable(
         "PRESERVE_THINKING", choice(("true", "template", "false")), "true",

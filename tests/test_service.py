@@ -318,9 +318,9 @@ def test_a_prompt_that_is_too_long_is_counted_and_one_that_cannot_be_made_is_ref
 
 
 def test_the_engine_is_asked_for_what_the_request_says():
-    job = Desk().planned(chat("Hey", max_tokens=3, stop=("a", "b"), top_logprobs=4))
+    job = Desk().planned(chat("Hey", max_tokens=3, top_logprobs=4))
     assert job.prompt.ids == (72, 101, 121)
-    assert (job.max_tokens, job.stop, job.top_logprobs) == (3, ("a", "b"), 4)
+    assert (job.max_tokens, job.top_logprobs) == (3, 4)
 
 
 def test_a_text_is_a_document_and_token_ids_are_left_alone():
@@ -470,6 +470,37 @@ def test_a_call_of_a_tool_that_was_offered_is_a_call_and_ends_the_reply_as_one(r
 def test_what_looks_like_a_call_is_text_where_no_tool_was_offered():
     written = '<tool_call>{"name": "read", "arguments": {}}</tool_call>'
     assert heard(Desk([Text(written, (1,)), DONE], family=THINKER)) == [Content(written, tokens=(1,)), DONE]
+
+
+def test_a_stop_string_ends_the_reply_and_what_the_engine_still_does():
+    desk = Desk([Restored(2)], [Text("so EN", (1,))], [Text("D", (2,)), Text("never", (3,)), DONE])
+    events = heard(desk, chat(stop=("END", "nowhere")))
+    assert events == [
+        Idle(),
+        Content("so ", tokens=(1,)),
+        Content("", tokens=(2,)),
+        Finished("stop", Usage(prompt=5, cached=2, completion=2), stop="END"),
+    ]
+    assert desk.script.cancelled == 2, "once for the stop string, once because it is left"
+    assert desk.metrics.endings == {"stop": 1}
+
+
+def test_a_stop_string_ends_a_text_wherever_it_stands():
+    desk = Desk([Text("<think>a\n\nb", (1,)), DONE], family=THINKER)
+    events = heard(desk, text(stop=("\n\n",)))
+    ended = Finished("stop", Usage(prompt=6, cached=0, completion=1), stop="\n\n")
+    assert events == [Content("<think>a", tokens=(1,)), ended]
+
+
+def test_a_stop_string_in_a_thought_or_in_the_space_behind_it_is_none():
+    desk = Desk([Text("<think>a\n\nb</think>\n\nc", (1,)), DONE], family=THINKER)
+    assert heard(desk, chat(stop=("\n\n",))) == [Reasoning("a\n\nb", tokens=(1,)), Content("c"), DONE]
+
+
+def test_a_stop_string_that_is_seen_when_the_reply_has_ended_is_named():
+    desk = Desk([Text("so\n\n", (1,)), DONE], family=THINKER, window=1000)
+    events = heard(desk, chat(stop=("\n\n",), tools=(TOOL,)))
+    assert events == [Content("so", tokens=(1,)), replace(DONE, stop="\n\n")]
 
 
 def test_the_marks_of_a_family_mean_nothing_in_a_text_completion():

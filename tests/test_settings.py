@@ -26,11 +26,10 @@ from start_llm import cli
 from start_llm.app import App
 from start_llm.configured import model_name, proxy_config
 from start_llm.core.errors import ModelError, PortError, SettingsError
-from start_llm.core.family import FAMILY_NAMES
 from start_llm.core.job import Job
 from start_llm.engine.look import Look
 from start_llm.engine.time_share import EngineTime
-from start_llm.models import families
+from start_llm.formats import registry
 from start_llm.places import DEMO_MODEL
 from start_llm.settings import (
     LATER,
@@ -194,10 +193,9 @@ def test_the_defaults_are_the_documented_ones():
     assert (settings.max_kv_size, settings.most_body_bytes) == (196_608, 64 * 2**20)
     assert settings.idle_s > 120, "proxies keep connections for 120 s"
     assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
-    assert settings.thinking
     unset = {name for name in ACTING if value_of(settings, name) is None}
     named = {"MODEL_PATH", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON"}
-    of_requests = {name for name in ACTING if name.startswith("DEFAULT_")} - {"DEFAULT_THINKING"}
+    of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
     assert unset == named | of_requests | of_the_cache
     assert settings.keys == settings.proxy_keys == settings.hosts == ()
@@ -252,8 +250,8 @@ def test_an_unknown_family_is_refused_with_the_names_of_all_and_every_name_is_a_
     with pytest.raises(SettingsError) as refused:
         load(environment(MODEL_FAMILY="alpaca"))
     names = str(refused.value).partition("one of ")[2].removesuffix(".").split(", ")
-    assert names == list(FAMILY_NAMES)
-    assert [families.named(name).name for name in names] == names
+    assert names == list(registry.FAMILIES)
+    assert [registry.named(name).name for name in names] == names
 
 
 def test_a_bad_value_is_reported_only_if_it_would_count():

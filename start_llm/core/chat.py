@@ -64,7 +64,7 @@ class GenerationOptions:
 
     Attributes:
         max_tokens: upper bound for the reply; None leaves it to the server.
-        stop: strings that end the reply and are not part of it.
+        stop: strings that end the reply where they stand in its answer, and are not part of it.
         sampling, presence_penalty, frequency_penalty, logit_bias, seed: see `core.sampling.Sampling`.
         top_logprobs: None reports no log-probabilities; 0..20 alternatives beside the chosen token.
     """

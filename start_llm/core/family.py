@@ -7,20 +7,22 @@ from typing import Literal
 
 type CallIds = Literal["ordinal", "nine", "kimi"]
 
-FAMILY_NAMES = ("qwen3", "glm4", "gemma4", "gpt_oss", "mistral", "llama3", "kimi", "minicpm", "generic")
-"""What `MODEL_FAMILY` may say."""
-
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
     """Text around a thought. Newlines next to the marks belong to neither thought nor answer.
 
-    `cut` is what the server writes to close a thought that has used up its budget.
+    Attributes:
+        cut: what the server writes to close a thought that has used up its budget.
+        is_unmistakable: nobody writes about these marks, so they are marks wherever they stand.
+        ended_by: texts that begin calls and nothing else: a thought that is still open ends there.
     """
 
     opening: str
     closing: str
     cut: str
+    is_unmistakable: bool = False
+    ended_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,9 @@ class Family:
         thought: None for models without thoughts.
         channels: messages have headers with a channel and a recipient (Harmony).
         orphan_close: a thinking reply may begin inside its thought although nothing opened one.
-        formats: tool-call formats of `output.tool_calls.FORMATS`, the likeliest first; the others follow.
+        answer_marks: texts around an answer that are no part of it; models write them nowhere else.
+        formats: names of notations of calls (`formats.registry`), the likeliest first; the others follow.
+        around_text: what a model writes around a text in front of its calls.
         call_ids: the ids of calls that the chat template gets: `call0`, nine characters, `functions.NAME:0`.
     """
 
@@ -40,5 +44,7 @@ class Family:
     thought: ThoughtMarks | None = None
     channels: bool = False
     orphan_close: bool = False
+    answer_marks: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
+    around_text: tuple[str, str] = ("", "")
     call_ids: CallIds = "ordinal"

@@ -62,7 +62,6 @@ class Job:
         salt: keeps what different callers computed apart.
         session: requests of one are served one after the other; empty: it is alone.
         is_background: nobody waits in front of a screen for it, as far as its client says.
-        stop: strings that end the reply.
         top_logprobs: None or 0..20.
         thought: None lets the model think as long as it likes.
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
@@ -77,7 +76,6 @@ class Job:
     salt: bytes = b""
     session: str = ""
     is_background: bool = False
-    stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     thought: ThoughtLimit | None = None
     trims_leading_space: bool = False

@@ -10,7 +10,6 @@ from typing import cast
 from start_llm.core.events import Finished, FinishReason, Text, TokenLogprobs, Usage
 from start_llm.core.job import Job
 from start_llm.engine.detokenize import Detokenizer
-from start_llm.engine.stops import StopScanner
 from start_llm.engine.thought import ThoughtWatch
 
 
@@ -18,7 +17,7 @@ class ReplyWriter:
     """Decodes tokens, looks for the end of the reply, and says when it has come.
 
     Args:
-        job: its limit and its stop strings end the reply, and so do `end_tokens`.
+        job: its limit ends the reply, and so do `end_tokens`.
         token_bytes: the bytes that a token id stands for.
         cached: prompt tokens that are not computed.
 
@@ -39,7 +38,6 @@ class ReplyWriter:
         self._cached = cached
         self._end_tokens = end_tokens
         self._detokenizer = Detokenizer(token_bytes, trims_leading_space=job.trims_leading_space)
-        self._stops = StopScanner(job.stop)
         self._unsent_tokens: list[int] = []
         self._unsent_logprobs: list[TokenLogprobs] = []
         self._unsent_surprisal = 0.0
@@ -55,15 +53,13 @@ class ReplyWriter:
         self._unsent_tokens.append(token)
         self._unsent_surprisal += surprisal
         if token in self._end_tokens:
-            return self._finish(self._rest(), "stop")
+            return self._finish(self._detokenizer.close(), "stop")
         if logprobs is not None:
             self._unsent_logprobs.append(logprobs)
-        scan = self._stops.feed(self._decode(token))
-        if scan.stop is not None:
-            return self._finish(scan.text, "stop", scan.stop)
+        text = self._decode(token)
         if self.produced >= self._job.max_tokens:
-            return self._finish_at_limit(scan.text)
-        return [self._take(scan.text)] if scan.text else []
+            return self._finish_at_limit(text)
+        return [self._take(text)] if text else []
 
     def _decode(self, token: int) -> str:
         text = self._detokenizer.feed(token)
@@ -72,24 +68,17 @@ class ReplyWriter:
             self.dictated.extend(self._thought.feed(text, is_inside_character=is_inside_character))
         return text
 
-    def _rest(self) -> str:
-        """Everything held back, once no token follows."""
-        last = self._stops.feed(self._detokenizer.close())
-        return last.text + self._stops.close()
-
     def cut(self) -> list[Text | Finished]:
         """The events of a reply that ends here, whatever it has come to."""
         *texts, end = self._finish_at_limit("")
         return [*texts, replace(cast("Finished", end), was_cut=True)]
 
     def _finish_at_limit(self, text: str) -> list[Text | Finished]:
-        return self._finish(text + self._rest(), "length")
+        return self._finish(text + self._detokenizer.close(), "length")
 
-    def _finish(self, text: str, reason: FinishReason, stop: str | None = None) -> list[Text | Finished]:
+    def _finish(self, text: str, reason: FinishReason) -> list[Text | Finished]:
         usage = Usage(prompt=len(self._job.prompt), cached=self._cached, completion=self.produced)
-        if stop is not None and not text:
-            self._unsent_logprobs.clear()
-        return [self._take(text), Finished(reason, usage, stop)]
+        return [self._take(text), Finished(reason, usage)]
 
     def _take(self, text: str) -> Text:
         tokens, logprobs = tuple(self._unsent_tokens), tuple(self._unsent_logprobs)

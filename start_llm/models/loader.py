@@ -36,6 +36,32 @@ class LoadedModel:
     sampling: SamplingChoice
 
 
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """A model folder without its weights. See `LoadedModel`."""
+
+    tokenizer: Tokenizer
+    config: Mapping[str, Json]
+    sampling: SamplingChoice
+
+
+def read(folder: Path) -> ReadModel:
+    """Everything but the weights.
+
+    Raises:
+        ModelError: the folder has no tokenizer that mlx_lm can load, or no config.
+    """
+    _require_model_folder(folder)
+    try:
+        config = cast("dict[str, Json]", mlx_lm_utils.load_config(folder))
+        wrapper = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = Tokenizer(wrapper)
+    except Exception as error:
+        # As with a whole model, the libraries raise anything.
+        raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_told(error)}") from error
+    return ReadModel(tokenizer, config, author_sampling(folder))
+
+
 def load(folder: Path) -> LoadedModel:
     """Load weights and tokenizer, and run one token through the model.
 

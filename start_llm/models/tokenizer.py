@@ -93,7 +93,6 @@ class Tokenizer:
             template.globals["strftime_now"] = strftime_now
             variables = {
                 **self._wrapper.special_tokens_map,
-                "enable_thinking": self._wrapper.has_thinking,
                 "documents": None,
                 **options,
             }

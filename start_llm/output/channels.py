@@ -16,18 +16,23 @@ import regex
 
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.json_calls import arguments_of
+from start_llm.formats.reading.parts import Arguments, Ended, Started
+from start_llm.formats.reading.schema import Tools
 from start_llm.output.calls import CallCounter
 from start_llm.output.spacing import TrailingSpace
-from start_llm.output.tool_calls.base import Arguments, Ended, Started
-from start_llm.output.tool_calls.json_calls import arguments_of
-from start_llm.output.tool_calls.schema import Tools
 
 _TO = r"(?:\s{0,16}to=(?P<to>[^\s<]{1,256}))?"
-_HEADER = regex.compile(
+_WORDS = (
     r"(?:\s{0,16}<\|start\|>(?:\s{0,16}\w{1,32})?)?"
     rf"{_TO}(?:\s{{0,16}}<\|channel\|>\s{{0,16}}(?P<channel>\w{{1,32}}))?{_TO}"
-    r"(?:\s{0,16}<\|constrain\|>)?(?:\s{0,16}\w{1,32})?\s{0,16}<\|message\|>"
+    r"(?:\s{0,16}<\|constrain\|>)?(?:\s{0,16}\w{1,32})?\s{0,16}"
 )
+_HEADER = regex.compile(rf"{_WORDS}<\|message\|>")
+_INTERRUPTED = regex.compile(
+    rf"(?=\s{{0,16}}(?:<\|(?:start|channel)\|>|to=))(?>{_WORDS})(?=<\|(?:start|channel)\|>)"
+)
+"""A header in which another one begins."""
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _RECIPIENT = "to="
 _BEGINNINGS = ("<|start|>", "<|channel|>")
@@ -99,7 +104,7 @@ class ChannelSplitter:
         if self._message.kind != "header":
             self._take(held, events)
             before = self.calls
-            self._end_message("", events)
+            self._end_message("", events, is_whole=complete)
             self._was_cut = not complete and self._message.kind == "call" and self.calls == before
         elif held and not any(mark in held for mark in _BEGINNINGS):
             # Half a header is markup; else it is what the model had to say, or a recipient that was cut.
@@ -112,14 +117,17 @@ class ChannelSplitter:
 
     def _read_header(self, buffer: str, events: list[Output]) -> str:
         match = _HEADER.match(buffer, partial=True)
-        if match is None:
-            self._message = _Message("answer")
-            return self._read_no_header(buffer, events)
-        if match.partial:
+        interrupted = None if match else _INTERRUPTED.match(buffer, partial=True)
+        if (match and match.partial) or (interrupted and interrupted.partial):
             self._held = buffer
             return ""
-        self._message = self._message_of(match)
-        return buffer[match.end() :]
+        if match:
+            self._message = self._message_of(match)
+            return buffer[match.end() :]
+        if interrupted and interrupted.end():
+            return buffer[interrupted.end() :]
+        self._message = _Message("answer")
+        return self._read_no_header(buffer, events)
 
     def _read_no_header(self, buffer: str, events: list[Output]) -> str:
         """A marker that begins no header is text of the answer, and would end that if it were read again."""
@@ -163,21 +171,28 @@ class ChannelSplitter:
         self._has_said = self._has_said or bool(said)
         events += _content(said)
 
-    def _end_message(self, end: str, events: list[Output]) -> None:
+    def _end_message(self, end: str, events: list[Output], *, is_whole: bool = True) -> None:
         message = self._message
         if message.kind != "call":
             return
         body = "".join(message.body)
-        try:
-            arguments = arguments_of(body)
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = _arguments(body, is_whole=is_whole)
         if arguments is None or message.name not in self._tools:
             self._say(message.header + body + end, events)
             return
         self._space.drop()
         parts = (Started(message.name), Arguments(arguments), Ended())
         events += [self._counter.event(part) for part in parts]
+
+
+def _arguments(body: str, *, is_whole: bool) -> str | None:
+    """None if they are no object. An empty message has none, unless it was cut."""
+    if is_whole and not body.strip():
+        return "{}"
+    try:
+        return arguments_of(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _content(text: str) -> list[Output]:

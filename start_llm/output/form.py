@@ -13,13 +13,13 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.job import Guide
 from start_llm.core.prompt import Prompt
-from start_llm.output.grammar.arguments import Offered
+from start_llm.formats.reading.schema import Tools
+from start_llm.formats.registry import NOTATIONS
+from start_llm.formats.writing.lark import Lark
+from start_llm.formats.writing.offered import Offered
 from start_llm.output.grammar.enforcer import Enforcer, Vocabulary
-from start_llm.output.grammar.lark import Lark
 from start_llm.output.grammar.reply import Scene, reply_grammar
 from start_llm.output.splitter import Splitter, make_splitter
-from start_llm.output.tool_calls import FORMATS
-from start_llm.output.tool_calls.schema import Tools
 
 _UNLIKELY = -100.0
 """Added to the logit of a token that is not wanted: as far as the wire's own bias goes."""
@@ -93,7 +93,7 @@ class FormKeeper:
 
     @cached_property
     def _opening_tokens(self) -> Mapping[int, float]:
-        openers = [opener for name in self._family.formats for opener in FORMATS[name].openers]
+        openers = [opener for name in self._family.formats for opener in NOTATIONS[name].openers]
         encoded = [self._tokenizer.encode(opener, as_document=False) for opener in openers]
         return {tokens[0]: _UNLIKELY for tokens in encoded if len(tokens) == 1}
 

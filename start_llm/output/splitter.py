@@ -6,18 +6,19 @@ go through the same machine.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from start_llm.core.events import Content, Output, Reasoning
-from start_llm.core.family import Family
-from start_llm.core.markers import longest_beginning
-from start_llm.output.calls import CallFinder
+from start_llm.core.family import Family, ThoughtMarks
+from start_llm.formats.reading.schema import Tools
+from start_llm.formats.registry import ordered
+from start_llm.output.blocks import CallFormats
+from start_llm.output.calls import CallFinder, is_half_a_mark
 from start_llm.output.channels import ChannelSplitter
+from start_llm.output.rereading import RereadableText
 from start_llm.output.spacing import TrailingSpace
-from start_llm.output.tool_calls import ordered
-from start_llm.output.tool_calls.schema import Tools
-
-type _State = Literal["start", "thought", "answer"]
+from start_llm.output.thought import OpenThought
 
 
 class Splitter(Protocol):
@@ -65,8 +66,13 @@ def make_splitter(
     """
     if family.channels:
         return ChannelSplitter(tools, thought_is_open=thought_is_open)
-    finder = CallFinder(ordered(family.formats), tools, calls_come_first=calls_come_first)
-    return TagSplitter(family, finder, thought_is_open=thought_is_open, thinking=thinking)
+    return TagSplitter(
+        family,
+        tools,
+        thought_is_open=thought_is_open,
+        thinking=thinking,
+        calls_come_first=calls_come_first,
+    )
 
 
 class PlainSplitter:
@@ -86,32 +92,54 @@ class PlainSplitter:
 
 
 class TagSplitter:
-    """A thought between two marks at the start of a reply, then the answer.
+    """Thoughts between two marks, then the answer.
 
-    A mark is one only where a thought can begin or end, so an answer may talk about marks. Newlines next to
-    them are the template's. In a thought nothing is a call.
+    Marks that models also write about are marks only where nothing of the answer has come yet, so an answer
+    may talk about them. Unmistakable ones (`ThoughtMarks`) are marks in an answer too: there, another thought
+    may stand, and a closing mark that closes nothing is dropped. So are the marks around an answer. Newlines
+    next to a thought are the template's.
 
     A family with `orphan_close` may begin inside its thought although nothing opened one. Then a thought is
     assumed until its close comes; if it never does, what was taken for a thought was the answer, and is also
     given as that, unless the reply was cut.
+
+    Args:
+        calls_come_first: an answer that does not begin with a call has none. Such a reply is held to its
+            form, and nothing in its answer is a mark.
     """
 
-    def __init__(self, family: Family, finder: CallFinder, *, thought_is_open: bool, thinking: bool) -> None:
-        self._opening = family.thought.opening if family.thought else ""
-        self._closing = family.thought.closing if family.thought else ""
-        self._finder = finder
+    def __init__(
+        self,
+        family: Family,
+        tools: Tools,
+        *,
+        thought_is_open: bool,
+        thinking: bool,
+        calls_come_first: bool = False,
+    ) -> None:
+        self._marks = family.thought
+        self._answer_marks = family.answer_marks
+        self._formats = CallFormats(ordered(family.formats), tools)
+        self._no_calls = CallFormats((), tools)
+        self._text = RereadableText()
+        in_answer = () if calls_come_first else (*_unmistakable(family.thought), *family.answer_marks)
+        self._finder = CallFinder(
+            self._formats, self._text, marks=in_answer, calls_come_first=calls_come_first
+        )
         self._may_assume = family.orphan_close and thinking and not thought_is_open
-        self._state: _State = "answer" if not family.thought else "thought" if thought_is_open else "start"
+        self._thought: OpenThought | None = None
+        self._may_begin_thought = family.thought is not None
         self._held = ""
         self._space = TrailingSpace()
-        self._newlines = TrailingSpace("\n")
-        self._is_first = True
         self._assumed: list[str] | None = None
         self._behind_thought = False
+        self._was_cut_in_mark = False
+        if thought_is_open and family.thought:
+            self._thought = self._opened(family.thought)
 
     @property
     def in_thought(self) -> bool:
-        return self._state == "thought"
+        return self._thought is not None
 
     @property
     def calls(self) -> int:
@@ -127,80 +155,116 @@ class TagSplitter:
 
     @property
     def has_loose_end(self) -> bool:
-        return self._finder.was_cut_in_block
+        return self._finder.was_cut_in_block or self._was_cut_in_mark
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
-        buffer, self._held = self._held + text, ""
-        while buffer:
-            match self._state:
-                case "start":
-                    buffer = self._read_start(buffer)
-                case "thought":
-                    buffer = self._read_thought(buffer, events)
-                case "answer":
-                    buffer = self._read_answer(buffer, events)
+        self._text.append(text)
+        self._read(events)
         return events
 
     def close(self, complete: bool) -> list[Output]:
         events: list[Output] = []
-        held, self._held = self._held, ""
-        if self._state == "thought":
-            self._think(held, events)
-            self._reason(self._newlines.release(), events)
-            if complete and self._assumed:
-                events += self._finder.feed_again("".join(self._assumed))
-                self._state = "answer"
-        else:
-            events += self._finder.feed(self._space.release() + held)
-        return [*events, *self._finder.close(complete)]
+        while self._end_part(complete, events):
+            self._read(events)
+        self._finder.close(complete, events)
+        return events
 
-    def _read_start(self, buffer: str) -> str:
-        """White space, then perhaps the opening mark."""
+    def _read(self, events: list[Output]) -> None:
+        """Everything that there is to read."""
+        while piece := self._text.next_piece():
+            if self._thought:
+                self._read_thought(self._thought, piece, events)
+            elif self._may_begin_thought and self._marks:
+                self._read_start(self._marks, piece, events)
+            else:
+                self._read_answer(piece, events)
+
+    def _opened(self, marks: ThoughtMarks) -> OpenThought:
+        return OpenThought(marks, self._text, self._formats, self._answer_marks)
+
+    def _read_start(self, marks: ThoughtMarks, piece: str, events: list[Output]) -> None:
+        """White space, then perhaps a mark of thoughts."""
+        buffer, self._held = self._held + piece, ""
         begun = buffer.lstrip()
-        if begun.startswith(self._opening):
+        self._space.pass_on(buffer[: len(buffer) - len(begun)])
+        if begun.startswith(marks.opening):
             self._space.drop()
-            self._state = "thought"
-            return begun[len(self._opening) :]
-        if self._opening.startswith(begun):
-            self._space.pass_on(buffer[: len(buffer) - len(begun)])
+            self._thought = self._opened(marks)
+            self._text.give_back(begun.removeprefix(marks.opening))
+        elif begun.startswith(marks.closing):
+            self._space.drop()
+            self._end_thought()
+            self._text.give_back(begun.removeprefix(marks.closing))
+        elif begun and any(mark.startswith(begun) for mark in (marks.opening, marks.closing)):
             self._held = begun
-            return ""
-        if self._may_assume:
+        elif begun and self._may_assume:
             self._assumed = []
-            self._state = "thought"
-        else:
-            self._state = "answer"
-        return self._space.release() + buffer
+            self._thought = OpenThought(marks, self._text, self._no_calls)
+            self._read_thought(self._thought, self._space.release() + begun, events)
+        elif begun:
+            self._begin_answer(events)
+            self._text.give_back(begun)
 
-    def _read_thought(self, buffer: str, events: list[Output]) -> str:
-        end = buffer.find(self._closing)
-        if end >= 0:
-            self._think(buffer[:end], events)
-            self._newlines.drop()
-            self._state, self._behind_thought, self._assumed = "answer", True, None
-            return buffer[end + len(self._closing) :]
-        keep = longest_beginning(buffer, (self._closing,))
-        self._think(buffer[: len(buffer) - keep], events)
-        self._held = buffer[len(buffer) - keep :]
-        return ""
+    def _begin_answer(self, events: list[Output]) -> None:
+        """Newlines behind a thought are dropped."""
+        space = self._space.release()
+        self._finder.read(space.lstrip("\n") if self._behind_thought else space, events)
+        self._may_begin_thought = False
 
-    def _think(self, text: str, events: list[Output]) -> None:
-        """Text of the thought; newlines at its end wait for what follows."""
-        self._reason(self._newlines.pass_on(text), events)
+    def _read_answer(self, piece: str, events: list[Output]) -> None:
+        mark = self._finder.read(piece, events)
+        if self._marks and mark == self._marks.opening:
+            self._thought = self._opened(self._marks)
 
-    def _reason(self, text: str, events: list[Output]) -> None:
-        if self._is_first:
-            text = text.lstrip("\n")
-        if text:
-            self._is_first = False
-            events.append(Reasoning(text))
-            if self._assumed is not None:
-                self._assumed.append(text)
+    def _read_thought(self, thought: OpenThought, piece: str, events: list[Output]) -> None:
+        before = len(events)
+        is_over = thought.read(piece, events)
+        self._assume(events[before:])
+        if is_over:
+            self._end_thought()
 
-    def _read_answer(self, buffer: str, events: list[Output]) -> str:
-        if self._behind_thought:
-            buffer = buffer.lstrip("\n")
-            self._behind_thought = not buffer
-        events += self._finder.feed(buffer)
-        return ""
+    def _assume(self, events: Sequence[Output]) -> None:
+        """What is thought may turn out to be the answer."""
+        if self._assumed is not None:
+            self._assumed += [event.text for event in events if isinstance(event, Reasoning)]
+
+    def _end_thought(self) -> None:
+        """Behind a thought there may be another one."""
+        self._thought, self._assumed, self._may_assume = None, None, False
+        self._may_begin_thought = self._behind_thought = True
+
+    def _end_part(self, complete: bool, events: list[Output]) -> bool:
+        """The reply is over, and so is what it ends with. True if there is text to be read again."""
+        if self._thought:
+            return self._close_thought(self._thought, complete, events)
+        if self._may_begin_thought and self._marks:
+            self._close_start(self._marks, complete, events)
+        return self._finder.end_block(complete, events)
+
+    def _close_thought(self, thought: OpenThought, complete: bool, events: list[Output]) -> bool:
+        before = len(events)
+        calls = thought.close(complete, events)
+        self._assume(events[before:])
+        if calls:
+            self._finder.note(calls, events)
+            self._thought = None
+        elif complete and self._assumed:
+            self._thought, self._may_begin_thought = None, False
+            self._text.give_back("".join(self._assumed))
+            return True
+        return False
+
+    def _close_start(self, marks: ThoughtMarks, complete: bool, events: list[Output]) -> None:
+        """The reply ends where a thought might have begun."""
+        held, self._held = self._held, ""
+        is_text = complete and not marks.is_unmistakable
+        if not is_text and is_half_a_mark(held, (marks.opening, marks.closing)):
+            self._was_cut_in_mark = not complete
+            return
+        self._begin_answer(events)
+        self._finder.read(held, events)
+
+
+def _unmistakable(marks: ThoughtMarks | None) -> tuple[str, ...]:
+    return (marks.opening, marks.closing) if marks and marks.is_unmistakable else ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from start_llm.core.events import (
     CallArguments,
+    CallEnded,
     CallStarted,
     Content,
     Finished,
@@ -14,8 +15,10 @@ from start_llm.core.events import (
     Reasoning,
     Text,
     TokenLogprobs,
+    Usage,
 )
 from start_llm.output.splitter import Splitter
+from start_llm.output.stops import StopScanner
 
 
 class OutputStream:
@@ -23,16 +26,22 @@ class OutputStream:
 
     Args:
         most_calls: that are told of; None: all.
+        stops: strings that end the reply where they stand in its answer.
 
     Attributes:
-        is_full: one more call has begun. Nothing from it on is told.
+        is_over: one more call has begun, or a stop string is complete. Nothing from it on is told.
         told_bits, thought_bits: of chance, in what is told outside of thoughts and in thoughts (`Text`).
     """
 
-    def __init__(self, splitter: Splitter, *, most_calls: int | None = None) -> None:
+    def __init__(
+        self, splitter: Splitter, *, most_calls: int | None = None, stops: Sequence[str] = ()
+    ) -> None:
         self._splitter = splitter
         self._most_calls = most_calls
-        self.is_full = False
+        self._scanner = StopScanner(stops)
+        self._stop: str | None = None
+        self._told_calls = 0
+        self.is_over = False
         self.told_bits, self.thought_bits = 0.0, 0.0
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -44,42 +53,73 @@ class OutputStream:
         self._tokens += piece.tokens
         self._logprobs += piece.logprobs
         was_in_thought = self._splitter.in_thought
-        outputs = self._within_limit(self._splitter.feed(piece.text))
+        outputs = self._told(self._splitter.feed(piece.text))
         in_thought = was_in_thought or self._splitter.in_thought
         self._count(len(piece.tokens), in_thought, bool(outputs))
         if in_thought:
             self.thought_bits += piece.surprisal
-        else:
+        elif not self.is_over:
             self.told_bits += piece.surprisal
         return self._accounted(outputs)
 
     def close(self, end: Finished) -> tuple[list[Output], Finished]:
         """What was held back, and the end as clients are told it."""
-        outputs = self._within_limit(self._splitter.close(end.ended_itself))
+        outputs = self._told(self._splitter.close(end.ended_itself))
+        if not self.is_over:
+            outputs += self._held_back()
         if self._tokens and not outputs:
             outputs.append(Content(""))
+        if self.is_over:
+            return self._accounted(outputs), replace(self.cut(end.usage), was_cut=end.was_cut)
         calls = self._splitter.calls and not self._splitter.was_cut_in_call
         reason = "tool_calls" if calls else end.reason
         usage = replace(end.usage, reasoning=min(self._reasoning_tokens, end.usage.completion))
         return self._accounted(outputs), replace(end, reason=reason, usage=usage)
 
-    def cut(self, end: Finished) -> Finished:
-        """The end of a reply that is full, as clients are told it."""
-        return replace(end, usage=replace(end.usage, reasoning=self._reasoning_tokens))
+    def cut(self, usage: Usage) -> Finished:
+        """The end of a reply that is over, as clients are told it."""
+        reasoning = min(self._reasoning_tokens, usage.completion)
+        reason = "tool_calls" if self._told_calls else "stop"
+        return Finished(reason, replace(usage, reasoning=reasoning), self._stop)
 
-    def _within_limit(self, outputs: list[Output]) -> list[Output]:
-        for place, output in enumerate(outputs):
-            if isinstance(output, CallStarted) and output.index == self._most_calls:
-                self.is_full = True
-                return outputs[:place]
-        return outputs
+    def _told(self, outputs: Iterable[Output]) -> list[Output]:
+        """What clients are told of it."""
+        told: list[Output] = []
+        for output in outputs:
+            told += self._up_to_stop(output) if isinstance(output, Content) else self._up_to_limit(output)
+            if self.is_over:
+                return told if told or self._stop is None else self._nothing()
+        return told
+
+    def _up_to_stop(self, content: Content) -> list[Output]:
+        scan = self._scanner.feed(content.text)
+        self._stop, self.is_over = scan.stop, scan.stop is not None
+        return [Content(scan.text)] if scan.text else []
+
+    def _up_to_limit(self, output: Output) -> list[Output]:
+        """What might have begun a stop string has not."""
+        before = self._held_back()
+        if isinstance(output, CallStarted) and output.index == self._most_calls:
+            self.is_over = True
+            return before
+        self._told_calls += isinstance(output, CallEnded)
+        return [*before, output]
+
+    def _held_back(self) -> list[Output]:
+        held = self._scanner.close()
+        return [Content(held)] if held else []
+
+    def _nothing(self) -> list[Output]:
+        """For the tokens of a stop string: their log-probabilities are not told."""
+        self._logprobs.clear()
+        return [Content("")]
 
     @property
     def is_whole(self) -> bool:
         """What has come so far ends outside of thoughts, calls and markup."""
         splitter = self._splitter
         is_in_call = splitter.call_is_open or splitter.was_cut_in_call
-        return not (self.is_full or splitter.in_thought or is_in_call or splitter.has_loose_end)
+        return not (self.is_over or splitter.in_thought or is_in_call or splitter.has_loose_end)
 
     def _count(self, tokens: int, in_thought: bool, has_said: bool) -> None:
         """Tokens that say nothing may be the mark that opens a thought, which is part of it."""

@@ -13,6 +13,7 @@ from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt import changes
 from start_llm.prompt.changes import Turn
 from start_llm.prompt.facts import TemplateFacts
+from start_llm.prompt.schemas import fitted
 from start_llm.prompt.template import Seen
 
 
@@ -40,8 +41,18 @@ class Adapted:
 ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation("", lambda _: True, changes.show_late_tools),
     Adaptation("", lambda _: True, changes.tell_unknown_results),
+    Adaptation(
+        "an empty system message beside tools",
+        lambda facts: facts.tools_need_system,
+        changes.put_system_beside_tools,
+    ),
     Adaptation("tools told in the system message", lambda facts: not facts.takes_tools, changes.tell_tools),
     Adaptation("calls and results written as text", lambda facts: not facts.takes_calls, changes.write_calls),
+    Adaptation(
+        "calls and results written as text where no tools are offered",
+        lambda facts: facts.takes_calls and not facts.takes_calls_without_tools,
+        changes.write_calls_without_tools,
+    ),
     Adaptation(
         "calls made one after the other",
         lambda facts: not facts.takes_parallel_calls,
@@ -51,6 +62,11 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         "late system messages as marked user turns",
         lambda facts: not facts.takes_late_system,
         changes.mark_late_systems,
+    ),
+    Adaptation(
+        "an empty question where there is none",
+        lambda facts: not facts.takes_lone_system,
+        changes.ask_nothing,
     ),
     Adaptation(
         "system message in the first user turn",
@@ -63,21 +79,37 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         changes.join_to_results,
     ),
     Adaptation(
+        "empty answers left out",
+        lambda facts: facts.refuses_blank_replies,
+        changes.leave_out_empty_replies,
+    ),
+    Adaptation(
         "neighbours of one role merged",
         lambda facts: not facts.takes_neighbours,
         changes.merge_neighbours,
     ),
     Adaptation(
         "text beside calls in a turn of its own",
-        lambda facts: not facts.keeps_text_beside_calls and facts.splits_text_from_calls,
+        lambda facts: facts.text_beside_calls == "parted",
         changes.part_text_from_calls,
     ),
     Adaptation(
         "text beside calls in front of their result",
-        lambda facts: not facts.keeps_text_beside_calls and not facts.splits_text_from_calls,
+        lambda facts: facts.text_beside_calls == "moved",
         changes.move_text_to_results,
     ),
 )
+
+IN_THE_FORM: tuple[tuple[str, Callable[[TemplateFacts], bool]], ...] = (
+    ("text beside calls set in front of them", lambda facts: facts.text_beside_calls == "set in"),
+    ("marks that a reply quotes kept from the template", lambda facts: bool(facts.stand_ins.quoted)),
+    ("no thoughts beside answers", lambda facts: "answers" in facts.thoughts_hide),
+    ("no thoughts beside calls", lambda facts: "calls" in facts.thoughts_hide),
+    ("empty messages as a space", lambda facts: bool(facts.refuses_empty)),
+    ("empty descriptions and parameters for tools without", lambda facts: not facts.takes_bare_tools),
+    ("schemas told in the descriptions of tools", lambda facts: facts.schema_parts is not None),
+)
+"""What is done in the template's own form, in words, and for which templates."""
 
 
 def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
@@ -93,21 +125,21 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
     return Adapted(
         messages=[_seen(turn.message, facts) for turn in turns],
         lasts=[turn.last for turn in turns],
-        tools=request.tools if facts.takes_tools else (),
+        tools=tuple(fitted(tool, facts) for tool in request.tools) if facts.takes_tools else (),
     )
 
 
 def needed(facts: TemplateFacts) -> list[str]:
     """What is done for this template, in words."""
-    return [row.told for row in ADAPTATIONS if row.told and row.applies(facts)]
+    rows = [row.told for row in ADAPTATIONS if row.told and row.applies(facts)]
+    return [*rows, *(told for told, applies in IN_THE_FORM if applies(facts))]
 
 
 def _seen(message: Message, facts: TemplateFacts) -> Seen:
     """The message as a template expects it."""
-    seen: Seen = {"role": message.role, "content": message.content}
-    if facts.lead and message.role == "assistant":
-        seen["content"] = message.content.removeprefix(facts.lead)
-    if message.reasoning is not None and facts.thought_key:
+    seen: Seen = {"role": message.role, "content": _content(message, facts)}
+    beside = "calls" if message.tool_calls else "answers"
+    if message.reasoning is not None and facts.thought_key and beside not in facts.thoughts_hide:
         seen[facts.thought_key] = message.reasoning
     if message.tool_calls:
         seen["tool_calls"] = [_seen_call(call, facts) for call in message.tool_calls]
@@ -116,6 +148,15 @@ def _seen(message: Message, facts: TemplateFacts) -> Seen:
     if message.name is not None:
         seen["name"] = message.name
     return seen
+
+
+def _content(message: Message, facts: TemplateFacts) -> str:
+    lead = facts.lead if message.role == "assistant" else ""
+    content = message.content.removeprefix(lead)
+    if message.tool_calls:
+        # White space is no text, but a template that shows no text beside calls may take it for one.
+        return content if facts.text_beside_calls == "kept" or content.strip() else ""
+    return " " if not content and message.role in facts.refuses_empty else content
 
 
 def _seen_call(call: ToolCall, facts: TemplateFacts) -> Json:

@@ -16,7 +16,8 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.template import Seen
 
-_PRIVATE_USE = range(0xE000, 0xF900)
+_RARE = range(0x10600, 0x10737)
+"""Signs of Linear A, which no text has, and which Python's literals show as they are."""
 # Kinds of marks: behind a text, behind the text of a message that has calls too, behind a name.
 _TEXT, _BESIDE_CALLS, _NAME = "t", "b", "n"
 
@@ -147,7 +148,7 @@ def _spans(
     rendered: Rendered, render: Render, markings: Sequence[Marking]
 ) -> tuple[dict[int, _Span], Marking | None]:
     """The messages that can be marked, and how."""
-    free = (char for char in map(chr, _PRIVATE_USE) if char not in rendered.text)
+    free = (char for char in map(chr, _RARE) if char not in rendered.text)
     opening, closing = next(free, ""), next(free, "")
     if not closing:
         return {}, None

@@ -106,15 +106,19 @@ def ignored(
 
 
 def root_of(
-    options: Mapping[str, Json], tools: Sequence[Mapping[str, Json]], dates: Sequence[str] = ()
+    options: Mapping[str, Json],
+    tools: Sequence[Mapping[str, Json]],
+    dates: Sequence[str] = (),
+    question: int | None = None,
 ) -> Root:
     """What stands in front of the first message. Tools may come in any order.
 
     Args:
         options: of the template, without those that change nothing but what opens the reply.
         dates: that the template writes.
+        question: the message with which it shows what other templates show in front; None: it has no such.
     """
-    told = CanonicalKey.of(_encoded([dict(options), list(dates)]))
+    told = CanonicalKey.of(_encoded([dict(options), list(dates), question]))
     return Root(told, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
 
 

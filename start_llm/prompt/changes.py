@@ -80,6 +80,12 @@ def tell_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
     return [Turn(Message(role="system", content=told), -1), *turns]
 
 
+def put_system_beside_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
+    """For templates that show tools in a system message alone."""
+    has_system = bool(turns) and turns[0].message.role == "system"
+    return turns if has_system or not request.tools else [Turn(Message(role="system"), -1), *turns]
+
+
 def write_calls(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa: ARG001 - the form of a change
     """Calls as `tell_tools` asks for them, and results as user turns."""
     names = {call.id: call.name for turn in turns for call in turn.message.tool_calls}
@@ -91,6 +97,11 @@ def write_calls(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa:
         return replace(message, content=_joined(message.content, calls), tool_calls=()) if calls else message
 
     return [Turn(written(turn.message), turn.last) for turn in turns]
+
+
+def write_calls_without_tools(turns: list[Turn], request: ChatRequest) -> list[Turn]:
+    """For templates that show calls beside tools alone: a client that compacts offers none."""
+    return turns if request.tools else write_calls(turns, request)
 
 
 def _call_text(call: ToolCall) -> str:
@@ -162,6 +173,14 @@ def _as_user(turn: Turn, mark: str) -> Turn:
     return Turn(Message(role="user", content=mark + turn.message.content), turn.last)
 
 
+def ask_nothing(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa: ARG001
+    """For templates that need a question, where nobody asks one: an empty one behind the system text."""
+    if any(turn.message.role == "user" for turn in turns):
+        return turns
+    count = next((i for i, turn in enumerate(turns) if turn.message.role != "system"), len(turns))
+    return [*turns[:count], Turn(Message(role="user"), -1), *turns[count:]]
+
+
 def fold_system(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa: ARG001
     """For templates without a system role: its text opens the first user turn."""
     return [_as_user(turn, "") for turn in turns]
@@ -193,6 +212,15 @@ def join_to_results(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # n
         else:
             joined.append(turn)
     return joined
+
+
+def leave_out_empty_replies(turns: list[Turn], request: ChatRequest) -> list[Turn]:  # noqa: ARG001
+    """For templates that refuse them whatever is put in their place."""
+    return [turn for turn in turns if not _is_empty_reply(turn.message)]
+
+
+def _is_empty_reply(message: Message) -> bool:
+    return message.role == "assistant" and not message.content.strip() and not message.tool_calls
 
 
 def _may_merge(left: Message, right: Message) -> bool:

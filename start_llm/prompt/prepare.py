@@ -55,7 +55,7 @@ class PromptPolicy:
     """What the user chose.
 
     Attributes:
-        thinking: whether to think if the request does not say.
+        thinking: whether to think if the request does not say; None: as the template does it.
         kept_thoughts: which thoughts of earlier turns the model is shown.
         with_rules: look through what clients change in a conversation (`prompt.drift.RULES`).
         drift: what becomes of lines that say how things are now.
@@ -63,7 +63,7 @@ class PromptPolicy:
         shortens_writes: show the content of a `write` call as a digest, once it has been made.
     """
 
-    thinking: bool = True
+    thinking: bool | None = None
     kept_thoughts: KeptThoughts = "template"
     with_rules: bool = True
     drift: DriftPolicy = "note"
@@ -139,7 +139,7 @@ class Preparer:
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
-            conversation=None if self._has_moving(request) else replace(asked, shown=thoughts),
+            conversation=None if transient and self._has_moving(request) else replace(asked, shown=thoughts),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
             left_out=sum(message.left_out for message in asked.messages),
@@ -192,7 +192,8 @@ class Preparer:
     def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> Root:
         in_front = {name: value for name, value in options.items() if name not in self.facts.tail_options}
         dates = [] if self._tells_now else self._dates(now)
-        return root_of(in_front, request.tools, dates)
+        question = self._last_question(request) if self._has_moving(request) else None
+        return root_of(in_front, request.tools, dates, question)
 
     @property
     def _tells_now(self) -> bool:
@@ -212,9 +213,17 @@ class Preparer:
         return self._family.thought if self._policy.with_rules else None
 
     def _has_moving(self, request: ChatRequest) -> bool:
-        """Whether no beginning of this prompt would be one of the next turn's."""
+        """Whether the next question changes all of the prompt: what stands with the last one moves there."""
         has = {"tools": request.tools, "system": any(one.role == "system" for one in request.messages)}
         return any(has[name] for name in self.facts.moving)
+
+    def _last_question(self, request: ChatRequest) -> int | None:
+        """The message with which the template shows what moves. Until the next one nothing does."""
+        adapted = adapt(request, self.facts)
+        asking = (
+            last for seen, last in zip(adapted.messages, adapted.lasts, strict=True) if seen["role"] == "user"
+        )
+        return max(asking, default=None)
 
     def _conversation(
         self,
@@ -288,18 +297,19 @@ class Preparer:
         return tuple(messages)
 
     def _thinks(self, thinking: Thinking) -> bool:
-        return self._policy.thinking if thinking.on is None else thinking.on
+        switch = self.facts.switch
+        own = switch.thinks if switch else True
+        said = (one for one in (thinking.on, self._policy.thinking) if one is not None)
+        return next(said, own)
 
     def _thinking_options(self, thinking: Thinking) -> dict[str, Json]:
         """What this template wants to be told about thinking."""
-        on, options = self._thinks(thinking), dict[str, Json]()
-        switch = self.facts.switch
-        if switch:
-            options[switch.option] = switch.on if on else switch.off
-        effort = thinking.effort if on or switch else "low"
-        if self.facts.takes_effort and effort:
-            options["reasoning_effort"] = effort
-        return options
+        on, switch, effort = self._thinks(thinking), self.facts.switch, self.facts.effort
+        switched = switch.options(on=on) if switch else {}
+        word = thinking.effort if on or switch else "minimal"
+        if effort is None or word is None:
+            return switched
+        return {**effort.options(word), **switched} if not on else {**switched, **effort.options(word)}
 
     def _opens_thought(self, tail: str) -> bool:
         marks = self._family.thought

@@ -55,7 +55,7 @@ class Renderer:
         Args:
             now: one moment for all renderings of a request.
         """
-        rendering = Rendering(self._tokenizer, adapted.tools, options, now.strftime)
+        rendering = self._rendering(adapted, options, now)
         whole = rendering.text(adapted.messages, with_tail=True)
         tail = self._tail(adapted, options, whole, rendering)
         if not self._facts.can_be_cut:
@@ -66,9 +66,12 @@ class Renderer:
         )
         return RenderedText(whole, tail, places)
 
+    def _rendering(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> Rendering:
+        return Rendering(self._tokenizer, adapted.tools, options, now.strftime, self._facts.stand_ins)
+
     def whole(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> str:
         """The prompt alone."""
-        rendering = Rendering(self._tokenizer, adapted.tools, options, now.strftime)
+        rendering = self._rendering(adapted, options, now)
         return rendering.text(adapted.messages, with_tail=True)
 
     def render_with_transient(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from jinja2 import TemplateError
-
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
+from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
 type Seen = dict[str, Json]
 """A message as the template sees it."""
+
+SYSTEM_WORDS = "words in the system message"
+"""An option that is no variable of the template: what it says stands at the end of the system message."""
 
 
 class TemplateTokenizer(Protocol):
@@ -55,6 +57,7 @@ class Rendering:
 
     Args:
         strftime_now: what a template gets that writes a date; the server's own clock.
+        stand_ins: for what the template must not see.
     """
 
     def __init__(
@@ -63,11 +66,14 @@ class Rendering:
         tools: Sequence[Mapping[str, Json]],
         options: Mapping[str, Json],
         strftime_now: Callable[[str], str],
+        stand_ins: StandIns = NO_STAND_INS,
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = [dict(tool) for tool in tools] or None
-        self._options = options
+        self._options = {name: value for name, value in options.items() if name != SYSTEM_WORDS}
+        self._system_words = options.get(SYSTEM_WORDS)
         self._strftime_now = strftime_now
+        self._stand_ins = stand_ins
 
     def text(self, messages: Sequence[Seen], *, with_tail: bool) -> str:
         """The conversation in the model's own form.
@@ -75,17 +81,30 @@ class Rendering:
         Raises:
             InvalidRequest: the template refuses these messages.
         """
+        seen, restored = self._stand_ins.put_into(messages)
         try:
-            return self._tokenizer.render(
-                list(messages),
+            rendering = self._tokenizer.render(
+                self._with_system_words(seen),
                 self._tools,
                 self._options,
                 with_tail=with_tail,
                 strftime_now=self._strftime_now,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except (MemoryError, OSError):
+            raise
+        except Exception as error:
             # A template is a program of the model's author that runs on the client's data. Whatever it trips
             # over is a mismatch of the two, and only the client can change its side.
+            said = str(error) or type(error).__name__
             raise InvalidRequest(
-                f"The chat template of the model refuses these messages: {error}", param="messages"
+                f"The chat template of the model refuses these messages: {said}", param="messages"
             ) from error
+        return restored(rendering)
+
+    def _with_system_words(self, messages: Sequence[Seen]) -> list[Seen]:
+        if self._system_words is None:
+            return list(messages)
+        first = messages[0] if messages and messages[0]["role"] == "system" else None
+        told = f"{first['content']}\n{self._system_words}" if first else self._system_words
+        system: Seen = {**(first or {"role": "system"}), "content": told}
+        return [system, *(messages[1:] if first else messages)]

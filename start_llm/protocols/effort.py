@@ -26,8 +26,10 @@ CONSUMED_TEMPLATE_OPTIONS = frozenset({"enable_thinking", "thinking", "reasoning
 _PLACES = ("chat_template_kwargs", "metadata", "extra_body")  # after the top level
 _SILENT = Thinking()
 _WORDS: Mapping[str, Thinking] = {
-    **dict.fromkeys("off none disable disabled false 0 no".split(), Thinking(on=False)),
-    **dict.fromkeys("on enable enabled adaptive auto default true 1 yes".split(), Thinking(on=True)),
+    **dict.fromkeys("off none disable disabled false 0 no chat no_think".split(), Thinking(on=False)),
+    **dict.fromkeys(
+        "on enable enabled adaptive auto default true 1 yes thinking think".split(), Thinking(on=True)
+    ),
     **{word: Thinking(on=True, effort=word) for word in "minimal low medium high xhigh".split()},
     "max": Thinking(on=True, effort="xhigh"),
 }
@@ -61,7 +63,7 @@ def unread_template_options(options: Mapping[str, Json]) -> dict[str, Json]:
 def _is_consumed(name: str, value: Json) -> bool:
     if name not in CONSUMED_TEMPLATE_OPTIONS:
         return False
-    return value is None or any(one != _SILENT for one in _lenient_statements({name: value}))
+    return value is None or any(one != _SILENT for one in _lenient_statements({name: value}, _ROWS))
 
 
 def _statements(body: Fields) -> Iterator[Thinking]:
@@ -70,12 +72,13 @@ def _statements(body: Fields) -> Iterator[Thinking]:
     for row in _ROWS:
         yield row.says(body)
     for place in _PLACES:
-        yield from _lenient_statements(body.value(place))
+        rows = (*_ROWS, *_ROWS_OF_TEMPLATES) if place == "chat_template_kwargs" else _ROWS
+        yield from _lenient_statements(body.value(place), rows)
 
 
-def _lenient_statements(value: Json) -> Iterator[Thinking]:
+def _lenient_statements(value: Json, rows: Iterable[_Row]) -> Iterator[Thinking]:
     place = Fields(value if isinstance(value, dict) else {})
-    for row in _ROWS:
+    for row in rows:
         try:
             yield row.says(place)
         except InvalidRequest:
@@ -155,3 +158,5 @@ _ROWS = (
     _Row("output_config", _object),
     _Row("output_config.effort", _word),
 )
+# Names that some templates have for the same, and no protocol.
+_ROWS_OF_TEMPLATES = (_Row("thinking_mode", _word), _Row("thinking_effort", _word))

@@ -134,20 +134,6 @@ def test_rows_take_turns_where_caches_cannot_be_merged(machinery, check):
     check(*rows)
 
 
-def test_a_stop_string_ends_one_row_of_a_batch_and_not_the_others(machinery, model, references, check):
-    stop = model.tokenizer.token_bytes(references[SHORT[0]].ids[6]).decode()
-    stepper = Stepper(machinery)
-    rows = [stepper.submit(job(SHORT[0], 40, stop=(stop,)))]
-    rows += [stepper.submit(job(prompt, 40)) for prompt in SHORT[1:3]]
-    stepper.finish(*rows)
-    ending = rows[0].ending
-    assert isinstance(ending, Finished)
-    assert (ending.reason, ending.stop) == ("stop", stop)
-    assert len(rows[0].tokens) <= 7
-    assert [len(row.tokens) for row in rows[1:]] == [40, 40]
-    check(*rows)
-
-
 def test_an_end_token_ends_the_reply(machinery, references):
     end = references[SHORT[0]].ids[4]
     stepper = Stepper(machinery, end_tokens=frozenset({end}))

@@ -48,11 +48,11 @@ def score(token: int) -> TokenLogprobs:
     return TokenLogprobs(ScoredToken(token, -1.0), ())
 
 
-def write(tokens: list[bytes | int], max_tokens: int = 100, stop: tuple[str, ...] = (), **options) -> Said:
+def write(tokens: list[bytes | int], max_tokens: int = 100, **options) -> Said:
     """A reply of these tokens; a number is a token id without bytes. Nothing is fed after the end."""
     names = {index: token for index, token in enumerate(tokens) if isinstance(token, bytes)}
     writer = ReplyWriter(
-        job(PROMPT, max_tokens, stop=stop, **options), lambda token: names.get(token, b""), frozenset({END})
+        job(PROMPT, max_tokens, **options), lambda token: names.get(token, b""), frozenset({END})
     )
     events: list[Event] = []
     for index, token in enumerate(tokens):
@@ -83,32 +83,6 @@ def test_an_end_token_at_the_limit_is_a_stop():
     assert write([b"a", END], max_tokens=2).end.reason == "stop"
 
 
-def test_a_stop_string_across_tokens_ends_the_reply_without_being_told():
-    said = write([b"say", b" EN", b"D", b" never"], stop=("END",))
-    assert said.text == "say "
-    assert said.tokens == [0, 1, 2]
-    assert said.end == Finished("stop", usage(3), "END")
-
-
-def test_text_after_a_stop_string_in_the_same_token_is_not_told():
-    assert write([b"one\n\ntwo"], stop=("\n\n",)).text == "one"
-
-
-def test_what_might_have_begun_a_stop_string_is_told_when_an_end_token_comes():
-    said = write([b"wait E", b"N", END], stop=("END",))
-    assert (said.text, said.end.stop) == ("wait EN", None)
-
-
-def test_what_might_have_begun_a_stop_string_is_told_at_the_limit():
-    said = write([b"wait E", b"N"], max_tokens=2, stop=("END",))
-    assert (said.text, said.end) == ("wait EN", Finished("length", usage(2)))
-
-
-def test_a_stop_string_that_completes_at_the_limit_is_a_stop():
-    said = write([b"a", b"END"], max_tokens=2, stop=("END",))
-    assert (said.text, said.end) == ("a", Finished("stop", usage(2), "END"))
-
-
 def test_a_limit_in_the_middle_of_a_character_tells_a_replacement_character():
     fish = "🐟".encode()
     said = write([b"a", fish[:2], fish[2:]], max_tokens=2)
@@ -117,12 +91,6 @@ def test_a_limit_in_the_middle_of_a_character_tells_a_replacement_character():
 
 def test_an_end_token_in_the_middle_of_a_character_tells_a_replacement_character():
     assert write([b"a", "é".encode()[:1], END]).text == "a\ufffd"
-
-
-def test_a_stop_string_may_be_a_character_cut_by_tokens():
-    fish = "🐟".encode()
-    said = write([b"a", fish[:1], fish[1:] + b"b"], stop=("🐟",))
-    assert (said.text, said.end.stop) == ("a", "🐟")
 
 
 def test_tokens_wait_for_the_text_they_belong_to():
@@ -138,16 +106,6 @@ def test_tokens_wait_for_the_text_they_belong_to():
 def test_logprobs_are_those_of_the_text_and_not_of_the_end_token():
     said = write([b"a", b"b", END], top_logprobs=0)
     assert said.scored == [0, 1]
-
-
-def test_logprobs_of_a_stop_string_are_not_told():
-    said = write([b"a", b"E", b"ND"], stop=("END",), top_logprobs=0)
-    assert (said.text, said.scored) == ("a", [0])
-
-
-def test_logprobs_of_what_only_looked_like_a_stop_string_are_told():
-    said = write([b"a", b"E", b"N", b"d", END], stop=("END",), top_logprobs=0)
-    assert (said.text, said.scored) == ("aENd", [0, 1, 2, 3])
 
 
 def test_the_leading_space_of_a_sentencepiece_text_is_dropped():
@@ -166,38 +124,27 @@ def test_no_event_follows_the_end_and_no_piece_is_empty_before_it():
 
 
 letters = st.lists(st.sampled_from([b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", b""]), max_size=20)
-stops = st.lists(st.text("abé", min_size=1, max_size=3), max_size=3).map(tuple)
 
 
-def text_and_end(said: Said) -> tuple[str, str, str | None]:
-    return said.text, said.end.reason, said.end.stop
-
-
-@given(letters, stops)
-def test_any_chunking_of_the_bytes_gives_the_same_reply(tokens, stop):
+@given(letters)
+def test_any_chunking_of_the_bytes_gives_the_same_reply(tokens):
     data = b"".join(tokens)
-    whole = write([data, END], stop=stop)
-    one_by_one = write([*(bytes([byte]) for byte in data), END], stop=stop)
-    assert text_and_end(write([*tokens, END], stop=stop)) == text_and_end(whole) == text_and_end(one_by_one)
+    one_by_one = write([*(bytes([byte]) for byte in data), END])
+    assert write([*tokens, END]).text == write([data, END]).text == one_by_one.text
 
 
-@given(letters, stops, st.integers(1, 25))
-def test_nothing_is_lost_and_nothing_doubled(tokens, stop, limit):
-    said = write([*tokens, END], max_tokens=limit, stop=stop, top_logprobs=0)
+@given(letters, st.integers(1, 25))
+def test_nothing_is_lost_and_nothing_doubled(tokens, limit):
+    said = write([*tokens, END], max_tokens=limit, top_logprobs=0)
     fed = [*range(len(tokens)), END][: said.end.usage.completion]
     assert said.tokens == fed
-    read = b"".join(tokens[: len(fed)]).decode(errors="replace")
-    if said.end.stop is None:
-        assert said.text == read
-        assert said.scored == [token for token in fed if token != END]
-    else:
-        assert read.startswith(said.text + said.end.stop)
-        assert said.scored == fed[: len(said.scored)]
+    assert said.text == b"".join(tokens[: len(fed)]).decode(errors="replace")
+    assert said.scored == [token for token in fed if token != END]
 
 
-@given(letters, stops, st.integers(1, 25))
-def test_the_end_is_told_once_and_within_the_limit(tokens, stop, limit):
-    said = write([*tokens, END], max_tokens=limit, stop=stop)
+@given(letters, st.integers(1, 25))
+def test_the_end_is_told_once_and_within_the_limit(tokens, limit):
+    said = write([*tokens, END], max_tokens=limit)
     assert [event for event in said.events if isinstance(event, Finished)] == [said.end]
     assert said.end.usage == usage(len(said.tokens))
     assert len(said.tokens) <= limit

@@ -195,10 +195,6 @@ def test_a_thought_is_not_closed_within_a_character():
     ]  # fmt: skip
 
 
-def test_text_that_is_held_back_for_a_stop_string_is_seen():
-    assert dictations([b"<t>", b"</t>", b"a"], limit(2), stop=("</t>never",)) == [[], [], []]
-
-
 def test_an_end_token_in_a_thought_ends_the_reply():
     assert dictations([b"<t>", b"a", END], limit(3)) == [[], [], []]
 

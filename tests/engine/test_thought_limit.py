@@ -139,14 +139,6 @@ def test_the_limit_of_the_reply_may_fall_into_the_closing(script, length):
     assert watched.ending == Finished("length", Usage(prompt=1, cached=0, completion=length))
 
 
-@pytest.mark.parametrize("stop", ["two Enough", " Enough", "gh</th", CLOSED, "</think> A"])
-def test_a_stop_string_in_the_closing_ends_the_reply(script, stop):
-    watched = said(script, script.job(3, stop=(stop,)))
-    assert watched.text == expected(3).partition(stop)[0]
-    assert isinstance(watched.ending, Finished)
-    assert (watched.ending.reason, watched.ending.stop) == ("stop", stop)
-
-
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in a batch"])
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
 def test_a_request_may_give_up_around_the_closing(script, others, length):

@@ -102,6 +102,51 @@ def _minicpm(call: Call) -> str:
     return f'<function name="{name}">{values}</function>'
 
 
+def _minimax(call: Call) -> str:
+    name, arguments = call
+    values = "".join(
+        f'<parameter name="{key}">{_text(value)}</parameter>\n' for key, value in arguments.items()
+    )
+    return f'<invoke name="{name}">\n{values}</invoke>\n'
+
+
+def _nested(call: Call) -> str:
+    name, arguments = call
+    mark = "]<]minimax[>["
+    values = "".join(f"{mark}<{key}>{value}{mark}</{key}>" for key, value in arguments.items())
+    return f'{mark}<invoke name="{name}">{values}{mark}</invoke>\n'
+
+
+def _dsml(call: Call) -> str:
+    name, arguments = call
+    values = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{_json(isinstance(value, str))}">{_text(value)}'
+        "</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜invoke name="{name}">\n{values}</｜DSML｜invoke>\n'
+
+
+def _seed(call: Call) -> str:
+    name, arguments = call
+    values = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in arguments.items())
+    return f"<seed:tool_call>\n<function={name}>\n{values}</function>\n</seed:tool_call>"
+
+
+def _deepseek(call: Call) -> str:
+    name, arguments = call
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+
+
+def _python(call: Call) -> str:
+    name, arguments = call
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _action(call: Call) -> str:
+    return f'{{"tool_call_id": "0", "tool_name": {_json(call[0])}, "parameters": {_json(call[1])}}}'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """What a family writes.
@@ -225,6 +270,77 @@ FORMS: Mapping[str, Form] = {
         streams=True,
         malformed='<function name="read">its text</function>',
     ),
+    "minimax_m3": Form(
+        trait="nested_arguments",
+        tail="<mm:think>",
+        tail_off="</mm:think>",
+        call=_nested,
+        around=("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
+        between="",
+        closing="</mm:think>",
+        streams=True,
+        malformed=']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="read">it]<]minimax[>[</invoke>\n'
+        "]<]minimax[>[</tool_call>",
+    ),
+    "dsml": Form(
+        trait="dsml",
+        tail="<think>",
+        tail_off="</think>",
+        call=_dsml,
+        around=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        between="",
+        closing="</think>",
+        streams=True,
+        malformed='<｜DSML｜function_calls>\n<｜DSML｜invoke name="read">it</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+    ),
+    "seed": Form(
+        trait="seed",
+        tail="\n",
+        tail_off="\n",
+        call=_seed,
+        opening="<seed:think>",
+        closing="</seed:think>",
+        streams=True,
+        malformed="<seed:tool_call>\n<function=read>it</function>\n</seed:tool_call>",
+    ),
+    "deepseek": Form(
+        trait="arguments_as_text",
+        tail="<｜Assistant｜>",
+        tail_off="<｜Assistant｜>",
+        call=_deepseek,
+        around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        between="",
+        opening="<think>\n",
+        closing="\n</think>\n\n",
+        malformed="<｜tool▁calls▁begin｜>read<｜tool▁calls▁end｜>",
+    ),
+    "lfm2": Form(
+        trait="python_calls",
+        tail="\n",
+        call=_python,
+        around=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        between=", ",
+        malformed="<|tool_call_start|>[read(path=)]<|tool_call_end|>",
+    ),
+    "nemotron": Form(
+        trait="call_list",
+        tail="\n",
+        call=_object("arguments"),
+        around=("<TOOLCALL>[", "]</TOOLCALL>"),
+        between=", ",
+        malformed='<TOOLCALL>[{"name": "read", "arguments": {"path": }}]</TOOLCALL>',
+    ),
+    "cohere": Form(
+        trait="numbered_actions",
+        tail="<|CHATBOT_TOKEN|>",
+        call=_action,
+        around=("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"),
+        between=",\n    ",
+        opening="<|START_THINKING|>",
+        closing="<|END_THINKING|>",
+        malformed='<|START_ACTION|>[{"tool_name": "read", "parameters": {"path": }}]<|END_ACTION|>',
+    ),
     "harmony": Form(
         trait="channels",
         tail="assistant",
@@ -239,6 +355,20 @@ FORMS: Mapping[str, Form] = {
         malformed=" to=functions.read<|channel|>commentary json<|message|>{path}",
     ),
 }
+ALWAYS_THINKING: Mapping[str, Form] = {
+    "minimax": Form(
+        trait="minimax",
+        tail="\n",
+        tail_off="\n",
+        call=_minimax,
+        around=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        between="",
+        closing="\n</think>\n\n",
+        streams=True,
+        malformed='<minimax:tool_call>\n<invoke name="read">it</invoke>\n</minimax:tool_call>',
+    ),
+}
+"""Their prompts open a thought, whatever a request says of that: its scripts would all have to close it."""
 THINKING = [name for name, form in FORMS.items() if form.thinks]
 
 

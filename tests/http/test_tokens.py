@@ -44,15 +44,15 @@ def test_what_was_asked_for_beside_the_text_changes_no_text(name, script, hearin
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("ending", [{"max_tokens": 5}, {"stop": ["seas"]}], ids=str)
+@pytest.mark.parametrize("ending", [{"max_tokens": 5}, {"stop": ["see"]}], ids=str)
 def test_replies_that_are_cut_off_report_every_token_too(name, ending, hearing: Hearing):
-    heard = hearing(name, "call", **REPORT, **ending)
+    heard = hearing(name, "prose", **REPORT, **ending)
     (choice,) = heard.body["choices"]
     assert joined(streamed(heard, "token_ids")) == choice["token_ids"]
     assert len(choice["token_ids"]) == heard.usage["completion_tokens"]
     assert (
         choice["token_ids"]
-        == hearing(name, "call", **REPORT).body["choices"][0]["token_ids"][: len(choice["token_ids"])]
+        == hearing(name, "prose", **REPORT).body["choices"][0]["token_ids"][: len(choice["token_ids"])]
     )
 
 

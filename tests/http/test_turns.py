@@ -15,7 +15,7 @@ from start_llm.protocols.fields import parse_body
 from start_llm.protocols.openai_chat import parse
 from tests.http.conftest import FamilyServer
 from tests.http.forms import ANSWER, FORMS, OTHER, PATH, READ, THINKING, THOUGHT, TOOLS, WRITE, tool
-from tests.http.reading import QUESTION, Said, hear
+from tests.http.reading import QUESTION, Said, hear, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
@@ -94,6 +94,20 @@ def test_the_thought_behind_a_call_is_read_again_under_either_name(name, family:
     ]
     assert texts[0] == texts[1]
     assert texts[0].count(THOUGHT) == 1
+
+
+@pytest.mark.parametrize("stop", ["deep", "🌊"])
+@pytest.mark.parametrize("name", THINKING)
+def test_what_a_stop_string_has_cut_short_is_known_in_the_next_turn(name, stop, family: FamilyServer):
+    server = family(name)
+    question = [{"role": "user", "content": f"How deep is the sea of {name}? Until {stop}, please."}]
+    first = post(server, {"messages": question, "stop": stop, **asking("thought")}).json
+    (choice,) = first["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER.partition(stop)[0], "stop")
+    messages = [*question, choice["message"], {"role": "user", "content": "Is it?"}]
+    usage = post(server, {"messages": messages, **asking("answer")}).json["usage"]
+    # The script's token, which ends the prompt, is not in the next one, and a mark in front of it may change.
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 2
 
 
 def test_the_call_is_read_as_the_model_wrote_it(family: FamilyServer):

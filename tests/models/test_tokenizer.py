@@ -28,7 +28,8 @@ SPACE = "\u2581"
 """What SentencePiece writes for a space; a text that holds it is read as if it held a space."""
 
 USER: dict[str, Json] = {"role": "user", "content": "hi"}
-TOOL: dict[str, Json] = {"type": "function", "function": {"name": "read"}}
+ABOUT: Json = {"name": "read", "description": "To read.", "parameters": {"type": "object", "properties": {}}}
+TOOL: dict[str, Json] = {"type": "function", "function": ABOUT}
 
 
 def byte_fallback(*, trims: bool) -> tokenizers.Tokenizer:
@@ -302,7 +303,8 @@ def test_a_template_renders_what_it_renders_through_transformers(trait, messages
     tokenizer = trait_tokenizer(trait)
     ours = rendered(tokenizer, *messages, tools=[TOOL], with_tail=with_tail, **options)
     # The compiled template is one and the same, so that it has the clock of our call here too.
-    assert ours == tokenizer._wrapper.apply_chat_template(  # pyright: ignore[reportPrivateUsage]
+    transformers = tokenizer._wrapper._tokenizer  # pyright: ignore[reportPrivateUsage]
+    assert ours == transformers.apply_chat_template(
         list(messages), tools=[TOOL], add_generation_prompt=with_tail, tokenize=False, **options
     )
 

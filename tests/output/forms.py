@@ -11,18 +11,20 @@ import numpy as np
 
 from start_llm.core.chat import ChatRequest, Message, OutputForm
 from start_llm.core.events import CallArguments, CallStarted, Content, Output, Reasoning
+from start_llm.core.family import Family
 from start_llm.core.job import Guide
 from start_llm.core.prompt import ModelTokens, Prompt
-from start_llm.models import families
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.output.form import FormKeeper
+from tests.prompt.fakes import family_of
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 UNKNOWN_IDS = 3
 """Ids of the network that the tokenizer does not know."""
-_SPELT = ("</parameter>", "]]></param>", "</param>")
+_SPELT = ("</parameter>", "]]></param>", "</param>", "</｜DSML｜parameter>", "</｜DSML｜ parameter>",
+          "<|close|>argument<|sep|>")  # fmt: skip
 """Ends that are no token."""
-_ENDS = (b'"', b"</", b"]", b"}", b">", b'<|"|>')
+_ENDS = (b'"', b"</", b"]", b"}", b">", b'<|"|>', b"<|END")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,15 @@ def reply(
     thought_is_open: bool = False,
     thinking: bool = False,
     most_tokens: int = 400,
+    family: Family | None = None,
 ) -> Reply:
-    """One that a model of this trait could give to a request of this form."""
+    """One that a model of this trait could give to a request of this form.
+
+    Args:
+        family: another one than the trait's.
+    """
     tokenizer = trait_tokenizer(trait)
-    family = families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = family or family_of(trait)
     keeper = FormKeeper(tokenizer, family, TRAITS[trait].vocabulary + UNKNOWN_IDS)
     request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(tools), form=form)
     prompt = Prompt(tokens=ModelTokens((0,)), thought_is_open=thought_is_open, thinking=thinking)

@@ -7,32 +7,34 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.family import Family
+from start_llm.formats.registry import named
+from start_llm.formats.thoughts import BRACKETS, GEMMA
 from tests.output.corpus.case import TAGS, Call, Case
 from tests.output.corpus.writers import HARMONY, WRITERS, Writer
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": WRITERS["qwen_xml"].family,
     "glm4": replace(WRITERS["glm"].family, orphan_close=True),
-    "gemma4": Family(
-        name="gemma4",
-        thought=ThoughtMarks("<|channel>thought", "<channel|>", cut="\n<channel|>"),
-        formats=("gemma4",),
-    ),
-    "mistral": Family(
-        name="mistral",
-        thought=ThoughtMarks("[THINK]", "[/THINK]", cut="[/THINK]"),
-        formats=("mistral_headed", "mistral_list"),
-    ),
+    "gemma4": Family(name="gemma4", thought=GEMMA, formats=("gemma4",)),
+    "mistral": Family(name="mistral", thought=BRACKETS, formats=("mistral_headed", "mistral_list")),
     "llama3": Family(name="llama3", formats=("llama_bare", "llama_tagged")),
-    "kimi": WRITERS["kimi"].family,
+    "kimi": named("kimi"),
+    "cohere": named("cohere"),
     "minicpm": WRITERS["minicpm"].family,
+    **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall")},
+    "minimax": WRITERS["minimax"].family,
+    "deepseek_v32": WRITERS["dsml_functions"].family,
+    "deepseek": WRITERS["deepseek"].family,
+    "kimi_k3": named("kimi_k3"),
+    "seed_oss": named("seed_oss"),
     "generic": Family(name="generic", thought=TAGS),
     "gpt_oss": HARMONY,
 }
 
 _MARKS = (
     "<think>", "</think>", "<|channel>thought", "<channel|>", "[THINK]", "[/THINK]",
+    "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
     "<tool_call>", "</tool_call>", "<function=read>", "<function=list>", "<function=remove>", "</function>",
     "<parameter=path>", "<parameter=limit>", "</parameter>", "<arg_key>path</arg_key>", "<arg_value>",
     "</arg_value>", '<function name="read">', '<param name="path">', "</param>", "<![CDATA[", "]]>",
@@ -41,11 +43,25 @@ _MARKS = (
     "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|python_tag|>", "<|start|>", "assistant",
     "<|channel|>", "analysis", "final", "commentary", " to=functions.read", "<|constrain|>", "json",
     "<|message|>", "<|end|>", "<|call|>", "<|return|>",
+    "<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>", "<|python_start|>",
+    "<|python_end|>", "<TOOLCALL>", "</TOOLCALL>", "<|tool_call|>", "<|/tool_call|>", "functools[",
+    "<tool_calls>", "</tool_calls>", "function call<|role_sep|>", "<|function_call|>", "<|START_ACTION|>",
+    "<|END_ACTION|>", "<start_function_call>", "<end_function_call>", "<escape>", "call:list{}",
+    "read(path='", "[read(", "list()", "path='a')",
+    "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="read">', "</invoke>",
+    '<parameter name="path">', "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>",
+    "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>",
+    '<｜DSML｜invoke name="read">', "</｜DSML｜invoke>", '<｜DSML｜parameter name="path" string="true">',
+    "</｜DSML｜parameter>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json",
+    "<|open|>", "<|close|>", "<|sep|>", "<|open|>tools<|sep|>", '<|open|>call tool="read" index="1"<|sep|>',
+    '<|open|>argument key="path" type="string"<|sep|>', "<|close|>argument<|sep|>", "<|close|>call<|sep|>",
+    '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>",
 )  # fmt: skip
 _BITS = (
     '{"name": "read", "arguments": {"path": "a"}}', '{"name": "list", "parameters": {}}', '{"name": "',
     '"arguments": {', '{"path": "a"}', "{}", "read", "list", "remove", "{", "}", "[", "]", '"', "\\", ",",
-    ":", ";", "\n", "\n\n", " ", "a", "1", "é", "🐟", "\r\n", " " * 70,
+    "'", "(", ")", "=", ":", ";", "\n", "\n\n", " ", "a", "1", "é", "🐟", "\r\n", " " * 70,
 )  # fmt: skip
 _CALLS = tuple(writer.call("write", text="a\nb") for writer in WRITERS.values())
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.formats.reading.block import BlockReader
 from start_llm.output import rereading
 from start_llm.output.splitter import make_splitter
-from start_llm.output.tool_calls.block import BlockReader
 from tests.output.corpus.case import TOOLS, Case, outcome_of, split
 from tests.output.corpus.writers import WRITERS
 from tests.output.replies import FAMILIES, pieces_of
@@ -49,6 +49,17 @@ UNITS: Mapping[str, str] = {
     "an object, Gemma": "<|tool_call>call:x{",
     "a text, Gemma": '<|tool_call>call:read{path:<|"|>',
     "brackets, Gemma": f"<|tool_call>call:x{{{'{}' * 40}",
+    "a call of MiniMax that is not offered": '<minimax:tool_call><invoke name="x"><parameter name="a">',
+    "a head, MiniMax": '<minimax:tool_call><invoke name="',
+    "a call of DSML that is not offered": '<｜DSML｜tool_calls><｜DSML｜invoke name="x">'
+    '<｜DSML｜parameter name="a" string="true">',
+    "a head, DSML": "<｜DSML｜ calls><｜DSML｜ invoke ",
+    "a function of Seed that is not offered": "<seed:tool_call><function=x><parameter=a>",
+    "a section, DeepSeek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read<｜tool▁sep｜>{",
+    "a fence, DeepSeek": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>read\n```json\n{"a": "',
+    "a call of Kimi K3 that is not offered": '<|open|>call tool="x"<|sep|>'
+    '<|open|>argument key="a" type="string"<|sep|>',
+    "an object, Kimi K3": '<|open|>call tool="read"<|sep|><|open|>json<|sep|>{"a": "',
     "Python's tag": '<|python_tag|>{"name":',
     "Harmony's header": "<|start|>assistant<|channel|>commentary to=functions.read",
     "Harmony's call": "<|channel|>commentary to=functions.read<|message|>{",
@@ -67,6 +78,7 @@ BEGINNINGS: Mapping[str, str] = {
     "a value that is open": "<tool_call><function=x><parameter=a>",
     "a list that is open": "[TOOL_CALLS][{",
     "an answer in JSON": '{"name":',
+    "a thought that is open": "<think>",
 }
 
 

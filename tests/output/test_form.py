@@ -9,21 +9,22 @@ import pytest
 from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm
 from start_llm.core.errors import GuideLost, InvalidRequest
 from start_llm.core.events import CallStarted, Finished, Output, Text, Usage
-from start_llm.core.family import FAMILY_NAMES
+from start_llm.core.family import Family
 from start_llm.core.prompt import ModelTokens, Prompt
-from start_llm.models import families
+from start_llm.formats import registry
+from start_llm.formats.registry import FAMILIES, NOTATIONS
+from start_llm.formats.writing.lark import Grammar
 from start_llm.output.form import FormKeeper
-from start_llm.output.grammar.calls import CALL_TEXTS
 from start_llm.output.grammar.depth import is_too_deep
 from start_llm.output.grammar.enforcer import Enforcer
-from start_llm.output.grammar.lark import Grammar
 from start_llm.output.grammar.validity import fault
 from start_llm.output.stream import OutputStream
-from start_llm.output.tool_calls import FORMATS
-from tests.http.forms import FORMS, OTHER, PATH, THINKING, TOOLS, Call
+from tests.http.forms import ALWAYS_THINKING, OTHER, PATH, THINKING, TOOLS, Call
+from tests.http.forms import FORMS as SWITCHED
 from tests.output.forms import Reply, reply
 from tests.templates.traits import TRAITS, trait_tokenizer
 
+FORMS = {**SWITCHED, **ALWAYS_THINKING}
 EVERY = list(FORMS)
 SEEDS = range(3)
 PLACE: dict[str, Any] = {
@@ -139,6 +140,18 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
         assert len(heard.calls) == 1 or not one_call
 
 
+@pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
+def test_a_call_can_be_demanded_in_every_notation(notation: str):
+    family = Family(name="of one notation", formats=(notation,))
+    form = OutputForm(calls="must", tools=frozenset({"sort-it.2"}), one_call=True)
+    heard = [reply("plain", form, OFFERED, seed=seed, most_tokens=800, family=family) for seed in range(6)]
+    whole = [one for one in heard if one.ended]
+    assert whole, heard
+    for one in whole:
+        check_calls(one)
+        assert NOTATIONS[notation].bare or one.text.lstrip().startswith(NOTATIONS[notation].openers)
+
+
 @pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store", "paint"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_tool_that_is_named_is_called(name, chosen):
@@ -182,7 +195,7 @@ def test_any_object_is_an_object(name):
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "may be opened"])
-@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("name", [*THINKING, *ALWAYS_THINKING])
 def test_a_thought_is_free_and_the_form_follows_it(name, is_open):
     forms = [OutputForm(calls="must", one_call=True), OutputForm(answer=ANSWER, calls="none")]
     thoughts: list[str] = []
@@ -230,7 +243,7 @@ def test_where_one_call_is_the_limit_no_other_is_reported(name):
 
 def keeper(trait: str = "strips_old_thoughts") -> FormKeeper:
     tokenizer = trait_tokenizer(trait)
-    family = families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    family = registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
     return FormKeeper(tokenizer, family, TRAITS[trait].vocabulary)
 
 
@@ -324,7 +337,7 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused():
 @pytest.mark.parametrize("depth", [300, 1300])
 @pytest.mark.parametrize("word", ["items", "const"])
 def test_arguments_that_are_nested_too_deeply_are_refused(word: str, depth: int, name: str):
-    """Gemma's notation says of the innermost ones nothing, and needs not refuse an array of arrays."""
+    """Gemma's notation and MiniMax-M3's say of the innermost ones nothing, and need not refuse them."""
     schema: Any = 1
     for _ in range(depth):
         schema = {"items": schema, "type": "array"} if word == "items" else [schema]
@@ -336,7 +349,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused(word: str, depth: int,
     except InvalidRequest as refused:
         assert (refused.param, "'deep'" in refused.message) == ("tools", True)
     else:
-        assert name == "gemma4" and guide is not None
+        assert name in ("gemma4", "minimax_m3") and guide is not None
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -424,6 +437,27 @@ def test_a_call_that_nobody_can_make_cannot_be_demanded(tools):
     assert refused.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize(("name", "argument"), [("lfm2", "a b"), ("qwen_xml", "a<b"), ("gemma4", 'a<|"|>b')])
+def test_an_argument_that_is_required_and_has_no_form_is_refused(name, argument):
+    def asked_for(required: list[str]) -> Any:
+        parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": required}
+        tool = {"type": "function", "function": {"name": "read", "parameters": parameters}}
+        return asked(OutputForm(calls="must"), tool, trait=FORMS[name].trait)
+
+    with pytest.raises(InvalidRequest, match="has no form in this model's calls") as refused:
+        asked_for([argument])
+    assert refused.value.param == "tools"
+    assert name == "gemma4" or asked_for([])
+
+
+def test_arguments_that_a_schema_leaves_open_can_be_said_in_python():
+    parameters = {"type": "object", "additionalProperties": True}
+    tool = {"type": "function", "function": {"name": "note", "parameters": parameters}}
+    form = OutputForm(calls="must", one_call=True)
+    heard = [reply("python_calls", form, [tool], seed=seed) for seed in range(6)]
+    assert any(json.loads(arguments) for one in heard if one.ended for _, arguments in one.calls)
+
+
 def test_words_of_a_tools_schema_that_cannot_be_enforced_are_passed_over():
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "a-shoe-size", "not": {}}}}
     assert asked(
@@ -446,6 +480,6 @@ def test_a_guide_that_is_left_is_lost_and_behind_the_end_nothing_counts():
         other.advance(text)
 
 
-def test_every_format_that_a_family_writes_has_its_grammar():
-    written = {name for family in map(families.named, FAMILY_NAMES) for name in family.formats}
-    assert written <= CALL_TEXTS.keys() <= FORMATS.keys()
+def test_every_notation_that_a_family_has_is_written_too():
+    names = [name for name in FAMILIES for name in registry.named(name).formats]
+    assert [name for name in names if NOTATIONS[name].text is None] == []

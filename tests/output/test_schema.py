@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.output.tool_calls.json_text import is_strict, parsed, written
-from start_llm.output.tool_calls.schema import Tools, constants, decode, flat, is_text
+from start_llm.formats.reading.json_text import is_strict, parsed, written
+from start_llm.formats.reading.schema import Tools, constants, decode, flat, is_text
 from tests.output.corpus.case import TOOLS, TYPED, tool
 from tests.output.corpus.typed import VALUES
 

@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.events import Content, Reasoning
+from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.registry import NOTATIONS
 from start_llm.output.splitter import PlainSplitter, make_splitter
 from tests.output.corpus import CORPUS
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
 from tests.output.replies import FAMILIES, noise, noisy_cases, pieces_of
 
+CALLED = '<tool_call>{"name": "list", "arguments": {}}</tool_call>'
 SHORT = 150
 """Texts up to this length are cut at every place, longer ones at some."""
 
@@ -79,9 +82,7 @@ def test_what_comes_out_can_always_be_sent(case):
 
 
 @given(noisy_cases(), st.booleans())
-def test_without_tools_only_marks_and_the_newlines_beside_them_are_lost(case, complete):
-    """The law, for families with marks: a reply is [white space, opening] newlines thought newlines closing
-    newlines answer, and thought and answer come out as they are."""
+def test_without_tools_only_marks_and_the_newlines_beside_thoughts_are_lost(case, complete):
     if case.family.channels:
         return
     said = outcome_of(split(untooled(case), [case.text], complete=complete))
@@ -102,26 +103,81 @@ def untooled(case: Case) -> Case:
 
 def parted(case: Case, *, complete: bool) -> tuple[str, str]:
     """Thought and answer of a whole reply without calls."""
-    marks, text = case.family.thought, case.text
-    if marks is None:
-        return "", text
-    begun = text.lstrip()
-    is_assumed = False
-    if not case.thought_is_open:
-        if begun.startswith(marks.opening):
-            text = begun.removeprefix(marks.opening)
-        elif marks.opening.startswith(begun) or not (case.family.orphan_close and case.thinking):
-            return "", text
+    return _Law(case, complete).read() if case.family.thought else ("", case.text)
+
+
+class _Law:
+    """The law, for families with marks: white space, thoughts with white space between them, then the answer.
+
+    Newlines beside a thought are the template's. Unmistakable marks are marks in an answer too.
+    """
+
+    def __init__(self, case: Case, complete: bool) -> None:
+        assert case.family.thought
+        self.marks, self.complete = case.family.thought, complete
+        self.opening, self.closing = self.marks.opening, self.marks.closing
+        self.in_answer = (self.opening, self.closing, *case.family.answer_marks)
+        self.may_assume = case.family.orphan_close and case.thinking and not case.thought_is_open
+        self.state = "thought" if case.thought_is_open else "start"
+        self.text = case.text
+        self.is_behind_thought = False
+        self.thought, self.answer = "", ""
+
+    def read(self) -> tuple[str, str]:
+        while self.state != "end":
+            {"thought": self.read_thought, "start": self.read_start, "answer": self.read_answer}[self.state]()
+        return self.thought, self.answer
+
+    def read_thought(self) -> None:
+        thought, closing, self.text = self.text.partition(self.closing)
+        while (begun := thought.lstrip("\n")).startswith(self.opening):
+            thought = begun.removeprefix(self.opening)
+        for mark in self.in_answer if self.marks.is_unmistakable else ():
+            thought = thought.replace(mark, "")
+        self.thought += thought.strip("\n") if closing else thought.lstrip("\n")
+        self.is_behind_thought = True
+        self.state = "start" if closing else "end"
+
+    def read_start(self) -> None:
+        begun = self.text.lstrip()
+        space = self.text[: len(self.text) - len(begun)]
+        if begun.startswith(self.opening):
+            self.state, self.text = "thought", begun.removeprefix(self.opening)
+        elif begun.startswith(self.closing):
+            self.is_behind_thought, self.text = True, begun.removeprefix(self.closing)
+        elif begun and any(mark.startswith(begun) for mark in (self.opening, self.closing)):
+            is_text = len(begun) < 3 or (self.complete and not self.marks.is_unmistakable)
+            self.answer += self.inner(space) + begun if is_text else ""
+            self.state = "end"
+        elif begun and self.may_assume and not self.is_behind_thought:
+            self.assume()
         else:
-            is_assumed = True
-    thought, closing, answer = text.partition(marks.closing)
-    if closing:
-        return thought.strip("\n"), answer.lstrip("\n")
-    thought = thought.lstrip("\n")
-    return thought, thought if is_assumed and complete else ""
+            self.state, self.text = "answer", self.inner(space) + begun
+
+    def inner(self, space: str) -> str:
+        return space.lstrip("\n") if self.is_behind_thought else space
+
+    def assume(self) -> None:
+        if self.closing in self.text:
+            self.state = "thought"
+            return
+        assumed = self.text.lstrip("\n")
+        self.thought, self.answer, self.state = assumed, assumed if self.complete else "", "end"
+
+    def read_answer(self) -> None:
+        marks = self.in_answer if self.marks.is_unmistakable else ()
+        start, mark = first_marker(self.text, marks) or (len(self.text), "")
+        self.answer += self.text[:start]
+        self.text = self.text[start + len(mark) :]
+        if mark and not self.answer.strip():
+            self.answer = ""
+        if not mark:
+            half = longest_beginning(self.answer, marks)
+            self.answer = self.answer[: len(self.answer) - half] if half > 2 else self.answer
+        self.state = "thought" if mark == self.opening else "answer" if mark else "end"
 
 
-OPENERS = ("<tool_call>", "<function", "<|tool_call", "[TOOL_CALLS]", "<|python_tag|>", "{")
+OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *one.bare))
 
 
 @given(noisy_cases(noise.map(lambda text: remove_all(text, OPENERS))))
@@ -157,6 +213,53 @@ def test_a_splitter_tells_whether_it_is_in_a_thought():
         splitter.feed(piece)
         told.append(splitter.in_thought)
     assert told == [False, True, True, True, False, False]
+
+
+def test_a_thought_that_quotes_calls_goes_on_as_it_comes():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=True, thinking=True)
+    steps = [splitter.feed(piece) for piece in ("I ", "`<tool_call", ">`\n", "or", CALLED, " ", "is", " it")]
+    assert ["".join(one.text for one in step if isinstance(one, Reasoning)) for step in steps] == [
+        "I ", "`", "", "<tool_call>`\nor", "", "", f"{CALLED} is", " it",
+    ]  # fmt: skip
+
+
+def test_of_an_opener_in_a_thought_little_waits():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=True, thinking=True)
+    text = "I use <tool_call> and " + "so it is, " * 40
+    told = "".join(one.text for one in splitter.feed(text) if isinstance(one, Reasoning))
+    assert told == text
+
+
+def test_calls_that_a_thought_ends_with_end_the_thought():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=True, thinking=True)
+    assert splitter.feed(f"Hm.\n{CALLED}") == [Reasoning("Hm.")]
+    assert (splitter.in_thought, splitter.calls) == (True, 0)
+    assert splitter.close(complete=True)
+    assert (splitter.in_thought, splitter.calls) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "is_loose"),
+    [
+        ("qwen3", "<thin", True),
+        ("qwen3", "<think>Hm.</think>\n</thi", True),
+        ("cohere", "<|START_RESPONSE|>Yes.<|END_RES", True),
+        ("cohere", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", False),
+    ],
+)
+def test_a_reply_that_is_cut_in_a_mark_has_a_loose_end(family, text, is_loose):
+    splitter = make_splitter(FAMILIES[family], TOOLS, thought_is_open=False, thinking=True)
+    splitter.feed(text)
+    splitter.close(complete=False)
+    assert splitter.has_loose_end is is_loose
+
+
+def test_marks_in_an_answer_that_is_held_to_its_form_are_text():
+    splitter = make_splitter(
+        FAMILIES["cohere"], NO_TOOLS, thought_is_open=False, thinking=False, calls_come_first=True
+    )
+    text = '{"a": "<|START_THINKING|><|END_RESPONSE|>"}'
+    assert splitter.feed(text) == [Content(text)]
 
 
 def test_the_text_of_a_completion_passes_as_it_is():

@@ -134,7 +134,9 @@ def test_the_tokens_of_a_thought_that_the_prompt_opened_are_counted():
         (CALL + CALL.removesuffix("</function>\n</tool_call>"), "stop", "END", "stop"),
         (CALL.partition("a\n")[0], "stop", None, "stop"),
         (CALL.partition("a\n")[0], "length", None, "length"),
-        (f"<think>{CALL}", "stop", None, "stop"),
+        (f"<think>{CALL}", "stop", None, "tool_calls"),
+        (f"<think>{CALL}", "length", None, "length"),
+        (f"<think>{CALL}</think>", "stop", None, "stop"),
         (CALL.replace("read", "remove"), "stop", None, "stop"),
     ],
 )

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.family import Family
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.json_calls import JsonSpan
+from start_llm.formats.registry import NOTATIONS, ordered
 from start_llm.output.splitter import make_splitter
-from start_llm.output.tool_calls import FORMATS, ordered
-from start_llm.output.tool_calls.json_calls import JsonSpan
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
 from tests.output.corpus.common import VALUES
 from tests.output.corpus.writers import WRITERS
@@ -57,7 +57,7 @@ def test_in_front_of_a_call_no_white_space_is_told(story):
         before = event
 
 
-@pytest.mark.parametrize("name", ["qwen_xml", "glm", "minicpm"])
+@pytest.mark.parametrize("name", ["qwen_xml", "glm", "minicpm", "minimax", "dsml_tools"])
 def test_a_text_argument_goes_out_as_it_comes(name):
     writer = WRITERS[name]
     begin, end = writer.call("write", path="a", text="\0").split("\0")
@@ -114,6 +114,24 @@ def test_an_answer_in_json_goes_out_as_it_comes():
     assert splitter.feed(" 2") == [Content(" 2")]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        (["[", "1, ", "2"], ["", "[1,", " 2"]),
+        (["[x", "] ta", "sk"], ["", "[x] ta", "sk"]),
+        (["[read", "](http", "s:"], ["", "[read](http", "s:"]),
+        (["[see(", "the", " docs)", " so"], ["", "", "[see(the docs)", " so"]),
+        (["[\n", "{", '"path":'], ["", "", '[\n{"path":']),
+        (["func", "tions", " so"], ["", "functions", " so"]),
+        (["call", "ed", "!"], ["", "called", "!"]),
+        (["call: ", "me"], ["call:", " me"]),
+    ],
+)
+def test_an_answer_that_begins_as_a_bare_call_may_goes_out_as_soon_as_it_is_none(pieces, told):
+    splitter = make_splitter(Family(name="bare"), TOOLS, thought_is_open=False, thinking=True)
+    assert [outcome_of(splitter.feed(piece)).content for piece in pieces] == told
+
+
 def test_prose_in_front_of_a_call_goes_out_as_it_comes():
     writer = WRITERS["qwen_xml"]
     splitter = make_splitter(writer.family, TOOLS, thought_is_open=False, thinking=True)
@@ -150,8 +168,8 @@ def test_calls_are_counted_through_the_reply():
 def test_the_formats_of_a_family_stand_first_and_no_other_is_missing():
     formats = ordered(("kimi", "glm"))
     assert [one.name for one in formats[:2]] == ["kimi", "glm"]
-    assert {one.name for one in formats} == set(FORMATS)
-    assert len(formats) == len(FORMATS)
+    assert {one.name for one in formats} == set(NOTATIONS)
+    assert len(formats) == len(NOTATIONS)
 
 
 def test_a_format_that_no_row_has_is_an_error():

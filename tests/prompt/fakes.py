@@ -12,8 +12,9 @@ from jinja2 import Environment, TemplateError
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
-from start_llm.models import families
+from start_llm.formats import registry
 from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.samples import rendered_samples
 from start_llm.prompt.template import Seen, TemplateTokenizer
 from tests.templates.traits import trait_tokenizer
 
@@ -51,7 +52,8 @@ def result(content: str, call_id: str | None = "c1", **more: Any) -> Message:
 @cache
 def family_of(trait: str) -> Family:
     tokenizer = trait_tokenizer(trait)
-    return families.detect({}, tokenizer.chat_template, tokenizer.added_tokens)
+    samples = rendered_samples(tokenizer)
+    return registry.detect({}, tokenizer.chat_template, tokenizer.added_tokens, samples)
 
 
 @cache

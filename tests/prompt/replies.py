@@ -28,19 +28,40 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "strips_old_thoughts": "<think>\n{}\n</think>\n\n",
     "opens_thought": "{}\n</think>\n\n",
     "stop_opens_next": "{}</think>",
+    "words_in_system": "{}\n</think>\n\n",
+    "effort_words": "<think>\n{}\n</think>\n\n",
     "channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
     "gemma4_channel": "<|channel>thought\n{}\n<channel|>",
     "arguments_as_text": "<think>\n{}\n</think>\n\n",
+    "minimax": "{}\n</think>\n\n",
+    "nested_arguments": "{}</mm:think>",
+    "dsml": "{}</think>",
+    "seed": "<seed:think>{}</seed:think>",
+    "numbered_actions": "<|START_THINKING|>{}<|END_THINKING|>",
+    "open_and_close": "{}<|close|>think<|sep|>",
+    "strict_channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+    "text_behind_calls": "<|channel>thought\n{}\n<channel|>",
+    "thought_or_answer": "<think>\n{}\n</think>\n\n",
+    "cuts_at_closing_mark": "<think>\n{}\n</think>\n\n",
+    "thought_without_text": "<think>\n{}\n</think>\n\n",
 }
 """How the models that think write a thought in front of an answer, behind their prompt."""
 OPENED: Mapping[str, tuple[str, str]] = {
     "opens_thought": ("\n", "</think>"),
     "stop_opens_next": ("<think>", "</think>"),
+    "minimax": ("<think>\n", ""),
+    "open_and_close": ("<|open|>think<|sep|>", ""),
+    "nested_arguments": ("<mm:think>", "</mm:think>"),
+    "dsml": ("<think>", "</think>"),
+    "words_in_system": ("\n", "</think>"),
 }
 """What the prompt has for a thought that it opens, and what the history has in place of one that it drops."""
 EMPTY: Mapping[str, str] = {
     "strips_old_thoughts": "<think>\n\n</think>\n\n",
+    "effort_words": "<think>\n\n</think>\n\n",
     "gemma4_channel": "<|channel>thought\n<channel|>",
+    "minimax": "<think>\n\n</think>\n\n",
+    "open_and_close": "<|open|>think<|sep|><|close|>think<|sep|>",
 }
 """What the prompt has for a thought that must not be, and the history has not."""
 

@@ -234,6 +234,73 @@ def test_text_beside_calls_that_can_stand_nowhere_opens_the_first_result():
     ]
 
 
+def test_tools_have_a_system_message_beside_them():
+    asked, ruled = user("a"), system("b")
+    assert after(changes.put_system_beside_tools, asked, tools=(WRITE,)) == [
+        ("system", "", -1),
+        ("user", "a", 0),
+    ]
+    assert after(changes.put_system_beside_tools, ruled, asked, tools=(WRITE,))[0] == ("system", "b", 0)
+    assert after(changes.put_system_beside_tools, asked) == [("user", "a", 0)]
+
+
+def test_calls_are_written_where_no_tools_are_offered():
+    talk = (reply("", call("x", "now")), result("a", "x"))
+    written = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert after(changes.write_calls_without_tools, *talk) == [
+        ("assistant", written, 0),
+        ("user", "[Result of now]\na", 1),
+    ]
+    assert after(changes.write_calls_without_tools, *talk, tools=(WRITE,)) == [
+        ("assistant", "", 0),
+        ("tool", "a", 1),
+    ]
+
+
+def test_empty_replies_are_left_out():
+    talk = (user("a"), reply(" \n", reasoning="b"), reply("", call("x")), user("c"), reply("d"))
+    assert after(changes.leave_out_empty_replies, *talk) == [
+        ("user", "a", 0),
+        ("assistant", "", 2),
+        ("user", "c", 3),
+        ("assistant", "d", 4),
+    ]
+
+
+def test_an_empty_question_stands_behind_the_system_text_where_nobody_asks():
+    assert after(changes.ask_nothing, system("a"), system("b"), reply("c")) == [
+        ("system", "a", 0),
+        ("system", "b", 1),
+        ("user", "", -1),
+        ("assistant", "c", 2),
+    ]
+    assert after(changes.ask_nothing, system("a"), user("b")) == [("system", "a", 0), ("user", "b", 1)]
+
+
+def test_an_empty_message_is_a_space_where_it_must_say_something():
+    talk = (user(""), reply(""), reply("", call("x")), result("", "x"))
+    facts = {"refuses_empty": frozenset({"assistant", "tool"})}
+    assert [one["content"] for one in adapted(*talk, **facts).messages] == ["", " ", "", " "]
+
+
+def test_white_space_beside_calls_is_no_text_where_none_is_shown():
+    (kept,), (set_in,) = (
+        adapted(reply(" \n", call("x")), text_beside_calls=way).messages for way in ("kept", "set in")
+    )
+    assert (kept["content"], set_in["content"]) == (" \n", "")
+
+
+def test_a_thought_that_would_hide_what_stands_beside_it_is_not_passed():
+    talk = (reply("a", reasoning="b"), reply("", call("x"), reasoning="c"))
+    shown_beside = {
+        hidden: [
+            "thinking" in one for one in adapted(*talk, thought_key="thinking", thoughts_hide=hidden).messages
+        ]
+        for hidden in (frozenset[str](), frozenset({"answers"}), frozenset({"calls"}))
+    }
+    assert list(shown_beside.values()) == [[True, True], [False, True], [True, False]]
+
+
 # -------------------------------------------------------------------------------------- rows on their traits
 
 SPEECH = (
@@ -257,9 +324,9 @@ WORDS = (
 ).split()
 PARALLEL_WORDS = [word for word in WORDS if word not in ("resultone", "pathtwo")]
 MOVED = {
-    # The tools and the system text stand beside the last user message, the text beside calls in its result.
+    # The tools and the system text stand beside the last user message.
     "tools_before_last_user": (
-        "askone asktwo pathone pathtwo textone resultone resulttwo askthree syslate paththree texttwo "
+        "askone asktwo textone pathone pathtwo resultone resulttwo askthree syslate texttwo paththree "
         "resultthree textthree textfour sysfirst askfour"
     ).split(),
 }
@@ -333,9 +400,24 @@ def test_text_beside_calls_stands_in_a_turn_of_its_own():
     ) in text
 
 
-def test_text_beside_calls_stands_in_front_of_the_result_where_no_turn_may_hold_it():
-    text = shown("tools_before_last_user", user("a"), reply("I ask.", call("x")), result("r", "x"))
-    assert '[TOOL_RESULTS]{"content": "[Text in front of the call]\\nI ask.\\n\\nr", "call_id"' in text
+def test_text_beside_calls_is_set_in_where_the_model_wrote_it():
+    talk = user("a"), reply("I ask.", call("x", path="p")), result("r", "x")
+    assert '[/INST]I ask.[TOOL_CALLS][{"name": "write", ' in shown("tools_before_last_user", *talk)
+    assert "<|turn>model\nI ask.<|tool_call>call:write{" in shown("text_behind_calls", *talk)
+
+
+def test_text_in_front_of_a_call_is_commentary_where_messages_have_channels():
+    asked, thought = user("a"), "I should."
+    text = shown(
+        "strict_channels", asked, reply("I ask.", call("x", path="p"), reasoning=thought), result("r", "x")
+    )
+    assert text.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>I should.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I ask.<|end|>"
+        "<|start|>assistant to=functions.write<|channel|>commentary json<|message|>"
+        '{"path": "p"}<|call|><|start|>functions.write to=assistant<|channel|>commentary<|message|>r<|end|>'
+        "<|start|>assistant"
+    )
 
 
 def test_calls_are_serialised_with_their_results():

@@ -5,9 +5,12 @@ from dataclasses import fields, replace
 import pytest
 
 from start_llm.core.family import Family
+from start_llm.formats.thoughts import GEMMA, THINK
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import audit, described
-from start_llm.prompt.facts import Switch, TemplateFacts
+from start_llm.prompt.facts import Effort, Switch, TemplateFacts
+from start_llm.prompt.stand_ins import StandIns
+from start_llm.prompt.template import SYSTEM_WORDS
 from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, preparer_of
 from tests.templates.traits import TRAITS, trait_tokenizer
 
@@ -17,6 +20,19 @@ THINKS = TemplateFacts(
     switch=Switch(option="enable_thinking"),
     tail_options=frozenset({"enable_thinking"}),
 )
+ENDS_OF_MISTRAL = frozenset({"</s>"})
+CHANNEL_ENDS = frozenset({"<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"})
+R1_MARKS = (
+    "<think> </think> <｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜>",
+    "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>",
+)
+CHANNEL_MARKS = "<|channel|>analysis<|message|> <|end|> <|start|> <|message|> <|channel|> <|call|>"
+GEMMA_MARKS = (
+    '<|channel>thought <channel|> <bos> <|turn> <|tool> <tool|> <turn|> <|channel> <|tool_call> <|"|> '
+    "<tool_call|> <|tool_response> <tool_response|>"
+)
+CHATML_MARKS = "<think> </think> <|im_start|> <|im_end|> <tool_call> </tool_call>"
 REFUSED = "{{ raise_exception('no') }}"
 
 FACTS = {
@@ -30,8 +46,9 @@ FACTS = {
     "tools_before_last_user": TemplateFacts(
         takes_late_system=False,
         takes_neighbours=False,
-        keeps_text_beside_calls=False,
-        splits_text_from_calls=False,
+        takes_lone_system=False,
+        text_beside_calls="set in",
+        stand_ins=StandIns(call_head='[TOOL_CALLS][{"name": "'),
         takes_user_after_result=False,
         moving=frozenset({"tools", "system"}),
         call_ids="nine",
@@ -39,7 +56,8 @@ FACTS = {
     ),
     "dates": TemplateFacts(
         takes_parallel_calls=False,
-        keeps_text_beside_calls=False,
+        takes_lone_system=False,
+        text_beside_calls="parted",
         dates=("%d %b %Y",),
         closers=frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"}),
     ),
@@ -54,19 +72,145 @@ FACTS = {
     "channels": TemplateFacts(
         takes_late_system=False,
         thought_key="reasoning_content",
-        takes_effort=True,
+        effort=Effort(
+            option="reasoning_effort",
+            words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
+        ),
+        schema_parts=frozenset({"properties"}),
         dates=("%Y-%m-%d",),
-        closers=frozenset({"<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"}),
+        closers=CHANNEL_ENDS,
     ),
     "kimi": TemplateFacts(call_ids="kimi", closers=frozenset({"<|im_end|>", "[EOS]"})),
-    "arguments_as_text": TemplateFacts(arguments_as_text=True, closers=frozenset({"<｜end▁of▁sentence｜>"})),
+    "arguments_as_text": TemplateFacts(
+        arguments_as_text=True,
+        stand_ins=StandIns(quoted=tuple(" ".join(R1_MARKS).split()), inline=THINK),
+        closers=frozenset({"<｜end▁of▁sentence｜>"}),
+    ),
     # The switch is a mark in the system turn.
     "gemma4_channel": replace(
         THINKS, tail_options=frozenset(), closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"})
     ),
     "hoists_systems": TemplateFacts(takes_late_system=False, closers=CHATML_ENDS),
     "plain": TemplateFacts(takes_tools=False, takes_calls=False, lead=" ", closers=frozenset({"</s>"})),
+    "words_in_system": replace(
+        THINKS,
+        switch=Switch(option=SYSTEM_WORDS, on=None, off="/no_think"),
+        tail_options=frozenset(),
+        closers=CHATML_ENDS,
+    ),
+    "effort_words": replace(
+        THINKS,
+        effort=Effort(
+            option="reasoning_effort",
+            words={"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"},
+        ),
+        closers=CHATML_ENDS,
+    ),
     "minicpm": TemplateFacts(closers=frozenset({"<|im_end|>", "</s>"})),
+    "minimax": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"[e~["})),
+    "nested_arguments": replace(
+        THINKS,
+        switch=Switch(option="thinking_mode", on="enabled", off="disabled"),
+        tail_options=frozenset({"thinking_mode"}),
+        closers=frozenset({"[e~["}),
+    ),
+    "dsml": replace(
+        THINKS,
+        switch=Switch(option="thinking"),
+        tail_options=frozenset({"thinking"}),
+        closers=frozenset({"<｜end▁of▁sentence｜>"}),
+    ),
+    "seed": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"<seed:eos>"})),
+    "python_calls": TemplateFacts(closers=CHATML_ENDS),
+    "bare_python_calls": TemplateFacts(
+        takes_lone_system=False, closers=frozenset({"<|eot|>", "<|end_of_text|>"})
+    ),
+    "python_lines": TemplateFacts(closers=CHATML_ENDS),
+    "call_list": TemplateFacts(closers=frozenset({"<SPECIAL_12>", "</s>"})),
+    "call_list_without_end": TemplateFacts(takes_lone_system=False, closers=frozenset({"<|end_of_text|>"})),
+    "call_lines": TemplateFacts(closers=frozenset({"<end_of_sentence>"})),
+    "bare_call_list": TemplateFacts(text_beside_calls="parted", closers=CHATML_ENDS),
+    "role_of_a_call": TemplateFacts(closers=frozenset({"<|message_sep|>", "</s>"})),
+    "escaped_texts": TemplateFacts(closers=frozenset({"<end_of_turn>", "<eos>"})),
+    "numbered_actions": TemplateFacts(
+        thought_key="reasoning_content", closers=frozenset({"<|END_OF_TURN_TOKEN|>"})
+    ),
+    "open_and_close": TemplateFacts(
+        thought_key="reasoning_content", closers=frozenset({"<|end_of_msg|>", "[EOS]"})
+    ),
+    "strict_channels": TemplateFacts(
+        takes_late_system=False,
+        takes_parallel_calls=False,
+        text_beside_calls="set in",
+        stand_ins=StandIns(
+            quoted=tuple(CHANNEL_MARKS.split()),
+            call_head=" to=functions.",
+            around_text=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
+        ),
+        takes_bare_tools=False,
+        schema_parts=frozenset(
+            {
+                *("properties", "properties.description", "properties.enum", "properties.items.enum"),
+                *("properties.properties", "properties.properties.enum", "properties.properties.description"),
+            }
+        ),
+        thought_key="thinking",
+        effort=Effort(
+            option="reasoning_effort",
+            words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
+        ),
+        closers=CHANNEL_ENDS,
+    ),
+    "text_behind_calls": TemplateFacts(
+        text_beside_calls="set in",
+        stand_ins=StandIns(quoted=tuple(GEMMA_MARKS.split()), inline=GEMMA, call_head="<|tool_call>call:"),
+        thought_key="reasoning_content",
+        closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"}),
+    ),
+    "tool_use_form": TemplateFacts(
+        takes_calls_without_tools=False, takes_bare_tools=False, closers=CHATML_ENDS
+    ),
+    "system_with_last_word": TemplateFacts(
+        takes_system=False,
+        takes_late_system=False,
+        call_ids="nine",
+        closers=ENDS_OF_MISTRAL,
+    ),
+    "flat_schemas": TemplateFacts(
+        takes_bare_tools=False,
+        schema_parts=frozenset({"properties", "properties.description"}),
+        closers=CHATML_ENDS,
+    ),
+    "thought_or_answer": TemplateFacts(
+        thoughts_hide=frozenset({"answers"}),
+        thought_key="reasoning_content",
+        old_thoughts="kept",
+        closers=CHATML_ENDS,
+    ),
+    "cuts_at_closing_mark": TemplateFacts(
+        stand_ins=StandIns(quoted=tuple(CHATML_MARKS.split()), inline=THINK),
+        thought_key="reasoning_content",
+        closers=CHATML_ENDS,
+    ),
+    "refuses_empty_replies": TemplateFacts(
+        takes_late_system=False,
+        refuses_empty=frozenset({"assistant"}),
+        call_ids="nine",
+        closers=ENDS_OF_MISTRAL,
+    ),
+    "text_or_calls": TemplateFacts(
+        text_beside_calls="set in",
+        stand_ins=StandIns(call_head='<tool_call>\n{"name": "'),
+        refuses_empty=frozenset({"assistant"}),
+        closers=CHATML_ENDS,
+    ),
+    "thought_without_text": TemplateFacts(
+        text_beside_calls="set in",
+        stand_ins=StandIns(call_head='<tool_call>\n{"name": "'),
+        thought_key="reasoning_content",
+        old_thoughts="kept",
+        closers=CHATML_ENDS,
+    ),
 }
 NO_THOUGHTS = "shows no thoughts"
 DROPPED = "old thoughts dropped"
@@ -78,22 +222,69 @@ DESCRIBED = {
     "tools_before_last_user": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "dates": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes dates (%d %b %Y)"),
     "no_system": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
-    "channels": (DROPPED, "tools", NOT_SWITCHED, "writes dates (%Y-%m-%d)"),
+    "channels": (
+        DROPPED,
+        "tools",
+        NOT_SWITCHED,
+        "reasoning_effort low/medium/high",
+        "writes dates (%Y-%m-%d)",
+    ),
     "kimi": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "arguments_as_text": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "gemma4_channel": (DROPPED, "tools", SWITCHED, "writes no dates"),
     "hoists_systems": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
     "plain": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
+    "words_in_system": (DROPPED, "tools", f"{SYSTEM_WORDS} switches thinking", "writes no dates"),
+    "effort_words": (DROPPED, "tools", SWITCHED, "reasoning_effort low/medium/xhigh", "writes no dates"),
     "minicpm": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "minimax": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "nested_arguments": (DROPPED, "tools", "thinking_mode switches thinking", "writes no dates"),
+    "dsml": (DROPPED, "tools", "thinking switches thinking", "writes no dates"),
+    "seed": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "bare_python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "python_lines": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_list": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_list_without_end": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_lines": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "bare_call_list": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "role_of_a_call": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "escaped_texts": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "numbered_actions": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "open_and_close": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "strict_channels": (
+        DROPPED,
+        "tools",
+        NOT_SWITCHED,
+        "reasoning_effort low/medium/high",
+        "writes no dates",
+    ),
+    "text_behind_calls": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "tool_use_form": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "system_with_last_word": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "flat_schemas": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "thought_or_answer": ("old thoughts kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "cuts_at_closing_mark": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "refuses_empty_replies": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "text_or_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "thought_without_text": ("old thoughts kept", "tools", NOT_SWITCHED, "writes no dates"),
 }
+LATE_SYSTEMS = "late system messages as marked user turns"
+SET_IN = "text beside calls set in front of them"
+QUOTED = "marks that a reply quotes kept from the template"
+LONE_SYSTEM = "an empty question where there is none"
+FILLED = "empty descriptions and parameters for tools without"
+SCHEMAS_TOLD = "schemas told in the descriptions of tools"
+SPACE = "empty messages as a space"
 NEEDED = {
     "tools_before_last_user": [
-        "late system messages as marked user turns",
+        LATE_SYSTEMS,
+        LONE_SYSTEM,
         "user text behind a result joined to it",
         "neighbours of one role merged",
-        "text beside calls in front of their result",
+        SET_IN,
     ],
-    "dates": ["calls made one after the other", "text beside calls in a turn of its own"],
+    "dates": ["calls made one after the other", LONE_SYSTEM, "text beside calls in a turn of its own"],
     "no_system": [
         "tools told in the system message",
         "calls and results written as text",
@@ -101,8 +292,29 @@ NEEDED = {
         "system message in the first user turn",
         "neighbours of one role merged",
     ],
-    "channels": ["late system messages as marked user turns"],
+    "channels": [LATE_SYSTEMS, SCHEMAS_TOLD],
+    "arguments_as_text": [QUOTED],
+    "strict_channels": [
+        "calls made one after the other",
+        LATE_SYSTEMS,
+        SET_IN,
+        QUOTED,
+        FILLED,
+        SCHEMAS_TOLD,
+    ],
+    "text_behind_calls": [SET_IN, QUOTED],
+    "tool_use_form": ["calls and results written as text where no tools are offered", FILLED],
+    "system_with_last_word": [LATE_SYSTEMS, "system message in the first user turn"],
+    "flat_schemas": [FILLED, SCHEMAS_TOLD],
+    "thought_or_answer": ["no thoughts beside answers"],
+    "cuts_at_closing_mark": [QUOTED],
+    "refuses_empty_replies": [LATE_SYSTEMS, SPACE],
+    "text_or_calls": [SET_IN, SPACE],
+    "thought_without_text": [SET_IN],
     "hoists_systems": ["late system messages as marked user turns"],
+    "bare_python_calls": [LONE_SYSTEM],
+    "call_list_without_end": [LONE_SYSTEM],
+    "bare_call_list": ["text beside calls in a turn of its own"],
     "plain": ["tools told in the system message", "calls and results written as text"],
 }
 """What is done for a template; nothing for the others."""
@@ -127,11 +339,16 @@ def test_a_user_is_told_that_a_tokenizer_cannot_be_cut():
     assert described(TemplateFacts(can_be_cut=False)).endswith(", cannot be cut")
 
 
+def test_a_user_is_told_what_is_lost_all_the_same():
+    told = described(TemplateFacts(losses=("tools", "text beside calls")))
+    assert told.endswith(", loses or refuses tools, text beside calls")
+
+
 @pytest.mark.parametrize("trait", TRAITS)
-def test_an_audit_takes_a_few_dozen_renderings(trait):
+def test_an_audit_takes_a_few_hundred_renderings(trait):
     watched = WatchedTokenizer(trait_tokenizer(trait))
     audit(watched, Family(name="generic"))
-    assert len(watched.rendered) < 50
+    assert len(watched.rendered) < 450
 
 
 # -------------------------------------------------------------------- templates that no trait stands for
@@ -153,6 +370,20 @@ def test_a_template_that_refuses_everything_has_facts_too():
     facts = facts_of(REFUSED)
     assert facts.closers == {"<end>"}
     assert not (facts.takes_system or facts.takes_late_system or facts.takes_calls or facts.takes_tools)
+
+
+@pytest.mark.parametrize(
+    ("behind", "closers"),
+    [
+        ("<tool><end>", {"<end>"}),
+        ("<tool><user>", {"<end>", "<tool>"}),
+        ("", {"<end>", "<user>"}),
+    ],
+)
+def test_a_reply_reaches_to_the_end_that_its_model_writes_if_the_history_has_it(behind, closers):
+    ends = "{{- ('" + behind + "' if message.role == 'assistant' else '') -}}"
+    template = TURNS.replace(" ~ '<end>' -}}", " -}}" + ends)
+    assert facts_of(template).closers == closers
 
 
 def test_a_template_that_shows_only_the_last_of_two_calls_does_not_take_both():
@@ -182,6 +413,7 @@ def test_a_thought_has_the_name_that_the_template_knows(key):
 @pytest.mark.parametrize(
     ("options", "preserve"),
     [
+        ("truncate_history_thinking is false", {"truncate_history_thinking": False}),
         ("preserve_thinking", {"preserve_thinking": True}),
         ("clear_thinking is false", {"clear_thinking": False}),
         ("keep_all_reasoning", {"keep_all_reasoning": True}),
@@ -195,7 +427,130 @@ def test_an_option_that_keeps_old_thoughts_is_found(options, preserve):
 
 def test_the_second_name_of_the_switch_is_found():
     facts = facts_of(TURNS.replace("'<assistant>'", "('<think>' if thinking else '</think>')"))
-    assert facts.switch == Switch(option="thinking")
+    assert facts.switch == Switch(option="thinking", thinks=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "switch"),
+    [
+        ("enable_thinking is not false", Switch(option="enable_thinking")),
+        ("enable_thinking is defined and enable_thinking", Switch(option="enable_thinking", thinks=False)),
+        (
+            "thinking_mode | default('enabled') != 'disabled'",
+            Switch(option="thinking_mode", on="enabled", off="disabled"),
+        ),
+        (
+            "thinking_mode == 'thinking'",
+            Switch(option="thinking_mode", on="thinking", off="chat", thinks=False),
+        ),
+        ("thinking_mode | default('on') == 'on'", Switch(option="thinking_mode", on="on", off="off")),
+        ("reasoning | default(true)", Switch(option="reasoning")),
+        ("thinking_budget is undefined or thinking_budget", Switch(option="thinking_budget", on=None, off=0)),
+        (
+            "not messages[0].content.endswith('/no_think')",
+            Switch(option=SYSTEM_WORDS, on=None, off="/no_think"),
+        ),
+        (
+            "messages[0].content.endswith('/think')",
+            Switch(option=SYSTEM_WORDS, on="/think", off="/no_think", thinks=False),
+        ),
+        ("true", None),
+    ],
+)
+def test_a_switch_is_found_with_what_the_template_does_without_it(told, switch):
+    facts = facts_of(TURNS.replace("'<assistant>'", f"('<think>' if {told} else '</think>')"))
+    assert facts.switch == switch
+    in_front = facts_of(f"{{{{ 'think' if {told} else 'answer' }}}}" + TURNS)
+    assert in_front.switch == switch
+    assert in_front.tail_options == frozenset()
+    is_option = switch is not None and switch.option != SYSTEM_WORDS
+    assert facts.tail_options == ({switch.option} if switch and is_option else frozenset())
+
+
+def test_a_template_that_shows_what_the_system_says_does_not_act_on_it():
+    assert facts_of(TURNS).switch is None
+
+
+WORDS = ("minimal", "low", "medium", "high", "xhigh")
+EFFORTS: dict[str, tuple[str, tuple[str | bool | None, ...] | None]] = {
+    "prints any word": ("reasoning_effort or 'medium'", ("low", "low", "medium", "high", "high")),
+    "prints any word its own way": (
+        "(reasoning_effort or 'medium') | title",
+        ("low", "low", "medium", "high", "high"),
+    ),
+    "another name": ("thinking_effort or 'high'", ("low", "low", "medium", "high", "high")),
+    "one word, else its default, by name": (
+        "'Effort: ' ~ ('High' if reasoning_effort == 'high' else 'Max')",
+        ("high", "high", "high", "high", None),
+    ),
+    "one word, which is its default": (
+        "'brief' if reasoning_effort == 'low' else 'long'",
+        ("low", "low", None, None, None),
+    ),
+    "the most alone": (
+        "'everything' if reasoning_effort == 'max' else ''",
+        (None, None, None, None, "max"),
+    ),
+    "all of them": (
+        "{'minimal': 1, 'low': 2, 'medium': 3, 'high': 4, 'xhigh': 5}[reasoning_effort] or ''",
+        WORDS,
+    ),
+    "two words for the same": (
+        "{'low': 'Effort: max', 'max': 'Effort: max', 'high': 'Effort: high'}[reasoning_effort] or ''",
+        (None, None, None, "high", "max"),
+    ),
+    "words for another level in what it says": (
+        "'Think with minimal effort' if reasoning_effort == 'low' else 'Think'",
+        ("low", "low", None, None, None),
+    ),
+    "refuses what it does not know": (
+        "{'low': 1, 'high': 2}[reasoning_effort or 'high'] or raise_exception('no')",
+        ("low", "low", "high", "high", "high"),
+    ),
+    "a flag": ("'briefly' if low_effort else ''", (True, True, None, None, None)),
+    "none": ("''", None),
+}
+
+
+@pytest.mark.parametrize("case", EFFORTS)
+def test_an_effort_is_told_in_the_nearest_word_that_the_template_knows(case):
+    told, words = EFFORTS[case]
+    effort = facts_of(f"{{{{ {told} }}}}" + TURNS).effort
+    assert (effort and tuple(effort.words.values())) == words
+    assert effort is None or tuple(effort.words) == WORDS
+
+
+def test_an_effort_that_counts_only_while_the_model_thinks_is_found():
+    told = "('everything' if reasoning_effort == 'max' else 'something') if enable_thinking else ''"
+    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    assert facts.effort is not None
+    assert facts.effort.words["xhigh"] == "max"
+
+
+@pytest.mark.parametrize(("default", "thinks"), [("none", False), ("high", True)])
+def test_a_word_for_no_effort_is_the_switch_of_a_template_that_has_no_other(default, thinks):
+    told = f"{{'none': 'answer', 'high': 'think'}}[reasoning_effort or '{default}'] or raise_exception('no')"
+    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    assert facts.switch == Switch(option="reasoning_effort", on="high", off="none", thinks=thinks)
+    assert facts.effort == Effort(option="reasoning_effort", words=dict.fromkeys(WORDS, "high"))
+
+
+@pytest.mark.parametrize("name", ["truncate_history_thinking is false", "preserve_thinking"])
+def test_an_option_that_keeps_the_thoughts_of_calls_alone_is_found(name):
+    thought = (
+        f"(message.reasoning_content or '' if message.tool_calls and ({name}) else '') ~ message.content"
+    )
+    calls = "-}}{%- for call in message.tool_calls -%}{{- call.function | tojson -}}{%- endfor -%}{{- '<end>'"
+    template = TURNS.replace("message.content", thought).replace("~ '<end>'", calls)
+    option, _, value = name.partition(" is ")
+    assert facts_of(template).preserve == {option: value != "false"}
+
+
+def test_a_user_is_told_that_a_model_does_not_think_unless_asked():
+    switch = Switch(option="thinking", thinks=False)
+    assert "thinking switches thinking, which is off unless asked for" in described(
+        TemplateFacts(switch=switch)
+    )
 
 
 def test_the_form_of_ids_that_a_template_wants_is_found_whatever_the_family():
@@ -232,7 +587,83 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_cannot_be_cut():
     assert not facts_of(TURNS, marks_the_start=True).can_be_cut
 
 
+CALLS = """-}}
+    {%- for call in message.tool_calls -%}
+        {{- '(' ~ call.function.name ~ ':' ~ call.function.arguments | tojson ~ ')' -}}
+    {%- endfor -%}
+{{- '<end>'"""
+WITH_CALLS = TURNS.replace("~ '<end>'", CALLS)
+
+
+def test_text_that_can_stand_nowhere_else_is_moved_to_the_result():
+    """No token marks the calls, and replies that follow each other are refused."""
+    alone = WITH_CALLS.replace("message.content", "('' if message.tool_calls else message.content)")
+    neighbours = "'no'.x.y if message.role == 'assistant' == loop.nextitem.role else message.role"
+    facts = facts_of(alone.replace("message.role ~", f"({neighbours}) ~", 1))
+    assert facts.takes_calls
+    assert facts.text_beside_calls == "moved"
+    assert "text beside calls in front of their result" in needed(facts)
+    assert facts_of(alone).text_beside_calls == "parted"
+
+
+def test_calls_that_vanish_beside_a_thought_are_found():
+    hidden = WITH_CALLS.replace("in message.tool_calls", "in message.tool_calls if not message.thinking")
+    facts = facts_of(hidden.replace("message.content", "(message.thinking or '') ~ message.content"))
+    assert facts.thoughts_hide == {"calls"}
+    assert "no thoughts beside calls" in needed(facts)
+
+
+def test_a_template_that_refuses_blank_replies_too_gets_none():
+    strict = "message.content if message.content | trim or message.role != 'assistant' else 'no'.x.y"
+    facts = facts_of(TURNS.replace("message.content", f"({strict})"))
+    assert facts.refuses_blank_replies
+    assert "assistant" not in facts.refuses_empty
+    assert "empty answers left out" in needed(facts)
+    assert "conversations with empty answers" not in facts.losses
+
+
+def test_a_schema_that_is_refused_is_found():
+    refusing = """
+        {%- for tool in tools or [] -%}
+            {{- tool.function | tojson -}}
+            {%- for one in tool.function.parameters.properties.values() if one.anyOf -%}
+                {{- one.no.one -}}
+            {%- endfor -%}
+        {%- endfor -%}
+    """
+    facts = facts_of(refusing + TURNS)
+    assert facts.takes_tools
+    assert "properties.anyOf.enum" in facts.refused_parts
+    assert "properties.enum" in (facts.schema_parts or ())
+    assert facts.losses == ()
+
+
+def test_a_template_that_shows_tools_in_system_messages_alone_gets_one():
+    told = "message.content ~ (tools | tojson if tools and message.role == 'system' else '')"
+    facts = facts_of(TURNS.replace("message.content", told))
+    assert (facts.takes_tools, facts.tools_need_system, facts.losses) == (True, True, ())
+    assert not facts.takes_late_system
+    assert needed(facts) == [
+        "an empty system message beside tools",
+        "calls and results written as text",
+        LATE_SYSTEMS,
+    ]
+
+
+def test_a_template_that_is_beyond_repair_says_what_it_loses():
+    assert facts_of(REFUSED).losses == ("all that is said",)
+    assert facts_of(TURNS).losses == ()
+    mute = facts_of(TURNS.replace("message.content", "message.content * (message.role != 'assistant')"))
+    assert mute.losses == (
+        "calls and results",
+        "calls in one message",
+        "text beside calls",
+        "answers with thoughts",
+        "marks that an answer quotes",
+    )
+
+
 def test_the_defaults_are_a_template_that_takes_everything():
     takes = [field.name for field in fields(TemplateFacts) if field.name.startswith(("takes_", "keeps_"))]
     facts = TemplateFacts()
-    assert [name for name in takes if not getattr(facts, name)] == ["takes_effort"]
+    assert [name for name in takes if not getattr(facts, name)] == []

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,6 +15,7 @@ from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.render import RenderedText
 from tests.prompt.fakes import (
     NOON,
     FakeTokenizer,
@@ -32,7 +34,7 @@ from tests.prompt.fakes import (
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 TOOLS = (function("write", path={"type": "string"}), function("now"))
-EVERY_PRIVATE_CHARACTER = "".join(map(chr, range(0xE000, 0xF900)))
+EVERY_RARE_CHARACTER = "".join(map(chr, range(0x10600, 0x10737)))
 
 # ----------------------------------------------------------------------------------------- one conversation
 
@@ -53,11 +55,11 @@ TALK = (
     user("askthree"),
 )
 WITHOUT_AN_END = {
-    # The system text moves to the last user message, which the late one is merged into; the text beside the
-    # calls stands in their result.
-    "tools_before_last_user": {0, 5, 7},
+    # The system text moves to the last user message, which the late one is merged into.
+    "tools_before_last_user": {0, 5},
     # The calls of one message stand in two, so its end is that of the second result.
     "dates": {7, 8},
+    "strict_channels": {7, 8},
     # Neighbours are merged into one turn, which ends with the last of them.
     "no_system": {0, 5, 8},
     # No token stands between a user message and a system message.
@@ -66,6 +68,9 @@ WITHOUT_AN_END = {
     "plain": {0, 1, 3, 5, 6, 8, 9, 11, 13},
     # No token stands between the two results.
     "minicpm": {8},
+    "minimax": {8},
+    "dsml": {8},
+    "call_list": {8},
 }
 """The messages of the conversation that have no boundary; in the other traits each of them has one."""
 
@@ -96,7 +101,39 @@ CLOSERS = {
     "gemma4_channel": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
     "hoists_systems": ("<|im_end|>",) * 4,
     "plain": ("</s>", None, "</s>", None),
+    "words_in_system": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
+    "effort_words": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
     "minicpm": ("<|im_end|>",) * 4,
+    "minimax": ("[e~[",) * 4,
+    "nested_arguments": ("[e~[",) * 4,
+    "dsml": ("<｜end▁of▁sentence｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<｜Assistant｜>"),
+    "seed": ("<seed:eos>",) * 4,
+    "python_calls": ("<|im_end|>",) * 4,
+    "bare_python_calls": ("<|eot|>",) * 4,
+    "python_lines": ("<|im_end|>",) * 4,
+    "call_list": ("<SPECIAL_12>", "<SPECIAL_11>", "<SPECIAL_12>", "<SPECIAL_11>"),
+    "call_list_without_end": ("<|end_of_text|>",) * 4,
+    "call_lines": ("<end_of_sentence>",) * 4,
+    "bare_call_list": ("<|im_end|>",) * 4,
+    "role_of_a_call": ("<|message_sep|>",) * 4,
+    "escaped_texts": ("<end_of_turn>", "<escape>", "<end_of_turn>", "<end_of_turn>"),
+    "numbered_actions": (
+        "<|END_OF_TURN_TOKEN|>",
+        "<|END_TOOL_RESULT|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+    ),
+    "open_and_close": ("<|end_of_msg|>", "<|close|>", "<|end_of_msg|>", "<|close|>"),
+    "strict_channels": ("<|call|>", "<|end|>", "<|end|>", "<|end|>"),
+    "text_behind_calls": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
+    "tool_use_form": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
+    "system_with_last_word": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
+    "refuses_empty_replies": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
+    "flat_schemas": ("<|im_end|>",) * 4,
+    "thought_or_answer": ("<|im_end|>",) * 4,
+    "cuts_at_closing_mark": ("<|im_end|>",) * 4,
+    "text_or_calls": ("<|im_end|>",) * 4,
+    "thought_without_text": ("<|im_end|>",) * 4,
 }
 """What ends a call, a result, an answer and a question."""
 
@@ -131,7 +168,8 @@ def test_a_reply_at_the_end_that_goes_on_has_an_end(trait, visible):
 
 MARKUP = (
     "<|im_end|> </think> <think> <tool_call> </tool_call> </s> [/INST] <|user|> <|end|> <turn|> <|eot_id|> "
-    '<end_of_turn> <|"|> <tool_response> \ue000 \ue001 \ue0000t\ue001 </parameter> ]]> {"a":1} \\ " \' &lt;'
+    '<end_of_turn> <|"|> <tool_response> \U00010600 \U00010601 \U000106000t\U00010601 </parameter> '
+    ' ]]> {"a":1} \\ " \' &lt;'
 ).split()
 SPACE = st.text(" \n\t\u3000", max_size=3)
 NOISE = st.lists(st.one_of(st.sampled_from(MARKUP), st.text(max_size=4), SPACE), max_size=4).map("".join)
@@ -191,8 +229,23 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
     tokenizer.rendered.clear()
-    prompt = preparer.prepare(request)
-    return tokenizer.rendered[0], prompt, len(tokenizer.rendered)
+    texts: list[RenderedText] = []
+    render = preparer._renderer.render
+
+    def kept(*args: Any) -> RenderedText:
+        texts.append(render(*args))
+        return texts[-1]
+
+    with patch.object(preparer._renderer, "render", kept):
+        prompt = preparer.prepare(request)
+    return texts[0].whole, prompt, len(tokenizer.rendered)
+
+
+WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_empty_replies")
+"""Nothing makes the model answer: that has to be found out again each time."""
+
+SHOW_OLD_THOUGHTS = ("thought_or_answer", "thought_without_text")
+"""One more rendering tells a short thought from other texts with its words."""
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -205,7 +258,8 @@ def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
         tokenizer.rendered.clear()
         preparer.prepare(ChatRequest(messages=talk, tools=TOOLS))
         counts.append(len(tokenizer.rendered))
-    assert counts == [3, 3 if trait == "tools_before_last_user" else 2]  # that one refuses the first marks
+    thoughts = trait in SHOW_OLD_THOUGHTS
+    assert counts == [3 + thoughts, 2 + thoughts + (trait in WITHOUT_A_TAIL)]
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -217,12 +271,6 @@ def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
             request = ChatRequest(messages=talk, tools=TOOLS, thinking=Thinking(on=thinking))
             afresh = Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
             assert preparer.prepare(request) == afresh.prepare(request)
-
-
-HIDES = {
-    # Text beside calls that have no result is not shown.
-    "tools_before_last_user": lambda message: bool(message.tool_calls),
-}
 
 
 def check(trait: str, request: ChatRequest) -> None:
@@ -246,7 +294,7 @@ def check_end(trait: str, messages: Sequence[Message], index: int, before: str, 
     if message.role == "assistant":
         closers = tuple(preparer_of(trait).facts.closers)
     assert behind.startswith(closers)
-    if message.content and not HIDES.get(trait, lambda _: False)(message):
+    if message.content:
         assert word_of(index) in before
     later = [other for other in range(index + 1, len(messages)) if messages[other].content]
     assert not any(word_of(other) in before for other in later)
@@ -263,13 +311,16 @@ OPTIONS = st.fixed_dictionaries(
 @pytest.mark.parametrize("trait", TRAITS)
 @settings(max_examples=15)
 @given(messages=conversations(), options=OPTIONS)
-@example(messages=(user(f"{EVERY_PRIVATE_CHARACTER}word0word"),), options={})
-@example(messages=(user("\ue000\ue001\ue010word0word"), reply("word1word"), user("word2word")), options={})
+@example(messages=(user(f"{EVERY_RARE_CHARACTER}word0word"),), options={})
+@example(
+    messages=(user("\U00010600\U00010601\U00010610word0word"), reply("word1word"), user("word2word")),
+    options={},
+)
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
 
-@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != "tools_before_last_user"])
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
 @settings(max_examples=8)
 @given(messages=conversations(), options=OPTIONS)
 def test_a_message_more_changes_nothing_in_front_of_an_end(trait, messages, options):
@@ -351,7 +402,7 @@ def test_a_reply_ends_behind_its_last_call_whatever_its_arguments_say():
 @pytest.mark.parametrize(
     "look",
     [
-        "{%- if '\ue000' in name %}{{ raise_exception('unknown') }}{% endif -%}",
+        "{%- if '\U00010600' in name %}{{ raise_exception('unknown') }}{% endif -%}",
         "{{- name | length -}}",
     ],
 )

@@ -81,6 +81,10 @@ def test_what_is_found_where_it_grew_is_what_is_found_in_the_whole(
     assert asked > 20
 
 
+WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_empty_replies")
+"""The whole is rendered once more, to find that out."""
+
+
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
     """And what is new a few times, which is short."""
@@ -96,7 +100,7 @@ def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
         request = ChatRequest(messages=tuple(talk))
         assert remembers.prepare(request) == preparer(trait).prepare(request)
         whole, *others = tokenizer.rendered
-        is_marked = trait == "tools_before_last_user" or (trait == "plain" and talk is not grown)
+        is_marked = trait in WITHOUT_A_TAIL or (trait == "plain" and talk is not grown)
         if not is_marked:
             assert others
             assert sum(map(len, others)) < len(whole) / 4
@@ -121,5 +125,5 @@ def test_a_system_text_that_changes_moves_what_follows(trait: str):
         tokenizer.rendered.clear()
         request = ChatRequest(messages=(system(told), *messages), tools=TOOLS)
         assert remembers.prepare(request) == preparer(trait).prepare(request)
-        if told not in ("Be brief.", "") and trait not in ("plain", "tools_before_last_user"):
+        if told not in ("Be brief.", "") and trait not in ("plain", *WITHOUT_A_TAIL):
             assert sum(map(len, tokenizer.rendered)) < 1.5 * len(tokenizer.rendered[0])

@@ -19,6 +19,7 @@ from tests.prompt.fakes import (
     reply,
     result,
     system,
+    text_of,
     user,
 )
 from tests.templates.traits import TRAITS, trait_tokenizer
@@ -144,8 +145,8 @@ def test_a_conversation_that_grew_is_tokenised_where_it_grew(trait):
     lengths, seen = list[int](), list[int]()
     for steps in range(1, 20):
         tokenizer.rendered.clear()
-        preparer.prepare(ChatRequest(messages=tuple(agents_talk(steps)), tools=TOOLS))
-        lengths.append(len(tokenizer.rendered[0]))
+        prompt = preparer.prepare(ChatRequest(messages=tuple(agents_talk(steps)), tools=TOOLS))
+        lengths.append(len(text_of(trait, prompt.tokens.ids)))
         seen.append(preparer._pieces.encoded_characters)
     new = [later - earlier for earlier, later in pairwise(lengths)]
     tokenised = [later - earlier for earlier, later in pairwise(seen)]

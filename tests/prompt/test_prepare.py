@@ -22,7 +22,7 @@ from start_llm.core.chat import (
 )
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.prompt import ModelTokens
-from start_llm.models import families
+from start_llm.formats import registry
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.prepare import Preparer
 
@@ -116,7 +116,7 @@ def own_rendering(folder: Path, messages: tuple[Message, ...], **options: Any) -
 
 
 def prepare(request: GenerationRequest, tokenizer: Tokenizer) -> ModelTokens:
-    return Preparer(tokenizer, families.named("qwen3")).prepare(request).tokens
+    return Preparer(tokenizer, registry.named("qwen3")).prepare(request).tokens
 
 
 def text_of(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
@@ -230,7 +230,7 @@ def test_arguments_that_are_nested_deeply_are_rendered_or_refused(tokenizer, dep
         Message(role="user", content="Well?"),
     )
     try:
-        prompt = Preparer(tokenizer, families.named("generic")).prepare(ChatRequest(messages=messages))
+        prompt = Preparer(tokenizer, registry.named("generic")).prepare(ChatRequest(messages=messages))
     except InvalidRequest as refusal:
         assert refusal.param == "messages"
     else:

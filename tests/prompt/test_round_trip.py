@@ -7,26 +7,21 @@ to the reply's end, less the prompt.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from start_llm.core.chat import Json, Message, Thinking, ToolCall
-from start_llm.core.events import Finished, Text, Usage
+from start_llm.core.chat import Message, Thinking
 from start_llm.core.prompt import Prompt
-from start_llm.output.splitter import make_splitter
-from start_llm.output.stream import OutputStream
-from start_llm.output.tool_calls.schema import Tools
-from tests.prompt.fakes import call, family_of, prepared, reply, text_of
+from tests.prompt.echoes import CLIENTS, read, understood
+from tests.prompt.fakes import call, prepared, reply, text_of
 from tests.prompt.replies import (
     ASKED,
     THOUGHT_FORMS,
     TOOLS,
-    Answer,
     NoEndError,
-    answer_of,
     ends_of,
     next_messages,
     turn,
@@ -38,7 +33,8 @@ CODE = '\n  def größe(x):\n\treturn "\'\\n" + x  # 日本 🐟 \u2028 \\u00e9 
 TAGS = "a </parameter> b </arg_value> c </param> d <tool_call> e </tool_call> f ]]> g & h <think> i [ARGS] {"
 ENDS = (
     "</parameter>\n</function>\n</tool_call> </arg_value></tool_call> </param></function> "
-    ']]></param></function> <|"|>}<tool_call|>'
+    ']]></param></function> <|"|>}<tool_call|> </parameter>\n</invoke>\n</minimax:tool_call> '
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
 )
 REPLIES: Mapping[str, Message] = {
     "an answer": reply("Nine metres, I think."),
@@ -72,16 +68,23 @@ REPLIES: Mapping[str, Message] = {
 }
 """No answer begins with newlines: behind a thought they are the template's."""
 
-NO_FORMAT = "nobody reads the calls of DeepSeek: there is no format for them"
+PADDED = "a newline in front of a value is the format's"
 AMBIGUOUS = "a value ends where its end tag and the end of the call follow"
+UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm", "minimax", "seed")
+"""Traits whose calls have no quotes around a text, and no type."""
+LOOKS: Mapping[str, Mapping[str, Any]] = {
+    **{trait: {"extra": 7} for trait in UNQUOTED},
+    "nested_arguments": {"extra": 7, "deep": {"b": [1, None, {"z": "<x>\n"}], "a": True, "c": ""}},
+}
+"""Values whose types no schema says, as they look. An array without items has no looks."""
 CALLS = [label for label, message in REPLIES.items() if message.tool_calls]
 TEXT_AND_CALLS = [label for label in CALLS if REPLIES[label].content]
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
-    **{("arguments_as_text", label): NO_FORMAT for label in CALLS},
     **{
         (trait, "the end of a call in a value"): AMBIGUOUS
-        for trait in ("opens_thought", "stop_opens_next", "minicpm", "gemma4_channel")
+        for trait in (*UNQUOTED, "dsml", "gemma4_channel", "text_behind_calls")
     },
+    **{("seed", label): PADDED for label in ("code", "empty values")},
     **{
         (
             "dates",
@@ -90,105 +93,11 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
         for label in ("two calls", *TEXT_AND_CALLS)
     },
     **{
-        ("tools_before_last_user", label): "the text of a reply stands in the result, where no reply ends"
+        ("bare_call_list", label): "the text of a reply stands in a turn of its own"
         for label in TEXT_AND_CALLS
     },
 }
 """What a template or a format cannot hold, and why. The tests below hold that nothing else is one."""
-
-UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm")
-"""Traits whose calls have no quotes around a text."""
-
-
-# --------------------------------------------------------------------------------------- from text to events
-
-
-def chunks(text: str, size: int) -> Iterator[str]:
-    return (text[start : start + size] for start in range(0, len(text), size))
-
-
-def read(trait: str, prompt: Prompt, said: str, size: int) -> Answer:
-    """Feeds the text in pieces through the splitter that the service would make."""
-    splitter = make_splitter(
-        family_of(trait),
-        Tools(TOOLS),
-        thought_is_open=prompt.thought_is_open,
-        thinking=prompt.thinking,
-    )
-    stream = OutputStream(splitter)
-    events = [event for piece in chunks(said, size) for event in stream.feed(Text(piece, (0,)))]
-    rest, end = stream.close(Finished("stop", Usage(1, 0, len(said))))
-    return answer_of([*events, *rest], end)
-
-
-def understood(trait: str, prompt: Prompt, said: str) -> Answer:
-    """The same for every way to cut the text."""
-    answers = [read(trait, prompt, said, size) for size in (1, 2, 7, len(said) + 1)]
-    assert all(answer == answers[0] for answer in answers)
-    return answers[0]
-
-
-# ------------------------------------------------------------------------------------ what clients send back
-
-
-@dataclass(frozen=True)
-class Client:
-    """What a client does to a reply before it comes back.
-
-    Attributes:
-        id_of: its name for call number n.
-        reads: arguments, from JSON text.
-    """
-
-    keeps_thoughts: bool
-    id_of: Callable[[int], str]
-    reads: Callable[[str], Mapping[str, Json]]
-
-    def echo(self, answer: Answer) -> Message:
-        calls = [
-            ToolCall(self.id_of(index), name, self.reads(arguments))
-            for index, (name, arguments) in enumerate(answer.calls)
-        ]
-        # White space alone is dropped.
-        content = answer.content if answer.content.strip() else ""
-        thought = answer.thought or None if self.keeps_thoughts else None
-        return reply(content, *calls, reasoning=thought)
-
-    def expected(self, message: Message) -> Message:
-        """The message itself, in the same words."""
-        calls = [replace(one, arguments=self.reads(json.dumps(one.arguments))) for one in message.tool_calls]
-        return replace(
-            message, tool_calls=tuple(calls), reasoning=message.reasoning if self.keeps_thoughts else None
-        )
-
-
-def compact(arguments: str) -> Mapping[str, Json]:
-    """Written again by JavaScript, where 1000.0 is 1000."""
-    return json.loads(json.dumps(_without_points(json.loads(arguments)), separators=(",", ":")))
-
-
-def _without_points(value: Any) -> Any:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_without_points(item) for item in value]
-        case dict():
-            return {key: _without_points(item) for key, item in value.items()}
-        case _:
-            return value
-
-
-def escaped(arguments: str) -> Mapping[str, Json]:
-    return json.loads(json.dumps(json.loads(arguments), ensure_ascii=True))
-
-
-CLIENTS = {
-    "claude, pi": Client(True, lambda index: f"toolu_{index:04}", compact),
-    "codex": Client(True, lambda index: f"call_{index}", json.loads),
-    "openclaw": Client(False, lambda index: f"calla8c{index}", compact),
-    "litellm": Client(True, lambda index: f"chatcmpl-tool-{index}", escaped),
-}
 
 
 def next_prompt(trait: str, message: Message, *, on: bool, talk: tuple[Message, ...] = ASKED) -> Prompt:
@@ -245,7 +154,7 @@ def test_what_the_model_says_is_what_the_client_gets(trait, label):
     assert [name for name, _ in answer.calls] == [one.name for one in message.tool_calls]
     for (_, arguments), one in zip(answer.calls, message.tool_calls, strict=True):
         # Where nothing says the type of a value, and the format has no quotes, it is what it looks like.
-        unknown = {"extra": 7} if "extra" in one.arguments and trait in UNQUOTED else {}
+        unknown = LOOKS.get(trait, {}) if "extra" in one.arguments else {}
         assert json.loads(arguments) == {**one.arguments, **unknown}
 
 
@@ -266,17 +175,41 @@ def test_white_space_that_the_model_writes_in_front_of_a_call_is_nobodys(trait):
 
 # ------------------------------------------------------------------------------- splicing what was generated
 
-AGENTS_TURNS = ("a call", "code", "no arguments", "values of all types", "a call", "an answer")
+AGENTS_TURNS = (
+    "a call",
+    "code",
+    "text and a call",
+    "no arguments",
+    "values of all types",
+    "a call",
+    "text and a call",
+    "an answer",
+)
 EMPTY_THOUGHT = "the prompt has an empty thought that the history has not"
+CUT_OFF = "the template cuts every thought off at its closing mark"
+
+
+def agents_turns(trait: str) -> list[str]:
+    return [label for label in AGENTS_TURNS if (trait, label) not in EXCEPTIONS]
+
+
 MOVED = "the tools and the system text move to the next question"
 DROPPED = "the thought of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{
-        ("strips_old_thoughts", False, behind, kind): EMPTY_THOUGHT
+        (trait, False, behind, kind): EMPTY_THOUGHT
+        for trait in ("strips_old_thoughts", "effort_words")
         for behind in ("user", "tool")
         for kind in ("call", "answer")
     },
     **{("gemma4_channel", False, "user", kind): EMPTY_THOUGHT for kind in ("call", "answer")},
+    **{
+        (trait, False, behind, kind): EMPTY_THOUGHT
+        for trait in ("minimax", "open_and_close")
+        for behind in ("user", "tool")
+        for kind in ("call", "answer")
+    },
+    **{("arguments_as_text", True, behind, "call"): CUT_OFF for behind in ("user", "tool")},
     **{(trait, True, "tool", "answer"): DROPPED for trait in THOUGHT_FORMS},
     **{
         ("tools_before_last_user", on, behind, "answer"): MOVED
@@ -301,7 +234,7 @@ def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool)
 def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
     """At every reply of a conversation. Thoughts stay while their calls are being answered."""
     talk = ASKED
-    for label in AGENTS_TURNS:
+    for label in agents_turns(trait):
         message = told(trait, label) if on else REPLIES[label]
         kind = "call" if message.tool_calls else "answer"
         bound, fresh = splice(trait, message, talk, on=on)
@@ -324,7 +257,7 @@ def test_an_answer_without_a_thought_reads_as_the_fresh_rendering_does(trait):
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):
     """Each reply is read, sent back in the client's words, and the next one is made behind that."""
     ours, theirs = ASKED, ASKED
-    for label in (*AGENTS_TURNS, *AGENTS_TURNS):
+    for label in agents_turns(trait) * 2:
         message = told(trait, label)
         before = turn(trait, message, on=True, talk=theirs)
         back = CLIENTS[client].echo(read(trait, before.prompt, before.said, 5))

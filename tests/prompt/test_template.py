@@ -115,7 +115,14 @@ def test_tools_and_options_and_the_clock_reach_the_template_and_no_tools_are_non
         ValueError("Conversation roles must alternate"),
         KeyError("arguments"),
         AttributeError("'list' object has no attribute 'strip'"),
+        AssertionError("Invalid message for role"),
+        NotImplementedError("Unknown role"),
+        IndexError("list index out of range"),
+        ZeroDivisionError("division by zero"),
         RecursionError("maximum recursion depth exceeded"),
+        AssertionError("Invalid message for role `assistant`"),
+        IndexError("list index out of range"),
+        RuntimeError("cannot render this"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -126,10 +133,15 @@ def test_a_template_that_refuses_gives_a_400_that_names_the_messages(error):
     assert str(error) in refused.value.message
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Already borrowed"), OSError("gone"), MemoryError()])
+@pytest.mark.parametrize("error", [OSError("gone"), MemoryError()])
 def test_an_error_that_is_not_the_templates_is_not_blamed_on_the_client(error):
     with pytest.raises(type(error)):
         Rendering(FakeTokenizer(error=error), (), {}, clock).text([SEEN_USER], with_tail=True)
+
+
+def test_an_error_without_words_is_told_by_its_name():
+    with pytest.raises(InvalidRequest, match="refuses these messages: AssertionError"):
+        Rendering(FakeTokenizer(error=AssertionError()), (), {}, clock).text([SEEN_USER], with_tail=True)
 
 
 def test_a_model_without_a_template_refuses_conversations():

@@ -14,9 +14,9 @@ from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.reply import ReplyWriter
+from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import PlainSplitter, Splitter, make_splitter
 from start_llm.output.stream import OutputStream
-from start_llm.output.tool_calls.schema import Tools
 from start_llm.protocols.base import Context, Frame, ModelFacts, Reply
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.seal import KEY_BYTES, Seal
@@ -74,9 +74,9 @@ def events(
     splitter: Splitter | None = None,
 ) -> tuple[list[Output], Finished]:
     """The events of a reply with these tokens, as engine and service make them; text alone by default."""
-    job = Job(prompt=ModelTokens((1,)), max_tokens=limit, sampling=Sampling(), stop=stop, top_logprobs=2)
+    job = Job(prompt=ModelTokens((1,)), max_tokens=limit, sampling=Sampling(), top_logprobs=2)
     writer = ReplyWriter(job, MODEL.token_bytes, frozenset({END}))
-    stream = OutputStream(splitter or PlainSplitter())
+    stream = OutputStream(splitter or PlainSplitter(), stops=stop)
     outputs: list[Output] = []
     for token in [*tokens, END]:
         for event in writer.feed(token, scored(token, token, 0)):
@@ -84,6 +84,8 @@ def events(
                 rest, end = stream.close(event)
                 return [*outputs, *rest], end
             outputs += stream.feed(event)
+            if stream.is_over:
+                return outputs, stream.cut(Usage(prompt=1, cached=0, completion=writer.produced))
     raise AssertionError("the end token ends every reply")
 
 

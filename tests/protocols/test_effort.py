@@ -17,8 +17,8 @@ NESTED = ["chat_template_kwargs", "metadata", "extra_body"]
 PLACES = ["", *NESTED]
 """The strongest first; "" is the top level."""
 PAIRS_OF_PLACES = list(combinations(PLACES, 2))
-OFF_WORDS = ["off", "none", "disable", "disabled", "false", "0", "no"]
-ON_WORDS = ["on", "enable", "enabled", "adaptive", "auto", "default", "true", "1", "yes"]
+OFF_WORDS = ["off", "none", "disable", "disabled", "false", "0", "no", "chat", "no_think"]
+ON_WORDS = ["on", "enable", "enabled", "adaptive", "auto", "default", "true", "1", "yes", "thinking", "think"]
 EFFORT_WORDS = {word: word for word in ["minimal", "low", "medium", "high", "xhigh"]} | {"max": "xhigh"}
 WORDS = {
     **{word: Thinking(on=False) for word in OFF_WORDS},
@@ -114,6 +114,16 @@ def test_a_budget_is_read_in_every_place_and_zero_means_off(path, place):
 def test_a_word_that_nobody_knows_is_as_if_absent(path, place):
     for word in ("", "ultra", "highest", "no thinking", "2", "🐟"):
         assert read(in_place(place, nest(path, word))) == Thinking()
+
+
+@pytest.mark.parametrize("name", ["thinking_mode", "thinking_effort"])
+def test_a_word_for_the_template_alone_is_read_there_and_nowhere_else(name):
+    for word, expected in WORDS.items():
+        assert read({"chat_template_kwargs": {name: word}}) == expected
+        assert read({name: word, "metadata": {name: word}}) == Thinking()
+    assert read({"chat_template_kwargs": {name: "max", "thinking": False}}) == Thinking(
+        on=False, effort="xhigh"
+    )
 
 
 def test_an_unknown_word_leaves_the_weaker_fields_their_say():

@@ -96,7 +96,7 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
 
 def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Ready) -> Site:
     tokenizer = ready.model.tokenizer
-    family = model_family(settings, ready.model)
+    family = model_family(settings, ready.model.config, tokenizer)
     traits = model_traits(settings, ready.model, ready.footprint, family, ready.admission)
     requests = RequestMetrics()
     known = transcripts(tokenizer.token_bytes, partial(tokenizer.encode, as_document=False))

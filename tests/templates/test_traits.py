@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import TemplateError
+from jinja2 import TemplateError, UndefinedError
 from mlx_lm.generate import generate_step
 
 from start_llm.models.loader import LoadedModel, load
@@ -334,6 +334,25 @@ def test_plain_marks_turns_with_words_and_drops_tools():
     assert text == "<s>Be brief.\n\nUSER: How deep?\nASSISTANT: I ask.</s>\nASSISTANT:"
 
 
+def test_words_in_system_turn_thinking_off_and_are_not_shown():
+    told, plain = ({"role": "system", "content": text} for text in ("Be brief. /no_think", "Be brief."))
+    on, off = (render("words_in_system", system, HELLO) for system in (plain, told))
+    assert off.endswith("<think></think>")
+    assert off.removesuffix("</think>") == on.removesuffix("\n")
+
+
+def test_effort_words_knows_three_words_and_refuses_others():
+    texts = [render("effort_words", HELLO, reasoning_effort=word) for word in ("low", "medium", "xhigh")]
+    assert [text.split("\n")[1] for text in texts] == [
+        "Think briefly.<|im_end|>",
+        "Think.<|im_end|>",
+        "Think of everything.<|im_end|>",
+    ]
+    assert render("effort_words", HELLO) == texts[2]
+    with pytest.raises(TemplateError, match="no such reasoning_effort: high"):
+        render("effort_words", HELLO, reasoning_effort="high")
+
+
 def test_minicpm_puts_what_would_break_its_xml_into_cdata():
     arguments = {"sea": "Baltic", "a": "x < y", "b": "x & y", "c": "x\ny", "spots": [1]}
     made = calling(call(arguments), content="I ask.")
@@ -343,6 +362,189 @@ def test_minicpm_puts_what_would_break_its_xml_into_cdata():
         '<param name="b"><![CDATA[x & y]]></param><param name="c"><![CDATA[x\ny]]></param>'
         '<param name="spots">[1]</param></function><|im_end|>\n<|im_start|>assistant\n'
     )
+
+
+NOTED = calling(call({"sea": 'Baltic "B"', "spots": [1, {"deep": True}]}), call({}), content="I ask.")
+OBJECTS = (
+    '{"name": "depth", "arguments": {"sea": "Baltic \\"B\\"", "spots": [1, {"deep": true}]}}',
+    '{"name": "depth", "arguments": {}}',
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        (
+            "python_calls",
+            (
+                'I ask.<|tool_call_start|>[depth(sea="Baltic \\"B\\"", spots=[1, {\'deep\': True}]), depth()]'
+                "<|tool_call_end|><|im_end|>"
+            ),
+        ),
+        (
+            "bare_python_calls",
+            (
+                "I ask.<|python_start|>[depth(sea='Baltic \"B\"', spots=[1, {'deep': True}]), depth()]"
+                "<|python_end|><|eot|>"
+            ),
+        ),
+        (
+            "python_lines",
+            (
+                'I ask.<function_calls>depth(sea="Baltic \\"B\\"", spots=[1, {"deep": true}])\ndepth()'
+                "</function_calls><|im_end|>"
+            ),
+        ),
+        ("call_list", f"I ask.<TOOLCALL>[{', '.join(OBJECTS)}]</TOOLCALL><SPECIAL_12>"),
+        ("call_list_without_end", f"I ask.<|tool_call|>[{', '.join(OBJECTS)}]<|end_of_text|>"),
+        ("call_lines", "\n".join(["I ask.", "<tool_calls>", *OBJECTS, "</tool_calls><end_of_sentence>"])),
+        ("bare_call_list", f"assistant\n[{', '.join(OBJECTS)}]<|im_end|>"),
+        ("role_of_a_call", "\n".join(["I ask.function call<|role_sep|>", *OBJECTS]) + "<|message_sep|>"),
+        (
+            "escaped_texts",
+            (
+                'I ask.<start_function_call>call:depth{sea:<escape>Baltic "B"<escape>,spots:[1,{deep:true}]}'
+                "<end_function_call><start_function_call>call:depth{}<end_function_call><end_of_turn>"
+            ),
+        ),
+        (
+            "numbered_actions",
+            (
+                'I ask.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "depth", "parameters": '
+                '{"sea": "Baltic \\"B\\"", "spots": [1, {"deep": true}]}},\n    {"tool_call_id": "1", '
+                '"tool_name": "depth", "parameters": {}}\n]<|END_ACTION|><|END_OF_TURN_TOKEN|>'
+            ),
+        ),
+        (
+            "nested_arguments",
+            (
+                'I ask.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="depth">'
+                ']<]minimax[>[<sea>Baltic "B"]<]minimax[>[</sea>]<]minimax[>[<spots>'
+                "]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[<deep>true"
+                "]<]minimax[>[</deep>]<]minimax[>[</item>]<]minimax[>[</spots>]<]minimax[>[</invoke>\n"
+                ']<]minimax[>[<invoke name="depth">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>[e~['
+            ),
+        ),
+        (
+            "open_and_close",
+            (
+                "<|open|>response<|sep|>I ask.<|close|>response<|sep|><|open|>tools<|sep|>"
+                '<|open|>call tool="depth" index="1"<|sep|>'
+                '<|open|>argument key="sea" type="string"<|sep|>Baltic "B"<|close|>argument<|sep|>'
+                '<|open|>argument key="spots" type="array"<|sep|>[1, {"deep": true}]'
+                '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="depth" index="2"<|sep|>'
+                "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
+            ),
+        ),
+    ],
+)
+def test_a_template_writes_calls_in_its_own_notation(name, calls):
+    assert calls in render(name, HOW_DEEP, NOTED, tools=True)
+
+
+def test_bare_python_calls_have_marks_only_behind_text():
+    assert "|>\n\n[depth(sea='Baltic')]<|eot|>" in render("bare_python_calls", HOW_DEEP, calling())
+
+
+def test_numbered_actions_counts_calls_and_results_through_the_conversation():
+    text = render("numbered_actions", HOW_DEEP, calling(), RESULT, calling(), RESULT)
+    assert text.count('"tool_call_id": "1"') == text.count('{"id": "1", "results": 52 m}') == 1
+    assert text.count("<|START_THINKING|>Ask.<|END_THINKING|>") == 2
+    assert "Ask." not in render("numbered_actions", HOW_DEEP, calling(), RESULT, HELLO)
+
+
+def named(tool: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "depth", **tool}}]
+
+
+def thinking(message: Message) -> Message:
+    """The thought under the name that channels know."""
+    return {"thinking" if key == "reasoning_content" else key: value for key, value in message.items()}
+
+
+def rendered_with(name: str, tools: list[dict[str, Any]], *messages: Message) -> str:
+    tokenizer = trait_tokenizer(name)
+    return tokenizer.render(list(messages), tools, {}, with_tail=True, strftime_now=TODAY.strftime)
+
+
+def test_strict_channels_refuses_a_tool_without_a_description_and_a_quoted_channel():
+    with pytest.raises(UndefinedError, match="description"):
+        rendered_with("strict_channels", named({}), HELLO)
+    with pytest.raises(TemplateError, match="names no channel"):
+        render("strict_channels", HELLO, HI | {"content": "Write <|channel|>final<|message|>."}, HELLO)
+
+
+def test_strict_channels_shows_text_beside_a_call_as_a_thought_and_never_both():
+    spoken = thinking(calling(content="I ask.", thought=""))
+    assert "<|channel|>analysis<|message|>I ask.<|end|>" in render("strict_channels", HELLO, spoken, RESULT)
+    assert "I ask." not in render("strict_channels", HELLO, spoken, RESULT, HI, HELLO)
+    with pytest.raises(TemplateError, match="not both"):
+        render("strict_channels", HELLO, thinking(calling(content="I ask.")), RESULT)
+
+
+def test_strict_channels_hides_a_thought_in_front_of_a_later_answer_and_the_fields_of_a_list():
+    made = thinking(calling())
+    assert "Ask." in render("strict_channels", HELLO, made, RESULT)
+    assert "Ask." not in render("strict_channels", HELLO, made, RESULT, HI, HELLO)
+    fields = {"type": "object", "properties": {"name": {"type": "string"}}}
+    seas = {"type": "object", "properties": {"seas": {"type": "array", "items": fields}}}
+    tools = named({"description": "How deep.", "parameters": seas})
+    assert "seas: any[],\n" in rendered_with("strict_channels", tools, HELLO)
+
+
+def test_text_behind_calls_closes_the_turn_in_front_of_the_result():
+    text = render("text_behind_calls", HELLO, calling(content="I ask."), RESULT)
+    assert '{sea:<|"|>Baltic<|"|>}<tool_call|>I ask.<turn|>\n<|tool_response>response:depth' in text
+    parted = render("text_behind_calls", HELLO, HI, calling(), RESULT)
+    assert "Hi.<turn|>\n<|channel>thought\nAsk.\n<channel|><|tool_call>call:depth" in parted
+
+
+def test_tool_use_form_shows_calls_beside_tools_alone():
+    assert "Baltic" in render("tool_use_form", HELLO, calling(), RESULT, tools=True)
+    assert "Baltic" not in render("tool_use_form", HELLO, calling(), RESULT)
+    with pytest.raises(UndefinedError):
+        rendered_with("tool_use_form", named({"description": "How deep."}), HELLO)
+
+
+def test_system_with_last_word_is_gone_once_a_tool_has_answered():
+    assert "Be brief." in render("system_with_last_word", SYSTEM, HELLO, HI, HELLO)
+    assert "Be brief." not in render("system_with_last_word", SYSTEM, HELLO, calling(), RESULT)
+
+
+def test_flat_schemas_shows_no_choices():
+    sea = {"type": "string", "enum": ["Baltic"], "description": "Its name."}
+    tools = named({"description": "How deep.", "parameters": {"properties": {"sea": sea}}})
+    text = rendered_with("flat_schemas", tools, HELLO)
+    assert "- sea (string): Its name.\n" in text
+    assert "Baltic" not in text
+
+
+def test_thought_or_answer_shows_one_of_them():
+    text = render("thought_or_answer", HELLO, HI, HELLO)
+    assert "<think>\nA greeting.\n</think>\n\n<|im_end|>" in text
+    assert "Ask.\n</think>\n\nI ask.\n<tool_call>" in render("thought_or_answer", calling(content="I ask."))
+
+
+def test_cuts_at_closing_mark_takes_what_is_in_front_of_one_for_a_thought():
+    quoting = {"role": "assistant", "content": "Write </think> there."}
+    assert "<|im_start|>assistant\nthere.<|im_end|>" in render("cuts_at_closing_mark", HELLO, quoting, HELLO)
+
+
+def test_refuses_empty_replies_takes_a_space():
+    empty = {"role": "assistant", "content": ""}
+    with pytest.raises(TemplateError, match="says something"):
+        render("refuses_empty_replies", HELLO, empty, HELLO)
+    assert "[/INST] </s>[INST]" in render("refuses_empty_replies", HELLO, empty | {"content": " "}, HELLO)
+
+
+def test_text_or_calls_shows_one_of_them():
+    assert "Baltic" in render("text_or_calls", HELLO, calling(), RESULT)
+    assert "Baltic" not in render("text_or_calls", HELLO, calling(content="I ask."), RESULT)
+
+
+def test_thought_without_text_shows_no_thought_beside_one():
+    assert "Ask." in render("thought_without_text", HELLO, calling(), RESULT)
+    assert "Ask." not in render("thought_without_text", HELLO, calling(content="I do."), RESULT)
 
 
 # ------------------------------------------------------------------------------------------------- tokenizers

@@ -126,7 +126,125 @@ _TABLE = (
     ),
     _trait("hoists_systems", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
     _trait("plain", special="<s> </s>", ends="</s>", bos="<s>"),
+    _trait("words_in_system", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("effort_words", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
     _trait("minicpm", special="<s> </s> <|im_start|> <|im_end|>", ends="<|im_end|> </s>", bos="<s>"),
+    _trait(
+        "minimax",
+        special="]~!b[ ]~b] [e~[",
+        markup=f"{_THOUGHT} <minimax:tool_call> </minimax:tool_call>",
+        ends="[e~[",
+    ),
+    _trait(
+        "nested_arguments",
+        special="]~!b[ ]~b] [e~[ ]<]minimax[>[",
+        markup="<mm:think> </mm:think>",
+        ends="[e~[",
+    ),
+    _trait(
+        "dsml",
+        special="<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
+        markup=f"<｜User｜> <｜Assistant｜> {_THOUGHT} ｜DSML｜",
+        ends="<｜end▁of▁sentence｜>",
+        bos="<｜begin▁of▁sentence｜>",
+    ),
+    _trait(
+        "seed",
+        special="<seed:bos> <seed:eos>",
+        markup="<seed:think> </seed:think> <seed:tool_call> </seed:tool_call>",
+        ends="<seed:eos>",
+    ),
+    _trait(
+        "python_calls",
+        special=f"<|pad|> <|startoftext|> {_CHATML} <|tool_call_start|> <|tool_call_end|>",
+        ends=_CHATML_ENDS,
+        bos="<|startoftext|>",
+    ),
+    _trait(
+        "bare_python_calls",
+        special="<|begin_of_text|> <|end_of_text|> <|header_start|> <|header_end|> <|eot|>"
+        " <|python_start|> <|python_end|>",
+        ends="<|eot|> <|end_of_text|>",
+        bos="<|begin_of_text|>",
+    ),
+    _trait("python_lines", special=_CHATML, ends=_CHATML_ENDS),
+    _trait(
+        "call_list",
+        special="<s> </s> <SPECIAL_10> <SPECIAL_11> <SPECIAL_12>",
+        ends="<SPECIAL_12> </s>",
+    ),
+    _trait(
+        "call_list_without_end",
+        special="<|end_of_text|> <|start_of_role|> <|end_of_role|> <|tool_call|>",
+        ends="<|end_of_text|>",
+    ),
+    _trait(
+        "call_lines",
+        special="<begin_of_document> <beginning_of_sentence> <end_of_sentence>",
+        ends="<end_of_sentence>",
+    ),
+    _trait("bare_call_list", special=_CHATML, ends=_CHATML_ENDS),
+    _trait(
+        "role_of_a_call",
+        special="<s> </s> <|role_sep|> <|message_sep|>",
+        ends="<|message_sep|> </s>",
+        bos="<s>",
+    ),
+    _trait(
+        "escaped_texts",
+        special="<bos> <eos> <start_of_turn> <end_of_turn>",
+        markup="<start_function_declaration> <end_function_declaration> <start_function_call>"
+        " <end_function_call> <start_function_response> <end_function_response> <escape>",
+        ends="<end_of_turn> <eos>",
+        bos="<bos>",
+    ),
+    _trait(
+        "numbered_actions",
+        special="<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>"
+        " <|CHATBOT_TOKEN|>",
+        markup="<|START_THINKING|> <|END_THINKING|> <|START_ACTION|> <|END_ACTION|> <|START_TOOL_RESULT|>"
+        " <|END_TOOL_RESULT|>",
+        ends="<|END_OF_TURN_TOKEN|>",
+        bos="<BOS_TOKEN>",
+    ),
+    _trait(
+        "open_and_close",
+        special="[BOS] [EOS] <|open|> <|close|> <|sep|> <|end_of_msg|>",
+        ends="<|end_of_msg|> [EOS]",
+    ),
+    _trait(
+        "strict_channels",
+        special="<|startoftext|> <|endoftext|> <|start|> <|end|> <|message|> <|channel|> <|constrain|>"
+        " <|call|> <|return|>",
+        ends="<|return|> <|call|> <|endoftext|>",
+    ),
+    _trait(
+        "text_behind_calls",
+        special="<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|>"
+        ' <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|"|>',
+        ends="<turn|> <|tool_response> <eos>",
+        bos="<bos>",
+    ),
+    _trait("tool_use_form", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait(
+        "system_with_last_word",
+        special="<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS]"
+        " [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS]",
+        ends="</s>",
+        bos="<s>",
+    ),
+    _trait("flat_schemas", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait("thought_or_answer", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("cuts_at_closing_mark", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait(
+        "refuses_empty_replies",
+        special="<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS]"
+        " [/AVAILABLE_TOOLS] [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS]",
+        ends="</s>",
+        bos="<s>",
+    ),
+    _trait("text_or_calls", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait("thought_without_text", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
 )
 TRAITS: Mapping[str, Trait] = {trait.name: trait for trait in _TABLE}
 

@@ -128,7 +128,7 @@ class World:
 
     def _new(self) -> Talk:
         """Perhaps with the words of another one, which it knows nothing of."""
-        first = [] if self._trait == MOVING or self._maybe(0.3) else [system(self.word())]
+        first = [] if self._maybe(0.3) else [system(self.word())]
         messages = [*first, user(self.word())]
         if self._talks and not self._strict and self._maybe(0.7):
             other = self._random.choice(self._talks).messages
@@ -168,7 +168,7 @@ class World:
         if not self._strict and self._maybe(0.2):
             talk.now = talk.now.other(self._random, self.word)
         self._nows |= {(talk.tenant, word) for word in talk.now.words}
-        tools = list(TOOLS) if self._trait != MOVING else []
+        tools = list(TOOLS)
         if not self._strict and self._maybe(0.2):
             self._random.shuffle(tools)
         return ChatRequest(

@@ -38,9 +38,7 @@ WORDS = "plain"
 """Its questions end with no token, so that nothing can stand behind their texts."""
 BOUND = [trait for trait in TRAITS if trait not in (MOVING, WORDS)]
 CALLING = Shape(thought=False, text=False, calls=1)
-UNKNOWN_CALLS = "arguments_as_text"
-"""Nobody has told the server how its calls are written."""
-CALLERS = [trait for trait in BOUND if form_of(trait, CALLING, on=True) and trait != UNKNOWN_CALLS]
+CALLERS = [trait for trait in BOUND if form_of(trait, CALLING, on=True)]
 NAMED = {"by none": (None, None), "each by its own": ("one", "two"), "all by one": ("same", "same")}
 """How clients name two conversations."""
 UNPROVEN = {how: names for how, names in NAMED.items() if how != "each by its own"}

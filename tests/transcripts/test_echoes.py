@@ -26,9 +26,9 @@ from tests.transcripts.recorded import Exchange, recording, recordings
 
 WINDOW = 10**6
 MOVES = "tools_before_last_user"
-"""Its tools and its system text move to the next question, so that no prompt begins as another one does."""
-ONE_CALL = "dates"
-"""Its messages hold one call each."""
+"""Its tools and its system text move to the next question: until then a prompt begins as another one does."""
+ONE_CALL = ("dates", "strict_channels")
+"""Their messages hold one call each."""
 THINKING = ("strips_old_thoughts", "opens_thought", "stop_opens_next", "channels", "gemma4_channel")
 CHANCE = 100.0
 """Bits: these replies were drawn, and nobody else draws the same."""
@@ -119,6 +119,15 @@ def last_reply(messages: Sequence[Message]) -> int:
     return max(index for index, message in enumerate(messages) if message.role == "assistant")
 
 
+def last_question(messages: Sequence[Message]) -> int:
+    """Text of a user behind a result is the result's, for a template that takes none there."""
+    return max(
+        index
+        for index, message in enumerate(messages)
+        if message.role == "user" and (not index or messages[index - 1].role != "tool")
+    )
+
+
 # --------------------------------------------------------------------------------------- how deep they bind
 
 
@@ -126,14 +135,26 @@ def depths_of(name: str, trait: str, exchanges: Sequence[Exchange]) -> list[int 
     """How deep each request is bound: at its last reply, but for what cannot be."""
     full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
     if trait == MOVES:
-        return [None] * len(full)
+        questions = [last_question(one.request.messages) for one in exchanges]
+        asked_before = [None, *questions[:-1]]
+        moved = [question != before for question, before in zip(questions, asked_before, strict=True)]
+        return [
+            None if has_moved else before_the_text(one, depth)
+            for one, depth, has_moved in zip(exchanges, full, moved, strict=True)
+        ]
     return [before_two_calls(trait, one, depth) for one, depth in zip(exchanges, full, strict=True)]
+
+
+def before_the_text(exchange: Exchange, depth: int | None) -> int | None:
+    """Text beside calls stands in their results, and no message ends where such a reply does."""
+    bound = exchange.request.messages[depth] if depth is not None else None
+    return depth - 1 if depth is not None and bound and bound.content.strip() and bound.tool_calls else depth
 
 
 def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int | None:
     """Where each message has one call, no message of the prompt ends where a reply with two of them does."""
     two = depth is not None and len(exchange.request.messages[depth].tool_calls) > 1
-    return depth - 1 if depth is not None and two and trait == ONE_CALL else depth
+    return depth - 1 if depth is not None and two and trait in ONE_CALL else depth
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -173,7 +194,7 @@ def test_a_message_that_is_gone_is_read_once_behind_all_others(name, trait):
         assert read.rindex(last.content.strip()) < read.index(CARRIER)
 
 
-@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait not in (MOVES, ONE_CALL)])
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait not in (MOVES, *ONE_CALL)])
 @pytest.mark.parametrize("name", [name for name in recordings() if name.startswith("openclaw")])
 def test_without_its_carrier_openclaw_is_bound_at_the_reply_too(name, trait):
     """Nothing else of what it sends keeps it from that."""

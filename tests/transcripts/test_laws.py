@@ -53,8 +53,7 @@ class Talk:
     def __init__(self, trait: str, kept: KeptThoughts = "true", server: Server | None = None) -> None:
         self.server = server or Server(trait, kept)
         self.trait = trait
-        first = () if trait == MOVING else (system("v90x"),)
-        self.messages: tuple[Message, ...] = (*first, user("v91x"))
+        self.messages: tuple[Message, ...] = (system("v90x"), user("v91x"))
         self.tenant = b""
         self.name: str | None = None
         self.written = ""
@@ -62,7 +61,7 @@ class Talk:
     def request(self, *, on: bool = True) -> ChatRequest:
         return ChatRequest(
             messages=self.messages,
-            tools=() if self.trait == MOVING else TOOLS,
+            tools=TOOLS,
             thinking=Thinking(on=on),
             tenant=self.tenant,
             conversation_id=self.name,
@@ -83,7 +82,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("on", [True, False])
-@pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVING])
 def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool):
     """At every reply of a conversation; but for thoughts, where the model has any: a rendering drops them."""
     talk, written = Talk(trait), ""
@@ -201,6 +200,15 @@ def test_what_moves_from_question_to_question_is_read_in_its_place_alone():
         read, answer = server.answer(request, how.text("v0x", 0), how)
         assert read == server.fresh(request)
         messages += (answer, user(f"v{number}3x"))
+
+
+def test_where_tools_move_a_reply_is_bound_until_the_next_question():
+    talk, calls = Talk(MOVING), Shape(thought=False, text=False, calls=1)
+    bound: list[int] = []
+    for shape in (calls, calls, ANSWER, calls, ANSWER):
+        talk.ask(shape)
+        bound.append(talk.server.transcripts.metrics.bound)
+    assert bound == [0, 1, 2, 2, 3]
 
 
 def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():

@@ -54,6 +54,8 @@ from tests.transcripts.fakes import transcripts
 _FIRST_DAY, _DAYS = date(1900, 1, 1), re.compile(r"\b19\d\d-\d\d-\d\d\b")
 WORD = re.compile(r"[a-z]\d+x")
 WINDOW = 10**6
+NUMBER = re.compile(r'(?<=functions\.write:)\d+|(?<=functions\.now:)\d+|(?<="tool_call_id": ")\d+|\b\d{9}\b')
+"""Of a call, in the id that some models write with it."""
 MOVING = "tools_before_last_user"
 """Its conversations have neither tools nor a system message: with those it is never bound."""
 OWN = 'Conversation info:\n```json\n{{\n  "message_id": "{}",\n  "sender": "ann"\n}}\n```\n'
@@ -69,9 +71,11 @@ INSTRUCTIONS_FORM = r"# claudeMd\nFollow these\.\n(?:\nr\d+x)+"
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
 _THOUGHTS = re.compile(
-    r"(<think>[\w\s]*)?</think>"
+    r"(<(?:seed:|mm:)?think>[\w\s]*)?</(?:seed:|mm:)?think>"
     r"|<\|channel\|>analysis<\|message\|>[\w\s]*<\|end\|><\|start\|>assistant"
     r"|<\|channel>thought[\w\s]*<channel\|>"
+    r"|<\|open\|>think<\|sep\|>[\w\s]*<\|close\|>think<\|sep\|>"
+    r"|<\|START_THINKING\|>[\w\s]*<\|END_THINKING\|>"
 )
 
 
@@ -119,7 +123,7 @@ SHAPES = tuple(Shape(thought, text, calls) for thought in (False, True) for text
 @cache
 def form_of(trait: str, shape: Shape, *, on: bool) -> str | None:
     """A reply as the model writes it; None if the template has no such reply, or the model does not think."""
-    if (shape.thought and not (on and trait in THOUGHT_FORMS)) or (shape.calls and trait == MOVING):
+    if shape.thought and not (on and trait in THOUGHT_FORMS):
         return None
     calls = [call(f"c{n}", path=f"v{n}x", ratio=1000.0) for n in range(1, shape.calls + 1)]
     message = reply("v0x" if shape.text else "", *calls, reasoning="t0x" if shape.thought else None)
@@ -146,7 +150,7 @@ class Reply:
         if not self.tidy:
             told["v0x"] = f"\n {told['v0x']}\n\n"
         text = WORD.sub(lambda match: told[match[0]], form)
-        return re.sub(r"(functions\.\w+:)(\d+)", lambda m: f"{m[1]}{int(m[2]) + calls_before}", text)
+        return NUMBER.sub(lambda match: f"{int(match[0]) + calls_before:0{len(match[0])}}", text)
 
 
 class Model:

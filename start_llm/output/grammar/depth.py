@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from start_llm.core.chat import Json
-from start_llm.output.tool_calls.schema import resolve
+from start_llm.formats.reading.schema import resolve
 
 MOST_LEVELS = 250
 """With a stack of 2 MiB 300 passed and 600 did not; threads have 8 MiB as a rule."""

@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import GuideLost, InvalidRequest
+from start_llm.formats.writing.lark import Grammar, Origin
 from start_llm.output.grammar.depth import MOST_LEVELS, is_too_deep
-from start_llm.output.grammar.lark import Grammar, Origin
 from start_llm.output.grammar.validity import fault
 
 _MOST_CHARACTERS = 2**20

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from start_llm.core.chat import OutputForm
 from start_llm.core.family import Family
-from start_llm.output.grammar.arguments import Offered
-from start_llm.output.grammar.calls import native, object_arguments
-from start_llm.output.grammar.lark import Grammar, Lark, Origin
+from start_llm.formats.registry import native
+from start_llm.formats.writing.call_text import JsonArguments
+from start_llm.formats.writing.lark import Grammar, Lark, Origin
+from start_llm.formats.writing.offered import Offered
 
 _ASIDE = "<|channel|>analysis<|message|>"
 _FINAL = "<|channel|>final<|message|>"
@@ -99,4 +100,4 @@ def _message_of_call(tool: Offered, lark: Lark) -> str:
         lark.literal(f"<|channel|>commentary {to} {constrained}<|message|>"),
         lark.literal(f" {to}<|channel|>commentary json<|message|>"),
     )
-    return f"{header} {object_arguments(lark, tool)}"
+    return f"{header} {JsonArguments().expression(lark, tool)}"

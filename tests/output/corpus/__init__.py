@@ -1,42 +1,22 @@
-"""Replies and what they mean, a table for each format."""
+"""Replies and what they mean: a table for each format, in a module of this package with `CASES`."""
 
-from collections.abc import Mapping
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
 
-from tests.output.corpus import (
-    gemma4,
-    glm,
-    harmony,
-    hermes,
-    kimi,
-    llama,
-    minicpm,
-    mistral,
-    qwen_xml,
-    thoughts,
-    typed,
-)
 from tests.output.corpus.case import Case
 from tests.output.corpus.common import common_cases
 
-_TABLES = {
-    "hermes": hermes.CASES,
-    "qwen_xml": qwen_xml.CASES,
-    "glm": glm.CASES,
-    "minicpm": minicpm.CASES,
-    "gemma4": gemma4.CASES,
-    "mistral": mistral.CASES,
-    "kimi": kimi.CASES,
-    "llama": llama.CASES,
-    "harmony": harmony.CASES,
-    "thoughts": thoughts.CASES,
-    "typed": typed.CASES,
-}
+
+def _tables() -> Iterator[tuple[str, Case]]:
+    for module in pkgutil.iter_modules(__path__):
+        cases = getattr(importlib.import_module(f"{__name__}.{module.name}"), "CASES", ())
+        yield from ((module.name, case) for case in cases)
 
 
 def _all() -> Mapping[str, Case]:
     cases: dict[str, Case] = {}
-    tables = [(table, case) for table, rows in _TABLES.items() for case in rows]
-    for table, case in [*common_cases(), *tables]:
+    for table, case in [*common_cases(), *_tables()]:
         name = f"{table}: {case.name}"
         assert name not in cases, name
         cases[name] = case

@@ -6,9 +6,9 @@ from typing import Any
 
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
 from start_llm.core.family import Family, ThoughtMarks
+from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import make_splitter
 from start_llm.output.stream import joined
-from start_llm.output.tool_calls.schema import Tools
 
 TAGS = ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n")
 

@@ -1,6 +1,7 @@
 """Cases that every format has: values that look like markup, and calls in every place."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tests.output.corpus.case import NO_TOOLS, Call, Case
 from tests.output.corpus.writers import WRITERS, Writer
@@ -153,12 +154,41 @@ def _thoughts(writer: Writer) -> Iterator[Case]:
         thought_is_open=True,
         family=family,
     )
-    yield Case(
-        name="a call in a thought that never ends",
-        text=f"Hm. {call}",
-        reasoning=f"Hm. {call}",
+    yield from _open_thoughts(writer)
+
+
+def _open_thoughts(writer: Writer) -> Iterator[Case]:
+    """Thoughts that nothing closes. A bare object in one may be anything."""
+    call, other, unknown = writer.write([READ]), writer.write([LIST]), writer.write([UNKNOWN])
+    thoughts = {
+        "something behind a call in a thought that never ends": f"{call} Well.",
+        "a call of another tool in a thought that never ends": f"{call}\n{unknown}",
+        "half a call behind another in a thought that never ends": f"{call}\n{other[: len(other) // 2]}",
+    }
+    for name, text in thoughts.items():
+        yield _open_thought(writer, name, text, reasoning=text)
+    yield _open_thought(writer, "a call in a thought that is cut", call, reasoning=call, complete=False)
+    if writer.starts_reply:
+        yield _open_thought(writer, "an object in a thought that never ends", call, reasoning=call)
+        return
+    yield _open_thought(writer, "a call in a thought that never ends", call, calls=(READ,))
+    yield _open_thought(
+        writer, "calls in a thought that never ends", f"\n{call}\n \n{other}\n", calls=(READ, LIST)
+    )
+    quoted = f"`{writer.opener}` opens one, then {other} is one. So: "
+    yield _open_thought(
+        writer, "a call behind others in a thought", quoted + call, reasoning=quoted, calls=(READ,)
+    )
+
+
+def _open_thought(writer: Writer, name: str, text: str, reasoning: str = "", **more: Any) -> Case:
+    return Case(
+        name=name,
+        text=f"Hm. {text}",
+        reasoning=f"Hm. {reasoning}",
         thought_is_open=True,
-        family=family,
+        family=writer.family,
+        **more,
     )
 
 

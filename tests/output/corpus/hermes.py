@@ -24,6 +24,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _GOOD = '{"name": "read", "arguments": {"path": "a"}}'
 
 CASES = (
+    _case("two objects in a block", _wrapped(f"{_GOOD}\n{_GOOD}"), [A, A]),
     _case("the name behind the arguments", _wrapped('{"arguments": {"path": "a"}, "name": "read"}'), [A]),
     _case(
         "arguments as they were written",

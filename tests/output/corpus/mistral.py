@@ -44,7 +44,11 @@ CASES = (
     _plain("an empty list", "[TOOL_CALLS][]"),
     _plain("a head without an object", "[TOOL_CALLS]read[ARGS]"),
     _plain("a head with a list", "[TOOL_CALLS]read[ARGS][1]"),
-    _plain("no mark of arguments", '[TOOL_CALLS]read{"path": "a"}'),
+    _case("no mark of arguments", '[TOOL_CALLS]read{"path": "a"}', [A]),
+    _case("no mark of arguments in two calls", '[TOOL_CALLS]read{"path": "a"}[TOOL_CALLS]list {}', [A, LIST]),
+    _case("prose behind a call without a mark", '[TOOL_CALLS]read{"path": "a"}\nDone.', [A], "Done."),
+    _plain("a tool that was not offered without a mark", '[TOOL_CALLS]remove{"path": "a"}'),
+    _plain("an object in prose", "[TOOL_CALLS] opens {it}."),
     _plain("malformed arguments", '[TOOL_CALLS]read[ARGS]{"path": a}'),
     _plain("a cut list", '[TOOL_CALLS][{"name": "read", "argum'),
 )

@@ -24,6 +24,7 @@ _BAD = "<function=remove>\n<parameter=path>\na\n</parameter>\n</function>\n"
 CASES = (
     _case("no line breaks", _WRITER.write([A]).replace("\n", ""), [A]),
     _case("no first tag", f"I look.\n{_GOOD}</tool_call>\n", [A], "I look."),
+    _case("two functions in a block", f"<tool_call>\n{_GOOD}{_GOOD}</tool_call>", [A, A]),
     _case("no tags around two functions", f"I look.\n\n{_GOOD}{_GOOD}", [A, A], "I look."),
     _case("no arguments in one line", "<tool_call><function=list></function></tool_call>", [LIST]),
     _case(

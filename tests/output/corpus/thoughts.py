@@ -2,21 +2,37 @@
 
 from dataclasses import replace
 
-from start_llm.core.family import Family, ThoughtMarks
-from tests.output.corpus.case import TAGS, Call, Case
+from start_llm.core.family import Family
+from start_llm.formats.registry import named
+from start_llm.formats.thoughts import BRACKETS, GEMMA, THOUGHT_MARKS
+from tests.output.corpus.case import NO_TOOLS, TAGS, Call, Case
 from tests.output.corpus.common import READ
 from tests.output.corpus.writers import WRITERS
 
 _QWEN = WRITERS["qwen_xml"].family
 _ORPHAN = replace(_QWEN, orphan_close=True)
-_GEMMA = Family(
-    name="gemma4",
-    thought=ThoughtMarks("<|channel>thought", "<channel|>", cut="\n<channel|>"),
-    formats=("gemma4",),
+_GEMMA = Family(name="gemma4", thought=GEMMA, formats=("gemma4",))
+_MISTRAL = Family(name="mistral", thought=BRACKETS)
+_KIMI = named("kimi")
+COHERE = Family(
+    name="cohere",
+    thought=next(marks for marks in THOUGHT_MARKS if "START_THINKING" in marks.opening),
+    answer_marks=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    formats=("hermes",),
 )
-_MISTRAL = Family(name="mistral", thought=ThoughtMarks("[THINK]", "[/THINK]", cut="[/THINK]"))
+K3 = Family(
+    name="kimi_k3",
+    thought=next(marks for marks in THOUGHT_MARKS if "<|open|>think" in marks.opening),
+    answer_marks=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    formats=("hermes",),
+)
+"""Families with marks around their answers."""
+_UNTHINKING = replace(K3, thought=None)
+_MARKED = Call("write", {"text": "<|channel>thought a<channel|><|START_RESPONSE|>b"})
 _NONE = Family(name="none")
 _CALL = WRITERS["qwen_xml"].write([READ])
+_KIMIS = WRITERS["kimi"].write([READ])
+_SECTION = "<|tool_calls_section_begin|>"
 
 
 def _case(name, text, reasoning="", content="", calls: tuple[Call, ...] = (), family=_QWEN, **more) -> Case:
@@ -76,4 +92,81 @@ CASES = (
         "",
         family=replace(_QWEN, thought=TAGS),
     ),
-)
+    _case("two thoughts", "<think>a</think>\n \n<think>\nb\n</think>\n\nDone.", "ab", "Done."),
+    _case("three thoughts", "<think>a</think><think></think><think>c</think>Done.", "ac", "Done."),
+    _case("a thought behind one that the prompt opened", "a</think>\n<think>b</think>c", "ab", "c",
+          thought_is_open=True),
+    _case("a thought behind one that was assumed", "a</think>\n<think>b</think>c", "ab", "c", family=_ORPHAN),
+    _case("a second thought that never ends", "<think>a</think>\n<think>b", "ab"),
+    _case("half an opening mark behind a thought", "<think>a</think>\n<thin", "a", "<thin"),
+    _case("a thought in an answer that talks of it", "<think>a</think>b\n<think>c</think>", "a",
+          "b\n<think>c</think>"),
+    _case("a mark that opens what the prompt has opened", "<think>\nHm.</think>Done.", "Hm.", "Done.",
+          thought_is_open=True),
+    _case("a doubled opener at the start", "<think>\n<think>\n\nHm.</think>Done.", "Hm.", "Done."),
+    _case("half a doubled opener", "<think>\n<thinHm.</think>Done.", "<thinHm.", "Done."),
+    _case("a doubled opener that is cut", "<think><thin", "<thin", complete=False),
+    _case("a closing mark in front of an answer", "\n</think>\n\nDone.", "", "Done."),
+    _case("a closing mark too many", "<think>a</think>\n</think>\n\nDone.", "a", "Done."),
+    _case("nothing but marks", "<think></think></think>"),
+    _case("nothing but a closing mark", "</think>", thinking=False),
+    _case("an opening mark that is cut", "\n<thin", complete=False),
+    _case("a closing mark that is cut", "</thin", complete=False),
+    _case("a letter that begins a mark", "<t", "", "<t", complete=False),
+    _case("Gemma's closing mark behind an answer", "Yes?<channel|>", "", "Yes?", family=_GEMMA),
+    _case("Gemma's empty thoughts behind an answer",
+          "Yes.\n<|channel>thought\n<channel|><|channel>thought\n<channel|>", "", "Yes.\n", family=_GEMMA),
+    _case("Gemma's thought in an answer", "One.\n<|channel>thought\nHm.\n<channel|>\nTwo.", "Hm.",
+          "One.\nTwo.", family=_GEMMA),
+    _case("Gemma's doubled opener", "<|channel>thought\n<|channel>thought\nHm.<channel|>Yes.", "Hm.",
+          "Yes.", family=_GEMMA),
+    _case("Gemma's opener inside a thought", "<|channel>thought\nHm.<|channel>thought Well.<channel|>Yes.",
+          "Hm. Well.", "Yes.", family=_GEMMA),
+    _case("Gemma's marks around a call",
+          f"<channel|>{WRITERS['gemma4'].write([READ])}<channel|><|channel>thought\nHm.<channel|>Yes.",
+          "Hm.", "Yes.", (READ,), family=_GEMMA),
+    _case("Gemma's marks in an argument", WRITERS["gemma4"].write([_MARKED]), "", "", (_MARKED,),
+          family=_GEMMA),
+    _case("Gemma's half a mark", "Yes.<|channel>", "", "Yes.", family=_GEMMA),
+    _case("Gemma's half a mark at the start", "<|channel>thou", "", "", family=_GEMMA),
+    _case("Gemma's mark in a call that is none", "<|tool_call>call:<channel|>!", "",
+          "<|tool_call>call:!", family=_GEMMA),
+    _case("a bracket at the end of an answer", "a[", "", "a[", family=_MISTRAL),
+    _case("Mistral's thoughts in an answer", "a[THINK]b[/THINK]c[THINK]d[/THINK]", "bd", "ac",
+          family=_MISTRAL),
+    _case("a section of calls ends a thought", f"Hm.\n{_KIMIS}", "Hm.", "", (READ,), thought_is_open=True,
+          family=_KIMI),
+    _case("a section of calls ends a thought that is closed behind it", f"Hm.\n{_KIMIS}</think>Yes.", "Hm.",
+          "</think>Yes.", (READ,), thought_is_open=True, family=_KIMI),
+    _case("a section of calls behind a call in a thought", f"Hm. {_CALL}{_KIMIS}", f"Hm. {_CALL}", "",
+          (READ,), thought_is_open=True, family=_KIMI),
+    _case("a section of calls that is cut in a thought", f"Hm. {_SECTION[:-3]}", f"Hm. {_SECTION[:-3]}", "",
+          thought_is_open=True, family=_KIMI, complete=False),
+    _case("a section of calls without tools", f"Hm. {_KIMIS}", f"Hm. {_KIMIS}", "", thought_is_open=True,
+          family=_KIMI, tools=NO_TOOLS),
+    _case("marks around an answer", "<|START_THINKING|>Hm.<|END_THINKING|>\n<|START_RESPONSE|>\nYes.\n"
+          "<|END_RESPONSE|>", "Hm.", "\nYes.\n", family=COHERE),
+    _case("marks around an answer alone", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "", "Yes.",
+          family=COHERE),
+    _case("marks around nothing", "<|START_THINKING|>Hm.<|END_THINKING|> <|START_RESPONSE|><|END_RESPONSE|>",
+          "Hm.", family=COHERE),
+    _case("a mark of answers that is cut", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESP", "Hm.",
+          family=COHERE, complete=False),
+    _case("a mark of answers that is cut behind an answer", "<|START_RESPONSE|>Yes.<|END_R", "", "Yes.",
+          family=COHERE, complete=False),
+    _case("an operator at the end of an answer", "<|START_RESPONSE|>f <|", "", "f <|", family=COHERE),
+    _case("marks around a call", f"<|START_RESPONSE|>I look.\n<|END_RESPONSE|>{_CALL}<|END_RESPONSE|>", "",
+          "I look.", (READ,), family=COHERE),
+    _case("a mark of answers behind a call in a thought",
+          f"<|START_THINKING|>Hm. {_CALL}<|END_RESPONSE|>", "Hm. ", "", (READ,), family=COHERE),
+    _case("a mark of answers in half a call in a thought", "<|START_THINKING|><tool_call><|END_RESPONSE|>a",
+          "<tool_call>a", "", family=COHERE),
+    _case("a mark of answers in an argument", WRITERS["hermes"].write([_MARKED]), "", "", (_MARKED,),
+          family=COHERE),
+    _case("marks of several words", "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes."
+          "<|close|>response<|sep|><|close|>message<|sep|>", "Hm.", "Yes.", family=K3),
+    _case("words that are half marks", "<|open|>response<|sep|>a <|open|>resp b", "", "a <|open|>resp b",
+          family=K3),
+    _case("marks around an answer of a model without thoughts",
+          "<|open|>response<|sep|>Yes.<|close|>message<|sep|>", "", "Yes.", family=_UNTHINKING),
+)  # fmt: skip

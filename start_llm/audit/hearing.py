@@ -1,0 +1,26 @@
+"""What a client takes from the events of a reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from start_llm.core.chat import Message, ToolCall
+from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Event, Output, Reasoning
+
+
+def heard(events: Sequence[Event | Output]) -> Message:
+    """The reply as the client will send it back; a call that was cut is left out."""
+    begun = {event.index: event for event in events if isinstance(event, CallStarted)}
+    calls: list[ToolCall] = []
+    for index in (event.index for event in events if isinstance(event, CallEnded)):
+        parts = [one.text for one in events if isinstance(one, CallArguments) and one.index == index]
+        calls.append(ToolCall(f"call_{begun[index].id}", begun[index].name, json.loads("".join(parts))))
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
+    return Message(
+        role="assistant",
+        content=content if content.strip() else "",
+        reasoning=thought or None,
+        tool_calls=tuple(calls),
+    )

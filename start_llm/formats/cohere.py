@@ -1,0 +1,41 @@
+"""Command R7B, Command A, Cohere 2 MoE: a JSON list of actions, an answer between marks.
+
+    <|START_ACTION|>[
+        {"tool_call_id": "0", "tool_name": NAME, "parameters": {…}}
+    ]<|END_ACTION|>
+
+Ours: mlx_lm has no parser for them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.reading.lists import json_list
+from start_llm.formats.thoughts import COHERE as MARKS
+from start_llm.formats.writing.call_text import CallText
+
+COHERE = ModelFormat(
+    name="cohere",
+    marks=("<|START_ACTION|>",),
+    types=("cohere",),
+    thought=MARKS,
+    answer_marks=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    notations=(
+        Notation(
+            name="cohere",
+            openers=("<|START_ACTION|>",),
+            reader=partial(ObjectReader, json_list("<|END_ACTION|>")),
+            text=CallText(
+                mark="<|START_ACTION|>",
+                before="<|START_ACTION|>[\n    ",
+                head='{"tool_call_id": "NUMBER", "tool_name": "NAME", "parameters": ',
+                tail="}",
+                between=",\n    ",
+                after="\n]<|END_ACTION|>",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,80 @@
+"""DeepSeek V3.2 and V4: `<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</…>`.
+
+The calls stand in `function_calls` (V3.2), in `tool_calls` (V4), or in `calls` with a space behind each mark.
+An argument says itself if it is text; if it is not, it is JSON.
+
+Ours: mlx_lm has no parser for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import regex
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.schema import JSON_TYPES
+from start_llm.formats.reading.tagged import TaggedReader, Tags
+from start_llm.formats.thoughts import THINK
+from start_llm.formats.writing.arguments import TaggedArguments
+from start_llm.formats.writing.call_text import CallText
+
+_MARK = "｜DSML｜"
+_TYPES = {**dict.fromkeys(JSON_TYPES, "false"), "string": "true"}
+
+
+def _notation(name: str, wrapper: str, mark: str) -> Notation:
+    """Calls in a wrapper of this name.
+
+    Args:
+        mark: what stands in front of the name of each tag.
+    """
+    opener, closer = f"<{mark}{wrapper}>", f"</{mark}{wrapper}>"
+    value_end = f"</{mark}parameter>"
+    return Notation(
+        name=name,
+        openers=(opener,),
+        reader=partial(TaggedReader, _tags(mark, value_end, closer)),
+        text=CallText(
+            mark=f"{wrapper}>",
+            before=f"{opener}\n",
+            head=f'<{mark}invoke name="NAME">\n',
+            tail=f"</{mark}invoke>\n",
+            arguments=TaggedArguments(
+                key=f'<{mark}parameter name="KEY" string="TYPE">',
+                value_end=value_end,
+                behind="\n",
+                types=_TYPES,
+            ),
+            after=closer,
+        ),
+    )
+
+
+def _tags(mark: str, value_end: str, closer: str) -> Tags:
+    mark, closer = regex.escape(mark, literal_spaces=True), regex.escape(closer, literal_spaces=True)
+    quoted = r"=\s{0,64}\"(?P<%s>[^<>\"\n]{1,256})\""
+    return Tags(
+        head=rf"\s{{0,64}}<{mark}invoke\s{{1,64}}name{quoted % 'name'}\s{{0,64}}>",
+        key=rf"\s{{0,64}}<{mark}parameter\s{{1,64}}name{quoted % 'key'}"
+        rf"(?:\s{{1,64}}string{quoted % 'type'})?\s{{0,64}}>",
+        value_end=value_end,
+        end=rf"\s{{0,64}}(?:</{mark}invoke>|{closer})",
+        next_call=rf"\s{{0,64}}(?=<{mark}invoke\s)",
+        block_end=rf"\s{{0,64}}{closer}",
+        text_type=_TYPES["string"],
+    )
+
+
+DSML = ModelFormat(
+    name="deepseek_v32",
+    marks=(_MARK,),
+    types=("deepseek_v32", "deepseek_v4"),
+    thought=replace(THINK, cut="</think>"),
+    notations=(
+        _notation("dsml_functions", "function_calls", _MARK),
+        _notation("dsml_tools", "tool_calls", _MARK),
+        _notation("dsml_spaced", "calls", f"{_MARK} "),
+    ),
+)

@@ -1,0 +1,35 @@
+"""FunctionGemma: `<start_function_call>call:NAME{key:<escape>text<escape>,number:1}<end_function_call>`.
+
+Ours: mlx_lm's parser ends a call at its first closing brace, and gives back the first call alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.gemma import gemma_calls
+from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.writing.call_text import CallText
+from start_llm.formats.writing.gemma_arguments import GemmaArguments
+
+_QUOTE = "<escape>"
+
+FUNCTION_GEMMA = ModelFormat(
+    name="function_gemma",
+    marks=("<start_function_call>",),
+    types=("function_gemma",),
+    notations=(
+        Notation(
+            name="function_gemma",
+            openers=("<start_function_call>",),
+            reader=partial(ObjectReader, gemma_calls(_QUOTE, "<end_function_call>")),
+            text=CallText(
+                mark="<start_function_call>",
+                head="<start_function_call>call:NAME",
+                tail="<end_function_call>",
+                arguments=GemmaArguments(_QUOTE),
+            ),
+        ),
+    ),
+)

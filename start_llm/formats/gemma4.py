@@ -1,0 +1,39 @@
+"""Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>,number:1}<tool_call|>`, or that without its marks.
+
+Ours: mlx_lm's parser does not find braces in texts that are cut, loses good calls before a bad one, and takes
+tools that were not offered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.gemma import gemma_calls
+from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.thoughts import GEMMA
+from start_llm.formats.writing.call_text import CallText
+from start_llm.formats.writing.gemma_arguments import GemmaArguments
+
+_QUOTE = '<|"|>'
+
+GEMMA4 = ModelFormat(
+    name="gemma4",
+    marks=("<|channel>", "<|tool_call>"),
+    types=("gemma4",),
+    thought=GEMMA,
+    notations=(
+        Notation(
+            name="gemma4",
+            openers=("<|tool_call>",),
+            bare=("call:",),
+            reader=partial(ObjectReader, gemma_calls(_QUOTE, "<tool_call|>")),
+            text=CallText(
+                mark="<|tool_call>",
+                head="<|tool_call>call:NAME",
+                tail="<tool_call|>",
+                arguments=GemmaArguments(_QUOTE),
+            ),
+        ),
+    ),
+)

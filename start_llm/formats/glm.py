@@ -1,0 +1,46 @@
+"""GLM-4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
+
+Ours: mlx_lm's parser reads a finished block only and ends values at the first `</arg_value>`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.tagged import TaggedReader, Tags
+from start_llm.formats.thoughts import THINK
+from start_llm.formats.writing.arguments import TaggedArguments
+from start_llm.formats.writing.call_text import CallText
+
+_TAGS = Tags(
+    head=r"\s{0,64}(?P<name>[^\s<>{][^\s<>]{0,255})(?=\s{0,64}(?:<arg_key>|</tool_call>))",
+    key=r"\s{0,64}<arg_key>(?P<key>[^<>]{1,256})</arg_key>\s{0,64}<arg_value>",
+    value_end="</arg_value>",
+    end=r"\s{0,64}</tool_call>",
+)
+
+GLM = ModelFormat(
+    name="glm4",
+    marks=("<arg_key>", "<|observation|>"),
+    types=("glm4", "chatglm"),
+    thought=replace(THINK, cut="</think>"),
+    orphan_close=True,
+    notations=(
+        Notation(
+            name="glm",
+            openers=("<tool_call>",),
+            reader=partial(TaggedReader, _TAGS),
+            text=CallText(
+                mark="<arg_key>",
+                head="<tool_call>NAME\n",
+                tail="</tool_call>",
+                arguments=TaggedArguments(
+                    key="<arg_key>KEY</arg_key>\n<arg_value>", value_end="</arg_value>", behind="\n"
+                ),
+                between="\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,45 @@
+"""Llama 3: a bare `{"name": NAME, "parameters": {…}}`, several with `;`, and `<function=NAME>{…}</function>`.
+
+Ours: mlx_lm has no parser for them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.writing.call_text import CallText
+
+# Without an opener the first member tells a call from an answer in JSON, which must not wait for its end.
+_BARE = Objects(
+    head=r"(?:\s{0,64}[;,])?\s{0,64}"
+    r"(?=\{\s{0,64}\"(?:(?:name|parameters|arguments)\"|type\"\s{0,64}:\s{0,64}\"function\"))",
+    next_call=r"(?:\s{0,64}[;,])?\s{0,64}(?=\{)",
+    may_lack_arguments=False,
+)
+_TAGGED = Objects(
+    head=r"(?P<name>[^<>{}\n]{1,256})>\s{0,64}(?=\{)",
+    block_end=r"\s{0,64}</function>",
+)
+
+LLAMA = ModelFormat(
+    name="llama3",
+    marks=("<|python_tag|>", "<|start_header_id|>"),
+    types=("llama",),
+    notations=(
+        Notation(
+            name="llama_bare",
+            openers=("<|python_tag|>",),
+            reader=partial(ObjectReader, _BARE),
+            bare=("{",),
+            text=CallText(mark="", head='{"name": "NAME", "parameters": ', tail="}", between="; "),
+        ),
+        Notation(
+            name="llama_tagged",
+            openers=("<function=",),
+            reader=partial(ObjectReader, _TAGGED),
+            text=CallText(mark="<function=", head="<function=NAME>", tail="</function>"),
+        ),
+    ),
+)

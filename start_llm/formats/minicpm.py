@@ -1,0 +1,45 @@
+"""MiniCPM: `<function name="NAME"><param name="KEY">VALUE</param></function>`, markup inside CDATA.
+
+Ours: mlx_lm's parser reads a finished block only, ends values at the first `</param>` and strips them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.tagged import TaggedReader, Tags
+from start_llm.formats.thoughts import THINK
+from start_llm.formats.writing.arguments import TaggedArguments
+from start_llm.formats.writing.call_text import CallText
+
+_TAGS = Tags(
+    head=r"\s{0,64}name\s{0,64}=\s{0,64}[\"'](?P<name>[^<>\"'\n]{1,256})[\"']\s{0,64}>",
+    key=r"\s{0,64}<param\s{1,64}name\s{0,64}=\s{0,64}[\"'](?P<key>[^<>\"'\n]{1,256})[\"']\s{0,64}>",
+    value_end="</param>",
+    end=r"\s{0,64}</function>",
+    wrapper=("<![CDATA[", "]]>"),
+)
+
+MINICPM = ModelFormat(
+    name="minicpm",
+    marks=('<function name="',),
+    types=("minicpm",),
+    thought=THINK,
+    notations=(
+        Notation(
+            name="minicpm",
+            openers=("<function ",),
+            reader=partial(TaggedReader, _TAGS),
+            text=CallText(
+                mark='<function name="',
+                head='<function name="NAME">',
+                tail="</function>",
+                arguments=TaggedArguments(
+                    key='<param name="KEY">', value_end="</param>", wrapper=("<![CDATA[", "]]>")
+                ),
+                between="\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,53 @@
+"""Mistral: `[TOOL_CALLS][{"name": NAME, "arguments": {…}}]`, and newer `[TOOL_CALLS]NAME[ARGS]{…}`,
+the second mark of which may be missing.
+
+Ours: mlx_lm's parser loses every call of a block if one is malformed, and takes tools that were not offered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.thoughts import BRACKETS
+from start_llm.formats.writing.call_text import CallText
+
+_OPENER = "[TOOL_CALLS]"
+_LIST = Objects(
+    head=r"(?:\s{0,64}[\[,])?\s{0,64}(?=\{)",
+    next_call=r"\s{0,64},\s{0,64}(?=\{)",
+    block_end=r"\s{0,64}\]",
+)
+_HEADED = Objects(
+    head=r"\s{0,64}(?P<name>[\w.\-]{1,256})(?:\[CALL_ID\][^\[\]]{0,64})?(?:\[ARGS\])?\s{0,64}(?=\{)"
+)
+
+MISTRAL = ModelFormat(
+    name="mistral",
+    marks=(_OPENER,),
+    types=("mistral", "ministral"),
+    thought=BRACKETS,
+    call_ids="nine",
+    notations=(
+        Notation(
+            name="mistral_headed",
+            openers=(_OPENER,),
+            reader=partial(ObjectReader, _HEADED),
+            text=CallText(mark="[ARGS]", head="[TOOL_CALLS]NAME[ARGS]", tail=""),
+        ),
+        Notation(
+            name="mistral_list",
+            openers=(_OPENER,),
+            reader=partial(ObjectReader, _LIST),
+            text=CallText(
+                mark=_OPENER,
+                before="[TOOL_CALLS][",
+                head='{"name": "NAME", "arguments": ',
+                tail="}",
+                between=", ",
+                after="]",
+            ),
+        ),
+    ),
+)

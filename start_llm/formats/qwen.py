@@ -1,0 +1,73 @@
+"""Qwen, in JSON (Qwen3, Hermes) or in tags (Qwen3-Coder, Qwen3.5).
+
+    <tool_call>{"name": NAME, "arguments": {…}}</tool_call>
+    <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
+
+Ours: mlx_lm's parser reads a finished block only, ends values at the first `</parameter>`, and makes None of
+the text "null". The first tag may be missing: Qwen3-Coder drops it in up to half of the turns in which it
+talks before it calls (measured by others: ollama/ollama#17742).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.reading.tagged import TaggedReader, Tags
+from start_llm.formats.thoughts import THINK
+from start_llm.formats.writing.arguments import TaggedArguments
+from start_llm.formats.writing.call_text import CallText
+
+_NAME = r"(?P<name>[^<>\n]{1,256})>"
+TAGS = Tags(
+    head=r"\s{0,64}<function=" + _NAME,
+    key=r"\s{0,64}<parameter=(?P<key>[^<>\n]{1,256})>",
+    value_end="</parameter>",
+    end=r"\s{0,64}(?:</function>|</tool_call>)",
+    next_call=r"\s{0,64}(?=<function=)",
+    block_end=r"\s{0,64}</tool_call>",
+    padding="always",
+)
+_BARE = replace(TAGS, head=r"(?:\s{0,64}<function=)?" + _NAME)
+
+_OBJECTS = Objects(
+    head=r"\s{0,64}(?=\{)",
+    next_call=r"\s{0,64}(?=\{)",
+    block_end=r"\s{0,64}</tool_call>",
+)
+QWEN = ModelFormat(
+    name="qwen3",
+    marks=("<tool_call>",),
+    types=("qwen",),
+    thought=THINK,
+    notations=(
+        Notation(
+            name="qwen_xml",
+            openers=("<tool_call>",),
+            reader=partial(TaggedReader, TAGS),
+            text=CallText(
+                mark="<function=",
+                head="<tool_call>\n<function=NAME>\n",
+                tail="</function>\n</tool_call>",
+                arguments=TaggedArguments(
+                    key="<parameter=KEY>", padding="\n", value_end="</parameter>", behind="\n"
+                ),
+                between="\n",
+            ),
+        ),
+        Notation(
+            name="hermes",
+            openers=("<tool_call>",),
+            reader=partial(ObjectReader, _OBJECTS),
+            text=CallText(
+                mark="<tool_call>",
+                head='<tool_call>\n{"name": "NAME", "arguments": ',
+                tail="}\n</tool_call>",
+                between="\n",
+            ),
+        ),
+    ),
+)
+QWEN_BARE = Notation(name="qwen_bare", openers=("<function=",), reader=partial(TaggedReader, _BARE))

@@ -1,0 +1,1 @@
+"""Readers of calls: state machines without I/O that several formats share."""

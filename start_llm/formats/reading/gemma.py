@@ -1,0 +1,114 @@
+"""An object in Gemma's notation: `{key:<|"|>text<|"|>,number:1}`, with one quote or another."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import NamedTuple
+
+import regex
+
+from start_llm.core.chat import Json
+from start_llm.core.markers import longest_beginning
+from start_llm.formats.reading.cursor import Cursor
+from start_llm.formats.reading.json_calls import STEPS, Objects, depth_behind
+from start_llm.formats.reading.json_text import parsed, written
+
+_LITERAL = regex.compile(r"\s*([^\s,{}\[\]<>]+)")
+
+
+class _Patterns(NamedTuple):
+    """Of a member's name with its colon, and of a text."""
+
+    key: regex.Pattern[str]
+    text: regex.Pattern[str]
+
+
+@cache
+def _patterns(quote: str) -> _Patterns:
+    mark = regex.escape(quote)
+    key = rf"\s*([^\s:,{{}}\[\]<>\"]+|{mark}.*?{mark})\s*:"
+    text = rf"\s*{mark}(.*?){mark}"
+    return _Patterns(regex.compile(key, regex.DOTALL), regex.compile(text, regex.DOTALL))
+
+
+class LiteralSpan:
+    """The end of an object in Gemma's notation."""
+
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
+        self._structure = regex.compile(rf"{regex.escape(quote)}|[{{}}\[\]]")
+        self._held = ""
+        self._length = 0
+        self._depth = 0
+        self._in_text = False
+
+    def feed(self, text: str) -> int | None:
+        buffer = self._held + text
+        keep = longest_beginning(buffer, (self._quote,))
+        ready, self._held = buffer[: len(buffer) - keep], buffer[len(buffer) - keep :]
+        parts = ready.split(self._quote)
+        depth = depth_behind(" ".join(parts[self._in_text :: 2]), self._depth)
+        if not depth:
+            return self._length + self._end(ready)
+        self._depth = depth
+        self._in_text ^= len(parts) % 2 == 0
+        self._length += len(ready)
+        return None
+
+    def _end(self, text: str) -> int:
+        """The end of the object, which is in this text."""
+        tokens = self._structure.finditer(text)
+        return next(token.end() for token in tokens if not self._depth_at(token[0]))
+
+    def _depth_at(self, mark: str) -> int:
+        if mark == self._quote:
+            self._in_text = not self._in_text
+        elif not self._in_text:
+            self._depth += STEPS[mark]
+        return self._depth
+
+
+def as_json(quote: str, text: str) -> str:
+    """JSON of an object in Gemma's notation. ValueError if it is none."""
+    cursor = _Values(text, quote)
+    value = cursor.value()
+    if not isinstance(value, dict) or cursor.rest.strip():
+        raise ValueError("the arguments are no object")
+    return written(value)
+
+
+class _Values(Cursor):
+    def __init__(self, text: str, quote: str) -> None:
+        super().__init__(text)
+        self._quote = quote
+        self._patterns = _patterns(quote)
+
+    def value(self) -> Json:
+        if self.takes("{"):
+            return dict(self.items("}", self._member))
+        if self.takes("["):
+            return self.items("]", self.value)
+        if quoted := self.take(self._patterns.text):
+            return quoted[1]
+        literal = self.take(_LITERAL)
+        if literal is None:
+            raise ValueError("a value is missing")
+        return parsed(literal[1])
+
+    def _member(self) -> tuple[str, Json]:
+        key = self.take(self._patterns.key)
+        if key is None:
+            raise ValueError("a member has no name")
+        return key[1].replace(self._quote, ""), self.value()
+
+
+def gemma_calls(quote: str, mark: str) -> Objects:
+    """`call:NAME{…}`, one or several, and the mark that ends them."""
+    head = r"\s{0,64}call:(?P<name>[\w.\-]{1,256})\s{0,64}(?=\{)"
+    return Objects(
+        head=head,
+        next_call=r"\s{0,64}(?=call:[\w.\-]{1,256}\s{0,64}\{)",
+        block_end=r"\s{0,64}" + regex.escape(mark),
+        span=partial(LiteralSpan, quote),
+        arguments=partial(as_json, quote),
+    )

@@ -1,0 +1,237 @@
+"""Formats whose arguments are a JSON object.
+
+A call goes out once its object is whole: only then is it known to be valid, and a malformed one must go back
+into the text, which is too late for a call that has begun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from typing import Protocol, cast
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.block import Block, BlockReader, Step
+from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, written
+from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
+from start_llm.formats.reading.schema import Tools
+
+_OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
+_INSIDE_STRINGS = re.compile(r'["\\]')
+_NOWHERE_OUTSIDE_STRINGS = re.compile(r"[^\s\w+\-.,:{}\[\]]")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
+_SPACE = re.compile(r"\s*")
+_NAMES = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters")
+_BESIDE_ARGUMENTS = frozenset({*_NAMES, "id", "tool_call_id", "type"})
+
+
+class Span(Protocol):
+    """Looks for the end of an object in text that comes in pieces."""
+
+    def feed(self, text: str) -> int | None:
+        """Length of the object from its first character, once it is whole. ValueError if it is none."""
+        ...
+
+
+def depth_behind(structure: str, depth: int) -> int:
+    """Depth in brackets behind a text without strings; 0 if it closes the outermost bracket anywhere."""
+    closing = structure.count("}") + structure.count("]")
+    if closing < depth:
+        return depth + structure.count("{") + structure.count("[") - closing
+    depths = list(accumulate(map(STEPS.get, structure, repeat(0)), initial=depth))
+    return 0 if 0 in depths[1:] else depths[-1]
+
+
+class JsonSpan:
+    """The end of a JSON object or array.
+
+    A text in which it is not is passed over at once; only the one that holds it is read step by step.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        if not text or self._pass_over(text):
+            self._length += len(text)
+            return None
+        place = 0
+        while place < len(text):
+            place = self._skip_string(text, place) if self._in_string else self._skip_structure(text, place)
+            if not self._depth:
+                return self._length + place
+        self._length += len(text)
+        return None
+
+    def _pass_over(self, text: str) -> bool:
+        """Whether the object goes on to the end of a text, which is then read."""
+        if self._escaped:
+            text = " " + text[1:]
+        # A quote that is escaped ends no string; the backslash stays, because it is an error outside of one.
+        parts = _ESCAPE.sub(r"\\ ", text).split('"') if "\\" in text else text.split('"')
+        structure = " ".join(parts[self._in_string :: 2])
+        depth = depth_behind(structure, self._depth)
+        if not depth or _NOWHERE_OUTSIDE_STRINGS.search(structure):
+            return False
+        self._depth = depth
+        self._in_string ^= len(parts) % 2 == 0
+        self._escaped = parts[-1].endswith("\\")
+        return True
+
+    def _skip_string(self, text: str, place: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return place + 1
+        match = _INSIDE_STRINGS.search(text, place)
+        if match is None:
+            return len(text)
+        self._escaped = match[0] == "\\"
+        self._in_string = self._escaped
+        return match.end()
+
+    def _skip_structure(self, text: str, place: int) -> int:
+        match = _OUTSIDE_STRINGS.search(text, place)
+        if match is None:
+            return len(text)
+        match match[0]:
+            case '"':
+                self._in_string = True
+            case bracket if bracket in STEPS:
+                self._depth += STEPS[bracket]
+            case other:
+                raise ValueError(f"{other!r} stands outside a string")
+        return match.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole call. `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+def named_call(text: str, *, may_lack_arguments: bool) -> Call:
+    """`{"name": …, "arguments": {…}}`, the arguments as they were written. ValueError if it is not that."""
+    members = dict(_members(text))
+    name = parsed(next((members[one] for one in _NAMES if one in members), ""))
+    if not isinstance(name, str):
+        raise ValueError("the name is no text")  # noqa: TRY004 - whoever reads it catches ValueError
+    arguments = next((members[one] for one in _ARGUMENTS if one in members), None)
+    if arguments is None:
+        if not may_lack_arguments or not members.keys() <= _BESIDE_ARGUMENTS:
+            raise ValueError("there are no arguments, or they stand beside the name")
+        arguments = "{}"
+    return Call(name, arguments_of(arguments))
+
+
+def arguments_of(text: str) -> str:
+    """JSON of the arguments: as they were written if that is valid. ValueError if they are no object."""
+    value = parsed(text)
+    if isinstance(value, str):
+        text = value  # an object that was written into a string
+        value = parsed(text)
+    if not isinstance(value, dict):
+        raise ValueError("the arguments are no object")  # noqa: TRY004 - as above
+    return text if is_strict(text) else written(value)
+
+
+def _members(text: str) -> list[tuple[str, str]]:
+    """Names and raw values of the members of an object."""
+    found: list[tuple[str, str]] = []
+    place = _behind_space(text, 1)
+    while text[place : place + 1] != "}":
+        if found:
+            place = _behind_comma(text, place)
+        key, place = cast("tuple[Json, int]", DECODER.raw_decode(text, place))
+        place = _behind_space(text, place)
+        if not isinstance(key, str) or text[place : place + 1] != ":":
+            raise ValueError("a member has no name")
+        start = _behind_space(text, place + 1)
+        _, end = DECODER.raw_decode(text, start)
+        found.append((key, text[start:end]))
+        place = _behind_space(text, end)
+    return found
+
+
+def _behind_comma(text: str, place: int) -> int:
+    if text[place : place + 1] != ",":
+        raise ValueError("members are not separated")
+    return _behind_space(text, place + 1)
+
+
+def _behind_space(text: str, place: int) -> int:
+    match = _SPACE.match(text, place)
+    return match.end() if match else place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects(Block):
+    """Calls that are objects. If the head names the tool, the object is its arguments.
+
+    Attributes:
+        span: finds the end of an object.
+        arguments: the JSON of an object that holds arguments alone.
+        may_lack_arguments: an object that has a name and no arguments calls a tool without any.
+    """
+
+    span: Callable[[], Span] = JsonSpan
+    arguments: Callable[[str], str] = arguments_of
+    may_lack_arguments: bool = True
+
+
+class ObjectReader(BlockReader):
+    """Reads blocks of calls that are objects."""
+
+    def __init__(self, objects: Objects, tools: Tools) -> None:
+        super().__init__(objects, tools)
+        self._objects = objects
+        self._name: str | None = None
+        self._span = objects.span()
+        self._pieces: list[str] = []
+
+    def _begin_arguments(self, name: str | None) -> Step:
+        self._name = name
+        self._span = self._objects.span()
+        self._pieces = []
+        return self._read_object
+
+    def _read_object(self, parts: list[Part]) -> bool:
+        piece, self._buffer = self._buffer, ""
+        self._pieces.append(piece)
+        try:
+            end = self._span.feed(piece)
+        except ValueError:
+            self._give_up()
+            return False
+        if end is None:
+            return False
+        text = "".join(self._pieces)
+        self._buffer = text[end:]
+        self._end_object(text[:end], parts)
+        return True
+
+    def _end_object(self, text: str, parts: list[Part]) -> None:
+        call = self._call(text)
+        if call is None or call.name not in self._tools:
+            self._refuse(parts)
+            return
+        self._settle()
+        parts += [Started(call.name), Arguments(call.arguments), Ended()]
+        self._end_call()
+
+    def _call(self, text: str) -> Call | None:
+        """None if this is not JSON, or not the shape of a call."""
+        try:
+            if self._name is None:
+                return named_call(text, may_lack_arguments=self._objects.may_lack_arguments)
+            return Call(self._name, self._objects.arguments(text))
+        except (ValueError, RecursionError):
+            return None

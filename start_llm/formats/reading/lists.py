@@ -1,0 +1,37 @@
+"""Lists of calls, in JSON or in another notation, between marks that models forget."""
+
+from __future__ import annotations
+
+import regex
+
+from start_llm.formats.reading.json_calls import Objects
+
+SPACE = r"\s{0,64}"
+
+
+def list_end(mark: str = "") -> str:
+    """A pattern for `]` with the mark behind it; one of the two may be missing."""
+    bracket = rf"{SPACE}\]"
+    if not mark:
+        return bracket
+    return rf"(?:{bracket})?{SPACE}{regex.escape(mark)}|{bracket}(?={SPACE}{_other_than(mark)})"
+
+
+def _other_than(mark: str) -> str:
+    """A pattern for text that is not the mark: it waits while it may still become that."""
+    ways = [rf"{regex.escape(mark[:length])}[^{_in_class(mark, length)}]" for length in range(len(mark))]
+    return f"(?:{'|'.join(ways)})"
+
+
+def _in_class(mark: str, length: int) -> str:
+    letter = regex.escape(mark[length], special_only=False)
+    return letter if length else rf"\s{letter}"
+
+
+def json_list(mark: str = "") -> Objects:
+    """Calls as JSON objects in a list or side by side, and the mark that ends them."""
+    return Objects(
+        head=rf"(?:{SPACE}[\[,])?{SPACE}(?=\{{)",
+        next_call=rf"(?:{SPACE},)?{SPACE}(?=\{{)",
+        block_end=list_end(mark),
+    )

@@ -1,0 +1,70 @@
+"""Arrays and objects as Python writes them: `{'a': [True, None]}`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import regex
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.json_text import parsed, written
+
+_DEEPEST = 64
+_TOKEN = regex.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?P<name>\b(?:True|False|None)\b)"""
+    r"""|(?P<comma>,\s*+(?=[\]}]))|(?P<other>[^'"])""",
+    regex.DOTALL,
+)
+_ESCAPE = regex.compile(
+    r"\\(?:x([\da-fA-F]{2})|u([\da-fA-F]{4})|U(00(?:0[\da-fA-F]|10)[\da-fA-F]{4})|(?P<letter>.))",
+    regex.DOTALL,
+)
+_NAMES: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
+_LETTERS: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+
+
+def literal(text: str) -> Json:
+    """The value of an array or an object in Python's notation. ValueError if it is none, or very deep."""
+    tokens = list(_tokens(text))
+    if _depth(tokens) > _DEEPEST:
+        raise ValueError("the value is nested too deeply")
+    return parsed("".join(tokens))
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """The same value in JSON, piece by piece."""
+    place = 0
+    while place < len(text):
+        token = _TOKEN.match(text, place)
+        if token is None:
+            raise ValueError("a text has no end")
+        place = token.end()
+        yield _as_json(token)
+
+
+def _as_json(token: regex.Match[str]) -> str:
+    match token.lastgroup:
+        case "text":
+            return written(_ESCAPE.sub(_unescaped, token[0][1:-1]))
+        case "name":
+            return _NAMES[token[0]]
+        case "comma":
+            return ""
+        case _:
+            return token[0]
+
+
+def _unescaped(escape: regex.Match[str]) -> str:
+    letter = escape["letter"]
+    if letter is None:
+        return chr(int(escape[0][2:], base=16))
+    return _LETTERS.get(letter, escape[0])
+
+
+def _depth(tokens: Iterable[str]) -> int:
+    """How deep brackets are in each other, at most; texts begin with a quote."""
+    depth = deepest = 0
+    for token in tokens:
+        depth += (token in ("[", "{")) - (token in ("]", "}"))
+        deepest = max(deepest, depth)
+    return deepest

@@ -1,0 +1,171 @@
+"""Calls as Python writes them, `NAME(key='text', other=[1, None])`: keywords and literals, and nothing else.
+
+Nothing is evaluated. What a call may hold beside literals (positions, stars, other calls, names, prefixes of
+texts) makes it no call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import regex
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.cursor import Cursor
+from start_llm.formats.reading.json_calls import Objects
+from start_llm.formats.reading.json_text import parsed, written
+from start_llm.formats.reading.lists import SPACE, list_end
+
+KEY = r"[\w.\-]{1,256}"
+_DEEPEST = 64
+_NAME = rf"(?P<name>{KEY})"
+_ARGUMENTS = rf"\({SPACE}(?:\)|{KEY}{SPACE}=[^=])"
+
+_QUOTES = ('"""', "'''", '"', "'")
+_OUTSIDE = regex.compile(
+    r"""\"{3}|'{3}|""(?=[^"])|''(?=[^'])|"(?=[^"])|'(?=[^'])|[()\[\]{}]|[^\s\w+\-.,:="']"""
+)
+_INSIDE = {quote: regex.compile(rf"\\.|{quote}", regex.DOTALL) for quote in _QUOTES}
+_OPENING = {"[": "]", "{": "}"}
+
+_TEXT = regex.compile(
+    r'''\s*+(?:"""(?P<text>(?:[^"\\]++|\\.|"(?!""))*+)"""|\'{3}(?P<text>(?:[^'\\]++|\\.|'(?!''))*+)\'{3}'''
+    r"""|"(?P<text>(?:[^"\\]++|\\.)*+)"|'(?P<text>(?:[^'\\]++|\\.)*+)')""",
+    regex.DOTALL,
+)
+_LITERAL = regex.compile(r"\s*+([\w.+\-]++)")
+_ARGUMENT = regex.compile(rf"\s*+({KEY})\s*+=")
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = regex.compile(
+    rf"\\(?:(?P<octal>[0-7]{{1,3}})|x(?P<hex>{_HEX}{{2}})|u(?P<hex>{_HEX}{{4}})"
+    rf"|U(?P<hex>00(?:0{_HEX}|10){_HEX}{{4}})|(?P<letter>.))",
+    regex.DOTALL,
+)
+_LETTERS: Mapping[str, str] = {
+    "\n": "", "\\": "\\", "'": "'", '"': '"',
+    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+}  # fmt: skip
+_CONSTANTS: Mapping[str, Json] = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+
+
+class ArgumentsSpan:
+    """The end of the arguments of a call, from their opening bracket on."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._length = 0
+        self._quote = ""
+        self._brackets: list[str] = []
+
+    def feed(self, text: str) -> int | None:
+        buffer, self._held = self._held + text, ""
+        place = 0
+        while place < len(buffer):
+            pattern = _INSIDE[self._quote] if self._quote else _OUTSIDE
+            token = pattern.search(buffer, place, partial=True)
+            if token is None or token.partial:
+                self._hold(buffer, token.start() if token else len(buffer))
+                return None
+            place = token.end()
+            self._read(token[0])
+            if not self._brackets:
+                return self._length + place
+        self._length += len(buffer)
+        return None
+
+    def _hold(self, buffer: str, start: int) -> None:
+        self._length += start
+        self._held = buffer[start:]
+
+    def _read(self, mark: str) -> None:
+        if self._quote:
+            self._quote = "" if mark == self._quote else self._quote
+        elif mark in _QUOTES:
+            self._quote = mark
+        elif mark in _OPENING or (mark == "(" and not self._brackets):
+            self._brackets.append(_OPENING.get(mark, ")"))
+        elif mark not in ('""', "''") and (not self._brackets or self._brackets.pop() != mark):
+            raise ValueError(f"{mark!r} stands outside a text")
+
+
+def as_json(text: str) -> str:
+    """JSON of the arguments of a call, with their brackets. ValueError if they are more than literals."""
+    return written(_Literals(text).arguments())
+
+
+class _Literals(Cursor):
+    """What is written in Python, up to a certain depth."""
+
+    def arguments(self) -> dict[str, Json]:
+        self.need("(")
+        return dict(self.items(")", self._argument))
+
+    def _argument(self) -> tuple[str, Json]:
+        key = self.take(_ARGUMENT)
+        if key is None:
+            raise ValueError("an argument has no name")
+        return key[1], self._value(_DEEPEST)
+
+    def _value(self, depth: int) -> Json:
+        if depth == 0:
+            raise ValueError("a value is nested too deeply")
+        if self.takes("["):
+            return self.items("]", lambda: self._value(depth - 1))
+        if self.takes("{"):
+            return dict(self.items("}", lambda: self._member(depth - 1)))
+        text = self.take(_TEXT)
+        return self._constant() if text is None else _unescaped(text["text"])
+
+    def _member(self, depth: int) -> tuple[str, Json]:
+        key = self.take(_TEXT)
+        if key is None:
+            raise ValueError("a member has no name")
+        self.need(":")
+        return _unescaped(key["text"]), self._value(depth)
+
+    def _constant(self) -> Json:
+        literal = self.take(_LITERAL)
+        if literal is None:
+            raise ValueError("a value is missing")
+        word = literal[1]
+        return _CONSTANTS[word] if word in _CONSTANTS else parsed(word)
+
+
+def _unescaped(text: str) -> str:
+    """As Python reads it; two halves of a character, which JSON escapes one by one, are that character."""
+    if "\\" not in text:
+        return text
+    found = _ESCAPE.sub(_character, text)
+    return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def _character(escape: regex.Match[str]) -> str:
+    if digits := escape["octal"]:
+        return chr(int(digits, 8))
+    if digits := escape["hex"]:
+        return chr(int(digits, 16))
+    return _LETTERS.get(escape["letter"], escape[0])
+
+
+def call_list(mark: str) -> Objects:
+    """`[NAME(…), NAME(…)]`, and the mark that ends it."""
+    return Objects(
+        head=rf"(?:{SPACE}[\[,])?{SPACE}{_NAME}(?={_ARGUMENTS})",
+        next_call=rf"{SPACE},{SPACE}(?={KEY}\()",
+        block_end=list_end(mark),
+        span=ArgumentsSpan,
+        arguments=as_json,
+    )
+
+
+def call_lines(mark: str) -> Objects:
+    """One call a line, and the mark that ends them."""
+    return Objects(
+        head=rf"{SPACE}{_NAME}(?={_ARGUMENTS})",
+        next_call=rf"{SPACE}(?={KEY}\()",
+        block_end=SPACE + regex.escape(mark),
+        span=ArgumentsSpan,
+        arguments=as_json,
+    )

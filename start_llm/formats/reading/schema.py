@@ -1,0 +1,321 @@
+"""The tools that were offered, and what their schemas say about argument values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from urllib.parse import unquote
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.json_text import parsed
+from start_llm.formats.reading.literals import literal
+
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+TEXT = frozenset({"string"})
+_DEEPEST_REFERENCE = 8
+COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+"""Words by which a schema is made of others."""
+_PYTHON_NAMES: Mapping[str, tuple[str, Json]] = {
+    "True": ("boolean", True),
+    "False": ("boolean", False),
+    "None": ("null", None),
+}
+
+
+_TYPES_OF: Mapping[type, frozenset[str]] = {
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    str: frozenset(),
+    type(None): frozenset({"null"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+}
+
+
+class Tools:
+    """Names and argument schemas of the offered tools.
+
+    Args:
+        tools: function tools as OpenAI's chat protocol has them.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Json]]) -> None:
+        functions = [(str(one["name"]), _object(one.get("parameters"))) for one in map(_function, tools)]
+        self._roots = dict(functions)
+        self._parameters = {name: flat(parameters) for name, parameters in functions}
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def types(self, tool: str, argument: str) -> frozenset[str]:
+        """JSON types that the schema allows for an argument; empty if it does not say."""
+        return self.shape(tool, argument).types
+
+    def shape(self, tool: str, argument: str) -> Shape:
+        """What the schema says of an argument."""
+        parameters = self._parameters.get(tool, {})
+        return Shape(dict(parameters), self._roots.get(tool, {})).member(argument)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a schema says of a value. `root`: what its references start from."""
+
+    schema: Json
+    root: Mapping[str, Json]
+
+    @property
+    def types(self) -> frozenset[str]:
+        return _types(self.schema, self.root, _DEEPEST_REFERENCE)
+
+    @property
+    def items(self) -> Shape:
+        """Of each item of an array."""
+        return Shape(_stated("items", self.schema, self.root, _DEEPEST_REFERENCE), self.root)
+
+    def member(self, name: str) -> Shape:
+        """Of a member of an object."""
+        whole = flat(_object(self.schema), self.root)
+        properties = _object(whole.get("properties"))
+        return Shape(properties.get(name, whole.get("additionalProperties")), self.root)
+
+
+def _stated(word: str, schema: Json, root: Mapping[str, Json], depth: int) -> Json:
+    """What a schema, a reference or a part of it says first under a word."""
+    if not isinstance(schema, dict) or depth == 0:
+        return None
+    if word in schema:
+        return schema[word]
+    reference = schema.get("$ref")
+    parts = [resolve(reference, root)] if isinstance(reference, str) else []
+    parts += [part for way in ("allOf", "anyOf", "oneOf") for part in parts_of(schema, way)]
+    found = (_stated(word, part, root, depth - 1) for part in parts)
+    return next((one for one in found if one is not None), None)
+
+
+def flat(parameters: Mapping[str, Json], root: Mapping[str, Json] | None = None) -> Mapping[str, Json]:
+    """A schema of arguments that lists them itself, with those of its `$ref`, `allOf`, `anyOf` and `oneOf`.
+
+    An argument is required if it is so in all alternatives. If none are found, any may be given.
+
+    Args:
+        root: what references start from, if not from these.
+    """
+    if COMPOSING.isdisjoint(parameters):
+        return parameters
+    listed = _listed(dict(parameters), root or parameters, {}, _DEEPEST_REFERENCE)
+    rest = {word: value for word, value in parameters.items() if word not in COMPOSING}
+    if not listed.properties:
+        rest.setdefault("additionalProperties", True)
+    elif listed.others is not None:
+        rest["additionalProperties"] = listed.others
+    return {**rest, "properties": dict(listed.properties), "required": list(listed.required)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What a schema says of arguments. `others`: of those that it does not list."""
+
+    properties: Mapping[str, Json]
+    required: Sequence[str]
+    others: Json
+
+
+_NOTHING = _Listed({}, (), None)
+
+
+def _listed(schema: Json, root: Mapping[str, Json], known: dict[str, _Listed], depth: int) -> _Listed:
+    """`known`: what references lead to. Each is followed once: circles end, and nothing is read twice."""
+    if not isinstance(schema, dict) or depth == 0:
+        return _NOTHING
+    required = schema.get("required")
+    parts = [
+        _Listed(
+            properties=_object(schema.get("properties")),
+            required=[one for one in required if isinstance(one, str)] if isinstance(required, list) else [],
+            others=schema.get("additionalProperties"),
+        )
+    ]
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference not in known:
+            known[reference] = _NOTHING
+            known[reference] = _listed(resolve(reference, root), root, known, depth - 1)
+        parts.append(known[reference])
+    parts += [_listed(part, root, known, depth - 1) for part in parts_of(schema, "allOf")]
+    for word in ("anyOf", "oneOf"):
+        ways = [_listed(part, root, known, depth - 1) for part in parts_of(schema, word)]
+        parts += [_any_of(ways)] if ways else []
+    return _all_of(parts)
+
+
+def _all_of(parts: Sequence[_Listed]) -> _Listed:
+    return _Listed(
+        properties=_merged(parts, "allOf"),
+        required=list(dict.fromkeys(name for part in parts for name in part.required)),
+        others=next((part.others for part in parts if part.others is not None), None),
+    )
+
+
+def _any_of(ways: Sequence[_Listed]) -> _Listed:
+    return _Listed(
+        properties=_merged(ways, "anyOf"),
+        required=[name for name in ways[0].required if all(name in way.required for way in ways)],
+        others=next((way.others for way in ways if way.others), None),
+    )
+
+
+def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
+    schemas: dict[str, list[Json]] = {}
+    for part in parts:
+        for name, schema in part.properties.items():
+            found = schemas.setdefault(name, [])
+            if schema not in found:
+                found.append(schema)
+    return {name: found[0] if len(found) == 1 else {word: found} for name, found in schemas.items()}
+
+
+def is_text(types: frozenset[str]) -> bool:
+    """Whether a value of these types is text and nothing else."""
+    return types == TEXT
+
+
+def decode(raw: str, types: frozenset[str]) -> Json:
+    """A value that a model wrote without saying its type.
+
+    Text stays text, byte for byte. A value that may be text and something else is the other only if it has
+    that form. Where the schema does not allow text, or says nothing, it is JSON if it can be read so; an
+    array or an object may also be written as Python writes it, where text is not allowed.
+    """
+    if is_text(types):
+        return raw
+    try:
+        value = _read(raw, types)
+    except (ValueError, RecursionError):
+        return raw
+    return raw if "string" in types and not _type_of(value) & types else value
+
+
+def _read(raw: str, types: frozenset[str]) -> Json:
+    """Raises ValueError if `raw` is no value. Python's names count where the schema expects a constant."""
+    kind, value = _PYTHON_NAMES.get(raw.strip(), ("", None))
+    if kind in types:
+        return value
+    try:
+        return parsed(raw)
+    except ValueError:
+        return _as_python_writes(raw, types)
+
+
+def _as_python_writes(raw: str, types: frozenset[str]) -> Json:
+    """An array or an object. ValueError if it is none, or if the value may be text or anything else."""
+    value = literal(raw) if types and "string" not in types else None
+    if not isinstance(value, list | dict) or not _type_of(value) & types:
+        raise ValueError("the value has another form")
+    return value
+
+
+def _type_of(value: Json) -> frozenset[str]:
+    """The schema types that a value has; text has none here, because it may stand for any."""
+    if isinstance(value, float) and value.is_integer():
+        return frozenset({"integer", "number"})
+    return _TYPES_OF[type(value)]
+
+
+def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]:
+    """Every type that a value may have. A part that says nothing makes the whole say nothing."""
+    if not isinstance(schema, dict) or depth == 0:
+        return frozenset()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return _types(resolve(reference, root), root, depth - 1)
+    stated = schema.get("type")
+    if isinstance(stated, str | list):
+        names = [stated] if isinstance(stated, str) else stated
+        return frozenset(name for name in names if isinstance(name, str)) & JSON_TYPES
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return frozenset[str]().union(*map(types_of, values if isinstance(values, list) else []))
+    if "allOf" in schema:
+        return _shared([_types(part, root, depth - 1) for part in parts_of(schema, "allOf")])
+    parts = [_types(part, root, depth - 1) for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
+    return frozenset[str]().union(*parts) if parts and all(parts) else frozenset()
+
+
+def _shared(parts: Sequence[frozenset[str]]) -> frozenset[str]:
+    """What all parts allow that say something."""
+    stated = [part for part in parts if part]
+    return reduce(frozenset[str].intersection, stated) if stated else frozenset()
+
+
+def types_of(value: Json) -> frozenset[str]:
+    """The schema types that a value has."""
+    return frozenset({"string"}) if isinstance(value, str) else _type_of(value)
+
+
+def constants(schema: Json, root: Mapping[str, Json]) -> Sequence[Json]:
+    """All values that there can be, if a schema names them, itself or through its references and parts."""
+    return _constants(schema, root, {}, _DEEPEST_REFERENCE)
+
+
+def _constants(
+    schema: Json, root: Mapping[str, Json], known: dict[str, Sequence[Json]], depth: int
+) -> Sequence[Json]:
+    """`known`: what references lead to. Each is followed once, as in `_listed`."""
+    if not isinstance(schema, dict) or depth == 0:
+        return ()
+    if named := _named(schema):
+        return named
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference not in known:
+            known[reference] = ()
+            known[reference] = _constants(resolve(reference, root), root, known, depth - 1)
+        return known[reference]
+    of_all = (_constants(part, root, known, depth - 1) for part in parts_of(schema, "allOf"))
+    if found := next(filter(None, of_all), None):
+        return found
+    parts = [part for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
+    ways = [_constants(part, root, known, depth - 1) for part in parts]
+    return [value for way in ways for value in way] if all(ways) else ()
+
+
+def _named(schema: Mapping[str, Json]) -> Sequence[Json]:
+    if "const" in schema:
+        return (schema["const"],)
+    values = schema.get("enum", [None] if schema.get("type") == "null" else None)
+    return values if isinstance(values, list) else ()
+
+
+def parts_of(schema: Mapping[str, Json], word: str) -> Sequence[Json]:
+    """The schemas of an `allOf`, an `anyOf` or a `oneOf`."""
+    parts = schema.get(word)
+    return parts if isinstance(parts, list) else ()
+
+
+def resolve(reference: str, root: Mapping[str, Json]) -> Json:
+    """What a local reference such as `#/$defs/Path` or `#` points to; None if it points nowhere."""
+    node: Json = dict(root)
+    front, *steps = reference.split("/")
+    if front != "#":
+        return None
+    for step in steps:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
+        else:
+            return None
+    return node
+
+
+def _function(tool: Mapping[str, Json]) -> Mapping[str, Json]:
+    return _object(tool.get("function"))
+
+
+def _object(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, dict) else {}

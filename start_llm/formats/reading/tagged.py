@@ -1,0 +1,250 @@
+"""Formats that put each argument between tags. Few of them say its type.
+
+    HEAD                 <function=read>                read
+    KEY value VALUE_END  <parameter=path>a</parameter>  <arg_key>path</arg_key><arg_value>a</arg_value>
+    END                  </function>                    </tool_call>
+
+A value is whatever stands before a VALUE_END that a KEY or an END follows; any other VALUE_END is part of it.
+So once the first KEY is read nothing can be malformed any more, and arguments go out as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from start_llm.core.chat import Json
+from start_llm.core.markers import longest_beginning
+from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
+from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
+from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode, is_text
+
+type Padding = Literal["never", "always", "told"]
+
+
+def _by_types(raw: str, shape: Shape) -> Json:
+    return decode(raw, shape.types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags(Block):
+    """The grammar of one format, as regular expressions but for `value_end`.
+
+    Attributes:
+        key: what opens an argument, its name in group `key`, the type that it states in group `type`.
+        value_end: literal text, with `KEY` for the argument's name.
+        end: what ends a call.
+        text_type: what a key states of a text; whatever else it states, the value is JSON.
+        padding: whether a newline on each side of a value is the format's; `told` by one in front of it.
+        wrapper: literal texts around a value that holds markup, such as CDATA's.
+        nested: how the tags of an array's or object's parts begin: all of them, and those that close one.
+        decode: the value that a text stands for, where it may be something else.
+    """
+
+    key: str
+    value_end: str
+    end: str
+    text_type: str = ""
+    padding: Padding = "never"
+    wrapper: tuple[str, str] | None = None
+    nested: tuple[str, str] | None = None
+    decode: Callable[[str, Shape], Json] = _by_types
+
+
+class TaggedReader(BlockReader):
+    """Reads blocks of one `Tags` grammar."""
+
+    def __init__(self, tags: Tags, tools: Tools) -> None:
+        super().__init__(tags, tools)
+        self._tags = tags
+        self._follow = compiled(f"(?:{tags.key}|{tags.end})")
+        self._end = compiled(tags.end)
+        self._name = ""
+        self._is_offered = False
+        self._arguments = 0
+        self._value: _Value = _Text("", "never")
+
+    def _begin_arguments(self, name: str | None) -> Step:
+        self._name = name or ""
+        self._is_offered = self._name in self._tools
+        self._arguments = 0
+        return self._read_argument
+
+    def _read_argument(self, parts: list[Part]) -> bool:
+        match = self._match(self._follow)
+        if match is None:
+            return False
+        if match["key"] is not None:
+            self._begin_value(match["key"], match.groupdict().get("type"), parts)
+        elif self._is_offered:
+            parts += self._last_parts()
+            self._end_call()
+        else:
+            self._refuse(parts)
+        return True
+
+    def _begin_value(self, key: str, stated: str | None, parts: list[Part]) -> None:
+        key, opening = self._tags.unescape(key), ", " if self._arguments else "{"
+        self._give(parts, f"{opening}{written(key)}: ")
+        self._arguments += 1
+        self._value = self._new_value(key, stated)
+        self._step = self._read_wrapper if self._tags.wrapper else self._read_value
+
+    def _give(self, parts: list[Part], text: str) -> None:
+        """A fragment of the arguments; the first settles the call. None for a tool that was not offered."""
+        if not self._is_offered:
+            return
+        if not self._arguments:
+            self._settle()
+            parts.append(Started(self._name))
+        if text:
+            parts.append(Arguments(text))
+
+    def _stated(self, stated: str, types: frozenset[str]) -> Shape:
+        """The model says itself what its value is, whatever the schema asks for."""
+        return Shape({"type": [*(TEXT if stated == self._tags.text_type else types - TEXT)]}, {})
+
+    def _new_value(self, key: str, stated: str | None) -> _Value:
+        shape = self._tools.shape(self._name, key)
+        shape = shape if stated is None else self._stated(stated, shape.types)
+        end = self._tags.value_end.replace("KEY", key)
+        if is_text(shape.types):
+            return _Text(end, self._tags.padding)
+        return _Typed(end, self._tags, shape)
+
+    def _read_wrapper(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
+        """Whether the value is wrapped is known from its first characters."""
+        opening, closing = self._tags.wrapper or ("", "")
+        if len(self._buffer) < len(opening) and opening.startswith(self._buffer):
+            return False
+        if self._buffer.startswith(opening):
+            self._buffer = self._buffer[len(opening) :]
+            self._value.end = closing + self._tags.value_end
+        self._step = self._read_value
+        return True
+
+    def _read_value(self, parts: list[Part]) -> bool:
+        end, behind = self._find_value_end()
+        text = self._value.take(self._buffer[:end], is_last=behind is not None)
+        self._give(parts, text)
+        self._buffer = self._buffer[end if behind is None else behind :]
+        if behind is None:
+            return False
+        self._step = self._read_argument
+        return True
+
+    def _find_value_end(self) -> tuple[int, int | None]:
+        """End of what is surely value, and where the text behind its end begins if it ends here."""
+        marker, depth, place = self._value.end, 0, 0
+        start = self._buffer.find(marker)
+        while start >= 0:
+            depth, place = depth + self._value.levels(self._buffer[place:start]), start
+            behind = start + len(marker)
+            match = self._follow.match(self._buffer, behind, partial=True)
+            if match is not None and self._value.depth + depth <= 0:
+                return start, None if match.partial else behind
+            start = self._buffer.find(marker, behind)
+        return len(self._buffer) - longest_beginning(self._buffer, (marker,)), None
+
+    def _close_call(self) -> list[Part]:
+        """Tags that close the call may be missing; anywhere else it stays open."""
+        parts: list[Part] = []
+        behind = self._buffer
+        if self._step == self._read_value and behind.startswith(self._value.end):
+            parts.append(Arguments(self._value.take("", is_last=True)))
+            behind = behind.removeprefix(self._value.end)
+        elif self._step != self._read_argument:
+            return []
+        if not self._is_offered or self._end.fullmatch(behind, partial=True) is None:
+            return []
+        self._finish("")
+        return [*parts, *self._last_parts()]
+
+    def _last_parts(self) -> list[Part]:
+        parts: list[Part] = []
+        self._give(parts, "}" if self._arguments else "{}")
+        return [*parts, Ended()]
+
+
+class _Value(Protocol):
+    """The JSON of one argument value.
+
+    Attributes:
+        end: literal text that ends it.
+        depth: parts of it that have begun and not ended, in what it took.
+    """
+
+    end: str
+    depth: int
+
+    def levels(self, text: str) -> int:
+        """How many more parts begin in a text than end."""
+        ...
+
+    def take(self, text: str, *, is_last: bool) -> str:
+        """What a piece of the value adds to its JSON."""
+        ...
+
+
+class _Text:
+    """Text goes out as it comes."""
+
+    def __init__(self, end: str, padding: Padding) -> None:
+        self.end = end
+        self.depth = 0
+        self._padding: Padding = padding
+        self._held = ""
+        self._begun = False
+
+    def levels(self, text: str) -> int:  # noqa: ARG002 - a text has no parts
+        return 0
+
+    def take(self, text: str, *, is_last: bool) -> str:
+        text = self._held + text
+        opening = ""
+        if not self._begun:
+            if not text and not is_last:
+                return ""
+            opening, self._begun = '"', True
+            self._padding = _padding_of(text, self._padding)
+            text = text.removeprefix("\n") if self._padding == "always" else text
+        # A newline at the end may be the format's.
+        self._held = "\n" if self._padding == "always" and text.endswith("\n") else ""
+        ready = written(text[: len(text) - len(self._held)])[1:-1]
+        return opening + ready + ('"' if is_last else "")
+
+
+class _Typed:
+    """Anything else goes out once it is whole."""
+
+    def __init__(self, end: str, tags: Tags, shape: Shape) -> None:
+        self.end = end
+        self.depth = 0
+        self._tags = tags
+        self._shape = shape
+        self._pieces: list[str] = []
+
+    def levels(self, text: str) -> int:
+        if self._tags.nested is None:
+            return 0
+        every, closing = self._tags.nested
+        return text.count(every) - 2 * text.count(closing)
+
+    def take(self, text: str, *, is_last: bool) -> str:
+        self.depth += self.levels(text)
+        self._pieces.append(text)
+        if not is_last:
+            return ""
+        raw = "".join(self._pieces)
+        if _padding_of(raw, self._tags.padding) == "always":
+            raw = raw.removeprefix("\n").removesuffix("\n")
+        return written(self._tags.decode(raw, self._shape))
+
+
+def _padding_of(value: str, padding: Padding) -> Padding:
+    """What the beginning of a value makes of it."""
+    if padding != "told":
+        return padding
+    return "always" if value.startswith("\n") else "never"

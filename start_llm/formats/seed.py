@@ -1,0 +1,46 @@
+"""Seed-OSS: `<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>`.
+
+Ours: mlx_lm has no parser for it. Models write a value right behind its tag or on lines of its own; we write
+lines of its own, so that a text may begin with a newline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.qwen import TAGS
+from start_llm.formats.reading.tagged import TaggedReader
+from start_llm.formats.thoughts import SEED as MARKS
+from start_llm.formats.writing.arguments import TaggedArguments
+from start_llm.formats.writing.call_text import CallText
+
+_OPENER = "<seed:tool_call>"
+_END = "</seed:tool_call>"
+_TAGS = replace(
+    TAGS, end=rf"\s{{0,64}}(?:</function>|{_END})", block_end=rf"\s{{0,64}}{_END}", padding="told"
+)
+
+SEED = ModelFormat(
+    name="seed_oss",
+    marks=(_OPENER, MARKS.opening),
+    types=("seed_oss",),
+    thought=MARKS,
+    notations=(
+        Notation(
+            name="seed",
+            openers=(_OPENER,),
+            reader=partial(TaggedReader, _TAGS),
+            text=CallText(
+                mark=_OPENER,
+                head=f"{_OPENER}\n<function=NAME>\n",
+                tail=f"</function>\n{_END}",
+                arguments=TaggedArguments(
+                    key="<parameter=KEY>", padding="\n", value_end="</parameter>", behind="\n"
+                ),
+                between="\n",
+            ),
+        ),
+    ),
+)

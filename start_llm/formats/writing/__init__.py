@@ -1,0 +1,1 @@
+"""Writers of calls: their text, and the grammar of that text."""

@@ -1,0 +1,183 @@
+"""The arguments of a call in formats that put each of them between tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+
+import regex
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.schema import JSON_TYPES, TEXT, Tools, constants, flat, parts_of, types_of
+from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.lark import Lark
+from start_llm.formats.writing.offered import Offered
+
+_KEY = regex.compile(r"[^<>\"'\n]{1,256}")
+_MOST_UNNAMED = 8
+_MARKUP = frozenset("<&\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedArguments:
+    """Each argument between tags.
+
+    Attributes:
+        key: in front of the value, with `KEY` for its name and `TYPE` for the word for its type.
+        padding: between the tags and a value.
+        value_end: behind the value; nothing in a value is it.
+        behind: after that.
+        wrapper: what may stand around a text.
+        types: the words for all JSON types, where a key has one.
+        escape: makes of a name what stands for it in `key`.
+    """
+
+    key: str
+    value_end: str
+    behind: str = ""
+    padding: str = ""
+    wrapper: tuple[str, str] | None = None
+    types: Mapping[str, str] = field(default_factory=dict[str, str])
+    escape: Callable[[str], str] = str
+
+    def write(self, arguments: Arguments) -> str:
+        """A text as it is, in its wrapper if it has markup; everything else as JSON."""
+        return "".join(
+            f"{self.opening(name, self.word(value))}{self.padding}{self._wrapped(_text(value))}"
+            f"{self.padding}{self.value_end}{self.behind}"
+            for name, value in arguments.items()
+        )
+
+    def opening(self, name: str, word: str) -> str:
+        """What stands in front of a value."""
+        return self.key.replace("TYPE", word).replace("KEY", self.escape(name))
+
+    def word(self, value: Json) -> str:
+        """What `key` says of the type of this value."""
+        return next((self.types[kind] for kind in types_of(value) if kind in self.types), "")
+
+    def _wrapped(self, text: str) -> str:
+        if self.wrapper is None or _MARKUP.isdisjoint(text):
+            return text
+        return text.join(self.wrapper)
+
+    def expression(self, lark: Lark, tool: Offered) -> str:
+        return _Grammar(lark, self, tool).expression()
+
+
+class _Grammar:
+    """Writes the arguments of one tool: those that are required, the others if the model wants them.
+
+    Of the schema of an argument its type and its `enum` hold, and all of it where the value is JSON. A text
+    may be any, whatever pattern or length the schema asks for.
+    """
+
+    def __init__(self, lark: Lark, tags: TaggedArguments, tool: Offered) -> None:
+        self._lark = lark
+        self._tags = tags
+        self._root = tool.parameters
+        self._tool = replace(tool, parameters=flat(tool.parameters))
+        self._tools = Tools([tool.definition])
+
+    def expression(self) -> str:
+        return " ".join(self._arguments()) or '""'
+
+    def _arguments(self) -> Iterator[str]:
+        required = self._tool.required
+        names = dict.fromkeys([*self._tool.properties, *required])
+        for name in names:
+            if not _KEY.fullmatch(name):
+                if name in required:
+                    raise self._tool.has_no_form_for(name)
+                continue
+            argument = self._argument(name, partial(self._opening, name))
+            yield argument if name in required else f"({argument})?"
+        if not names and self._tool.parameters.get("additionalProperties") not in (None, False):
+            yield f"({self._argument('', self._unnamed)}){{0,{_MOST_UNNAMED}}}"
+
+    def _opening(self, name: str, word: str) -> str:
+        return self._lark.literal(self._tags.opening(name, word))
+
+    def _unnamed(self, word: str) -> str:
+        before, after = self._tags.key.replace("TYPE", word).split("KEY")
+        name = self._lark.pattern(r"[^<>&\"'\n]{1,64}")
+        return f"{self._lark.literal(before)} {name} {self._lark.literal(after)}"
+
+    def _argument(self, name: str, opening: Callable[[str], str]) -> str:
+        """The key, the value, and what ends it."""
+        padding, behind = self._lark.literal(self._tags.padding), self._lark.literal(self._tags.behind)
+        ways = ([opening(word), padding, value, behind] for word, value in self._values(name))
+        return self._lark.either(*(" ".join(filter(None, way)) for way in ways))
+
+    def _values(self, name: str) -> Iterator[tuple[str, str]]:
+        """What the key says of the type of a value, and that value with what ends it."""
+        types = self._tools.types(self._tool.name, name)
+        schema = self._tool.properties.get(name)
+        values = constants(schema, self._root)
+        if values and "string" in types:
+            for word, group in groupby(sorted(values, key=self._tags.word), self._tags.word):
+                yield word, f"{self._lark.either(*map(self._constant, group))} {self._end()}"
+        elif types and "string" not in types and isinstance(schema, dict):
+            yield from self._json(types, alone(schema, self._root))
+        elif not self._tags.types:
+            yield "", self._text()
+        else:
+            yield from self._of_any(types or JSON_TYPES, schema if types else None)
+
+    def _of_any(self, types: frozenset[str], schema: Json) -> Iterator[tuple[str, str]]:
+        if "string" in types:
+            yield self._tags.types["string"], self._text()
+        yield from self._json(types - TEXT, alone(schema, self._root) if isinstance(schema, dict) else {})
+
+    def _json(self, types: frozenset[str], schema: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+        """A way for each word that there is for one of these types."""
+        words = sorted({self._tags.types.get(kind, "") for kind in types})
+        for word in words:
+            of_word: list[Json] = [kind for kind in sorted(types) if self._tags.types.get(kind, "") == word]
+            limit: Json = {"type": of_word}
+            limited = {**schema, "allOf": [*parts_of(schema, "allOf"), limit]} if word else schema
+            text = self._lark.schema(limited, self._tool.origin, lenient=True)
+            yield word, f"{text} {self._end()}"
+
+    def _end(self) -> str:
+        return self._lark.literal(self._tags.padding + self._tags.value_end)
+
+    def _constant(self, value: Json) -> str:
+        return self._lark.literal(_text(value)) or '""'
+
+    def _text(self) -> str:
+        if self._tags.wrapper is None:
+            return self._lark.until(self._tags.value_end)
+        opening, closing = self._tags.wrapper
+        wrapped = f"{self._lark.literal(opening)} {self._lark.until(closing + self._tags.value_end)}"
+        return self._lark.either(wrapped, self._lark.until(self._tags.value_end, unless=opening))
+
+
+def alone(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
+    """A part of a schema that takes along what its references lead to."""
+    moved, has_moved = _moved(dict(schema))
+    if not has_moved or not isinstance(moved, dict):
+        return schema
+    return {**moved, "$defs": {"root": _moved(dict(root))[0]}}
+
+
+def _moved(schema: Json) -> tuple[Json, bool]:
+    """A schema whose references start from `#/$defs/root`, and whether it has any."""
+    if isinstance(schema, list):
+        items = [_moved(item) for item in schema]
+        return [item for item, _ in items], any(moved for _, moved in items)
+    if not isinstance(schema, dict):
+        return schema, False
+    parts = {name: _moved(part) for name, part in schema.items()}
+    copy = {name: part for name, (part, _) in parts.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        copy["$ref"] = f"#/$defs/root{reference[1:]}"
+    return copy, copy.get("$ref") != reference or any(moved for _, moved in parts.values())
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else written(value)

@@ -1,0 +1,158 @@
+"""The arguments of a call in Gemma's notation, and a grammar of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import regex
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.schema import COMPOSING, constants, flat, parts_of, resolve
+from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.lark import Lark
+from start_llm.formats.writing.members import separated
+from start_llm.formats.writing.offered import Offered
+
+_COMMA = '","'
+_PLAIN_KEY = r"[^\s:,{}\[\]<>\"]{1,64}"
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_DEEPEST = 8
+_MOST_ITEMS = 64
+_SAYING = COMPOSING | {"type"}
+_LITERALS: Mapping[str, str] = {
+    "integer": r"-?(0|[1-9][0-9]{0,15})",
+    "number": r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?",
+    "boolean": "true|false",
+    "null": "null",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaArguments:
+    """An object in Gemma's notation.
+
+    Attributes:
+        quote: what stands on both sides of a text.
+    """
+
+    quote: str
+
+    def write(self, arguments: Arguments) -> str:
+        return _written(self.quote, dict(arguments))
+
+    def expression(self, lark: Lark, tool: Offered) -> str:
+        """Types, `enum`, `const`, `items`, `properties`, `required` hold, and bounds of numbers; no more."""
+        return _Grammar(lark, self.quote, tool).arguments()
+
+
+class _Grammar:
+    def __init__(self, lark: Lark, quote: str, tool: Offered) -> None:
+        self._lark = lark
+        self._quote = quote
+        self._root = tool.parameters
+        self._tool = replace(tool, parameters=flat(tool.parameters))
+        self._anything = ""
+
+    def arguments(self) -> str:
+        if self._tool.properties:
+            return self._object(self._tool.parameters, _DEEPEST)
+        is_open = self._tool.parameters.get("additionalProperties") not in (None, False)
+        return self._free_object() if is_open else '"{}"'
+
+    def _value(self, schema: Json, depth: int) -> str:
+        if not isinstance(schema, dict) or depth == 0:
+            return self._any()
+        if values := constants(schema, self._root):
+            return self._lark.either(*(self._lark.literal(_written(self._quote, value)) for value in values))
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._value(resolve(reference, self._root), depth - 1)
+        if "allOf" in schema:
+            return self._all_of(schema, depth)
+        ways = list(self._ways(schema, depth))
+        return self._lark.either(*ways) if ways else self._any()
+
+    def _ways(self, schema: Mapping[str, Json], depth: int) -> Iterator[str]:
+        stated = schema.get("type")
+        for kind in stated if isinstance(stated, list) else [stated]:
+            if isinstance(kind, str):
+                yield self._of_type(kind, schema, depth)
+        if stated is None:
+            for word in ("anyOf", "oneOf"):
+                yield from (self._value(part, depth - 1) for part in parts_of(schema, word))
+
+    def _all_of(self, schema: Mapping[str, Json], depth: int) -> str:
+        """An object of all members of its parts; else the first part that says what it is."""
+        merged = flat(schema, self._root)
+        if merged.get("properties"):
+            return self._object(merged, depth)
+        own = {word: value for word, value in schema.items() if word != "allOf"}
+        parts = [own, *parts_of(schema, "allOf")]
+        saying = (part for part in parts if isinstance(part, dict) and not _SAYING.isdisjoint(part))
+        return self._value(next(saying, None), depth - 1)
+
+    def _of_type(self, kind: str, schema: Mapping[str, Json], depth: int) -> str:
+        match kind:
+            case "string":
+                return self._text()
+            case "array":
+                return self._array(self._value(schema.get("items"), depth - 1))
+            case "object":
+                return self._object(schema, depth)
+            case "integer" | "number" if not _BOUNDS.isdisjoint(schema):
+                return self._lark.schema({**schema, "type": kind}, self._tool.origin, lenient=True)
+            case _:
+                return self._lark.pattern(_LITERALS[kind]) if kind in _LITERALS else self._any()
+
+    def _text(self) -> str:
+        return f"{self._lark.literal(self._quote)} {self._lark.until(self._quote)}"
+
+    def _array(self, item: str) -> str:
+        item = self._lark.rule(item)
+        return f'"[" ({item} ("," {item}){{0,{_MOST_ITEMS}}})? "]"'
+
+    def _object(self, schema: Mapping[str, Json], depth: int) -> str:
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, dict) or not properties:
+            return self._free_object()
+        members = {name: self._member(name, one, depth) for name, one in properties.items()}
+        between = separated(self._lark, members, required if isinstance(required, list) else [], _COMMA)
+        return f'"{{" {between} "}}"'
+
+    def _member(self, name: str, schema: Json, depth: int) -> str:
+        if self._quote in name:
+            raise self._tool.has_no_form_for(name)
+        key = self._lark.literal(_key(self._quote, name))
+        return self._lark.rule(f'{key} ":" {self._value(schema, depth - 1)}')
+
+    def _free_object(self) -> str:
+        member = self._lark.rule(f'{self._lark.pattern(_PLAIN_KEY)} ":" {self._any()}')
+        return f'"{{" ({member} ("," {member}){{0,{_MOST_ITEMS}}})? "}}"'
+
+    def _any(self) -> str:
+        """Whatever the notation can say."""
+        if not self._anything:
+            self._anything = self._lark.name()
+            literals = [self._lark.pattern(one) for kind, one in _LITERALS.items() if kind != "integer"]
+            ways = [self._text(), *literals, self._array(self._anything), self._free_object()]
+            self._lark.define(self._anything, " | ".join(ways))
+        return self._anything
+
+
+def _key(quote: str, name: str) -> str:
+    return name if regex.fullmatch(_PLAIN_KEY, name) else f"{quote}{name}{quote}"
+
+
+def _written(quote: str, value: Json) -> str:
+    """A value as the model writes it."""
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case dict():
+            members = (f"{_key(quote, name)}:{_written(quote, one)}" for name, one in value.items())
+            return f"{{{','.join(members)}}}"
+        case list():
+            return f"[{','.join(_written(quote, one) for one in value)}]"
+        case _:
+            return written(value)

@@ -1,0 +1,87 @@
+"""The arguments of a call as Python's keywords and literals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import regex
+
+from start_llm.core.chat import Json
+from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.pythonic import KEY
+from start_llm.formats.reading.schema import Tools, constants, flat
+from start_llm.formats.writing.arguments import alone
+from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.lark import Lark
+from start_llm.formats.writing.members import separated
+from start_llm.formats.writing.offered import Offered
+
+_COMMA = '", "'
+_MOST_UNNAMED = 8
+_COMMENTS = frozenset({"title", "description", "default", "examples"})
+_NO_NUMBER: Mapping[str, Json] = {"type": ["string", "boolean", "null", "array", "object"]}
+_NUMBER = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?"
+"""None that is too large to be read."""
+_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
+
+
+class PythonArguments:
+    """`(key='text', other=[1, None])`."""
+
+    def write(self, arguments: Arguments) -> str:
+        return f"({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+    def expression(self, lark: Lark, tool: Offered) -> str:
+        """The names that are required, the others if the model wants them, in the schema's order.
+
+        Values are JSON of their schema, which reads as in Python but for three words, or Python's words.
+        """
+        return f'"(" {_Grammar(lark, tool).keywords()} ")"'
+
+
+class _Grammar:
+    def __init__(self, lark: Lark, tool: Offered) -> None:
+        self._lark = lark
+        self._root = tool.parameters
+        self._tool = replace(tool, parameters=flat(tool.parameters))
+        self._tools = Tools([tool.definition])
+
+    def keywords(self) -> str:
+        required = self._tool.required
+        names = dict.fromkeys([*self._tool.properties, *required])
+        if unsayable := [name for name in required if not regex.fullmatch(KEY, name)]:
+            raise self._tool.has_no_form_for(unsayable[0])
+        keywords = {name: self._keyword(name) for name in names if regex.fullmatch(KEY, name)}
+        if keywords:
+            return separated(self._lark, keywords, required, _COMMA)
+        return self._unnamed() if not names and self._takes_others else '""'
+
+    @property
+    def _takes_others(self) -> bool:
+        return self._tool.parameters.get("additionalProperties") not in (None, False)
+
+    def _unnamed(self) -> str:
+        keyword = self._lark.rule(f'{self._lark.pattern("[a-z_]{1,64}")} "=" {self._value("")}')
+        return f"({keyword} ({_COMMA} {keyword}){{0,{_MOST_UNNAMED - 1}}})?"
+
+    def _keyword(self, name: str) -> str:
+        return self._lark.rule(f"{self._lark.literal(f'{name}=')} {self._value(name)}")
+
+    def _value(self, name: str) -> str:
+        schema = self._tool.properties.get(name)
+        values = constants(schema, self._root)
+        if values and not any(isinstance(value, list | dict) for value in values):
+            texts = dict.fromkeys(text for value in values for text in (repr(value), written(value)))
+            return self._lark.either(*map(self._lark.literal, texts))
+        return self._lark.either(*self._ways(name, schema))
+
+    def _ways(self, name: str, schema: Json) -> Iterator[str]:
+        if not isinstance(schema, dict) or _COMMENTS.issuperset(schema):
+            yield self._lark.schema(_NO_NUMBER, self._tool.origin, lenient=True)
+            yield self._lark.pattern(_NUMBER)
+            return
+        yield self._lark.schema(alone(schema, self._root), self._tool.origin, lenient=True)
+        if not constants(schema, self._root):
+            for kind in self._tools.types(self._tool.name, name):
+                yield from map(self._lark.literal, _WORDS.get(kind, ()))

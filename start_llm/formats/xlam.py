@@ -1,0 +1,42 @@
+"""xLAM: a bare `[{"name": NAME, "arguments": {…}}]`.
+
+Ours: mlx_lm has no parser for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.reading.lists import json_list
+from start_llm.formats.writing.call_text import CallText
+
+# Without an opener the first member tells a call from an answer in JSON, which must not wait for its end.
+_BARE = replace(
+    json_list(),
+    head=r"\s{0,64}[\[,]\s{0,64}(?=\{\s{0,64}\"(?:name|parameters|arguments)\")",
+    may_lack_arguments=False,
+)
+
+XLAM = ModelFormat(
+    name="xlam",
+    types=("xlam",),
+    notations=(
+        Notation(
+            name="xlam",
+            openers=(),
+            bare=("[",),
+            reader=partial(ObjectReader, _BARE),
+            text=CallText(
+                mark="",
+                before="[",
+                head='{"name": "NAME", "arguments": ',
+                tail="}",
+                between=", ",
+                after="]",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,86 @@
+"""Blocks of calls while they are read: what follows an opener, and who can read it. Without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from start_llm.formats.model_format import Notation
+from start_llm.formats.reading.parts import Part, Plain, Reader
+from start_llm.formats.reading.schema import Tools
+
+
+class CallFormats:
+    """The notations that calls may be written in.
+
+    Args:
+        notations: the likeliest first.
+        tools: without tools nothing is a call.
+    """
+
+    def __init__(self, notations: Sequence[Notation], tools: Tools) -> None:
+        self._notations = tuple(notations) if tools else ()
+        self._tools = tools
+        self.openers = tuple(dict.fromkeys(opener for one in self._notations for opener in one.openers))
+        self.bare = tuple(dict.fromkeys(text for one in self._notations for text in one.bare))
+
+    def block(self, opener: str, behind: str) -> CallBlock:
+        """The block behind this opener; without one, what begins with a text that needs none."""
+        fitting = [
+            one
+            for one in self._notations
+            if (opener in one.openers if opener else behind.startswith(one.bare))
+        ]
+        return CallBlock(opener, [one.reader(self._tools) for one in fitting])
+
+
+class CallBlock:
+    """What follows an opener. Every format that has it reads along; the first that is certain wins."""
+
+    def __init__(self, opener: str, readers: list[Reader]) -> None:
+        self._readers = readers
+        self._is_certain = False
+        self._opener = opener
+        self._read = [opener]
+
+    def feed(self, text: str) -> list[Part]:
+        if not self._is_certain:
+            self._read.append(text)
+        for reader in list(self._readers):
+            parts = reader.feed(text)
+            if self._settled(reader, parts):
+                return parts
+        return []
+
+    def close(self, complete: bool) -> list[Part]:
+        for reader in list(self._readers):
+            parts = reader.close(complete)
+            if self._settled(reader, parts):
+                return parts
+        return []
+
+    def _settled(self, reader: Reader, parts: list[Part]) -> bool:
+        if reader.state == "failed":
+            self._readers.remove(reader)
+        if parts and not self._is_certain:
+            if isinstance(parts[0], Plain):
+                parts[0] = Plain(self._opener + parts[0].text)
+            self._readers = [reader]
+            self._is_certain = True
+            self._read = []
+        return bool(parts)
+
+    @property
+    def text(self) -> str:
+        """Everything read, while it may still turn out to be no call."""
+        return "".join(self._read)
+
+    @property
+    def is_none(self) -> bool:
+        """No format takes it for calls."""
+        return not self._readers
+
+    @property
+    def rest(self) -> str | None:
+        """The text behind the block; None while it goes on."""
+        done = [reader for reader in self._readers if reader.state == "done"]
+        return done[0].rest if done else None

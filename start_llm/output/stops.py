@@ -1,0 +1,63 @@
+"""Stop strings in the text of an answer. A state machine without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Text that is safe to send, and the stop string that completed, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopScanner:
+    """Holds back the longest tail that could begin a stop string.
+
+    The match that completes first wins; of two that complete together, the longer. So the result does not
+    depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def feed(self, text: str) -> Scan:
+        if not self._stops:
+            return Scan(text)
+        buffer = self._held + text
+        match = self._first_match(buffer)
+        if match is not None:
+            start, stop = match
+            self._held = ""
+            return Scan(buffer[:start], stop)
+        keep = self._longest_beginning(buffer)
+        self._held = buffer[len(buffer) - keep :]
+        return Scan(buffer[: len(buffer) - keep])
+
+    def close(self) -> str:
+        """The text still held back, once no more follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, buffer: str) -> tuple[int, str] | None:
+        """Start of the match, and the stop string."""
+        found = [
+            (start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0
+        ]
+        if not found:
+            return None
+        _, start, stop = min(found)
+        return start, stop
+
+    def _longest_beginning(self, buffer: str) -> int:
+        """Length of the longest tail of `buffer` that is a proper beginning of a stop string."""
+        longest = min(len(buffer), max(len(stop) for stop in self._stops) - 1)
+        for length in range(longest, 0, -1):
+            tail = buffer[len(buffer) - length :]
+            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

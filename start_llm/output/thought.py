@@ -1,0 +1,173 @@
+"""Reads a thought that is open, and finds the calls that it ends with. A state machine without I/O.
+
+Calls in a thought that is closed are thought: the model may only have considered them. But a model may
+forget to close its thought before it calls. So the text from the opener of a call on waits until it is clear:
+it is thought as soon as no format takes it for a call of an offered tool, or something else than white space
+follows; it is calls if the model ends its reply there. What has been told as thought stays thought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from start_llm.core.events import Output, Reasoning
+from start_llm.core.family import ThoughtMarks
+from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.parts import Part, Plain
+from start_llm.output.blocks import CallBlock, CallFormats
+from start_llm.output.rereading import RereadableText
+from start_llm.output.spacing import TrailingSpace
+
+
+class OpenThought:
+    """A thought, from behind its opening mark.
+
+    Args:
+        text: where the pieces come from, and what is read again goes back to.
+        formats: of the calls that it may end with.
+        answer_marks: texts that are no part of a thought either.
+    """
+
+    def __init__(
+        self,
+        marks: ThoughtMarks,
+        text: RereadableText,
+        formats: CallFormats,
+        answer_marks: Sequence[str] = (),
+    ) -> None:
+        self._opening, self._closing = marks.opening, marks.closing
+        self._ends = (marks.closing, *(marks.ended_by if formats.openers else ()))
+        self._dropped = (*answer_marks, *((marks.opening,) if marks.is_unmistakable else ()))
+        self._text = text
+        self._formats = formats
+        self._held = ""
+        self._newlines = TrailingSpace("\n")
+        self._is_first = True
+        self._is_closing = False
+        # Calls that may be its end: their text up to the open block, that of the block, and what they say.
+        self._waiting: list[str] = []
+        self._block: CallBlock | None = None
+        self._block_text: list[str] = []
+        self._parts: list[Part] = []
+
+    def read(self, piece: str, events: list[Output]) -> bool:
+        """Read some of a piece and give back the rest. True if the thought is over in front of that."""
+        buffer, self._held = self._without_second_opening(self._held + piece), ""
+        markers = self._markers
+        found = first_marker(buffer, markers)
+        if found is None:
+            keep = 0 if self._is_closing else self._undecided(buffer, markers)
+            self._held = buffer[len(buffer) - keep :]
+            self._take(buffer[: len(buffer) - keep], events)
+            return False
+        start, marker = found
+        if start:
+            self._text.give_back(buffer[start:])
+            self._take(buffer[:start], events)
+            return False
+        return self._read_marker(marker, buffer[len(marker) :], events)
+
+    def close(self, complete: bool, events: list[Output]) -> Sequence[Part]:
+        """The reply is over. The calls that it ends with, if the model ended it; all else is thought."""
+        self._is_closing = True
+        self._give_back("")
+        self._read_left(events)
+        while complete and (block := self._block):
+            self._parts += block.close(complete=True)
+            self._leave(block, events)
+            if self._block is block:
+                break
+            self._read_left(events)
+        if complete and self._waiting and not self._block:
+            return self._parts
+        self._give_up_calls(events)
+        self._reason(self._newlines.release(), events)
+        return ()
+
+    @property
+    def _markers(self) -> tuple[str, ...]:
+        """What may stand here and is no thought."""
+        openers = () if self._block or self._text.is_used_up else self._formats.openers
+        return (*self._ends, *self._dropped, *openers)
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._is_first and not self._waiting and not self._block
+
+    def _without_second_opening(self, text: str) -> str:
+        """Models open thoughts that their prompt has opened."""
+        return text.lstrip("\n").removeprefix(self._opening) if self._is_silent else text
+
+    def _undecided(self, buffer: str, markers: Sequence[str]) -> int:
+        """Characters at the end that the next piece decides about."""
+        may_be_opening = self._is_silent and self._opening.startswith(buffer)
+        return len(buffer) if may_be_opening else longest_beginning(buffer, markers)
+
+    def _read_marker(self, marker: str, behind: str, events: list[Output]) -> bool:
+        """A marker, and what stands behind it."""
+        if marker in self._ends:
+            self._give_up_calls(events)
+            self._newlines.drop()
+            self._text.give_back(behind if marker == self._closing else marker + behind)
+            return True
+        if marker in self._dropped:
+            if self._block:
+                self._give_up_calls(events)
+        else:
+            self._text.begin_attempt()
+            self._block, self._block_text = self._formats.block(marker, behind), [marker]
+        self._text.give_back(behind)
+        return False
+
+    def _take(self, text: str, events: list[Output]) -> None:
+        """Text without markers."""
+        if block := self._block:
+            self._block_text.append(text)
+            self._parts += block.feed(text)
+            self._leave(block, events)
+        elif self._waiting and (not text or text.isspace()):
+            self._waiting.append(text)
+        else:
+            self._give_up_calls(events)
+            self._think(text, events)
+
+    def _leave(self, block: CallBlock, events: list[Output]) -> None:
+        """Give back what is behind the block, or what turned out to be none."""
+        text = "".join(self._block_text) if block.is_none or block.rest is not None else ""
+        if block.is_none:
+            self._block, self._block_text = None, []
+            self._give_up_calls(events)
+            # Its first character is thought; the rest may hold an opener.
+            self._think(text[0], events)
+            self._give_back(text[1:])
+        elif block.rest is not None:
+            self._block, self._block_text = None, []
+            self._waiting.append(text[: len(text) - len(block.rest)])
+            if any(isinstance(part, Plain) for part in self._parts):
+                self._give_up_calls(events)
+            self._give_back(block.rest)
+
+    def _give_back(self, text: str) -> None:
+        self._text.give_back(text + self._held)
+        self._held = ""
+
+    def _read_left(self, events: list[Output]) -> None:
+        while piece := self._text.next_piece():
+            self.read(piece, events)
+
+    def _give_up_calls(self, events: list[Output]) -> None:
+        """What looked like calls is thought."""
+        text = "".join((*self._waiting, *self._block_text))
+        self._block, self._waiting, self._block_text, self._parts = None, [], [], []
+        self._think(text, events)
+
+    def _think(self, text: str, events: list[Output]) -> None:
+        """Text of the thought; newlines at its end wait for what follows."""
+        self._reason(self._newlines.pass_on(text), events)
+
+    def _reason(self, text: str, events: list[Output]) -> None:
+        if self._is_first:
+            text = text.lstrip("\n")
+        if text:
+            self._is_first = False
+            events.append(Reasoning(text))

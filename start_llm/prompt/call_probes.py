@@ -1,0 +1,182 @@
+"""Learns what a chat template does with calls, and with what a reply says beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from start_llm.core.family import CallIds, Family
+from start_llm.prompt.boundaries import Closers
+from start_llm.prompt.facts import SaidWithThoughts, TemplateFacts, TextBesideCalls
+from start_llm.prompt.probe import NEXT, REPLY, TOOL, USER, Probe, Samples, between, in_order
+from start_llm.prompt.stand_ins import StandIns
+from start_llm.prompt.template import Seen
+
+_CALL_IDS: tuple[CallIds, ...] = ("ordinal", "nine", "kimi")
+_THOUGHTS = ("probethoughtone", "probethoughttwo")
+_TEXTS = ("probetextone", "probetexttwo")
+
+
+def call_facts(probe: Probe, family: Family) -> TemplateFacts:
+    """The first form of ids and arguments in which a call, its arguments and its result are shown."""
+    for as_text in (False, True):
+        for ids in dict.fromkeys((family.call_ids, *_CALL_IDS)):
+            samples = Samples(ids, as_text)
+            if _shows_call(probe, samples):
+                return _of_calls(probe, samples)
+    return TemplateFacts(takes_calls=False, call_ids=family.call_ids)
+
+
+def samples_for(facts: TemplateFacts) -> Samples:
+    return Samples(facts.call_ids, facts.arguments_as_text)
+
+
+def _shows_call(probe: Probe, samples: Samples) -> bool:
+    talk = (USER, samples.calling(), samples.result())
+    # A template that prints an object as Python does is one that expects text.
+    return probe.has(("probekey", "probevalueone", "proberesultone"), *talk) and not any(
+        "'probekey'" in text for text in probe.texts(*talk)
+    )
+
+
+def _of_calls(probe: Probe, samples: Samples) -> TemplateFacts:
+    calling, one, two = samples.calling(), samples.result(0), samples.result(1)
+    both: Seen = {**calling, "tool_calls": [samples.call(0), samples.call(1)]}
+    words = ("probefirst", "probetool", "probeother", "proberesultone", "proberesulttwo")
+    alone = probe.text(USER, calling, one, with_tail=True)
+    return TemplateFacts(
+        arguments_as_text=samples.as_text,
+        call_ids=samples.ids,
+        takes_calls_without_tools=all(word in alone for word in ("probevalueone", "proberesultone")),
+        takes_parallel_calls=probe.shows(words, USER, both, one, two),
+        takes_user_after_result=probe.shows(("proberesultone", "probesecond"), USER, calling, one, NEXT),
+    )
+
+
+# --------------------------------------------------------------------------------- thoughts beside the rest
+
+
+def with_thoughts_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
+    """What vanishes where a thought comes with it."""
+    return replace(facts, thoughts_hide=frozenset(_hidden_by_thoughts(probe, facts)))
+
+
+def _hidden_by_thoughts(probe: Probe, facts: TemplateFacts) -> Iterator[SaidWithThoughts]:
+    key, samples = facts.thought_key, samples_for(facts)
+    if key is None:
+        return
+    reply, calling = ({**one, key: _THOUGHTS[0]} for one in (REPLY, samples.calling()))
+    if not probe.has(("probereply", "probesecond"), USER, reply, NEXT):
+        yield "answers"
+    if facts.takes_calls and not probe.has(("probevalueone",), USER, calling, samples.result()):
+        yield "calls"
+
+
+# ------------------------------------------------------------------------------------- text beside calls
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """One way to show the text of a reply with calls.
+
+    Attributes:
+        parted: the text is a message of its own.
+    """
+
+    probe: Probe
+    samples: Samples
+    thought_key: str | None
+    parted: bool = False
+
+    def shows_all(self) -> bool:
+        """Texts, calls and results in their order, and each thought that is shown where there is no text."""
+        return all(
+            self._shows(count, ending, thoughts=thoughts)
+            for count in (1, 2)
+            for ending in ((), (REPLY, NEXT))
+            for thoughts in ((False, True) if self.thought_key else (False,))
+        )
+
+    def _shows(self, count: int, ending: Sequence[Seen], *, thoughts: bool) -> bool:
+        told, plain = (
+            self.probe.texts(USER, *self._steps(count, texts=texts, thoughts=thoughts), *ending)
+            for texts in (True, False)
+        )
+        return all(
+            in_order(one, self._words(count, ending))
+            and all(thought in one for thought in _THOUGHTS if thought in other)
+            for one, other in zip(told, plain, strict=True)
+        )
+
+    @staticmethod
+    def _words(count: int, ending: Sequence[Seen]) -> list[str]:
+        steps = [("probetext", "probevalue", "proberesult")] * count
+        words = [word + number for step, number in zip(steps, ("one", "two"), strict=False) for word in step]
+        return ["probefirst", *words, *(str(one["content"]) for one in ending)]
+
+    def _steps(self, count: int, *, texts: bool, thoughts: bool) -> Iterator[Seen]:
+        for number in range(count):
+            thought: Seen = {self.thought_key: _THOUGHTS[number]} if thoughts and self.thought_key else {}
+            text = _TEXTS[number] if texts else ""
+            if self.parted and texts:
+                yield {"role": "assistant", "content": text} | thought
+                yield self.samples.calling(number)
+            else:
+                yield self.samples.calling(number, text) | thought
+            yield self.samples.result(number)
+
+
+def beside_facts(probe: Probe, facts: TemplateFacts, family: Family) -> TemplateFacts:
+    """How the text of a reply with calls is shown, without a loss of anything else."""
+    if not facts.takes_calls:
+        return facts
+    samples = samples_for(facts)
+    key = None if "calls" in facts.thoughts_hide else facts.thought_key
+    stand_ins = StandIns(call_head=_call_head(probe, samples), around_text=family.around_text)
+    set_in = replace(probe, stand_ins=stand_ins)
+    ways: tuple[tuple[TextBesideCalls, _Beside], ...] = (
+        ("kept", _Beside(probe, samples, key)),
+        ("set in", _Beside(set_in, samples, key)),
+        ("parted", _Beside(probe, samples, key, parted=True)),
+    )
+    way = next((name for name, beside in ways if _fits(name, beside)), "moved")
+    return replace(facts, text_beside_calls=way, stand_ins=stand_ins if way == "set in" else facts.stand_ins)
+
+
+def _fits(name: TextBesideCalls, beside: _Beside) -> bool:
+    match name:
+        case "set in":
+            return _is_marked(beside.probe) and beside.shows_all()
+        case "parted":
+            return beside.shows_all() and _stays_in_its_turn(beside.probe, beside.samples)
+        case _:
+            return beside.shows_all()
+
+
+def _is_marked(probe: Probe) -> bool:
+    """A token says where the calls begin: without one no reader could tell them from the text."""
+    told = "".join((probe.stand_ins.call_head or "", *probe.stand_ins.around_text))
+    return any(token in told for token in probe.tokenizer.added_tokens)
+
+
+def _call_head(probe: Probe, samples: Samples) -> str:
+    """What stands in front of the name of a call, and not in front of an answer."""
+    answer = between(probe.text(USER, REPLY, NEXT, tools=(TOOL,)), "probefirst", "probereply")
+    calls = between(
+        probe.text(USER, samples.calling(), samples.result(), tools=(TOOL,)), "probefirst", "probetool"
+    )
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, calls, strict=False)))
+    return calls[same:]
+
+
+def _stays_in_its_turn(probe: Probe, samples: Samples) -> bool:
+    """Behind a text, a call begins with the marks that a second text would begin with."""
+    added = Closers.of(probe.tokenizer.added_tokens, frozenset()).added
+    text: Seen = {"role": "assistant", "content": "probetext"}
+    second = between(probe.text(USER, text, REPLY, NEXT, tools=(TOOL,)), "probetext", "probereply")
+    calls = between(
+        probe.text(USER, text, samples.calling(), samples.result(), tools=(TOOL,)), "probetext", "probetool"
+    )
+    usual, marks = added.findall(second)[:2], added.findall(calls)
+    return marks[: len(usual)] == usual

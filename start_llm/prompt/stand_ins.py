@@ -1,0 +1,104 @@
+"""Words in place of what a template would cut off, hide or refuse; the prompt has the originals again.
+
+A template that cuts an answer at a mark of thoughts does so too where the answer only quotes one. And one
+that shows no text beside calls shows the calls: the text is set in where the model wrote it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from start_llm.core.chat import Json
+from start_llm.core.family import ThoughtMarks
+
+_WORD = f"standin{secrets.token_hex(16)}"
+"""Nobody outside this process knows it, and no prompt has it, so no text can hold it."""
+
+_NO_TEXT = frozenset({"role", "tool_call_id", "name"})
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """What is hidden from one template.
+
+    Attributes:
+        quoted: marks that a reply may quote.
+        inline: marks of a thought at the start of a reply's text, which the template knows how to read there.
+        call_head: what the template puts between the start of a reply and the name of its first call; None
+            for templates that show text beside calls themselves.
+        around_text: what the model writes around a text in front of a call.
+    """
+
+    quoted: tuple[str, ...] = ()
+    inline: ThoughtMarks | None = None
+    call_head: str | None = None
+    around_text: tuple[str, str] = ("", "")
+
+    def put_into(
+        self, messages: Sequence[dict[str, Json]]
+    ) -> tuple[list[dict[str, Json]], Callable[[str], str]]:
+        """The messages for the template, and what gives its rendering the originals back."""
+        if self == NO_STAND_INS:
+            return list(messages), lambda rendering: rendering
+        texts: dict[int, str] = {}
+        put = [self._put(seen, index, texts) for index, seen in enumerate(messages)]
+        return put, lambda rendering: self._restored(rendering, texts)
+
+    def _put(self, seen: dict[str, Json], index: int, texts: dict[int, str]) -> dict[str, Json]:
+        if seen["role"] != "assistant":
+            return seen
+        content, calls = str(seen["content"]), seen.get("tool_calls")
+        if self.call_head is not None and calls and content.strip():
+            texts[index] = content
+            named = _named_first(cast("list[Json]", calls), f"{_WORD}t{index}x")
+            seen = {**seen, "content": "", "tool_calls": named}
+        return self._without_quotes(seen)
+
+    def _without_quotes(self, seen: dict[str, Json]) -> dict[str, Json]:
+        quoting = {
+            key: self._hidden(value)
+            for key, value in seen.items()
+            if isinstance(value, str) and key not in _NO_TEXT and any(mark in value for mark in self.quoted)
+        }
+        return {**seen, **quoting} if quoting else seen
+
+    def _hidden(self, text: str) -> str:
+        """A thought at the start stays as it is."""
+        start = 0
+        if self.inline and text.lstrip().startswith(self.inline.opening) and self.inline.closing in text:
+            start = text.find(self.inline.closing) + len(self.inline.closing)
+        words = {mark: f"{_WORD}q{number}x" for number, mark in enumerate(self.quoted)}
+        longest_first = sorted(map(re.escape, self.quoted), key=len, reverse=True)
+        return text[:start] + re.sub("|".join(longest_first), lambda mark: words[mark[0]], text[start:])
+
+    def _restored(self, rendering: str, texts: Mapping[int, str]) -> str:
+        """A name is shown again with its result: there its text is none."""
+        left, (before, behind) = dict(texts), self.around_text
+        pieces = rendering.split(_WORD)
+        for place, piece in enumerate(pieces[1:], start=1):
+            kind, (number, _, rest) = piece[:1], piece[1:].partition("x")
+            pieces[place] = rest
+            if kind == "q":
+                pieces[place] = self.quoted[int(number)] + rest
+            elif (
+                self.call_head is not None
+                and int(number) in left
+                and pieces[place - 1].endswith(self.call_head)
+            ):
+                pieces[place - 1] = pieces[place - 1].removesuffix(self.call_head)
+                pieces[place] = f"{before}{left.pop(int(number))}{behind}{self.call_head}{rest}"
+        return "".join(pieces)
+
+
+NO_STAND_INS = StandIns()
+
+
+def _named_first(calls: Sequence[Json], word: str) -> list[Json]:
+    """The first call's name with the word in front of it."""
+    first = cast("dict[str, Json]", calls[0])
+    function = cast("dict[str, Json]", first["function"])
+    return [{**first, "function": {**function, "name": f"{word}{function['name']}"}}, *calls[1:]]

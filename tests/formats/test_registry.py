@@ -1,0 +1,190 @@
+"""Which form the text of a model has is told from its files, the strongest evidence first."""
+
+from typing import Any
+
+import pytest
+
+from start_llm.formats import registry
+from start_llm.formats.registry import FAMILIES, NOTATIONS
+from tests.prompt.fakes import family_of
+from tests.templates.traits import TRAITS
+
+CHATML = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+MISTRAL_TOKENS = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[THINK]", "[/THINK]")
+QWEN_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+LLAMA_TOKENS = (
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+)
+
+OF_TRAITS = {
+    "strips_old_thoughts": ("qwen3", "</think>"),
+    "opens_thought": ("qwen3", "</think>"),
+    "stop_opens_next": ("glm4", "</think>"),
+    "tools_before_last_user": ("mistral", None),
+    "dates": ("llama3", None),
+    "no_system": ("generic", None),
+    "channels": ("gpt_oss", "<|end|>"),
+    "kimi": ("kimi", None),
+    "arguments_as_text": ("deepseek", "</think>"),
+    "gemma4_channel": ("gemma4", "<channel|>"),
+    "hoists_systems": ("qwen3", None),
+    "plain": ("generic", None),
+    "words_in_system": ("qwen3", "</think>"),
+    "effort_words": ("qwen3", "</think>"),
+    "minicpm": ("minicpm", None),
+    "minimax": ("minimax", "</think>"),
+    "nested_arguments": ("minimax_m3", "</mm:think>"),
+    "dsml": ("deepseek_v32", "</think>"),
+    "seed": ("seed_oss", "</seed:think>"),
+    "python_calls": ("lfm2", None),
+    "bare_python_calls": ("llama4", None),
+    "python_lines": ("olmo3", None),
+    "call_list": ("nemotron_h", None),
+    "call_list_without_end": ("granite", None),
+    "call_lines": ("minimax_m1", None),
+    "bare_call_list": ("generic", None),
+    "role_of_a_call": ("gigachat", None),
+    "escaped_texts": ("function_gemma", None),
+    "numbered_actions": ("cohere", "<|END_THINKING|>"),
+    "open_and_close": ("kimi_k3", "<|close|>think<|sep|>"),
+    "strict_channels": ("gpt_oss", "<|end|>"),
+    "text_behind_calls": ("gemma4", "<channel|>"),
+    "tool_use_form": ("qwen3", None),
+    "system_with_last_word": ("mistral", None),
+    "flat_schemas": ("qwen3", None),
+    "thought_or_answer": ("qwen3", "</think>"),
+    "cuts_at_closing_mark": ("qwen3", "</think>"),
+    "refuses_empty_replies": ("mistral", None),
+    "text_or_calls": ("qwen3", None),
+    "thought_without_text": ("qwen3", "</think>"),
+}
+"""For each trait the family, and the closing mark of its thoughts."""
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_the_family_of_a_trait_is_told_from_its_template_and_tokens(trait):
+    family = family_of(trait)
+    assert (family.name, family.thought and family.thought.closing) == OF_TRAITS[trait]
+
+
+def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tuple[str, str | None]:
+    family = registry.detect(config, template, tokens)
+    return family.name, family.thought and family.thought.closing
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "tokens", "expected"),
+    [
+        # Families as they come.
+        ("qwen3_moe", f"{CHATML}<tool_call><think></think>", QWEN_TOKENS, ("qwen3", "</think>")),
+        ("qwen2", f"{CHATML}<tool_call>", QWEN_TOKENS[:2], ("qwen3", None)),
+        ("mistral3", "[INST][TOOL_CALLS][THINK][/THINK]", MISTRAL_TOKENS, ("mistral", "[/THINK]")),
+        ("mistral", "[INST][TOOL_CALLS]", MISTRAL_TOKENS[:5], ("mistral", None)),
+        ("llama", "<|start_header_id|><|python_tag|>", LLAMA_TOKENS, ("llama3", None)),
+        ("gemma3", "<start_of_turn>", ("<start_of_turn>", "<end_of_turn>"), ("generic", None)),
+        ("lfm2", f"{CHATML}<|tool_call_start|>", ("<|tool_call_start|>",), ("lfm2", None)),
+        ("llama4", "<|header_start|><|python_start|>", (), ("llama4", None)),
+        ("llama", "<|start_header_id|>as [func_name1(params_name1=…)]", LLAMA_TOKENS, ("llama4", None)),
+        ("gemma3", "<start_of_turn>[func_name1(params_name1=…)]", ("<start_of_turn>",), ("llama4", None)),
+        ("olmo3", f"{CHATML}<function_calls><think></think>", (), ("olmo3", "</think>")),
+        ("nemotron_h", "<SPECIAL_10>System<TOOLCALL><think></think>", (), ("nemotron_h", "</think>")),
+        ("nemotron_h", f"{CHATML}<tool_call><think></think>", (), ("qwen3", "</think>")),
+        ("granite", "<|start_of_role|><|tool_call|>", ("<|tool_call|>",), ("granite", None)),
+        ("granitemoehybrid", "<|start_of_role|><tool_call>", ("<|tool_call|>",), ("qwen3", None)),
+        ("phi3", "<|tool_call|><|/tool_call|>", ("<|tool_call|>", "<|/tool_call|>"), ("phi4", None)),
+        ("minimax_m1", "<tool_calls>", (), ("minimax_m1", None)),
+        ("deepseek_v3", "function call<|role_sep|>", (), ("gigachat", None)),
+        ("gemma3_text", "<start_function_call>", (), ("function_gemma", None)),
+        ("cohere2", "<|START_ACTION|><|END_THINKING|>", (), ("cohere", "<|END_THINKING|>")),
+        # Fine-tunes keep the architecture and the vocabulary, and write otherwise.
+        ("llama", f"{CHATML}<tool_call>", LLAMA_TOKENS, ("qwen3", None)),
+        ("mistral", f"{CHATML}<tool_call>", MISTRAL_TOKENS[:5], ("qwen3", None)),
+        ("mistral", f"{CHATML}<tool_call></think>", MISTRAL_TOKENS, ("qwen3", "</think>")),
+        ("qwen2", "<|start_header_id|>", QWEN_TOKENS, ("llama3", "</think>")),
+        ("llama", "<|start_header_id|></think>", LLAMA_TOKENS, ("llama3", "</think>")),
+        ("mistral", "[INST][TOOL_CALLS]</think>", MISTRAL_TOKENS, ("mistral", "</think>")),
+        ("gemma3", "<|channel|>analysis<|end|>", (), ("gpt_oss", "<|end|>")),
+        ("qwen2", "<｜tool▁calls▁begin｜></think>", QWEN_TOKENS, ("deepseek", "</think>")),
+        ("qwen3", "<minimax:tool_call><tool_call></think>", QWEN_TOKENS, ("minimax", "</think>")),
+        ("deepseek_v3", "<｜DSML｜invoke", ("<｜tool▁calls▁begin｜>",), ("deepseek_v32", None)),
+        ("llama", "<seed:tool_call></seed:think></think>", (), ("seed_oss", "</seed:think>")),
+        # A template that says nothing: the vocabulary counts, then the architecture.
+        ("llama", CHATML, QWEN_TOKENS, ("qwen3", "</think>")),
+        ("llama", CHATML, ("<|im_start|>",), ("llama3", None)),
+        ("glm4_moe", "", (), ("glm4", None)),
+        ("kimi_k2", "", (), ("kimi", None)),
+        ("kimi_k3", "", (), ("kimi_k3", None)),
+        ("kimi_k3", "<|open|>think<|sep|><|close|>think<|sep|>", (), ("kimi_k3", "<|close|>think<|sep|>")),
+        ("ministral", "", (), ("mistral", None)),
+        ("minicpm3", "", (), ("minicpm", None)),
+        ("minimax_m2", "", (), ("minimax", None)),
+        ("minimax_m3", "", (), ("minimax_m3", None)),
+        ("minimax_m3_vl", "]<]minimax[>[<tool_call></mm:think>", (), ("minimax_m3", "</mm:think>")),
+        ("deepseek_v32", "", (), ("deepseek_v32", None)),
+        ("deepseek_v4", "", (), ("deepseek_v32", None)),
+        ("deepseek_v3", "", (), ("deepseek", None)),
+        ("seed_oss", "", (), ("seed_oss", None)),
+        ("gpt_oss", "", (), ("gpt_oss", None)),
+        ("xlam", "", (), ("xlam", None)),
+        ("gemma4", "", (), ("gemma4", None)),
+        ("phi3", "", ("</think>",), ("generic", "</think>")),
+        ("", "", (), ("generic", None)),
+    ],
+)
+def test_a_model_is_told_by_the_strongest_evidence(model_type, template, tokens, expected):
+    assert detect({"model_type": model_type}, template, tokens) == expected
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 7}])
+def test_a_config_without_a_type_is_no_evidence(config):
+    assert detect(config, "", ()) == ("generic", None)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_that_knows_no_mark_of_thoughts_has_none(name):
+    family = registry.named(name)
+    kept = registry.detect({"model_type": name}, "", ())
+    assert kept.thought is None
+    assert not kept.orphan_close
+    assert (kept.name, kept.formats, kept.call_ids) == (family.name, family.formats, family.call_ids)
+
+
+def test_the_marks_of_the_template_count_more_than_those_of_the_vocabulary():
+    both = ("[/THINK]", "</think>", "[TOOL_CALLS]")
+    assert detect({}, "[TOOL_CALLS]</think>", both) == ("mistral", "</think>")
+    assert detect({}, "[TOOL_CALLS][/THINK]", both) == ("mistral", "[/THINK]")
+    assert detect({}, "[TOOL_CALLS]", both) == ("mistral", "[/THINK]")
+
+
+def test_glm_closes_a_thought_in_its_own_way():
+    family = registry.detect({}, "<arg_key></think>", ())
+    assert family.orphan_close
+    assert family.thought is not None
+    assert family.thought.cut == "</think>"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_name_that_a_user_may_say_is_a_family(name):
+    assert registry.named(name).name == name
+
+
+def test_every_family_has_a_name_that_a_user_may_say():
+    formats = (*registry.MODEL_FORMATS, registry.GENERIC)
+    assert list(FAMILIES) == [one.name for one in formats]
+    with pytest.raises(KeyError):
+        registry.named("gpt5")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_format_of_a_family_exists(name):
+    assert set(registry.named(name).formats) <= NOTATIONS.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_thought_that_is_cut_is_closed(name):
+    marks = registry.named(name).thought
+    assert marks is None or marks.closing in marks.cut

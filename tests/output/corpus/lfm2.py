@@ -1,0 +1,35 @@
+"""LFM2: a list of Python's calls between marks, or of JSON."""
+
+from tests.output.corpus.lists import A, ListForm, list_cases
+from tests.output.corpus.python_calls import BAD, GOOD, python_cases
+
+_FORM = ListForm(
+    writer="lfm2",
+    opening="<|tool_call_start|>[",
+    closing="]<|tool_call_end|>",
+    good=GOOD,
+    bad=BAD,
+    malformed="read(path=)",
+)
+_JSON = ListForm(writer="lfm2_list", opening=_FORM.opening, closing=_FORM.closing)
+
+CASES = (
+    *list_cases(_FORM),
+    *python_cases(_FORM),
+    _FORM.case("no brackets", f"<|tool_call_start|>{GOOD}<|tool_call_end|>", A),
+    _FORM.case("white space everywhere", _FORM.of(f" {GOOD} ,\n {GOOD} ").replace("]", "] "), A, A),
+    _FORM.case("two blocks", f"{_FORM.of(GOOD)}\n{_FORM.of(GOOD)}", A, A),
+    _FORM.case("text around a list", f"I look.\n{_FORM.of(GOOD)}Done.", A, content="I look.Done."),
+    _FORM.case("prose behind half the end", f"<|tool_call_start|>[{GOOD}] Done.", A, content=" Done."),
+    _FORM.case("another mark for the end", f"<|tool_call_start|>[{GOOD}]<|tool_end|>", A,
+               content="<|tool_end|>"),
+    _FORM.case("no call behind the comma", f"<|tool_call_start|>[{GOOD}, 5]<|tool_call_end|>", A,
+               content=", 5]<|tool_call_end|>"),
+    _FORM.case("a position in the second call", _FORM.of(GOOD, "read('b')"), A,
+               content=", read('b')]<|tool_call_end|>"),
+    _FORM.plain("markup in prose", "`<|tool_call_start|>[read(path=…)]<|tool_call_end|>` makes a call."),
+    _JSON.case("JSON: two calls", _JSON.of(_JSON.good, _JSON.good), A, A),
+    _JSON.case("JSON: no brackets", f"<|tool_call_start|>{_JSON.good}<|tool_call_end|>", A),
+    _JSON.plain("JSON: a malformed call", _JSON.of(_JSON.malformed)),
+    _JSON.plain("JSON and Python", _JSON.of(_JSON.malformed, "5")),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""What a request says about thinking is told to the template in the words that it knows."""
+
+import pytest
+
+from start_llm.core.chat import ChatRequest, Thinking
+from start_llm.core.family import Family
+from start_llm.core.prompt import Prompt
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from tests.prompt.fakes import FakeTokenizer, prepared, shown, system, user
+
+ADDED = ("<user>", "<system>", "<assistant>", "<end>", "</think>")
+TURNS = """
+{%- for message in messages -%}
+    {{- '<' ~ message.role ~ '>' ~ message.content ~ '<end>' -}}
+{%- endfor -%}
+{{- '<assistant>' ~ (TAIL) if add_generation_prompt -}}
+"""
+OFF_BY_DEFAULT = "'<think>' if enable_thinking else '</think>'"
+BY_EFFORT = "{'none': '</think>', 'high': '<think>'}[reasoning_effort or 'none'] or raise_exception('no')"
+
+
+def tail(told: str, thinking: Thinking = Thinking(), *, default: bool | None = None) -> str:  # noqa: B008
+    """What makes the model answer."""
+    tokenizer = FakeTokenizer(TURNS.replace("TAIL", told), ADDED, ("<end>",))
+    preparer = Preparer(tokenizer, Family(name="generic"), policy=PromptPolicy(thinking=default))
+    prompt = preparer.prepare(ChatRequest(messages=(user("Hi."),), thinking=thinking))
+    return tokenizer.decode(prompt.tokens.ids).partition("<assistant>")[2]
+
+
+def asked(*, on: bool | None, told: str = "Be brief.") -> Prompt:
+    return prepared("words_in_system", system(told), user("Hi."), thinking=Thinking(on=on))
+
+
+def test_a_model_that_does_not_think_unless_asked_is_left_so():
+    assert tail(OFF_BY_DEFAULT) == "</think>"
+    assert tail(OFF_BY_DEFAULT, Thinking(on=True)) == "<think>"
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_the_environment_counts_more_than_the_template_and_less_than_the_request(default):
+    assert tail(OFF_BY_DEFAULT, default=default) == ("<think>" if default else "</think>")
+    assert tail(OFF_BY_DEFAULT, Thinking(on=not default), default=default) == (
+        "</think>" if default else "<think>"
+    )
+
+
+def test_a_word_for_no_effort_turns_thinking_off_whatever_effort_is_named():
+    assert tail(BY_EFFORT, Thinking(on=False, effort="xhigh")) == "</think>"
+    assert tail(BY_EFFORT, Thinking(on=True)) == "<think>"
+    assert tail(BY_EFFORT, Thinking(on=True, effort="low")) == "<think>"
+    assert tail(BY_EFFORT) == "</think>"
+
+
+@pytest.mark.parametrize(
+    ("effort", "line"),
+    [
+        ("minimal", "Think briefly."),
+        ("low", "Think briefly."),
+        ("medium", "Think."),
+        ("high", "Think of everything."),
+        ("xhigh", "Think of everything."),
+        (None, "Think of everything."),
+    ],
+)
+def test_no_effort_of_a_request_is_refused(effort, line):
+    text = shown("effort_words", user("Hi."), thinking=Thinking(on=True, effort=effort))
+    assert text.startswith(f"<|im_start|>system\n{line}<|im_end|>")
+
+
+def test_a_template_without_a_switch_is_told_to_think_least_where_nobody_wants_thoughts():
+    assert "Reasoning: low" in shown("channels", user("Hi."), thinking=Thinking(on=False))
+
+
+def test_a_word_in_the_system_text_turns_thinking_off_and_is_nothing_that_the_model_reads():
+    on, off = (shown("words_in_system", user("Hi."), thinking=Thinking(on=on)) for on in (True, False))
+    assert on.endswith("<think>\n")
+    assert off.endswith("<think></think>")
+    assert "/no_think" not in off
+    told = shown("words_in_system", system("Be brief."), user("Hi."), thinking=Thinking(on=False))
+    assert told.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert told.endswith("<think></think>")
+
+
+def test_a_client_may_write_the_word_itself():
+    assert not asked(on=None, told="Be brief. /no_think").thought_is_open
+    assert asked(on=None).thought_is_open
+
+
+def test_a_word_in_the_system_text_makes_another_conversation_of_it():
+    on, off = (asked(on=on).conversation for on in (True, False))
+    assert on
+    assert off
+    assert on.root != off.root
