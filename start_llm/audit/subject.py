@@ -78,7 +78,7 @@ class Subject:
             return said
         said = _without_empty_thought(said, marks)
         if not thought:
-            return said
+            return marks.cut + said if prompt.thought_is_open else said
         if self.family.channels:
             return f"{marks.opening}{thought}{marks.closing}<|start|>assistant{said}"
         line = "\n" if marks.cut.startswith("\n") else ""
