@@ -17,12 +17,15 @@ from start_llm.formats.reading.lists import json_list
 from start_llm.formats.thoughts import COHERE as MARKS
 from start_llm.formats.writing.call_text import CallText
 
+_AROUND_ANSWER = (("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>"))
+
 COHERE = ModelFormat(
     name="cohere",
     marks=("<|START_ACTION|>",),
     types=("cohere",),
     thought=MARKS,
-    answer_marks=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    answer_marks=tuple(mark for pair in _AROUND_ANSWER for mark in pair),
+    around_answer=_AROUND_ANSWER,
     notations=(
         Notation(
             name="cohere",

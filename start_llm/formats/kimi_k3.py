@@ -21,6 +21,8 @@ from start_llm.formats.writing.call_text import CallText
 _OPENER, _BLOCK_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _CALL, _CALL_END = "<|open|>call", "<|close|>call<|sep|>"
 _OPENERS = (_OPENER, _CALL)
+_ANSWER, _ANSWER_END = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
+_MESSAGE_END = "<|close|>message<|sep|>"
 _VALUE_END = "<|close|>argument<|sep|>"
 _JSON, _JSON_END = '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"
 _HEAD = f'{_CALL} tool="NAME" index="NUMBER"<|sep|>'
@@ -72,7 +74,8 @@ KIMI_K3 = ModelFormat(
     marks=("<|open|>",),
     types=("kimi_k3",),
     thought=OPEN_CLOSE,
-    answer_marks=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    answer_marks=(_ANSWER, _ANSWER_END, _MESSAGE_END),
+    around_answer=((_ANSWER, _ANSWER_END + _MESSAGE_END),),
     notations=(
         Notation(
             name="kimi_k3",

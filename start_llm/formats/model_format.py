@@ -39,7 +39,7 @@ class ModelFormat:
         types: beginnings of `model_type` in config.json, for files that say too little.
         notations: of calls, the likeliest first.
         thought: of models that think; None: their marks are found in the template and the vocabulary.
-        channels, orphan_close, answer_marks, around_text, call_ids: see `core.family.Family`.
+        channels, orphan_close, answer_marks, around_answer, around_text, call_ids: see `core.family.Family`.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ModelFormat:
     channels: bool = False
     orphan_close: bool = False
     answer_marks: tuple[str, ...] = ()
+    around_answer: tuple[tuple[str, str], ...] = ()
     around_text: tuple[str, str] = ("", "")
     call_ids: CallIds = "ordinal"
 
@@ -62,6 +63,7 @@ class ModelFormat:
             channels=self.channels,
             orphan_close=self.orphan_close,
             answer_marks=self.answer_marks,
+            around_answer=self.around_answer,
             around_text=self.around_text,
             formats=tuple(one.name for one in self.notations),
             call_ids=self.call_ids,

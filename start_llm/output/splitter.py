@@ -13,6 +13,7 @@ from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.family import Family, ThoughtMarks
 from start_llm.formats.reading.schema import Tools
 from start_llm.formats.registry import ordered
+from start_llm.output.around_answer import AroundAnswer
 from start_llm.output.blocks import CallFormats
 from start_llm.output.calls import CallFinder, is_half_a_mark
 from start_llm.output.channels import ChannelSplitter
@@ -105,7 +106,7 @@ class TagSplitter:
 
     Args:
         calls_come_first: an answer that does not begin with a call has none. Such a reply is held to its
-            form, and nothing in its answer is a mark.
+            form, and there are no marks in its answer, only around it.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class TagSplitter:
         self._finder = CallFinder(
             self._formats, self._text, marks=in_answer, calls_come_first=calls_come_first
         )
+        self._around = AroundAnswer(family.around_answer if calls_come_first else ())
         self._may_assume = family.orphan_close and thinking and not thought_is_open
         self._thought: OpenThought | None = None
         self._may_begin_thought = family.thought is not None
@@ -155,20 +157,20 @@ class TagSplitter:
 
     @property
     def has_loose_end(self) -> bool:
-        return self._finder.was_cut_in_block or self._was_cut_in_mark
+        return self._finder.was_cut_in_block or self._was_cut_in_mark or self._around.was_cut
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
         self._text.append(text)
         self._read(events)
-        return events
+        return self._around.without(events)
 
     def close(self, complete: bool) -> list[Output]:
         events: list[Output] = []
         while self._end_part(complete, events):
             self._read(events)
         self._finder.close(complete, events)
-        return events
+        return [*self._around.without(events), *self._around.close(complete)]
 
     def _read(self, events: list[Output]) -> None:
         """Everything that there is to read."""

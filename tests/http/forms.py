@@ -143,6 +143,16 @@ def _python(call: Call) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
+def _k3(call: Call) -> str:
+    name, arguments = call
+    values = "".join(
+        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "number"}"<|sep|>'
+        f"{value}<|close|>argument<|sep|>"
+        for key, value in arguments.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{values}<|close|>call<|sep|>'
+
+
 def _action(call: Call) -> str:
     return f'{{"tool_call_id": "0", "tool_name": {_json(call[0])}, "parameters": {_json(call[1])}}}'
 
@@ -366,6 +376,17 @@ ALWAYS_THINKING: Mapping[str, Form] = {
         closing="\n</think>\n\n",
         streams=True,
         malformed='<minimax:tool_call>\n<invoke name="read">it</invoke>\n</minimax:tool_call>',
+    ),
+    "kimi_k3": Form(
+        trait="open_and_close",
+        tail="<|sep|>",
+        tail_off="<|sep|>",
+        call=_k3,
+        around=("<|open|>tools<|sep|>", "<|close|>tools<|sep|><|close|>message<|sep|>"),
+        between="",
+        closing="<|close|>think<|sep|>",
+        streams=True,
+        malformed='<|open|>tools<|sep|><|open|>call tool="read"<|close|>call<|sep|><|close|>tools<|sep|>',
     ),
 }
 """Their prompts open a thought, whatever a request says of that: its scripts would all have to close it."""

@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm
 from start_llm.core.errors import GuideLost, InvalidRequest
-from start_llm.core.events import CallStarted, Finished, Output, Text, Usage
+from start_llm.core.events import CallStarted, Content, Finished, Output, Text, Usage
 from start_llm.core.family import Family
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.formats import registry
@@ -115,6 +115,33 @@ TITLE: dict[str, Any] = {
 ANSWER = JsonAnswer(schema=TITLE, field="response_format.json_schema.schema")
 
 
+QUOTES_MARKS = JsonAnswer(
+    schema={
+        "type": "object",
+        "properties": {"mark": {"enum": ["<|END_RESPONSE|>", "<|close|>response<|sep|>", "a"]}},
+        "required": ["mark"],
+        "additionalProperties": False,
+    },
+    field="response_format",
+)
+AROUND_ANSWER = [
+    ("numbered_actions", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("open_and_close", "<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
+]
+
+
+def told_in_pieces(trait: str, said: str, length: int, *, complete: bool = True) -> str:
+    """The answer of a reply that is held to its form."""
+    request = ChatRequest(
+        messages=(Message(role="user", content="?"),),
+        form=OutputForm(answer=QUOTES_MARKS, calls="none"),
+    )
+    splitter = keeper(trait).splitter(request, Prompt(tokens=ModelTokens((0,)), thinking=False))
+    pieces = [said[start : start + length] for start in range(0, len(said), length)]
+    events = [event for piece in pieces for event in splitter.feed(piece)] + splitter.close(complete)
+    return "".join(event.text for event in events if isinstance(event, Content))
+
+
 def check_calls(heard: Reply) -> None:
     """Calls of offered tools, and nothing beside them."""
     schemas = {one["function"]["name"]: one["function"].get("parameters", {}) for one in OFFERED}
@@ -207,6 +234,32 @@ def test_a_thought_is_free_and_the_form_follows_it(name, is_open):
             else:
                 check_calls(heard)
     assert any(thoughts)
+
+
+@pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
+def test_an_answer_may_stand_between_the_marks_of_its_model(trait, opening, closing):
+    form = OutputForm(answer=QUOTES_MARKS, calls="none")
+    heard = [reply(trait, form, seed=seed) for seed in range(12)]
+    whole = [one for one in heard if one.ended]
+    assert {one.text.startswith(opening) for one in whole} == {True, False}
+    for one in whole:
+        assert one.text.endswith(closing) == one.text.startswith(opening)
+        jsonschema.validate(json.loads(one.content), QUOTES_MARKS.schema)
+
+
+@pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
+@pytest.mark.parametrize("length", [1, 7, 1_000])
+def test_marks_that_an_answer_quotes_are_its_own(trait, opening, closing, length):
+    answer = json.dumps({"mark": closing, "other": opening})
+    for said in (opening + answer + closing, answer):
+        assert told_in_pieces(trait, said, length) == answer
+
+
+@pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
+def test_an_answer_that_was_cut_in_a_mark_has_nothing_of_it(trait, opening, closing):
+    assert told_in_pieces(trait, opening[:5], 1, complete=False) == ""
+    assert told_in_pieces(trait, f'{opening}{{"mark": "a"}}{closing[:5]}', 1, complete=False) == '{"mark": "a"}'
+    assert told_in_pieces(trait, f'{opening}{{"mark": "<', 1, complete=False) == '{"mark": "<'
 
 
 # ------------------------------------------------------------------------------------------- what is reported

@@ -410,7 +410,8 @@ OBJECTS = (
         (
             "numbered_actions",
             (
-                'I ask.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "depth", "parameters": '
+                "<|START_RESPONSE|>I ask.<|END_RESPONSE|><|START_ACTION|>[\n    "
+                '{"tool_call_id": "0", "tool_name": "depth", "parameters": '
                 '{"sea": "Baltic \\"B\\"", "spots": [1, {"deep": true}]}},\n    {"tool_call_id": "1", '
                 '"tool_name": "depth", "parameters": {}}\n]<|END_ACTION|><|END_OF_TURN_TOKEN|>'
             ),

@@ -203,7 +203,7 @@ _TABLE = (
         special="<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>"
         " <|CHATBOT_TOKEN|>",
         markup="<|START_THINKING|> <|END_THINKING|> <|START_ACTION|> <|END_ACTION|> <|START_TOOL_RESULT|>"
-        " <|END_TOOL_RESULT|>",
+        " <|END_TOOL_RESULT|> <|START_RESPONSE|> <|END_RESPONSE|>",
         ends="<|END_OF_TURN_TOKEN|>",
         bos="<BOS_TOKEN>",
     ),

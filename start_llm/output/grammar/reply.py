@@ -66,11 +66,20 @@ def _thought(scene: Scene, lark: Lark) -> str:
 
 
 def _behind_thought(form: OutputForm, tools: Sequence[Offered], scene: Scene, lark: Lark) -> str:
-    ways = [_answer(form, lark)] if form.answer else []
+    ways = _answers(form, scene, lark) if form.answer else []
     if tools:
         text = native(scene.family.formats, scene.template)
         ways.append(text.expression(lark, tools, one_call=form.one_call))
     return lark.either(*ways)
+
+
+def _answers(form: OutputForm, scene: Scene, lark: Lark) -> list[str]:
+    """An answer between marks, as models of this family write it, or by itself."""
+    answer = _answer(form, lark)
+    pairs = scene.family.around_answer
+    around = [pair for pair in pairs if pair[0] in scene.template] or pairs
+    between = (f"{lark.literal(before)} {answer} {lark.literal(behind)}" for before, behind in around)
+    return [answer, *between]
 
 
 def _answer(form: OutputForm, lark: Lark) -> str:
