@@ -35,7 +35,7 @@ class Family:
         channels: messages have headers with a channel and a recipient (Harmony).
         orphan_close: a thinking reply may begin inside its thought although nothing opened one.
         answer_marks: texts around an answer that are no part of it; models write them nowhere else.
-        around_answer: what a model writes in front of an answer and behind it, one pair for each kind of template.
+        around_answer: what a model writes in front of an answer and behind it, for each kind of template.
         formats: names of notations of calls (`formats.registry`), the likeliest first; the others follow.
         around_text: what a model writes around a text in front of its calls.
         call_ids: the ids of calls that the chat template gets: `call0`, nine characters, `functions.NAME:0`.

@@ -14,12 +14,21 @@ from start_llm.formats.thoughts import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
-_TAGS = Tags(
-    head=r"\s{0,64}(?P<name>[^\s<>{][^\s<>]{0,255})(?=\s{0,64}(?:<arg_key>|</tool_call>))",
-    key=r"\s{0,64}<arg_key>(?P<key>[^<>]{1,256})</arg_key>\s{0,64}<arg_value>",
-    value_end="</arg_value>",
-    end=r"\s{0,64}</tool_call>",
-)
+
+def tags_of_keys_and_values(prefix: str = "") -> Tags:
+    """A name, then keys and values in turn.
+
+    Args:
+        prefix: what the names of all tags begin with.
+    """
+    key, value, end = f"{prefix}arg_key", f"{prefix}arg_value", f"</{prefix}tool_call>"
+    return Tags(
+        head=rf"\s{{0,64}}(?P<name>[^\s<>{{][^\s<>]{{0,255}})(?=\s{{0,64}}(?:<{key}>|{end}))",
+        key=rf"\s{{0,64}}<{key}>(?P<key>[^<>]{{1,256}})</{key}>\s{{0,64}}<{value}>",
+        value_end=f"</{value}>",
+        end=rf"\s{{0,64}}{end}",
+    )
+
 
 GLM = ModelFormat(
     name="glm4",
@@ -31,7 +40,7 @@ GLM = ModelFormat(
         Notation(
             name="glm",
             openers=("<tool_call>",),
-            reader=partial(TaggedReader, _TAGS),
+            reader=partial(TaggedReader, tags_of_keys_and_values()),
             text=CallText(
                 mark="<arg_key>",
                 head="<tool_call>NAME\n",

@@ -21,6 +21,7 @@ from start_llm.formats.kimi import KIMI
 from start_llm.formats.kimi_k3 import KIMI_K3
 from start_llm.formats.lfm2 import LFM2
 from start_llm.formats.llama import LLAMA
+from start_llm.formats.longcat import LONGCAT
 from start_llm.formats.minicpm import MINICPM
 from start_llm.formats.minimax import MINIMAX
 from start_llm.formats.minimax_m1 import MINIMAX_M1
@@ -47,6 +48,7 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     SEED,
     KIMI_K3,
     KIMI,
+    LONGCAT,
     GLM,
     MINICPM,
     MISTRAL,

@@ -17,6 +17,7 @@ BRACKETS = _unmistakable("[THINK]", "[/THINK]")
 COHERE = _unmistakable("<|START_THINKING|>", "<|END_THINKING|>")
 GEMMA = _unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>")
 MINIMAX = _unmistakable("<mm:think>", "</mm:think>")
+LONGCAT = _unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n")
 SEED = _unmistakable("<seed:think>", "</seed:think>")
 OPEN_CLOSE = _unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 HARMONY = ThoughtMarks(
@@ -28,7 +29,7 @@ HARMONY = ThoughtMarks(
 THOUGHT_MARKS: tuple[ThoughtMarks, ...] = (
     MINIMAX,
     SEED,
-    _unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
+    LONGCAT,
     _unmistakable("<think:opensource>", "</think:opensource>"),
     _unmistakable("<|think:start|>", "<|think:end|>"),
     COHERE,

@@ -97,6 +97,7 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
         ("granitemoehybrid", "<|start_of_role|><tool_call>", ("<|tool_call|>",), ("qwen3", None)),
         ("phi3", "<|tool_call|><|/tool_call|>", ("<|tool_call|>", "<|/tool_call|>"), ("phi4", None)),
         ("minimax_m1", "<tool_calls>", (), ("minimax_m1", None)),
+        ("longcat_flash", "<longcat_tool_call> <longcat_arg_key>", (), ("longcat", None)),
         ("deepseek_v3", "function call<|role_sep|>", (), ("gigachat", None)),
         ("gemma3_text", "<start_function_call>", (), ("function_gemma", None)),
         ("cohere2", "<|START_ACTION|><|END_THINKING|>", (), ("cohere", "<|END_THINKING|>")),

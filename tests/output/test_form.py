@@ -258,7 +258,9 @@ def test_marks_that_an_answer_quotes_are_its_own(trait, opening, closing, length
 @pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
 def test_an_answer_that_was_cut_in_a_mark_has_nothing_of_it(trait, opening, closing):
     assert told_in_pieces(trait, opening[:5], 1, complete=False) == ""
-    assert told_in_pieces(trait, f'{opening}{{"mark": "a"}}{closing[:5]}', 1, complete=False) == '{"mark": "a"}'
+    assert (
+        told_in_pieces(trait, f'{opening}{{"mark": "a"}}{closing[:5]}', 1, complete=False) == '{"mark": "a"}'
+    )
     assert told_in_pieces(trait, f'{opening}{{"mark": "<', 1, complete=False) == '{"mark": "<'
 
 

@@ -1,0 +1,65 @@
+"""LongCat: GLM's tags with names of their own, or an object in a `<longcat_tool_call>`.
+
+    <longcat_tool_call>NAME
+    <longcat_arg_key>KEY</longcat_arg_key>
+    <longcat_arg_value>VALUE</longcat_arg_value>
+    </longcat_tool_call>
+
+Ours: mlx_lm's parser reads a finished block only and ends values at the first `</longcat_arg_value>`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from start_llm.formats.glm import tags_of_keys_and_values
+from start_llm.formats.model_format import ModelFormat, Notation
+from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.reading.tagged import TaggedReader
+from start_llm.formats.thoughts import LONGCAT as MARKS
+from start_llm.formats.writing.arguments import TaggedArguments
+from start_llm.formats.writing.call_text import CallText
+
+_OPENER, _END = "<longcat_tool_call>", "</longcat_tool_call>"
+_KEY = "<longcat_arg_key>"
+_OBJECTS = Objects(
+    head=r"\s{0,64}(?=\{)",
+    next_call=r"\s{0,64}(?=\{)",
+    block_end=rf"\s{{0,64}}{_END}",
+)
+
+LONGCAT = ModelFormat(
+    name="longcat",
+    marks=(_OPENER,),
+    types=("longcat",),
+    thought=MARKS,
+    notations=(
+        Notation(
+            name="longcat",
+            openers=(_OPENER,),
+            reader=partial(TaggedReader, tags_of_keys_and_values("longcat_")),
+            text=CallText(
+                mark=_KEY,
+                head=f"{_OPENER}NAME\n",
+                tail=_END,
+                arguments=TaggedArguments(
+                    key=f"{_KEY}KEY</longcat_arg_key>\n<longcat_arg_value>",
+                    value_end="</longcat_arg_value>",
+                    behind="\n",
+                ),
+                between="\n",
+            ),
+        ),
+        Notation(
+            name="longcat_json",
+            openers=(_OPENER,),
+            reader=partial(ObjectReader, _OBJECTS),
+            text=CallText(
+                mark=_OPENER,
+                head=f'{_OPENER}\n{{"name": "NAME", "arguments": ',
+                tail=f"}}\n{_END}",
+                between="\n",
+            ),
+        ),
+    ),
+)
