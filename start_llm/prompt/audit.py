@@ -91,13 +91,13 @@ def _takes_lone_system(probe: Probe, facts: TemplateFacts) -> bool:
 
 
 def _takes_tools(probe: Probe, facts: TemplateFacts) -> bool:
-    words = ("probetool", "probedescription", "probekey")
+    """A template that keeps descriptions back shows tools in the model's own way all the same."""
     texts = (
         probe.text(*lead, *talk, tools=(TOOL,), with_tail=True)
         for talk in _talks(facts)
         for lead in probe.leads
     )
-    return all(word in text for text in texts for word in words)
+    return all(word in text for text in texts for word in ("probetool", "probekey"))
 
 
 # -------------------------------------------------------------------------------------------------- thoughts

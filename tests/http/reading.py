@@ -101,7 +101,9 @@ def hear(server: Server, **fields: Any) -> Heard:
     streamed = completions.read([*chunks, wire.DONE]).body
     said = said_whole(streamed)
     assert said == said_whole(whole)
-    assert not any("\ufffd" in str(choice["delta"]) for choice in choices), "a character is broken"
+    was_cut = said.finish == "length"
+    whole_characters = choices[: -2 if was_cut else None]
+    assert not any("\ufffd" in str(choice["delta"]) for choice in whole_characters), "a character is broken"
     assert without_cached(streamed["usage"]) == without_cached(whole["usage"])
     deltas = [choice["delta"] for choice in choices]
     return Heard(said, [delta for delta in deltas[1:] if delta], choices, whole)

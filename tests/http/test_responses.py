@@ -110,9 +110,8 @@ def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilySer
     assert said(second) == said(first)
     assert counted == {"object": "response.input_tokens", "input_tokens": second["usage"]["input_tokens"]}
     bound = server.get("/stats")["transcripts"]["bound_tokens"] - before
-    # Nothing where the tools stand with the last question; else all but the token that ends the reply.
-    whole = first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
-    assert bound == (0 if FORMS[name].trait == "tools_before_last_user" else whole)
+    # All but the token that ends the reply.
+    assert bound == first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -120,6 +120,7 @@ CUT_TAILS = {
     "dsml": "</think>",
     "seed": "</seed:think>",
     "deepseek": "\n\n",
+    "minimax_m3": "</mm:think>",
     "harmony": "<|message|>",
     "cohere": "<|END_THINKING|>",
 }

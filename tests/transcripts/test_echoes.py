@@ -138,17 +138,8 @@ def depths_of(name: str, trait: str, exchanges: Sequence[Exchange]) -> list[int 
         questions = [last_question(one.request.messages) for one in exchanges]
         asked_before = [None, *questions[:-1]]
         moved = [question != before for question, before in zip(questions, asked_before, strict=True)]
-        return [
-            None if has_moved else before_the_text(one, depth)
-            for one, depth, has_moved in zip(exchanges, full, moved, strict=True)
-        ]
+        return [None if has_moved else depth for depth, has_moved in zip(full, moved, strict=True)]
     return [before_two_calls(trait, one, depth) for one, depth in zip(exchanges, full, strict=True)]
-
-
-def before_the_text(exchange: Exchange, depth: int | None) -> int | None:
-    """Text beside calls stands in their results, and no message ends where such a reply does."""
-    bound = exchange.request.messages[depth] if depth is not None else None
-    return depth - 1 if depth is not None and bound and bound.content.strip() and bound.tool_calls else depth
 
 
 def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int | None:

@@ -96,12 +96,12 @@ def said_in(message: Message) -> list[str]:
 
 
 def without_thoughts(text: str) -> str:
-    """A prompt without thoughts and white space, its numbers in one spelling.
+    """A prompt without thoughts and white space, also where that is escaped, its numbers in one spelling.
 
     What the model wrote in front of a call that was then cut off is the answer, for client and template.
     """
     text = _THOUGHTS.sub("", text).replace("<|channel|>commentary<|message|>", "<|channel|>final<|message|>")
-    return re.sub(r"\s+", "", text).replace("1000.0", "1000")
+    return re.sub(r"(?:\s|\\n)+", "", text).replace("1000.0", "1000")
 
 
 # ------------------------------------------------------------------------------------------------ the model
