@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import regex
+
 from start_llm.core.events import Output, Reasoning
 from start_llm.core.family import ThoughtMarks
 from start_llm.core.markers import first_marker, longest_beginning
@@ -38,6 +40,7 @@ class OpenThought:
         self._opening, self._closing = marks.opening, marks.closing
         self._ends = (marks.closing, *(marks.ended_by if formats.openers else ()))
         self._dropped = (*answer_marks, *((marks.opening,) if marks.is_unmistakable else ()))
+        self._openings = regex.compile(rf"(?:\n|{regex.escape(marks.opening)})*")
         self._text = text
         self._formats = formats
         self._held = ""
@@ -52,7 +55,7 @@ class OpenThought:
 
     def read(self, piece: str, events: list[Output]) -> bool:
         """Read some of a piece and give back the rest. True if the thought is over in front of that."""
-        buffer, self._held = self._without_second_opening(self._held + piece), ""
+        buffer, self._held = self._without_more_openings(self._held + piece), ""
         markers = self._markers
         found = first_marker(buffer, markers)
         if found is None:
@@ -94,9 +97,9 @@ class OpenThought:
     def _is_silent(self) -> bool:
         return self._is_first and not self._waiting and not self._block
 
-    def _without_second_opening(self, text: str) -> str:
-        """Models open thoughts that their prompt has opened."""
-        return text.lstrip("\n").removeprefix(self._opening) if self._is_silent else text
+    def _without_more_openings(self, text: str) -> str:
+        """Models open thoughts that their prompt has opened, or that they have opened themselves."""
+        return self._openings.sub("", text, count=1) if self._is_silent else text
 
     def _undecided(self, buffer: str, markers: Sequence[str]) -> int:
         """Characters at the end that the next piece decides about."""

@@ -55,6 +55,7 @@ CASES = (
     _case("half a mark at the end of a thought", "<think>Hm.\n</thi", "Hm.\n</thi"),
     _case("half a mark inside a thought", "<think>a </thin </think >b</think>c", "a </thin </think >b", "c"),
     _case("the opening mark inside a thought", "<think>a <think> b</think>c", "a <think> b", "c"),
+    _case("opening marks in a row", "<think><think>\n<think>Hm.</think>Done.", "Hm.", "Done."),
     _case("half an opening mark", "<thin", "", "<thin"),
     _case("an opening mark that is none", "  <thinking>a", "", "  <thinking>a"),
     _case(
