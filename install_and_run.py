@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Install start_llm into .venv beside this file, then start the server (or, with --test, its tests).
 
-Standard library only. Any Python from 3.9 starts this file; the server itself gets a Python 3.12.
+This file needs only the standard library and Python 3.9 or newer. The server itself runs on Python 3.12.
 
-    1. refuse a .venv that another Python has touched   (names each artefact, deletes nothing)
+    1. refuse a .venv that another Python has changed   (names each artefact, deletes nothing)
     2. install what is missing: find a Python 3.12, make .venv, run pip
-       (skipped while the stamps in .venv fit: a second start uses no network)
+       (skipped while the stamps in .venv are current: a second start uses no network)
     3. become the server through exec                   (on Linux with OpenBLAS preloaded)
 """
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 REQUIREMENT_FILES = {"server": ROOT / "requirements.txt", "dev": ROOT / "requirements-dev.txt"}
-CONSTRAINTS = ROOT / "constraints.txt"  # the exact version of everything that the requirements bring
+CONSTRAINTS = ROOT / "constraints.txt"  # the exact version of every package, dependencies included
 INSTALLED_WITHOUT_DEPENDENCIES = "mlx-vlm"
 CURE = "Delete the folder (rm -rf .venv) and run this again; it is then made anew."
 
@@ -45,9 +45,9 @@ WHOLE_SUITE = [
     "2",
     "--dist",
     "loadfile",
-]  # two processes; tests of one file share what they have set up
+]  # two processes; the tests of one file run in one process and share their fixtures
 
-# An OpenBLAS with threads and the cblas names, as Debian and Ubuntu, Fedora, and Arch place it.
+# Paths of an OpenBLAS with threads and the cblas names: on Debian and Ubuntu, on Fedora, on Arch.
 OPENBLAS_PLACES = (
     f"/usr/lib/{platform.machine()}-linux-gnu/openblas-pthread/libblas.so.3",
     "/usr/lib64/libopenblasp.so.0",
@@ -59,7 +59,7 @@ note: OpenBLAS is missing. It makes float32 on the CPU about 30 times faster tha
 
 
 class Refusal(Exception):
-    """A reason not to go on, worded for the user. Ends the program with status 1."""
+    """A reason to stop, worded for the user. Ends the program with status 1."""
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(arguments: list[str]) -> None:
-    """Install, then become the server or the tests; comes back only for --setup-only."""
+    """Install, then become the server or the tests. Returns only with --setup-only."""
     own_arguments, pytest_arguments = split_at_test(arguments)
     options, server_arguments = option_parser().parse_known_args(own_arguments)
     refuse_windows(sys.platform)
@@ -85,21 +85,21 @@ def run(arguments: list[str]) -> None:
     elif pytest_arguments is not None:
         os.environ.setdefault(
             "OPENBLAS_NUM_THREADS", "1"
-        )  # tiny models; more threads only wait for each other
+        )  # the models in tests are tiny; more threads only wait for each other
         become(["-m", "pytest", *(pytest_arguments or WHOLE_SUITE)])
     else:
         become(["-m", "start_llm", "serve", *serve_options(options), *server_arguments])
 
 
 def say(text: str) -> None:
-    print(text, flush=True)  # flushed, so that it stands before what pip or the server print
+    print(text, flush=True)  # so that it comes before the output of pip or the server
 
 
 # --- options -----------------------------------------------------------------
 
 
 def split_at_test(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """What stands after --test belongs to pytest, whatever it looks like. None: no --test."""
+    """Split off the arguments after --test, which all go to pytest; None if there is no --test."""
     if "--test" not in arguments:
         return arguments, None
     place = arguments.index("--test")
@@ -139,7 +139,7 @@ def serve_options(options: argparse.Namespace) -> list[str]:
 
 
 def absolute_if_it_exists(model: str) -> str:
-    """The server runs in the repository's root; there a relative path would mean another place."""
+    """Make the path of an existing model absolute, because the server runs in the repository's root."""
     path = Path(model).expanduser()
     return str(path.absolute()) if path.exists() else model
 
@@ -155,14 +155,14 @@ PROBE = "import os, sys; print('%d.%d' % sys.version_info[:2], os.uname()[4], sy
 
 
 class Interpreter(NamedTuple):
-    """What a candidate says of itself when it is run; `complaint` is empty if it may serve."""
+    """The result of running a candidate Python; `complaint` is empty if it can be used."""
 
     executable: str
     complaint: str
 
 
 def probe(python: str) -> Interpreter:
-    # -S: a .pth file in site-packages runs code in every start of its Python, and this one may be poisoned.
+    # -S skips site-packages: a .pth file there runs code at every start of its Python, and may be malicious.
     done = quietly([python, "-I", "-S", "-c", PROBE])
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[0]
@@ -235,7 +235,7 @@ def newest_first(pythons: Iterable[Path]) -> list[str]:
 
 
 def refuse_contamination() -> None:
-    # The artefacts that can be read come first: a poisoned or foreign Python is not even started.
+    # Artefacts that can be read are checked first, so that a malicious or foreign Python is not started.
     artefacts = [*wrong_configuration(), *foreign_files(), *poisoned_files()] or wrong_interpreters()
     if artefacts:
         named = "".join(f"\n    {artefact}" for artefact in artefacts)
@@ -268,7 +268,7 @@ def foreign_files() -> Iterator[str]:
 
 
 def poisoned_files() -> Iterator[str]:
-    """LiteLLM 1.82.8, published by a thief of its credentials, ran code from such a file."""
+    """Find .pth files of LiteLLM. Version 1.82.8, published with stolen credentials, ran code from one."""
     for file in sorted(VENV.glob("lib/python*/site-packages/litellm*.pth")):
         yield f"{file.relative_to(VENV)} runs code in every start of Python here (as in LiteLLM 1.82.8)"
 
@@ -302,7 +302,10 @@ def stamp(part: str) -> Path:
 
 
 def fingerprint(part: str) -> str:
-    """Changes with a requirement (not with a comment) and with the interpreter, which pyvenv.cfg names."""
+    """Return a digest of the requirements (without comments), the constraints and pyvenv.cfg.
+
+    pyvenv.cfg names the interpreter.
+    """
     content = json.dumps([part, requirement_lines(part), lines_of(CONSTRAINTS), configuration()])
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -312,7 +315,7 @@ def requirement_lines(part: str) -> list[str]:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Without comments."""
+    """Return the non-empty lines of a file, without comments."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -323,7 +326,7 @@ def lines_of(file: Path) -> list[str]:
 
 @contextlib.contextmanager
 def installation_lock() -> Generator[None]:
-    import fcntl  # not on Windows, where this file must still be able to say that
+    import fcntl  # does not exist on Windows, where this file must still print its refusal
 
     try:
         VENV.mkdir(exist_ok=True)
@@ -341,7 +344,7 @@ def installation_lock() -> Generator[None]:
 
 def install(parts: list[str]) -> None:
     for part in REQUIREMENT_FILES:
-        stamp(part).unlink(missing_ok=True)  # whatever breaks from here on, the next start installs again
+        stamp(part).unlink(missing_ok=True)  # if a step fails from here on, the next start installs again
     make_environment()
     lines = [line for part in parts for line in requirement_lines(part)]
     lonely = [line for line in lines if line.startswith(INSTALLED_WITHOUT_DEPENDENCIES)]
@@ -360,7 +363,7 @@ def make_environment() -> None:
         hint = "On Debian and Ubuntu venv is a package of its own: apt install python3.12-venv."
         run_step("Making the environment", [python, "-m", "venv", str(VENV)], hint)
     packages = VENV / "lib" / "python3.12" / "site-packages"
-    if not any(packages.glob("pip-*.dist-info/RECORD")):  # which is written last
+    if not any(packages.glob("pip-*.dist-info/RECORD")):  # RECORD is written last
         for half in (packages / "pip", *packages.glob("pip-*.dist-info")):
             shutil.rmtree(half, ignore_errors=True)
         hint = f"This environment has no pip. {CURE}"

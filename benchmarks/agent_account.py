@@ -55,14 +55,14 @@ class Request:
     Attributes:
         messages: as it spells them this time.
         meant: the same messages without what it changes each time: they tell what is new.
-        most_tokens: of the reply.
+        max_tokens: of the reply.
         name: of the conversation, if its client gives it one.
     """
 
     messages: Sequence[Message]
     meant: Sequence[Message]
     tools: Sequence[Tool] = tuple(TOOLS)
-    most_tokens: int = REPLY_TOKENS
+    max_tokens: int = REPLY_TOKENS
     name: str | None = None
 
     @classmethod
@@ -74,7 +74,7 @@ class Request:
 class Rendering:
     """The fresh rendering of a conversation, by the template and the tokenizer of a model folder.
 
-    Thoughts are left out: a template shows or hides the same thought depending on what follows, and the
+    Reasoning is left out: a template shows or hides the same reasoning depending on what follows, and the
     difference of two renderings would then count more than the new messages.
     """
 
@@ -141,7 +141,7 @@ class Rendering:
 
 
 def _for_template(message: Message) -> Message:
-    """Arguments as an object and content as a text, as templates want them; no thoughts."""
+    """Arguments as an object and content as a text, as templates want them; no reasoning."""
     shown = {key: value for key, value in message.items() if key not in ("reasoning_content", "reasoning")}
     shown["content"] = _plain(message.get("content"))
     if calls := shown.get("tool_calls"):

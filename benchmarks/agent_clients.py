@@ -16,7 +16,7 @@ from benchmarks.agent_account import TOOLS, Message, Tool
 type Spell = Callable[[Sequence[Message], int], list[Message]]
 """Messages as a request of that number has them."""
 
-THOUGHT, CALLS, TEXT = "reasoning_content", "tool_calls", "content"
+REASONING, CALLS, TEXT = "reasoning_content", "tool_calls", "content"
 PARALLEL_CALLS = 3
 FIRST_EDITED = 3
 
@@ -56,13 +56,13 @@ class Client:
     @property
     def is_scripted(self) -> bool:
         """It takes a model that says more than random tokens."""
-        return THOUGHT in self.hears or CALLS in self.hears
+        return REASONING in self.hears or CALLS in self.hears
 
 
 PLAIN = Client()
 
 
-# ----------------------------------------------------------------------------------------- metadata, thoughts
+# ---------------------------------------------------------------------------------------- metadata, reasoning
 
 
 def with_billing_header(messages: Sequence[Message], number: int) -> list[Message]:
@@ -89,7 +89,7 @@ def _metadata(number: int | None) -> str:
 
 
 def _with_envelopes(newest: Callable[[int], str], older: str) -> Spell:
-    """OpenClaw: what stands in front of its user's words, and what is left of it in the next request."""
+    """OpenClaw: what stands before its user's words, and what is left of it in the next request."""
 
     def spelled(messages: Sequence[Message], number: int) -> list[Message]:
         last = max(index for index, message in enumerate(messages) if message["role"] == "user")
@@ -114,35 +114,35 @@ def _deferred_tools(number: int) -> str:
     return f"### Deferred Tool Schemas\nAvailable deferred-schema tools:\n{''.join(there)}"
 
 
-def _without_thoughts(messages: Sequence[Message], _: int) -> list[Message]:
-    return [_with_thought(message, None) for message in messages]
+def _without_reasoning(messages: Sequence[Message], _: int) -> list[Message]:
+    return [_with_reasoning(message, None) for message in messages]
 
 
-def _thoughts_as_reasoning(messages: Sequence[Message], _: int) -> list[Message]:
-    return [_with_thought(message, "reasoning") for message in messages]
+def _reasoning_as_reasoning(messages: Sequence[Message], _: int) -> list[Message]:
+    return [_with_reasoning(message, "reasoning") for message in messages]
 
 
-def _thoughts_in_the_text(messages: Sequence[Message], _: int) -> list[Message]:
+def _reasoning_in_the_text(messages: Sequence[Message], _: int) -> list[Message]:
     return [
         {
-            **_with_thought(message, None),
-            "content": f"<think>\n{thought.strip()}\n</think>\n\n{message['content']}",
+            **_with_reasoning(message, None),
+            "content": f"<think>\n{reasoning.strip()}\n</think>\n\n{message['content']}",
         }
-        if (thought := message.get("reasoning_content"))
+        if (reasoning := message.get("reasoning_content"))
         else message
         for message in messages
     ]
 
 
-def _thoughts_now_and_then(messages: Sequence[Message], number: int) -> list[Message]:
-    return _without_thoughts(messages, number) if number % 2 else list(messages)
+def _reasoning_now_and_then(messages: Sequence[Message], number: int) -> list[Message]:
+    return _without_reasoning(messages, number) if number % 2 else list(messages)
 
 
-def _with_thought(message: Message, field: str | None) -> Message:
-    """Its thought in that field, or in none."""
+def _with_reasoning(message: Message, field: str | None) -> Message:
+    """Its reasoning in that field, or in none."""
     others = {key: value for key, value in message.items() if key != "reasoning_content"}
-    thought = message.get("reasoning_content")
-    return others if field is None or thought is None else {**others, field: thought}
+    reasoning = message.get("reasoning_content")
+    return others if field is None or reasoning is None else {**others, field: reasoning}
 
 
 # ------------------------------------------------------------------------------------- calls, contents, tools
@@ -232,7 +232,7 @@ def _with_line_in_front(line: Callable[[int], str]) -> Spell:
     ]
 
 
-def _with_line_behind(line: Callable[[int], str]) -> Spell:
+def _with_line_after(line: Callable[[int], str]) -> Spell:
     """The system prompt ends with it."""
     return lambda messages, number: [
         {**messages[0], "content": f"{messages[0]['content']}\n{line(number)}"},
@@ -310,7 +310,7 @@ def _with_reminders(messages: Sequence[Message], _: int) -> list[Message]:
 
 
 def _with_system_messages(messages: Sequence[Message], _: int) -> list[Message]:
-    """Claude Code: behind each question, and there they stay."""
+    """Claude Code: after each question, and there they stay."""
     told: list[Message] = []
     for index, message in enumerate(messages):
         told.append(message)
@@ -348,16 +348,18 @@ def _envelopes() -> dict[str, Client]:
 
 CLIENTS: dict[str, Client] = {
     "billing": Client(title="billing header changes", spell=with_billing_header),
-    "thought-stripped": Client(title="thoughts stripped", spell=_without_thoughts, hears=(THOUGHT, CALLS)),
-    "thought-kept": Client(title="thoughts as reasoning_content", hears=(THOUGHT, CALLS)),
-    "thought-renamed": Client(
-        title="thoughts as reasoning", spell=_thoughts_as_reasoning, hears=(THOUGHT, CALLS)
+    "reasoning-stripped": Client(
+        title="reasoning stripped", spell=_without_reasoning, hears=(REASONING, CALLS)
     ),
-    "thought-in-text": Client(
-        title="thoughts in the text", spell=_thoughts_in_the_text, hears=(THOUGHT, CALLS)
+    "reasoning-kept": Client(title="reasoning as reasoning_content", hears=(REASONING, CALLS)),
+    "reasoning-renamed": Client(
+        title="reasoning as reasoning", spell=_reasoning_as_reasoning, hears=(REASONING, CALLS)
     ),
-    "thought-at-times": Client(
-        title="thoughts now and then", spell=_thoughts_now_and_then, hears=(THOUGHT, CALLS)
+    "reasoning-in-text": Client(
+        title="reasoning in the text", spell=_reasoning_in_the_text, hears=(REASONING, CALLS)
+    ),
+    "reasoning-at-times": Client(
+        title="reasoning now and then", spell=_reasoning_now_and_then, hears=(REASONING, CALLS)
     ),
     "arguments": Client(title="own arguments re-serialised", spell=with_other_arguments, hears=(CALLS,)),
     "no-content": Client(
@@ -371,27 +373,27 @@ CLIENTS: dict[str, Client] = {
         calls=PARALLEL_CALLS,
         is_about_calls=True,
     ),
-    # Behind a reply that the server wrote: the same words with another id may be another client's.
+    # After a reply that the server wrote: the same words with another id may be another client's.
     "message-id": Client(title="message id vanishes", spell=with_message_id, hears=(CALLS,)),
     **_envelopes(),
     "deferred": Client(
-        title="list of tools changes", spell=_with_line_behind(_deferred_tools), hears=(CALLS,)
+        title="list of tools changes", spell=_with_line_after(_deferred_tools), hears=(CALLS,)
     ),
     "title": Client(title="a title in between", asks_titles=True),
-    "clock-first": Client(title="clock in front of the system prompt", spell=_with_line_in_front(_clock)),
-    "clock-last": Client(title="clock behind the system prompt", spell=_with_line_behind(_clock)),
-    "midnight": Client(title="date at midnight", spell=_with_line_behind(_date)),
+    "clock-first": Client(title="clock before the system prompt", spell=_with_line_in_front(_clock)),
+    "clock-last": Client(title="clock after the system prompt", spell=_with_line_after(_clock)),
+    "midnight": Client(title="date at midnight", spell=_with_line_after(_date)),
     "statistics": Client(title="run statistics change", spell=_with_statistics, hears=(CALLS,)),
-    # One chat's own: they may change behind a reply that the server wrote.
-    "inbound": Client(title="inbound block changes", spell=_with_line_behind(_inbound), hears=(CALLS,)),
+    # One chat's own: they may change after a reply that the server wrote.
+    "inbound": Client(title="inbound block changes", spell=_with_line_after(_inbound), hears=(CALLS,)),
     "inbound-at-times": Client(
-        title="inbound block now and then", spell=_with_line_behind(_inbound_at_times), hears=(CALLS,)
+        title="inbound block now and then", spell=_with_line_after(_inbound_at_times), hears=(CALLS,)
     ),
-    "git": Client(title="git status changes", spell=_with_line_behind(_git_status), hears=(CALLS,)),
-    "temporal": Client(title="date and time zone change", spell=_with_line_behind(_temporal_context)),
+    "git": Client(title="git status changes", spell=_with_line_after(_git_status), hears=(CALLS,)),
+    "temporal": Client(title="date and time zone change", spell=_with_line_after(_temporal_context)),
     "reminder": Client(title="first reminder changes", spell=_with_changing_reminder, hears=(CALLS,)),
     "reminders": Client(title="a reminder in each question", spell=_with_reminders, adds=True),
-    "systems": Client(title="a system message behind each question", spell=_with_system_messages, adds=True),
+    "systems": Client(title="a system message after each question", spell=_with_system_messages, adds=True),
     "edit": Client(title="an old result edited", spell=_with_edited_result, adds=True),
     "carrier": Client(title="carrier at the end", spell=_with_carrier, hears=(CALLS,)),
 }

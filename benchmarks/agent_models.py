@@ -1,7 +1,7 @@
 """The models that servers are measured with: random ones, and scripted ones that think or call a tool.
 
 A random model never ends its reply, thinks or calls anything. A scripted one does, in as many tokens as a
-short thought or call of a real model has, and computes its prompt like any model of its family.
+short reasoning or call of a real model has, and computes its prompt like any model of its family.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CALL = ["<tool_call>", '\n{"name": "run_command", "arguments": ']
 _BEHIND = ["}\n", "</tool_call>"]
 
 _SCRIPTS: dict[Model, list[str]] = {
-    # A thought and a call, as the template itself would write them.
+    # Reasoning and a call, as the template itself would write them.
     "thinks": [
         "<think>",
         "\nI have to look at",

@@ -1,4 +1,4 @@
-"""Who is measured with the shapes of agents: a server behind a URL, or mlx_lm in this process."""
+"""Who is measured with the shapes of agents: a server after a URL, or mlx_lm in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Streamed:
 
     began: float
     content: str = ""
-    thought: str = ""
+    reasoning: str = ""
     calls: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     first_s: float | None = None
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -53,12 +53,12 @@ class Streamed:
 
     def _delta(self, delta: dict[str, Any]) -> None:
         content = delta.get("content") or ""
-        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
         calls = delta.get("tool_calls") or []
-        if self.first_s is None and (content or thought or calls):
+        if self.first_s is None and (content or reasoning or calls):
             self.first_s = time.perf_counter() - self.began
         self.content += content
-        self.thought += thought
+        self.reasoning += reasoning
         for call in calls:
             self._call(call)
 
@@ -73,7 +73,7 @@ class Streamed:
         if not self.ended:
             raise ServerFailed("the stream ended without [DONE]")
         message: Message = {"role": "assistant", "content": self.content}
-        message |= {"reasoning_content": self.thought} if self.thought else {}
+        message |= {"reasoning_content": self.reasoning} if self.reasoning else {}
         message |= {"tool_calls": [self.calls[index] for index in sorted(self.calls)]} if self.calls else {}
         seconds = time.perf_counter() - self.began if self.first_s is None else self.first_s
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -83,7 +83,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class HttpServer:
-    """A server behind a base URL, which ends in /v1."""
+    """A server after a base URL, which ends in /v1."""
 
     base_url: str
     model: str
@@ -124,7 +124,7 @@ class HttpServer:
             return json.load(_accepted(connection))
 
     def _post(self, connection: http.client.HTTPConnection, request: Request) -> None:
-        body = {"model": self.model, "messages": request.messages, "max_tokens": request.most_tokens}
+        body = {"model": self.model, "messages": request.messages, "max_tokens": request.max_tokens}
         body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         body |= {"tools": request.tools} if request.tools else {}
         body |= {"session_id": request.name} if request.name else {}
@@ -184,7 +184,7 @@ class Bare:
 
     def _answer(self, request: Request, began: float) -> Reply:
         prompt, times, made = self._rendering.tokens(request), list[float](), list[int]()
-        for token, _ in self._steps(prompt, request.most_tokens):
+        for token, _ in self._steps(prompt, request.max_tokens):
             times.append(time.perf_counter())
             if self._rendering.ends(int(token)):
                 break
@@ -194,9 +194,9 @@ class Bare:
 
     def _compute_until(self, request: Request, moment: float) -> None:
         with suppress(_Left):
-            next(self._steps(self._rendering.tokens(request), request.most_tokens, moment))
+            next(self._steps(self._rendering.tokens(request), request.max_tokens, moment))
 
-    def _steps(self, prompt: list[int], most_tokens: int, moment: float = math.inf) -> Generator[Any]:
+    def _steps(self, prompt: list[int], max_tokens: int, moment: float = math.inf) -> Generator[Any]:
         """Tokens of the reply. Raises _Left at the end of the chunk during which `moment` came."""
         before = self._prefilled
 
@@ -208,7 +208,7 @@ class Bare:
         return generate_step(
             mx.array(prompt),
             self._network,
-            max_tokens=most_tokens,
+            max_tokens=max_tokens,
             prefill_step_size=PREFILL_STEP,
             prompt_progress_callback=note,
         )

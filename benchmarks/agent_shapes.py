@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from benchmarks.agent_account import REPLY_TOKENS, Account, Ledger, Message, Rendering, Request, Sample, user
-from benchmarks.agent_clients import CLIENTS, PLAIN, THOUGHT, Client
+from benchmarks.agent_clients import CLIENTS, PLAIN, REASONING, Client
 from benchmarks.agent_models import Model
 
 SYSTEM_TOKENS = 950
@@ -70,7 +70,7 @@ class Player:
         self.own = own
         self.rendering = rendering
         self._server = server
-        self._ledger = Ledger(rendering)
+        self._computed_prefixes = Ledger(rendering)
         server.ask(Request.of([user("Hello")]))
         self._open_account()
 
@@ -90,7 +90,7 @@ class Player:
 
     def ask(self, *requests: Request) -> list[Reply]:
         """Send all of them at once. Which of them computes what they share is the server's choice."""
-        charges = [self._ledger.charge(request) for request in requests]
+        charges = [self._computed_prefixes.charge(request) for request in requests]
         with self._timed(), ThreadPoolExecutor(len(requests)) as pool:
             replies = list(pool.map(self._server.ask, requests))
         by_work = sorted(zip(requests, replies, strict=True), key=lambda pair: self._computed(*pair))
@@ -114,7 +114,7 @@ class Player:
         prompt, computed = self._prompt(request, reply), self._computed(request, reply)
         sample = Sample(prompt=prompt, unavoidable=unavoidable, computed=computed, first_s=reply.first_s)
         self._account.samples.append(sample)
-        self._ledger.heard(request, reply.message)
+        self._computed_prefixes.heard(request, reply.message)
 
     def rehearse(self, request: Request) -> float:
         """Seconds until the first text of a request that is not counted."""
@@ -128,7 +128,7 @@ class Player:
         What the first one computed is in no usage. The engine's count tells it; without one it is `share` of
         the prompt, or what the second one found, if that is more.
         """
-        unavoidable, before = self._ledger.charge(request), self._server.prefilled_tokens()
+        unavoidable, before = self._computed_prefixes.charge(request), self._server.prefilled_tokens()
         with self._timed():
             self._server.leave(request, after_s)
         time.sleep(RETRY_PAUSE_S)
@@ -181,7 +181,7 @@ class Chat:
             messages=messages,
             meant=messages if self.client.adds else list(self.messages),
             tools=self.client.tools(number),
-            most_tokens=OWN_REPLY_TOKENS if self.client.is_scripted else REPLY_TOKENS,
+            max_tokens=OWN_REPLY_TOKENS if self.client.is_scripted else REPLY_TOKENS,
             name=self.name if self.client.is_named else None,
         )
 
@@ -324,7 +324,7 @@ def _title_request(chat: Chat, number: int) -> Request:
 def _shape_of(client: Client) -> Shape:
     model: Model = "random"
     if client.is_scripted:
-        model = "thinks" if THOUGHT in client.hears else "calls"
+        model = "thinks" if REASONING in client.hears else "calls"
     return Shape(client.title, partial(_drifting, client), model)
 
 

@@ -13,12 +13,12 @@ than 64 tokens. A server that compares tokens also saves the opening of a new me
 and may reach 1.01.
 
 In many shapes a client changes what it sends again, at every request anew: see `agent_clients.py`. New text
-is what it then adds, in its spelling of that request. Where the server's own thoughts and calls are sent
+is what it then adds, in its spelling of that request. Where the server's own reasoning and calls are sent
 again, a scripted model says them. A server that cannot play a shape fails in it, in words, and goes on with
 the next.
 
 Without --base-url this starts, one after the other on the same models: start_llm, mlx_lm.server, and mlx_lm
-in this process, which keeps nothing (the floor) and reads no thought and no call out of a reply. Counts
+in this process, which keeps nothing (the floor) and reads no reasoning and no call out of a reply. Counts
 depend on no machine, times do, and so does the moment at which the cancelled prefill is left: half of the
 time that another one like it took. What it had computed until then comes from the engine's count, and is
 estimated (≈) where there is none. On Linux start it with the BLAS that install_and_run.py preloads.

@@ -9,8 +9,8 @@
 - `restore`: another conversation copies n tokens out of pages; beside computing them, and for each token. And
   the next turn of the same one, which is handed its caches.
 - `lookup`: planning a restore of a long prompt, without copying; what taking it in costs for each token.
-- `cut`: the longest time for which the engine stands still when a long strand becomes a run, when one leaf of
-  that is cut, and when caches are put together from it. Tiny arrays: overhead alone.
+- `cut`: the longest time for which the engine stands still when a long sequence cache becomes a run, when one
+  leaf of that is cut, and when caches are put together from it. Tiny arrays: overhead alone.
 - `stored`: bytes after many sessions on one system prompt, beside KV of distinct tokens and kept states.
 - `peak`: highest MLX memory of a growing conversation, weights left out, over the KV that it ends with; less
   a chunk's work, which is what the same chunks take beyond their KV in mlx_lm's own caches. Then over the

@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from benchmarks.cache_engine import PAGE, Row
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import Strand
-from start_llm.cache.store import Store
+from start_llm.cache.pages import SequenceCache
+from start_llm.cache.store import PageStore
 
 LAYERS = 64
 _STALL_S = 0.23
@@ -27,15 +27,15 @@ class _Deep:
 
 
 def cut(tokens: int) -> Iterator[Row]:
-    """A strand becomes a run, which is cut leaf by leaf, and caches are put together from it."""
-    store = Store(Layers(_Deep()), PAGE)
-    strand = _resting(store, tokens)
-    path = list(strand.path)
-    calls = {"a strand becomes a run": [_timed(lambda: store.dissolve(strand))]}
+    """A sequence cache becomes a run, which is cut leaf by leaf, and caches are put together from it."""
+    store = PageStore(Layers(_Deep()), PAGE)
+    seq_cache = _resting(store, tokens)
+    path = list(seq_cache.path)
+    calls = {"a strand becomes a run": [_timed(lambda: store.split_into_pages(seq_cache))]}
     leaves = calls["one leaf of it is cut"] = list[float]()
-    while store.tree.untidy:
+    while store.tree.untrimmed_runs:
         leaves.append(_timed(lambda: store.tidy(lambda: True)))
-    copy = Strand([], strand.root, list(range(path[-1].end)), path)
+    copy = SequenceCache([], seq_cache.root, list(range(path[-1].end)), path)
     store.admit(copy)
     calls["caches are put together from it"] = [
         _timed(lambda: store.assemble(copy, None, None, path[-1].end, tokens))
@@ -47,18 +47,18 @@ def cut(tokens: int) -> Iterator[Row]:
         yield Row(f"longest call: {what}", "any", told, measured, f"< {_STALL_S} s")
 
 
-def _resting(store: Store, tokens: int) -> Strand:
+def _resting(store: PageStore, tokens: int) -> SequenceCache:
     caches = store.layers.fresh(tokens)
     values = mx.zeros((1, 1, tokens, 2))
     for leaf in caches:
         leaf.update_and_fetch(values, values)
     mx.eval([leaf.state for leaf in caches])
-    strand = Strand(caches, store.tree.root(b""))
-    store.admit(strand)
-    strand.tokens = list(range(tokens))
-    store.extend(strand)
-    store.rest(strand)
-    return strand
+    seq_cache = SequenceCache(caches, store.tree.root(b""))
+    store.admit(seq_cache)
+    seq_cache.tokens = list(range(tokens))
+    store.extend(seq_cache)
+    store.make_idle(seq_cache)
+    return seq_cache
 
 
 def _timed(work: Callable[[], Any]) -> float:

@@ -12,15 +12,15 @@ from typing import Any
 import mlx.core as mx
 
 from scripts import tiny_models
-from start_llm.cache.eviction import Limits
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Finished
-from start_llm.engine.machinery import Machinery
 from start_llm.engine.pacing import LONGEST_CHUNK
+from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.engine.harness import Stepper, Watched, job
+from tests.engine.harness import Stepper, Watched, engine_request
 
 PAGE = 256
 """Tokens of a page: the default of the setting."""
@@ -28,9 +28,9 @@ PLENTY = 10**12
 CHUNK = 512
 REPLY_TOKENS = 8
 TAIL_TOKENS = 4
-"""Tokens behind the last message: they open the reply."""
+"""Tokens after the last message: they open the reply."""
 VOCABULARY = 1500
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Model:
 
     family: str
     size: Size
-    machinery: Machinery
+    resources: EngineResources
     layers: Layers
 
     @property
     def network(self) -> Any:
-        return self.machinery.network
+        return self.resources.network
 
     def compute(self, ids: Sequence[int], caches: list[Any], chunk: int = CHUNK) -> None:
         """Prefill without an engine."""
@@ -84,7 +84,7 @@ class Model:
         caches = self.layers.fresh()
         self.compute(prompt(PAGE), caches)
         return Bytes(
-            self.layers.view(caches, 0, PAGE).nbytes // PAGE if self.layers.is_sliced else 0,
+            self.layers.view(caches, 0, PAGE).nbytes // PAGE if self.layers.has_trimmable else 0,
             self.layers.state(caches).nbytes,
         )
 
@@ -103,10 +103,10 @@ class Bytes:
 def build(folder: Path, family: str, size: Size) -> Model:
     tiny_models.build(family, folder, hidden=size.hidden, layers=size.layers, **size.config)
     loaded = load(folder)
-    machinery = Machinery(
-        loaded.network, loaded.tokenizer.token_bytes, frozenset(), most_rows=4, batches=True
+    resources = EngineResources(
+        loaded.network, loaded.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
-    return Model(family, size, machinery, Layers(loaded.network))
+    return Model(family, size, resources, Layers(loaded.network))
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -132,11 +132,11 @@ class CachedEngine(Stepper):
         self.layers = model.layers
         self.cached = CacheMetrics()
         self.cache = PromptCache(
-            model.layers, limits=Limits(budget_bytes=budget), page_size=page_size, metrics=self.cached
+            model.layers, limits=EvictionLimits(budget_bytes=budget), page_size=page_size, metrics=self.cached
         )
         self.after_step: Callable[[], None] = lambda: None
-        machinery = replace(model.machinery, cache=self.cache, batches=batches)
-        super().__init__(machinery, longest_chunk=longest_chunk, network=network or model.network, **changes)
+        resources = replace(model.resources, cache=self.cache, batches=batches)
+        super().__init__(resources, longest_chunk=longest_chunk, network=network or model.network, **changes)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -145,8 +145,8 @@ class CachedEngine(Stepper):
 
     def live_bytes(self) -> int:
         """Caches of running rows, and of batches with their padding."""
-        live = self.cache._store.live_weight  # pyright: ignore[reportPrivateUsage]
-        return live.nbytes + self.cache.beside_bytes
+        live = self.cache._store.active_usage  # pyright: ignore[reportPrivateUsage]
+        return live.nbytes + self.cache.batched_bytes
 
 
 class Conversation:
@@ -161,11 +161,11 @@ class Conversation:
         """Ask with these tokens more; the last of them open the reply."""
         self.ids += tuple(new)
         self._ends.append(len(self.ids) - TAIL_TOKENS)
-        return self.engine.submit(job(self.ids, REPLY_TOKENS, boundaries=tuple(self._ends)))
+        return self.engine.submit(engine_request(self.ids, REPLY_TOKENS, boundaries=tuple(self._ends)))
 
     def finish(self, watched: Watched) -> int:
         """Take the reply in. Returns how many tokens of the prompt were computed."""
-        self.engine.finish(watched, most_steps=MOST_STEPS)
+        self.engine.finish(watched, max_steps=MAX_STEPS)
         if not isinstance(watched.ending, Finished):
             raise SystemExit(f"The engine failed: {watched.ending}")
         self.ids += tuple(watched.tokens)

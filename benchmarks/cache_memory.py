@@ -14,7 +14,7 @@ from mlx_lm.generate import generation_stream
 
 from benchmarks.cache_engine import (
     CHUNK,
-    MOST_STEPS,
+    MAX_STEPS,
     REPLY_TOKENS,
     CachedEngine,
     Conversation,
@@ -25,10 +25,10 @@ from benchmarks.cache_engine import (
     prompt,
 )
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import measure_row
+from start_llm.engine.cost import measure_sequence
 from start_llm.engine.work import measure_work
 from tests.cache.conversations import Talkers, talk
-from tests.engine.harness import Watched, Wrapped, job
+from tests.engine.harness import Watched, Wrapped, engine_request
 
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
 DEEP = {"qwen3": Size(128, 8, _HEADS)}
@@ -58,7 +58,7 @@ def stored(model: Model, system_tokens: int) -> Iterator[Row]:
     for seed in range(1, SESSIONS + 1):
         Conversation(engine, system).ask(prompt(SESSION_TOKENS, seed))
     tokens = system_tokens + SESSIONS * (SESSION_TOKENS + REPLY_TOKENS)
-    states = engine.cached.checkpoints + engine.cached.strands if model.layers.has_state else 0
+    states = engine.cached.checkpoints + engine.cached.seq_caches if model.layers.has_state else 0
     one = model.bytes_of()
     held, ideal = engine.cached.stored_bytes, one.token * tokens + one.state * states
     told = (
@@ -117,7 +117,7 @@ def tight(model: Model, length: int) -> Iterator[Row]:
     # MLX frees buffers in another thread, so measurements differ by a tenth.
     measured = [measure_work(model.network, model.layers).cost for _ in range(5)]
     work = max(one.bytes_of(CHUNK, length) for one in measured)
-    needed = measure_row(model.network, model.layers.fresh())
+    needed = measure_sequence(model.network, model.layers.fresh())
     left = CHUNK * sum(
         window.token_bytes for window in needed.windows
     )  # which windows hold until the next one
@@ -156,7 +156,7 @@ def _go_on_from_pages(engine: CachedEngine, length: int) -> None:
     first = Conversation(engine)
     first.ask(prompt(length // 2 - REPLY_TOKENS))
     branch = (*first.ids[: length * 4 // 9], *prompt(length // 50, 1))
-    engine.finish(engine.submit(job(branch, REPLY_TOKENS)), most_steps=MOST_STEPS)
+    engine.finish(engine.submit(engine_request(branch, REPLY_TOKENS)), max_steps=MAX_STEPS)
     if not engine.cached.pages:
         raise SystemExit("Nothing lies in pages.")
     before = engine.metrics.prefilled_tokens
@@ -168,12 +168,12 @@ def _go_on_from_pages(engine: CachedEngine, length: int) -> None:
 def _join_and_leave(engine: CachedEngine, length: int) -> None:
     rows = list[Watched]()
     for seed in range(ROWS):
-        rows.append(engine.submit(job(prompt(length // ROWS - LASTING, seed), LASTING)))
-        engine.step_until(lambda: engine.metrics.active_rows == len(rows), MOST_STEPS)
+        rows.append(engine.submit(engine_request(prompt(length // ROWS - LASTING, seed), LASTING)))
+        engine.step_until(lambda: engine.metrics.active_sequences == len(rows), MAX_STEPS)
         engine.step(3)
     while rows:
         rows.pop(0).generation.cancel()
-        engine.step_until(lambda: engine.metrics.active_rows == len(rows), MOST_STEPS)
+        engine.step_until(lambda: engine.metrics.active_sequences == len(rows), MAX_STEPS)
 
 
 # ----------------------------------------------------------------------------------- random runs, little room
@@ -211,8 +211,8 @@ def growth(model: Model, conversations: int) -> Iterator[Row]:
     quarter = conversations / 4
     resident: list[list[int]] = [[], [], [], []]
     for done in _random_run(engine, conversations):
-        place, behind = divmod(min(done, conversations) - 1, quarter)
-        if behind >= (1 - _SAMPLED) * quarter:
+        place, after = divmod(min(done, conversations) - 1, quarter)
+        if after >= (1 - _SAMPLED) * quarter:
             resident[int(place)].append(_resident_bytes())
     medians = [statistics.median(samples) for samples in resident]
     told = f"conversation {conversations // 4:,} to {conversations:,}; {model.size}"

@@ -23,7 +23,7 @@ from benchmarks.cache_engine import (
     Row,
     prompt,
 )
-from start_llm.cache.eviction import Limits
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.plan import plan_restore
 from start_llm.cache.prompt_cache import PromptCache
@@ -104,7 +104,7 @@ class Restored:
     tokens: int
     computed: float
     copied: float
-    handed_over: float
+    reused_in_place: float
 
 
 def restore(model: Model, lengths: Sequence[int]) -> Iterator[Row]:
@@ -122,11 +122,11 @@ def restore(model: Model, lengths: Sequence[int]) -> Iterator[Row]:
         copied = f"{one.copied / one.computed:.2%} ({1000 * one.copied:.2f} ms of {one.computed:.2f} s)"
         yield Row("copied / computed", model.family, told, copied, limit)
         yield Row("copied, for each token", model.family, told, f"{per_token:.3f} µs", "flat")
-        yield Row("handed over", model.family, told, f"{1000 * one.handed_over:.2f} ms")
+        yield Row("handed over", model.family, told, f"{1000 * one.reused_in_place:.2f} ms")
 
 
 def _new_cache(layers: Layers) -> PromptCache:
-    limits = Limits(budget_bytes=PLENTY)
+    limits = EvictionLimits(budget_bytes=PLENTY)
     return PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics())
 
 
@@ -139,37 +139,37 @@ def _restored(model: Model, length: int) -> Restored:
     computed = time.perf_counter() - began
     _cut_into_pages(kept)
     copied = [_copied(kept, (*shared, 4, seed, 5), length) for seed in range(FORKS + 1)]
-    caches = kept.open((*shared, 4, FORKS + 1, 5), b"", ()).strand.caches
-    handed_over = _handed_over(model.layers, caches, shared)
-    return Restored(length, computed, statistics.median(copied[1:]), handed_over)
+    caches = kept.open((*shared, 4, FORKS + 1, 5), b"", ()).seq_cache.caches
+    reused_in_place = _handed_over(model.layers, caches, shared)
+    return Restored(length, computed, statistics.median(copied[1:]), reused_in_place)
 
 
 def _cut_into_pages(kept: PromptCache) -> None:
     # What happens to a conversation that rests when a longer one shares its beginning, or memory is short.
     store = kept._store  # pyright: ignore[reportPrivateUsage]
-    for strand in store.strands:
-        store.dissolve(strand)
+    for seq_cache in store.seq_caches:
+        store.split_into_pages(seq_cache)
 
 
 def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: tuple[int, ...]) -> None:
     """A row's life without an engine: it stops where state is kept, and leaves its caches to the cache."""
     opened = kept.open(ids, b"", boundaries)
-    strand = opened.strand
-    for stop in (*opened.stops, len(ids)):
-        new = ids[len(strand.tokens) : stop]
-        model.compute(new, strand.caches)
-        kept.grew(strand, new, keep_state=stop in opened.stops)
-    kept.close(strand, strand.caches, ids)
+    seq_cache = opened.seq_cache
+    for stop in (*opened.checkpoint_positions, len(ids)):
+        new = ids[len(seq_cache.tokens) : stop]
+        model.compute(new, seq_cache.caches)
+        kept.record_chunk(seq_cache, new, keep_state=stop in opened.checkpoint_positions)
+    kept.close(seq_cache, seq_cache.caches, ids)
 
 
 def _copied(kept: PromptCache, ids: tuple[int, ...], length: int) -> float:
     """Seconds until another conversation has caches of `length` tokens; they are dropped again."""
     began = time.perf_counter()
-    strand = kept.open(ids, b"", ()).strand
+    seq_cache = kept.open(ids, b"", ()).seq_cache
     seconds = time.perf_counter() - began
-    if len(strand.tokens) != length:
-        raise SystemExit(f"{len(strand.tokens)} tokens were restored, and not {length}.")
-    kept.discard(strand)
+    if len(seq_cache.tokens) != length:
+        raise SystemExit(f"{len(seq_cache.tokens)} tokens were restored, and not {length}.")
+    kept.discard(seq_cache)
     return seconds
 
 
@@ -190,15 +190,15 @@ def _freed_memory_kept() -> Generator[None]:
 def _handed_over(layers: Layers, caches: list[Any], ids: tuple[int, ...]) -> float:
     """Seconds until the next turn has the caches of a conversation that was left with `ids`."""
     kept = _new_cache(layers)
-    kept.close(kept.open((*ids, 1), b"", ()).strand, caches, ids)
+    kept.close(kept.open((*ids, 1), b"", ()).seq_cache, caches, ids)
     seconds: list[float] = []
     for _ in range(FORKS):
         began = time.perf_counter()
-        strand = kept.open((*ids, 1, 2), b"", ()).strand
+        seq_cache = kept.open((*ids, 1, 2), b"", ()).seq_cache
         seconds.append(time.perf_counter() - began)
-        if len(strand.tokens) != len(ids):
-            raise SystemExit(f"{len(strand.tokens)} tokens were handed over, and not {len(ids)}.")
-        kept.close(strand, strand.caches, ids)
+        if len(seq_cache.tokens) != len(ids):
+            raise SystemExit(f"{len(seq_cache.tokens)} tokens were handed over, and not {len(ids)}.")
+        kept.close(seq_cache, seq_cache.caches, ids)
     return statistics.median(seconds)
 
 
@@ -226,15 +226,15 @@ def lookup(length: int) -> Iterator[Row]:
 def _insert(kept: PromptCache, ids: tuple[int, ...], states: int) -> list[float]:
     """Take a prompt in as a prefill does, with state at the first few stops. The seconds of each chunk."""
     opened = kept.open(ids, b"", ())
-    strand, seconds = opened.strand, list[float]()
-    ends = sorted({*opened.stops, *range(LOOKUP_CHUNK, len(ids), LOOKUP_CHUNK), len(ids)})
+    seq_cache, seconds = opened.seq_cache, list[float]()
+    ends = sorted({*opened.checkpoint_positions, *range(LOOKUP_CHUNK, len(ids), LOOKUP_CHUNK), len(ids)})
     for end in ends:
-        new = ids[len(strand.tokens) : end]
-        strand.caches[0].feed(new)
+        new = ids[len(seq_cache.tokens) : end]
+        seq_cache.caches[0].feed(new)
         began = time.perf_counter()
-        kept.grew(strand, new, keep_state=end in opened.stops[:states])
+        kept.record_chunk(seq_cache, new, keep_state=end in opened.checkpoint_positions[:states])
         seconds.append(time.perf_counter() - began)
-    kept.close(strand, strand.caches, ids)
+    kept.close(seq_cache, seq_cache.caches, ids)
     return seconds
 
 

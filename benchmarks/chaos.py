@@ -31,11 +31,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
-from start_llm.core.allocator import give_back_what_is_free  # noqa: E402
+from start_llm.core.allocator import limit_malloc_retention  # noqa: E402
 from tests.chaos.play import TROUBLES, Crowd, Outcome, play  # noqa: E402
 
 FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
-MOST_GROWTH = 0.02
+MAX_GROWTH = 0.02
 
 
 def told(outcome: Outcome) -> None:
@@ -44,10 +44,10 @@ def told(outcome: Outcome) -> None:
     print(f"\n{outcome.name}: {outcome.seconds:.0f} s, {outcome.stats.get('requests', {}).get('endings')}")
     print(f"  clients        {dict(sorted(outcome.counts.items()))}")
     print(f"  faults         {dict(sorted(outcome.fired.items()))}, deaths of the proxy {outcome.kills}")
-    print(f"  interruptions  {engine.get('interruptions')}, steps that failed {engine.get('failures')}")
+    print(f"  preemptions  {engine.get('preemptions')}, steps that failed {engine.get('failures')}")
     print(f"  heard          {outcome.heard} replies, each as it was written")
     print(f"  truth          {compared([outcome])}")
-    print(f"  MLX bytes      {outcome.active[0]:,} before, {outcome.active[1]:,} behind")
+    print(f"  MLX bytes      {outcome.active[0]:,} before, {outcome.active[1]:,} after")
     print(f"  resident       {outcome.resident / 2**20:.1f} MB, with the server closed")
     for problem in outcome.problems:
         print(f"  PROBLEM        {problem[:2000]}")
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--stretch", type=float, default=70, help="seconds of each")
     parser.add_argument("--no-proxy", action="store_true")
     options = parser.parse_args()
-    give_back_what_is_free()
+    limit_malloc_retention()
     rng, outcomes = random.Random(options.seed), list[Outcome]()
     crowd = Crowd(kill_s=0 if options.no_proxy else 45)
     print(servers.machine("mlx", "mlx-lm", "litellm"), flush=True)
@@ -117,7 +117,7 @@ def summary(outcomes: Sequence[Outcome]) -> None:
     )
     print(f"  resident       {told_growth}")
     print(f"  problems       {problems}")
-    raise SystemExit(1 if problems or (growth or 0) > MOST_GROWTH else 0)
+    raise SystemExit(1 if problems or (growth or 0) > MAX_GROWTH else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long a forward pass takes on a chip: a cost model, and the chips and models that it knows.
 
-A pass over `tokens` new tokens of each of `rows` sequences, `behind` tokens of which are in the cache, lasts
+A pass over `tokens` new tokens of each of `rows` sequences, `after` tokens of which are in the cache, lasts
 
     max(weights read, matrix products) + attention + latent + state + launches
 
@@ -13,7 +13,7 @@ A pass over `tokens` new tokens of each of `rows` sequences, `behind` tokens of 
   longer.
 - *latent*: a model with latent attention (MLA) keeps one small vector for each token. A chunk of a prompt
   decompresses all of them, again for each chunk, and writes its positional scores as a mask
-  [heads, tokens, behind + tokens]. A single token needs neither.
+  [heads, tokens, after + tokens]. A single token needs neither.
 - *state*: linear attention reads and writes its state once in each pass.
 
 Everything is in bytes, FLOPs and seconds.
@@ -189,16 +189,16 @@ class Cost:
     chip: ChipSpec
     model: ModelSpec
 
-    def forward_s(self, rows: int, tokens: int, behind: int) -> float:
+    def forward_s(self, rows: int, tokens: int, after: int) -> float:
         """A forward pass.
 
         Args:
             tokens: new ones of each row.
-            behind: tokens of each row in the cache, padding included.
+            after: tokens of each row in the cache, padding included.
         """
         dense = self.model.dense + (self.model.head if tokens == 1 else 0)
         products = max(self._read_s(dense, rows * tokens), self._product_s(dense, rows * tokens))
-        attention = self._attention_s(rows, tokens, behind) + self._latent_s(rows, tokens, behind)
+        attention = self._attention_s(rows, tokens, after) + self._latent_s(rows, tokens, after)
         state = 2 * rows * self.model.state_bytes * self.chip.read_s
         return products + attention + state + self.model.layers * self.chip.launch_s
 
@@ -221,19 +221,19 @@ class Cost:
         routed = experts.parameters / experts.count * experts.products(tokens) if experts else 0
         return 2 * (dense * _padded(tokens) + routed) / self.chip.flops
 
-    def _attention_s(self, rows: int, tokens: int, behind: int) -> float:
+    def _attention_s(self, rows: int, tokens: int, after: int) -> float:
         latent = self.model.latent
         attention = latent.absorbed if latent and tokens == 1 else self.model.attention
-        pairs = rows * tokens * (behind + (tokens + 1) / 2)
+        pairs = rows * tokens * (after + (tokens + 1) / 2)
         multiply_s = attention.flops(pairs) / (self.chip.flops * ATTENTION_SHARE)
-        read_s = rows * (behind + tokens) * self.model.attention.token_bytes * self.chip.read_s
+        read_s = rows * (after + tokens) * self.model.attention.token_bytes * self.chip.read_s
         return max(multiply_s, read_s)
 
-    def _latent_s(self, rows: int, tokens: int, behind: int) -> float:
+    def _latent_s(self, rows: int, tokens: int, after: int) -> float:
         latent = self.model.latent
         if latent is None or tokens == 1:
             return 0
-        length = rows * (behind + tokens)
+        length = rows * (after + tokens)
         moved = latent.decompressed_bytes(length) + latent.mask_bytes(length * tokens)
         return latent.decompress_flops(length) / self.chip.flops + moved * self.chip.read_s
 
@@ -261,7 +261,7 @@ def _apple(name: str, *, memory: float, bandwidth: float, flops: float, source: 
 # the prompt speed of LLaMA 7B Q4_0 in llama.cpp (github.com/ggml-org/llama.cpp, discussion 4167: 117.96,
 # 179.57, 759.70, 439.78 tokens per second). M5 Max: an estimate, four times what Apple has published for the
 # M5 with a quarter of its cores (machinelearning.apple.com, "Exploring LLMs with MLX and the Neural
-# Accelerators in the M5 GPU": less than 10 s until the first token behind 4,096 of a 14B 4-bit model). H100:
+# Accelerators in the M5 GPU": less than 10 s until the first token after 4,096 of a 14B 4-bit model). H100:
 # an estimate, a fifth of its dense bfloat16 peak of 989 TFLOPs.
 CHIPS = (
     _apple("M1", memory=16 * GB, bandwidth=68.25 * GB, flops=1.6 * T, source="llama.cpp 4167"),

@@ -19,20 +19,20 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from benchmarks.chip_costs import Cost
-from start_llm.cache.eviction import Limits
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Text
-from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import RowCost
+from start_llm.engine.cost import SequenceCost
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
-from start_llm.engine.machinery import Machinery, Pace
 from start_llm.engine.pacing import Chunk, ChunkPacer
+from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.work import measure_work
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 
@@ -104,28 +104,28 @@ class SimulatedNetwork:
         """Logits [rows, 1, vocabulary], all alike; they depend on what is cached, as real ones do."""
         rows, length = tokens.shape
         keeper = cache[0]
-        behind = int(getattr(keeper, "_idx", keeper.offset))
+        after = int(getattr(keeper, "_idx", keeper.offset))
         added = mx.zeros((rows, 1, length, 1))
         keys, values = keeper.update_and_fetch(added, added)
         for states in cache[1:]:
             states[0] = mx.zeros((rows, self.state_numbers)) if states[0] is None else states[0]
-        seconds = self._cost.forward_s(rows, length, behind) + self._copy_s(keeper, rows, behind)
+        seconds = self._cost.forward_s(rows, length, after) + self._copy_s(keeper, rows, after)
         if length > 1:
             self._device.compute(seconds)
         else:
             self._device.step(keeper, seconds)
         return mx.zeros((rows, 1, _VOCABULARY)) + keys[:, 0, -1:, :] + values[:, 0, -1:, :]
 
-    def _copy_s(self, keeper: Any, rows: int, behind: int) -> float:
+    def _copy_s(self, keeper: Any, rows: int, after: int) -> float:
         """Caches that have grown beyond their arrays, were restored, or are another batch, were copied."""
         before, now = self._shapes.get(keeper), tuple(keeper.keys.shape)
         self._shapes[keeper] = now
-        if before == now or not behind:
+        if before == now or not after:
             return 0.0
         model = self._cost.model
         is_other_batch = before is None or before[0] != rows
         state_bytes = model.state_bytes if is_other_batch else 0
-        return self._cost.copy_s(rows * (behind * model.attention.token_bytes + state_bytes))
+        return self._cost.copy_s(rows * (after * model.attention.token_bytes + state_bytes))
 
 
 def bare_prefill_s(cost: Cost, tokens: int, chunk: int = BARE_CHUNK) -> float:
@@ -200,7 +200,7 @@ class Pacing:
         pacer: chooses the length of chunks.
     """
 
-    pace: Pace = field(default_factory=Pace)
+    time_limits: TimeLimits = field(default_factory=TimeLimits)
     pacer: Callable[[float], ChunkPacer] = ChunkPacer
 
 
@@ -212,47 +212,49 @@ class WholeChunks(ChunkPacer):
 
 
 OURS = Pacing()
-BARE = Pacing(Pace(decode_share=1e-6), WholeChunks)
-"""Whole chunks, and one decode step behind each."""
+BARE = Pacing(TimeLimits(decode_share=1e-6), WholeChunks)
+"""Whole chunks, and one decode step after each."""
 
 
 class SimulatedEngine:
     """An EngineLoop and a prompt cache on one simulated chip, stepped by whoever holds it."""
 
-    def __init__(self, cost: Cost, *, most_rows: int, pacing: Pacing = OURS) -> None:
+    def __init__(self, cost: Cost, *, max_sequences: int, pacing: Pacing = OURS) -> None:
         self.cost = cost
         self.device = VirtualDevice()
         self.metrics = EngineMetrics()
         self._inbox = Inbox()
         self._streams: list[Stream] = []
-        machinery = self._machinery(SimulatedNetwork(cost, self.device), most_rows, pacing.pace)
+        resources = self._resources(SimulatedNetwork(cost, self.device), max_sequences, pacing.time_limits)
         with mx.stream(generation_stream):
-            self._loop = EngineLoop(machinery, self._inbox, self.metrics, self.device.clock)
+            self._loop = EngineLoop(resources, self._inbox, self.metrics, self.device.clock)
         # Nothing else in the server has to reach these two.
         if pacing.pacer is not ChunkPacer:
-            self._loop._time._pacer = pacing.pacer(pacing.pace.chunk_s)  # pyright: ignore[reportPrivateUsage]
-        self._loop._decoder.wait = self.device.wait  # pyright: ignore[reportPrivateUsage]
+            self._loop._time._pacer = pacing.pacer(pacing.time_limits.chunk_s)  # pyright: ignore[reportPrivateUsage]
+        self._loop._wait_for_steps = self.device.wait  # pyright: ignore[reportPrivateUsage]
 
-    def _machinery(self, network: SimulatedNetwork, most_rows: int, pace: Pace) -> Machinery:
+    def _resources(
+        self, network: SimulatedNetwork, max_sequences: int, time_limits: TimeLimits
+    ) -> EngineResources:
         scale = TOKEN_BYTES / self.cost.model.attention.token_bytes
         room = int(self.cost.free_bytes * scale)
         cache = PromptCache(
             Layers(network),
-            limits=Limits(budget_bytes=room),
+            limits=EvictionLimits(budget_bytes=room),
             page_size=PAGE_TOKENS,
             metrics=CacheMetrics(),
             clock=self.device.clock,
         )
-        return Machinery(
+        return EngineResources(
             network=network,
             token_bytes=lambda _: b"a",
-            end_tokens=frozenset(),
-            most_rows=most_rows,
+            eos_token_ids=frozenset(),
+            max_sequences=max_sequences,
             batches=True,
             cache=cache,
-            pace=pace,
+            time_limits=time_limits,
             measured=tried_chunks(self.cost),
-            admission=Admission(room, RowCost(TOKEN_BYTES, state_bytes=4 * network.state_numbers)),
+            admission=Admission(room, SequenceCost(TOKEN_BYTES, state_bytes=4 * network.state_numbers)),
         )
 
     @property
@@ -260,13 +262,13 @@ class SimulatedEngine:
         return any(stream.ending is None for stream in self._streams)
 
     def submit(self, prompt: Iterable[int], max_tokens: int, boundaries: tuple[int, ...] = ()) -> Stream:
-        job = Job(
+        engine_request = EngineRequest(
             prompt=ModelTokens(tuple(prompt)),
             max_tokens=max_tokens,
             sampling=Sampling(temperature=0),
             boundaries=boundaries,
         )
-        stream = Stream(Generation(job), self.device.now)
+        stream = Stream(Generation(engine_request), self.device.now)
         self._streams.append(stream)
         self._inbox.put(stream.generation)
         return stream

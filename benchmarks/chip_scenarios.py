@@ -37,7 +37,7 @@ TOLERANCE = 1.1
 """For what no plan knows: a chunk's time is predicted, and a window begins within a step."""
 
 AGENTS = (1, 4, 16)
-MOST_ROWS = 16
+MAX_ROWS = 16
 SHARED_TOKENS, NEW_TOKENS, REPLY_TOKENS, TURNS = 12_000, 500, 200, 3
 TOOL_S, STAGGER_S = 2.0, 0.5
 """An agent's tools take so long, and agents begin so long one after the other."""
@@ -87,7 +87,7 @@ def alone(cost: Cost, tokens: int, pacing: Pacing = OURS) -> Outcome | None:
     if not fits(cost, [tokens + PLANNED_REPLY]):
         return None
     bare_s = bare_prefill_s(cost, tokens)
-    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pacing=pacing)
+    engine = SimulatedEngine(cost, max_sequences=MAX_ROWS, pacing=pacing)
     first_s, next_s = (_ttft_s(engine, owner, tokens, PATIENCE * bare_s) for owner in range(2))
     failed = [
         f"{which} prompt at {bare_s / served_s:.3f} of bare speed"
@@ -164,7 +164,7 @@ def running(cost: Cost, pacing: Pacing = OURS) -> Outcome | None:
 
 
 def shortest_chunk(cost: Cost, before: int) -> int:
-    """Tokens of the shortest chunk that makes sense beside replies, behind so many tokens."""
+    """Tokens of the shortest chunk that makes sense beside replies, after so many tokens."""
     slowest_s = cost.forward_s(1, BARE_CHUNK, before) / BARE_CHUNK / LEAST_EFFICIENCY
     lengths = range(SHORTEST_CHUNK, BARE_CHUNK + 1, TILE)
     return next(length for length in lengths if cost.forward_s(1, length, before) / length <= slowest_s)
@@ -175,7 +175,7 @@ def _lengths(scale: float) -> list[int]:
 
 
 def beside(cost: Cost, contexts: Sequence[int], prompt: int, pacing: Pacing = OURS) -> Beside:
-    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pacing=pacing)
+    engine = SimulatedEngine(cost, max_sequences=MAX_ROWS, pacing=pacing)
     replies = _replies(engine, contexts)
     began_s = engine.device.now
     engine.run_until(lambda: _are_on(replies, began_s, SETTLING_STEPS))
@@ -286,7 +286,7 @@ def agents(cost: Cost, count: int, pacing: Pacing = OURS) -> Outcome | None:
 
 
 def work(cost: Cost, count: int, pacing: Pacing) -> Work:
-    engine = SimulatedEngine(cost, most_rows=MOST_ROWS, pacing=pacing)
+    engine = SimulatedEngine(cost, max_sequences=MAX_ROWS, pacing=pacing)
     party = [Agent(number, number * STAGGER_S) for number in range(count)]
     while not all(agent.is_done for agent in party):
         _wait_for_somebody(engine, party)

@@ -3,16 +3,16 @@
     python benchmarks/demo_model.py [--model FOLDER] [--prompts N] [--tokens 500 4000 30000] [--show-wrong N]
 
 Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy. Of
-each behaviour there are N prompts of at least so many tokens, half of them with thinking, behind ten texts
+each behaviour there are N prompts of at least so many tokens, half of them with thinking, after ten texts
 for each length. Words, names, values, results and texts are made of what the training left out (of numbers,
 flags, and common commands and hosts there are too few for that). The wordings, in `benchmarks/wordings`, were
 written apart from those of the training, and each is at least two words away from all of them. Tools come
 with whole JSON schemas, of which the model's template shows it the name and the first required parameter;
 where no call is wanted, none, one or three are offered. An answer counts if every character of it is right. A
-thought counts if it is the one of its behaviour, or is not there when it is not wanted.
+reasoning counts if it is the one of its behaviour, or is not there when it is not wanted.
 
 At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
-prompts is asked, behind one text. The limit is 16,000 characters, and no more of the messages is shown to the
+prompts is asked, after one text. The limit is 16,000 characters, and no more of the messages is shown to the
 model, so the lengths that are printed are shorter. Which of the two answers is right between 4,500 and 10,000
 tokens depends on the text: such lengths are refused.
 """
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
-from scripts.demo_model.conversations import ANSWER, RETURNED, THOUGHTS, TOO_LONG  # noqa: E402
+from scripts.demo_model.conversations import ANSWER, REASONING, RETURNED, TOO_LONG  # noqa: E402
 from scripts.demo_model.corpus import read_corpus  # noqa: E402
 from scripts.demo_model.wordings import filled  # noqa: E402
 from scripts.demo_model.words import Words  # noqa: E402
@@ -86,7 +86,7 @@ class Verdict:
 
     prompt: Prompt
     answer: bool
-    thought: bool
+    reasoning: bool
     prompt_tokens: int
     said: str
 
@@ -116,7 +116,7 @@ class Examiner:
         return tokenizer.decode(encoding.ids[:tokens], skip_special_tokens=False)
 
     def prompts(self, count: int) -> Iterator[Prompt]:
-        """So many of each behaviour, those behind the same text one after another."""
+        """So many of each behaviour, those after the same text one after another."""
         makers = (self._plain, self._echo, partial(self._call, 1), partial(self._call, 3), self._result)
         for number in range(count):
             filler = self._fillers[number * len(self._fillers) // count]
@@ -213,17 +213,17 @@ def ask(port: int, prompt: Prompt) -> Verdict:
 def judge(prompt: Prompt, reply: Mapping[str, Any]) -> Verdict:
     choice, behaviour = reply["choices"][0], prompt.behaviour.partition(",")[0]
     message = choice["message"]
-    thought, text = (message.get("reasoning_content") or "").strip(), message.get("content") or ""
+    reasoning, text = (message.get("reasoning_content") or "").strip(), message.get("content") or ""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], function["arguments"]) for function in functions]
     is_whole = choice["finish_reason"] != "length"
-    wanted = THOUGHTS["long" if prompt.text == TOO_LONG else behaviour] if prompt.thinks else ""
+    wanted = REASONING["long" if prompt.text == TOO_LONG else behaviour] if prompt.thinks else ""
     return Verdict(
         prompt,
         answer=is_whole and text == prompt.text and _are_those_wanted(calls, prompt.call),
-        thought=thought == wanted,
+        reasoning=reasoning == wanted,
         prompt_tokens=reply["usage"]["prompt_tokens"],
-        said=json.dumps([thought, text, calls], ensure_ascii=False),
+        said=json.dumps([reasoning, text, calls], ensure_ascii=False),
     )
 
 
@@ -243,7 +243,7 @@ def report(tokens: int, verdicts: Sequence[Verdict], seconds: float) -> None:
     for verdict in verdicts:
         rows.setdefault(verdict.prompt.behaviour, []).append(verdict.answer)
     for verdict in verdicts:
-        rows.setdefault(f"thought {'on' if verdict.prompt.thinks else 'off'}", []).append(verdict.thought)
+        rows.setdefault(f"reasoning {'on' if verdict.prompt.thinks else 'off'}", []).append(verdict.reasoning)
     for name, right in rows.items():
         print(
             f"| {name} | {tokens} | {sum(right)} of {len(right)} | {sum(right) / len(right):.1%} |",
@@ -255,7 +255,7 @@ def show(verdicts: Sequence[Verdict], most: int) -> None:
     shown: Counter[str] = Counter()
     for verdict in verdicts:
         name = verdict.prompt.behaviour
-        if (verdict.answer and verdict.thought) or shown[name] >= most:
+        if (verdict.answer and verdict.reasoning) or shown[name] >= most:
             continue
         shown[name] += 1
         last = verdict.prompt.messages[-1]["content"][-300:]

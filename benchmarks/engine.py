@@ -8,9 +8,9 @@ server on it in a process of its own, and runs the bare loops of mlx_lm on the s
 served rounds alternate, so that a machine whose speed drifts favours neither; the figures are medians of the
 rounds' ratios. On Linux start it with the BLAS that install_and_run.py preloads.
 
-In process: *families* does the same for each family behind prompts of each length, without HTTP, and demands
+In process: *families* does the same for each family after prompts of each length, without HTTP, and demands
 0.97 of the bare speed of prefill and 0.98 of decoding, at one row and at eight; the exit status is 1 if one
-does not hold. With 9 rounds a family behind 2,048 tokens takes about a minute on two idle cores, and the time
+does not hold. With 9 rounds a family after 2,048 tokens takes about a minute on two idle cores, and the time
 grows with the square of the length: 32,768 tokens have to be asked for.
 """
 
@@ -87,7 +87,7 @@ class Bare:
 
 @dataclass(frozen=True)
 class Served:
-    """The same model behind the server."""
+    """The same model after the server."""
 
     port: int
 

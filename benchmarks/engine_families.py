@@ -1,4 +1,4 @@
-"""The engine in this process beside mlx_lm's own loops, family by family: prefill, and decoding behind it.
+"""The engine in this process beside mlx_lm's own loops, family by family: prefill, and decoding after it.
 
 Served is `Engine.submit` with a prompt cache, as the server has it, and a thread that reads each reply. Bare
 is `generate_step` in chunks of 2,048, and `BatchGenerator` for eight rows. Both have the same weights. The
@@ -27,15 +27,15 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from scripts import tiny_models
-from start_llm.cache.eviction import Limits
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Failed, Finished, Text
-from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
-from start_llm.engine.engine import Engine, EngineConfig
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.engine import Engine
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.work import measure_work
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
@@ -45,7 +45,7 @@ ROWS = (1, 8)
 CHUNK = 2048
 REPLY_TOKENS = 48
 SKIPPED = 4
-"""First tokens of a reply, which are not timed: rows gather, and buffers grow behind the prompt."""
+"""First tokens of a reply, which are not timed: rows gather, and buffers grow after the prompt."""
 BUDGET = 2**30
 PATIENCE_S = 600.0
 LEAST_PREFILL, LEAST_DECODE = 0.97, 0.98
@@ -139,7 +139,7 @@ class BareNetwork:
         return _speed(len(tokens), began, _now())
 
     def decode(self, tokens: Sequence[int], rows: int) -> Speed:
-        """Of so many rows together behind this prompt, which is computed once."""
+        """Of so many rows together after this prompt, which is computed once."""
         caches = [copy.deepcopy(self._caches(tokens)) for _ in range(rows)]
         return self._one(tokens[-1], caches[0]) if rows == 1 else self._several(tokens[-1], caches)
 
@@ -185,9 +185,9 @@ class ServedNetwork:
             return _rate(list(pool.map(lambda prompt: self._times(prompt, REPLY_TOKENS), prompts)))
 
     def _times(self, tokens: Sequence[int], most: int) -> list[Stamp]:
-        """When each token of a reply came. State is kept in front of the last token of the prompt."""
+        """When each token of a reply came. State is kept before the last token of the prompt."""
         generation = self._engine.submit(
-            Job(
+            EngineRequest(
                 prompt=ModelTokens(tuple(tokens)),
                 boundaries=(len(tokens) - 1,),
                 max_tokens=most,
@@ -218,16 +218,18 @@ def _rate(times: Sequence[Sequence[Stamp]]) -> Speed:
     return _speed(sum(start < moment <= end for one in times for moment in one), start, end)
 
 
-def _assembled(folder: Path) -> Machinery:
+def _assembled(folder: Path) -> EngineResources:
     """As the server does it, but that each token is a letter: so each one is an event."""
     model = load(folder)
     layers = Layers(model.network)
-    cache = PromptCache(layers, limits=Limits(budget_bytes=BUDGET), page_size=256, metrics=CacheMetrics())
-    return Machinery(
+    cache = PromptCache(
+        layers, limits=EvictionLimits(budget_bytes=BUDGET), page_size=256, metrics=CacheMetrics()
+    )
+    return EngineResources(
         network=model.network,
         token_bytes=lambda _: b"a",
-        end_tokens=frozenset(),
-        most_rows=max(ROWS),
+        eos_token_ids=frozenset(),
+        max_sequences=max(ROWS),
         batches=True,
         cache=cache,
         measured=measure_work(model.network, layers).chunks,
@@ -241,7 +243,7 @@ def _networks(family: str, vocabulary: int) -> Generator[tuple[BareNetwork, Serv
         folder = Path(name)
         config: dict[str, Any] = _PLAIN | FAMILIES[family] | {"vocab_size": vocabulary}
         tiny_models.build(family, folder, hidden=_HIDDEN, layers=_LAYERS, **config)
-        engine = Engine(EngineConfig(max(ROWS)), lambda: _assembled(folder), EngineMetrics())
+        engine = Engine(lambda: _assembled(folder), EngineMetrics(), max_waiting=max(ROWS))
         engine.start()
         try:
             yield BareNetwork(bare_load(name)[0]), ServedNetwork(engine)
@@ -269,7 +271,7 @@ def _rounds(
 def measure(
     family: str, lengths: Sequence[int], rounds: int, vocabulary: int = _VOCABULARY
 ) -> Iterator[Rates]:
-    """Prefill of each length, and decoding behind it."""
+    """Prefill of each length, and decoding after it."""
     with _networks(family, vocabulary) as (bare, served):
         for length in lengths:
             prompts = [_prompt(length, length + number) for number in range(rounds + 1)]

@@ -3,17 +3,17 @@
     python benchmarks/families.py [--only TYPE ...] [--write FILE] [--jobs N]
 
 Builds a tiny random float32 network of each type (benchmarks/model_configs.py) and lets the engine talk with
-it, with a prompt cache and up to eight rows at once. Each reply is compared with that of an engine without a
-cache, which computes one row at a time:
+it, with a prompt cache and up to eight sequences at once. Each reply is compared with that of an engine
+without a cache, which computes one row at a time:
 
 - cold: a prompt that nobody has asked;
 - next turn: prompt and reply, and something more;
-- branch: another end behind two thirds of the prompt;
+- branch: another end after two thirds of the prompt;
 - edit: three tokens inside of a page are others;
 - return: the first conversation goes on;
 - together: two to eight prompts of uneven lengths at once, and then the next turn of each, alone.
 
-Tokens have to be equal up to near-ties (tests/ties.py). The logits behind a restored prompt may differ from
+Tokens have to be equal up to near-ties (tests/ties.py). The logits after a restored prompt may differ from
 those of a fresh computation by less than 0.0001, or by three times what pieces of other lengths make of them
 without a cache. A type counts only if its logits change by at least 0.01 when a few tokens far from the end
 of a prompt do: a network that hears nothing of its prompt proves nothing.
@@ -46,12 +46,12 @@ import mlx.core as mx  # noqa: E402 - found through the line above
 from benchmarks import servers  # noqa: E402
 from benchmarks.model_configs import SET_ASIDE, model_types  # noqa: E402
 from benchmarks.model_networks import build  # noqa: E402
-from start_llm.cache.eviction import Limits  # noqa: E402
+from start_llm.cache.eviction import EvictionLimits  # noqa: E402
 from start_llm.cache.layers import Layers, leaves  # noqa: E402
 from start_llm.cache.no_reuse import NoReuse  # noqa: E402
 from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
-from start_llm.engine.machinery import Machinery  # noqa: E402
+from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.engine.self_test import check_batching  # noqa: E402
 from start_llm.telemetry.metrics import CacheMetrics  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402
@@ -63,7 +63,7 @@ from tests.cache.conversations import (  # noqa: E402
     says_too,
     tokens,
 )
-from tests.engine.harness import Stepper, Watched, Wrapped, job  # noqa: E402
+from tests.engine.harness import Stepper, Watched, Wrapped, engine_request  # noqa: E402
 from tests.ties import Tally  # noqa: E402
 
 REPLY = 8
@@ -72,7 +72,7 @@ ALONE = ("cold", "next turn", "branch", "edit", "return")
 TOGETHER = "together"
 BATCHES = ((75, 10), (20, 90, 50), (33, 7, 64, 100), (12, 48, 49, 31, 80), (5, 110, 64, 32, 17, 40, 96, 71))
 """Lengths of prompts that are asked at once. Two rows are as many as there are heads for keys and values."""
-MOST_DIFFERENCE = 1e-4
+MAX_DIFFERENCE = 1e-4
 LEAST_FELT = 0.01
 LOUD = 3.0
 """Times that a network's own difference, if it is computed in other pieces, may be exceeded."""
@@ -88,7 +88,7 @@ class Finding:
         widest: the most rows that one forward pass had.
         wrong: step to what is wrong in it, the first thing of each.
         felt: how far the logits change when something far away in the prompt does.
-        difference: the largest one between logits behind a restored and a computed prompt.
+        difference: the largest one between logits after a restored and a computed prompt.
     """
 
     model_type: str
@@ -114,16 +114,18 @@ class Engine(Stepper):
     def __init__(self, network: Any, layers: Layers, batches: bool) -> None:
         self.widest = 0
         self.cache = self._cache_for(layers)
-        machinery = Machinery(
+        resources = EngineResources(
             Wrapped(network, self._look), lambda _: b"x", frozenset(), ROWS, batches, self.cache
         )
-        super().__init__(machinery)
+        super().__init__(resources)
 
     @staticmethod
     def _cache_for(layers: Layers) -> PromptCache | NoReuse:
         if layers.unknown:
             return NoReuse(layers, CacheMetrics())
-        return PromptCache(layers, limits=Limits(budget_bytes=PLENTY), page_size=PAGE, metrics=CacheMetrics())
+        return PromptCache(
+            layers, limits=EvictionLimits(budget_bytes=PLENTY), page_size=PAGE, metrics=CacheMetrics()
+        )
 
     def _look(self, shape: tuple[int, ...]) -> None:
         self.widest = max(self.widest, shape[0])
@@ -136,7 +138,7 @@ def batches(network: Any) -> bool:
 
 def plain(network: Any) -> Stepper:
     """An engine without a cache, for one row after the other."""
-    return Stepper(Machinery(network, lambda _: b"x", frozenset(), 1, batches=False))
+    return Stepper(EngineResources(network, lambda _: b"x", frozenset(), 1, batches=False))
 
 
 class Trial:
@@ -191,7 +193,7 @@ class Trial:
         if isinstance(engine.cache, PromptCache):
             ids = (*onward, *self._some(50))
             self.finding.difference = restored_difference(self._network, engine.cache, ids, (len(ids) - 3,))
-            if self.finding.difference >= max(MOST_DIFFERENCE, LOUD * noise(self._network, ids)):
+            if self.finding.difference >= max(MAX_DIFFERENCE, LOUD * noise(self._network, ids)):
                 self._is_wrong("return", f"logits differ by {self.finding.difference:.1e}")
 
     def _engine(self) -> Engine:
@@ -215,7 +217,7 @@ class Trial:
 
     def _submit(self, engine: Engine, prompt: Tokens) -> Watched:
         ends = {end for end in (60, len(prompt) - 3) if 0 < end < len(prompt)}
-        return engine.submit(job(prompt, REPLY, boundaries=tuple(sorted(ends))))
+        return engine.submit(engine_request(prompt, REPLY, boundaries=tuple(sorted(ends))))
 
     def _ask(self, engine: Engine, step: str, prompt: Tokens) -> Tokens:
         watched = self._submit(engine, prompt)
@@ -316,7 +318,7 @@ def report(findings: Iterable[Finding]) -> tuple[str, bool]:
         "# Model types",
         "",
         "Written by `python benchmarks/families.py --write docs/model-types.md`, which says what is asked.",
-        "Tiny random networks in float32. *Logits* is the largest difference between those behind a restored",
+        "Tiny random networks in float32. *Logits* is the largest difference between those after a restored",
         "prompt and those of a fresh computation.",
         "",
         f"{servers.machine('mlx', 'mlx-lm')}.",
@@ -364,7 +366,7 @@ def main() -> None:
     if options.here:
         print(json.dumps(asdict(try_out(options.here))))
         return
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with ThreadPoolExecutor(options.engine_requests) as pool:
         page, is_right = report(pool.map(in_a_process, options.only or model_types()))
     if options.write:
         options.write.write_text(page, encoding="utf-8")

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
 from tests.foreign.sessions import Sessions, Trace  # noqa: E402
-from tests.sdk.doors import PROXIED, Doors, opened_doors  # noqa: E402
+from tests.sdk.endpoints import PROXIED, Endpoints, opened_endpoints  # noqa: E402
 from tests.serving import serving  # noqa: E402
 
 FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
@@ -47,11 +47,11 @@ def main() -> None:
     began, asked = time.monotonic(), Counter[str]()
     with tempfile.TemporaryDirectory() as root:
         os.environ["STATE_ROOT"] = root
-        with opened_doors(Path(root)) as doors:
+        with opened_endpoints(Path(root)) as endpoints:
             for number, folder in enumerate(cycle(_models(Path(root)))):
                 if number * options.stretch >= options.requests:
                     break
-                told = stretch(folder, Path(root) / str(number), options, number, doors)
+                told = stretch(folder, Path(root) / str(number), options, number, endpoints)
                 asked.update(told)
                 print(f"{number:4} {folder.name:12} {dict(sorted(told.items()))}", flush=True)
     seconds = time.monotonic() - began
@@ -63,21 +63,21 @@ def _models(root: Path) -> list[Path]:
 
 
 def stretch(
-    folder: Path, log_root: Path, options: argparse.Namespace, number: int, doors: Doors
+    folder: Path, log_root: Path, options: argparse.Namespace, number: int, endpoints: Endpoints
 ) -> Counter[str]:
-    """The requests between two starts of a server, half of them behind a restart of it.
+    """The requests between two starts of a server, half of them after a restart of it.
 
     Raises:
         AssertionError: a prompt is wrong.
     """
     random, at_once = Random(f"{options.seed} {number}"), AT_ONCE[number // len(FAMILIES) % len(AT_ONCE)]
     sessions: Sessions | None = None
-    for half in ("before", "behind"):
+    for half in ("before", "after"):
         traces = log_root / half
         with serving(
             folder, thinking=False, traces=True, traces_prompts=True, log_root=str(traces)
         ) as server:
-            proxy = None if options.no_proxy else urlsplit(doors.of(server, PROXIED).url).port
+            proxy = None if options.no_proxy else urlsplit(endpoints.of(server, PROXIED).url).port
             ports, newest = (server.port, proxy), Trace(traces).newest
             if sessions is None:
                 sessions = Sessions(ports, newest, random, at_once)

@@ -34,7 +34,7 @@ from tests.fuzz.requests import check_paths  # noqa: E402
 from tests.http.scripts import write_model  # noqa: E402
 
 _CACHE_BYTES = 24 * 2**20
-MOST_GROWTH = 1.05
+MAX_GROWTH = 1.05
 _WARM = 4
 """The tenth of the run from which on nothing grows: all that is kept has reached its budget.
 The tables of keys are full after some 25,000 requests."""
@@ -147,7 +147,7 @@ def grown(server: Watched, stats: Any) -> Iterator[str]:
         if held > most:
             yield f"{name} holds {held} of {most} bytes"
     tenths = server.tenths
-    if tenths[-1] > MOST_GROWTH * tenths[_WARM]:
+    if tenths[-1] > MAX_GROWTH * tenths[_WARM]:
         yield f"resident memory went from {tenths[_WARM]:,.0f} to {tenths[-1]:,.0f} bytes"
 
 

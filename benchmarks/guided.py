@@ -27,15 +27,15 @@ import mlx.core as mx  # noqa: E402
 from mlx_lm.generate import generation_stream  # noqa: E402 - found through the line above
 
 from scripts import tiny_models  # noqa: E402
-from start_llm.core.chat import ChatRequest, Json, JsonAnswer, Message, OutputForm  # noqa: E402
+from start_llm.core.chat import ChatRequest, Json, JsonAnswer, Message, OutputConstraint  # noqa: E402
+from start_llm.core.engine_request import Guide  # noqa: E402
 from start_llm.core.family import Family  # noqa: E402
-from start_llm.core.job import Guide  # noqa: E402
 from start_llm.core.prompt import ModelTokens, Prompt  # noqa: E402
-from start_llm.engine.loop import Machinery  # noqa: E402
+from start_llm.engine.loop import EngineResources  # noqa: E402
 from start_llm.engine.pacing import LONGEST_CHUNK  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
-from start_llm.output.form import FormKeeper  # noqa: E402
-from tests.engine.harness import Stepper, job  # noqa: E402
+from start_llm.output.structured_output import StructuredOutput  # noqa: E402
+from tests.engine.harness import Stepper, engine_request  # noqa: E402
 
 ROUNDS = 3
 LONG: dict[str, Json] = {
@@ -63,12 +63,12 @@ HERMES = Family(name="qwen3", formats=("hermes",))
 PROMPT = Prompt(tokens=ModelTokens((0,)), thinking=False)
 
 
-def asked(form: OutputForm) -> ChatRequest:
+def asked(form: OutputConstraint) -> ChatRequest:
     return ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(TOOLS), form=form)
 
 
 def held_to(schema: Mapping[str, Any]) -> ChatRequest:
-    return asked(OutputForm(answer=JsonAnswer(schema=schema, field="schema"), calls="none"))
+    return asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="schema"), calls="none"))
 
 
 class MadeUp:
@@ -83,7 +83,7 @@ class MadeUp:
         )
         single = [bytes([byte]) for byte in range(256)]
         self._bytes = [*single, *(word.encode() for word in itertools.islice(words, size - 257)), b"<end>"]
-        self.end_tokens = frozenset({size - 1})
+        self.eos_token_ids = frozenset({size - 1})
         self.control_tokens: Mapping[str, int] = {}
         self.trims_leading_space = False
         self.chat_template = ""
@@ -99,7 +99,7 @@ def median_ms(measure: Callable[[], float], rounds: int = ROUNDS) -> float:
     return statistics.median(measure() for _ in range(rounds)) * 1000
 
 
-def masks(keeper: FormKeeper, vocabulary: MadeUp, text: str) -> Iterator[float]:
+def masks(keeper: StructuredOutput, vocabulary: MadeUp, text: str) -> Iterator[float]:
     """Seconds for each mask along a text."""
     guide = keeper.guide(held_to(LONG | {"properties": {"title": {"type": "string"}}}), PROMPT)
     if guide is None:
@@ -113,7 +113,7 @@ def masks(keeper: FormKeeper, vocabulary: MadeUp, text: str) -> Iterator[float]:
 
 def measure_masks(size: int) -> None:
     vocabulary = MadeUp(size)
-    keeper = FormKeeper(vocabulary, HERMES, size)
+    keeper = StructuredOutput(vocabulary, HERMES, size)
 
     def seconds(request: ChatRequest) -> float:
         began = time.perf_counter()
@@ -123,7 +123,9 @@ def measure_masks(size: int) -> None:
     print(f"{size:,} tokens")
     print(f"  first guide          {seconds(held_to(LONG)) * 1000:8.1f} ms")
     print(f"  guide of a schema    {median_ms(lambda: seconds(held_to(LONG))):8.1f} ms")
-    print(f"  guide of 30 tools    {median_ms(lambda: seconds(asked(OutputForm(calls='must')))):8.1f} ms")
+    print(
+        f"  guide of 30 tools    {median_ms(lambda: seconds(asked(OutputConstraint(calls='must')))):8.1f} ms"
+    )
     taken = sorted(masks(keeper, vocabulary, '{"title": "' + "the sea is deep, and so on. " * 20))
     print(f"  a mask, median       {statistics.median(taken) * 1000:8.3f} ms")
     print(f"  a mask, 99 of 100    {taken[int(len(taken) * 0.99)] * 1000:8.3f} ms")
@@ -135,26 +137,26 @@ class Rounds:
     def __init__(self, folder: Path, tokens: int) -> None:
         model = load(tiny_models.build("qwen3", folder / "model", hidden=256, layers=4, vocab=8192))
         self._tokens = tokens
-        self._keeper = FormKeeper(model.tokenizer, HERMES, model.vocabulary)
-        machinery = Machinery(
+        self._keeper = StructuredOutput(model.tokenizer, HERMES, model.vocabulary)
+        resources = EngineResources(
             network=model.network,
             token_bytes=model.tokenizer.token_bytes,
-            end_tokens=model.tokenizer.end_tokens,
-            most_rows=8,
+            eos_token_ids=model.tokenizer.eos_token_ids,
+            max_sequences=8,
             batches=True,
         )
-        self._stepper = Stepper(machinery, longest_chunk=LONGEST_CHUNK)
+        self._stepper = Stepper(resources, longest_chunk=LONGEST_CHUNK)
 
     def guide(self) -> Guide | None:
         return self._keeper.guide(held_to(LONG), PROMPT)
 
     def seconds_per_token(self, guided: Sequence[bool]) -> float:
         """Of one step of all these rows."""
-        jobs = [
-            job((5, 6, 7 + place), self._tokens, guide=self.guide() if is_guided else None)
+        engine_requests = [
+            engine_request((5, 6, 7 + place), self._tokens, guide=self.guide() if is_guided else None)
             for place, is_guided in enumerate(guided)
         ]
-        watched = [self._stepper.submit(one) for one in jobs]
+        watched = [self._stepper.submit(one) for one in engine_requests]
         self._stepper.step(8)
         began = time.perf_counter()
         before = sum(len(one.tokens) for one in watched)

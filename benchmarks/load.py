@@ -112,7 +112,7 @@ def report(streams: list[Stream], played: dict[str, Any], tally: Tally, batch: i
     print(f"  tokens at half   {had[0]} to {had[-1]}")
     print(f"  replies          {tally.tokens} tokens compared, {tally.ties} ties, none wrong")
     print(f"  /health          median {1000 * statistics.median(played['health']):.1f} ms")
-    print(f"  interruptions    {engine['interruptions']}, decode stall {engine['decode_stall']}")
+    print(f"  preemptions    {engine['preemptions']}, decode stall {engine['decode_stall']}")
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def build(model_type: str, seed: int = 0) -> Any:
 def _drawn(name: str, value: mx.array, seed: int, *, embeds_too: bool) -> mx.array:
     """A matrix keeps the size of what it reads; vectors, norms and packed weights stay as they are made.
 
-    But the norm behind RWKV's state is made of zeros, and would let nothing through.
+    But the norm after RWKV's state is made of zeros, and would let nothing through.
     """
     if name.endswith(SLOW):
         return mx.full(value.shape, -4.0)

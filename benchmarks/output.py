@@ -1,4 +1,4 @@
-"""What reading a reply costs: tokens to text, text to thought, answer and calls.
+"""What reading a reply costs: tokens to text, text to reasoning, answer and calls.
 
     python benchmarks/output.py [--rounds N] [--tokens N]
 
@@ -33,10 +33,10 @@ sys.path.insert(0, str(ROOT))
 
 from start_llm.core.chat import Json  # noqa: E402 - found through the line above
 from start_llm.core.events import Content, Finished, Reasoning, Text, Usage  # noqa: E402
-from start_llm.core.family import Family, ThoughtMarks  # noqa: E402
+from start_llm.core.family import Family, ReasoningMarks  # noqa: E402
 from start_llm.engine.detokenize import Detokenizer  # noqa: E402
 from start_llm.formats.reading.schema import Tools  # noqa: E402
-from start_llm.formats.registry import named  # noqa: E402
+from start_llm.formats.registry import family_by_name  # noqa: E402
 from start_llm.output.splitter import make_splitter  # noqa: E402
 from start_llm.output.stream import OutputStream  # noqa: E402
 
@@ -44,7 +44,7 @@ LETTERS_PER_TOKEN = 4
 TOKENS_PER_SECOND = 500
 FAMILY = Family(
     name="qwen3",
-    thought=ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n"),
+    reasoning=ReasoningMarks("<think>", "</think>", cut="\n</think>\n\n"),
     formats=("qwen_xml", "hermes"),
 )
 WRITE: dict[str, Json] = {
@@ -53,14 +53,14 @@ WRITE: dict[str, Json] = {
 }
 TOOLS = Tools([{"type": "function", "function": WRITE}])
 UNCLOSED_LETTERS = 200_000
-MOST_CLOSING_SECONDS = 0.1
+MAX_CLOSING_SECONDS = 0.1
 UNCLOSED: Mapping[str, tuple[str, str, str]] = {
     "Hermes, object": ("qwen3", '<tool_call>\n{"name": "write", "arguments": {', ""),
     "Hermes, string": ("qwen3", '<tool_call>\n{"name": "', ""),
     "Qwen XML, no such tool": ("qwen3", "<tool_call>\n<function=x>\n<parameter=a>\nx\n</parameter>\n", ""),
     "Qwen XML, ends of values": ("qwen3", "<function=x><parameter=a></parameter>", ""),
     "GLM, no such tool": ("glm4", "<tool_call>x\n<arg_key>a</arg_key>\n<arg_value>", ""),
-    "GLM, behind no thought": ("glm4", "<function=write>{", ""),
+    "GLM, after no reasoning": ("glm4", "<function=write>{", ""),
     "MiniCPM, no such tool": ("minicpm", '<function name="x"><param name="a">', ""),
     "Gemma 4, object": ("gemma4", "<|tool_call>call:write{", ""),
     "Gemma 4, brackets": ("gemma4", "<|tool_call>call:write{" + "{}" * 40, ""),
@@ -103,12 +103,12 @@ def hermes(text: str) -> str:
 
 REPLIES: Mapping[str, Callable[[int], str]] = {
     "prose": prose,
-    "one thought": lambda letters: f"<think>\n{prose(letters)}\n</think>\n\nDone.",
+    "reasoning": lambda letters: f"<think>\n{prose(letters)}\n</think>\n\nDone.",
     "text argument, Qwen XML": lambda letters: qwen_xml("text", prose(letters)),
     "text argument, Hermes": lambda letters: hermes(prose(letters)),
     "text or null, Qwen XML": lambda letters: qwen_xml("optional", prose(letters)),
     "line breaks": lambda letters: "\n" * letters,
-    "line breaks in a thought": lambda letters: "<think>" + "\n" * letters,
+    "line breaks in reasoning": lambda letters: "<think>" + "\n" * letters,
 }
 
 
@@ -137,7 +137,7 @@ def tokens_of(text: str) -> list[bytes]:
 def read(tokens: list[bytes]) -> Cost:
     """Read a whole reply, a token at a time."""
     detokenizer = Detokenizer(tokens.__getitem__)
-    stream = OutputStream(make_splitter(FAMILY, TOOLS, thought_is_open=False, thinking=True))
+    stream = OutputStream(make_splitter(FAMILY, TOOLS, reasoning_is_open=False, thinking=True))
     marks = [time.thread_time()]
     quarter = len(tokens) // 4
     letters = 0
@@ -168,7 +168,7 @@ class Ending:
 
 def end(family: str, text: str) -> Ending:
     """Read a reply, four letters at a time, and close it."""
-    splitter = make_splitter(named(family), TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(family_by_name(family), TOOLS, reasoning_is_open=False, thinking=True)
     worst = 0.0
     for start in range(0, len(text), LETTERS_PER_TOKEN):
         began = time.thread_time()
@@ -190,7 +190,7 @@ def unclosed(rounds: int) -> bool:
         # The dearest of 50,000 tokens meets every interruption of the machine, so the calmest round counts.
         worst = min(ending.worst_token for ending in endings)
         closing = statistics.median(ending.closing for ending in endings)
-        is_kept = closing < MOST_CLOSING_SECONDS
+        is_kept = closing < MAX_CLOSING_SECONDS
         all_kept = all_kept and is_kept
         mark = "kept" if is_kept else "MISSED"
         print(f"| {name} | {1e3 * worst:.1f} ms | {1e3 * closing:.1f} ms | {mark} |", flush=True)

@@ -35,7 +35,7 @@ from tests.prompt.fakes import call, family_of, function, reply, result, system,
 from tests.templates.traits import trait_tokenizer  # noqa: E402
 from tests.transcripts.fakes import transcripts  # noqa: E402
 
-TRAITS = ("strips_old_thoughts", "channels", "stop_opens_next", "kimi")
+TRAITS = ("strips_old_reasoning", "channels", "stop_opens_next", "kimi")
 TOOLS = (function("write", path={"type": "string"}, text={"type": "string"}),)
 WORDS = "alpha beta function return value the file src/main.py error: line { } \n".split(" ")
 WINDOW = 10**9
@@ -60,7 +60,9 @@ class Desk:
         self._transcripts = transcripts(
             self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
         )
-        self._preparer = Preparer(self._tokenizer, family_of(trait), heal=self._transcripts.heal)
+        self._preparer = Preparer(
+            self._tokenizer, family_of(trait), restore_reasoning=self._transcripts.restore_reasoning
+        )
         self._messages: list[Message] = [system(self._text(1500))]
         while len(self.prepare()) < tokens:
             self._turn(len(self._messages))
@@ -81,7 +83,7 @@ class Desk:
         """The tokens that the engine would be given."""
         prompt = self._preparer.prepare(ChatRequest(messages=tuple(self._messages), tools=TOOLS))
         turn = self._transcripts.begin(prompt, WINDOW)
-        turn.asked()
+        turn.record_submitted()
         return turn.tokens.ids
 
     def tokenise(self, ids: tuple[int, ...]) -> Callable[[], list[int]]:
@@ -102,7 +104,9 @@ class Many:
         self._known = transcripts(
             self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
         )
-        self._preparer = Preparer(self._tokenizer, family_of(TRAITS[0]), heal=self._known.heal)
+        self._preparer = Preparer(
+            self._tokenizer, family_of(TRAITS[0]), restore_reasoning=self._known.restore_reasoning
+        )
         self._messages: list[Message] = []
         while len(self._messages) < count:
             number = len(self._messages)
@@ -118,9 +122,9 @@ class Many:
         preparing, prompt = seconds(lambda: self._preparer.prepare(request))
         binding, turn = seconds(lambda: self._known.begin(prompt, WINDOW))
         if status == "known":
-            turn.asked()
+            turn.record_submitted()
             self._messages += [reply("So."), user("And?")]
-        return preparing, binding, turn.findings.messages
+        return preparing, binding, turn.prefix_match.messages
 
 
 def measured_many(count: int, rounds: int) -> Iterator[str]:

@@ -41,7 +41,7 @@ from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
 from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
-from start_llm.engine.machinery import Machinery  # noqa: E402
+from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.engine.self_test import check_batching  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402
@@ -67,7 +67,7 @@ ROWS = 4
 CHUNK = 512
 TIGHT_TOKENS = 300
 FRESH_LOOP = 0.5
-MOST_DIFFERENCE = 1e-4
+MAX_DIFFERENCE = 1e-4
 COLUMNS = (
     "family | conversations | requests | left in prompt + in reply | replies compared | tokens compared "
     "| ties | wrong | restored tokens | evictions | hand-overs | largest logit difference | seconds"
@@ -93,7 +93,7 @@ class Account:
     prompt_tokens: int = 0
     restored_tokens: int = 0
     evictions: int = 0
-    handed_over: int = 0
+    reused_in_place: int = 0
     difference: float = 0.0
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list[str])
@@ -117,7 +117,7 @@ class Account:
             f"{self.restored_tokens / max(self.prompt_tokens, 1):.0%}",
             *(
                 f"{self.evictions:,}",
-                f"{self.handed_over:,}",
+                f"{self.reused_in_place:,}",
                 f"{self.difference:.1e}",
                 f"{self.seconds:.0f}",
             ),
@@ -128,13 +128,13 @@ class Account:
 class Conversation:
     """One cache, its clients, and an engine without a cache beside it."""
 
-    def __init__(self, machinery: Machinery, rng: random.Random, budget: int, account: Account) -> None:
-        self._machinery = machinery
+    def __init__(self, resources: EngineResources, rng: random.Random, budget: int, account: Account) -> None:
+        self._resources = resources
         self._rng = rng
         self._account = account
         self._talkers = Talkers(rng)
-        self._engine = Cached(machinery, budget, longest_chunk=CHUNK)
-        self._plain = Stepper(machinery, longest_chunk=CHUNK)
+        self._engine = Cached(resources, budget, longest_chunk=CHUNK)
+        self._plain = Stepper(resources, longest_chunk=CHUNK)
 
     def play(self, rounds: int) -> None:
         """Raises whatever breaks."""
@@ -152,7 +152,7 @@ class Conversation:
     def count(self) -> None:
         self._account.conversations += 1
         self._account.evictions += self._engine.cached.evictions
-        self._account.handed_over += self._engine.cached.handed_over
+        self._account.reused_in_place += self._engine.cached.reused_in_place
 
     def _check(self, turn: Turn) -> None:
         said = turn.watched.tokens
@@ -165,7 +165,7 @@ class Conversation:
         ids = (*turn.prompt, *said)
 
         def plain_says_too(place: int) -> bool:
-            return says_too(self._machinery.network, ids[: len(turn.prompt) + place], said[place])
+            return says_too(self._resources.network, ids[: len(turn.prompt) + place], said[place])
 
         if difference := self._account.tally.difference(said, theirs, plain_says_too):
             raise RuntimeError(f"a prompt of {len(turn.prompt)} tokens: {difference}")
@@ -173,10 +173,10 @@ class Conversation:
     def _check_logits(self) -> None:
         ids = self._talkers.prompt()
         difference = restored_difference(
-            self._machinery.network, self._engine.cache, ids, self._talkers.boundaries(ids)
+            self._resources.network, self._engine.cache, ids, self._talkers.boundaries(ids)
         )
         self._account.difference = max(self._account.difference, difference)
-        if not difference < MOST_DIFFERENCE:
+        if not difference < MAX_DIFFERENCE:
             raise RuntimeError(f"logits of a prompt of {len(ids)} tokens differ by {difference:.1e}")
 
 
@@ -189,20 +189,20 @@ class Plan:
     seed: int
 
 
-def build(family: str, folder: Path) -> Machinery:
+def build(family: str, folder: Path) -> EngineResources:
     """No token ends a reply: it is as long as it is asked to be."""
     model = load(tiny_models.build(family, folder, hidden=128, layers=2))
     batches = check_batching(model.network, Layers(model.network).fresh, ROWS).batches
-    return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), ROWS, batches)
+    return EngineResources(model.network, model.tokenizer.token_bytes, frozenset(), ROWS, batches)
 
 
-def play(family: str, machinery: Machinery, plan: Plan) -> Account:
+def play(family: str, resources: EngineResources, plan: Plan) -> Account:
     """Every conversation of one family. What goes wrong ends its conversation, not the others."""
-    tight = memory_for(machinery, TIGHT_TOKENS)
+    tight = memory_for(resources, TIGHT_TOKENS)
     account, began = Account(family), time.perf_counter()
     for number in plan.numbers:
         rng = random.Random(f"{plan.seed} {family} {number}")
-        conversation = Conversation(machinery, rng, tight if number % 2 else PLENTY, account)
+        conversation = Conversation(resources, rng, tight if number % 2 else PLENTY, account)
         try:
             conversation.play(plan.rounds)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played

@@ -1,4 +1,4 @@
-"""A chat client that streams, over HTTP and the standard library alone: what the probes ask with."""
+"""A streaming chat client for the probes. It needs only the standard library."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ _LONGEST_ERROR = 300
 
 
 class Unmeasured(Exception):
-    """Nothing can be measured; the text says why in one line."""
+    """Raised when nothing can be measured. The message gives the reason in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came back.
+    """A complete reply.
 
     Attributes:
-        calls: as the stream told them; `arguments` is text.
-        first_s: seconds until the first text, thought or call.
-        prompt, cached, completion: tokens, as `usage` has them. No word of cached ones is 0.
+        reasoning_field: the field in which the reasoning arrived.
+        calls: the tool calls of the stream; `arguments` is text.
+        finish: the finish reason.
+        first_s: seconds until the first text, reasoning or call.
+        prompt, cached, completion: token counts from `usage`. A missing `cached_tokens` counts as 0.
     """
 
     content: str
-    thought: str
-    thought_field: str
+    reasoning: str
+    reasoning_field: str
     calls: Sequence[Mapping[str, Any]]
     finish: str
     first_s: float
@@ -47,12 +49,15 @@ class Reply:
         return self.finish == "length"
 
     def sent_back(self, call_id: Callable[[str], str] = str) -> Message:
-        """As clients in JavaScript send it: arguments parsed and written anew, blank text as null."""
+        """Return the message as a JavaScript client sends it back.
+
+        Arguments are parsed and serialized again. Blank text beside calls becomes null.
+        """
         message: Message = {"role": "assistant", "content": self.content}
         if self.calls and not self.content.strip():
             message["content"] = None
-        if self.thought:
-            message[self.thought_field] = self.thought
+        if self.reasoning:
+            message[self.reasoning_field] = self.reasoning
         if self.calls:
             message["tool_calls"] = [_call_sent_back(call, call_id) for call in self.calls]
         return message
@@ -64,10 +69,10 @@ def _call_sent_back(call: Mapping[str, Any], call_id: Callable[[str], str]) -> d
 
 
 def respelt(arguments: str) -> str:
-    """The same arguments as JavaScript writes them: no spaces, no escapes, 1000.0 as 1000."""
+    """Return the same arguments as JavaScript serializes them: no spaces, no escapes, 1000.0 as 1000."""
     try:
         parsed = json.loads(arguments)
-    except json.JSONDecodeError:  # a call that was cut; clients send it as it is
+    except json.JSONDecodeError:  # a call that was cut short; clients send it unchanged
         return arguments
     return json.dumps(_whole(parsed), separators=(",", ":"), ensure_ascii=False)
 
@@ -86,7 +91,7 @@ def _whole(value: Any) -> Any:
 
 @dataclass
 class _Stream:
-    """Puts a reply together from the lines of its stream."""
+    """Assembles a reply from the lines of its stream."""
 
     began: float
     texts: dict[str, str] = field(default_factory=dict[str, str])
@@ -97,7 +102,11 @@ class _Stream:
     has_ended: bool = False
 
     def feed(self, line: bytes) -> None:
-        """One line; comments and everything else that is no data is passed over."""
+        """Add one line of the stream. Lines without `data:`, such as comments, are ignored.
+
+        Raises:
+            Unmeasured: the server reports an error.
+        """
         data = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or self.has_ended:
             return
@@ -129,18 +138,22 @@ class _Stream:
             function[name] += (part.get("function") or {}).get(name) or ""
 
     def reply(self) -> Reply:
-        """Raises Unmeasured if the stream is no whole reply with numbers."""
+        """Return the reply.
+
+        Raises:
+            Unmeasured: the stream has no end, or no `usage.prompt_tokens`.
+        """
         if not self.has_ended:
             raise Unmeasured("the stream ended without [DONE]")
         if not self.usage.get("prompt_tokens"):
             raise Unmeasured("the reply has no usage.prompt_tokens: nothing can be measured")
         is_renamed = "reasoning" in self.texts and "reasoning_content" not in self.texts
-        thought_field = "reasoning" if is_renamed else "reasoning_content"
+        reasoning_field = "reasoning" if is_renamed else "reasoning_content"
         details = self.usage.get("prompt_tokens_details") or {}
         return Reply(
             content=self.texts.get("content", ""),
-            thought=self.texts.get(thought_field, ""),
-            thought_field=thought_field,
+            reasoning=self.texts.get(reasoning_field, ""),
+            reasoning_field=reasoning_field,
             calls=[self.calls[index] for index in sorted(self.calls)],
             finish=self.finish,
             first_s=time.perf_counter() - self.began if self.first_s is None else self.first_s,
@@ -152,11 +165,11 @@ class _Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """One that is probed.
+    """The server that is probed.
 
     Attributes:
-        url, stats_url: without a path of the API; `/stats` may be on another port.
-        timeout_s: the longest silence.
+        url, stats_url: addresses without the API's path. `/stats` may be on another port.
+        timeout_s: the longest silence, in seconds.
     """
 
     url: str
@@ -166,7 +179,11 @@ class Server:
     timeout_s: float = 600
 
     def reach(self) -> Server:
-        """This server, if something listens there. Raises Unmeasured."""
+        """Return this server.
+
+        Raises:
+            Unmeasured: nothing listens at its address.
+        """
         place = urlsplit(self.url)
         port = place.port or (443 if place.scheme == "https" else 80)
         try:
@@ -176,7 +193,11 @@ class Server:
         return self
 
     def ask(self, body: Mapping[str, Any]) -> Reply:
-        """Stream a chat completion. Raises Unmeasured if no whole reply comes."""
+        """Stream a chat completion.
+
+        Raises:
+            Unmeasured: the server does not send a complete reply.
+        """
         asked = {"stream": True, "stream_options": {"include_usage": True}}
         stream = _Stream(time.perf_counter())
         url = f"{self.url}/v1/chat/completions"
@@ -186,7 +207,11 @@ class Server:
         return stream.reply()
 
     def stats(self) -> Mapping[str, Any]:
-        """Raises Unmeasured if the server has no `/stats`."""
+        """Return the content of `/stats`.
+
+        Raises:
+            Unmeasured: there is no `/stats`, or it has no prompt cache.
+        """
         url = f"{self.stats_url}/stats"
         try:
             with self._answer(url) as lines:
@@ -199,7 +224,7 @@ class Server:
 
     @contextmanager
     def _answer(self, url: str, body: str | None = None) -> Generator[Iterable[bytes]]:
-        """The lines of an answer with status 200."""
+        """Yield the lines of an answer with status 200. Raise Unmeasured for every other answer."""
         place = urlsplit(url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname or "", place.port, timeout=self.timeout_s)

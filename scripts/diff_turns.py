@@ -1,13 +1,13 @@
-"""Where consecutive requests of a session diverge, out of the trace that the server writes.
+"""Show where consecutive requests of a session diverge, from the trace that the server writes.
 
     python scripts/diff_turns.py [logs/2026-11-22/cache-session-0123456789abcdef.log]
 
-Without a file it takes the newest one under --logs. A server that runs with LOG_PROMPTS=true writes what the
-model read and said; then the very character is found at which a prompt leaves the one before it, or an
-earlier one that it has more in common with. Without prompts the counts of the two lines tell how many
-messages were seen before, and how many tokens were read again. What a line does not have is named.
+Without a file, the script takes the newest one under --logs. If the server runs with LOG_PROMPTS=true, the
+trace has the prompts and replies. The script then finds the first character at which a prompt differs from
+the earlier prompt and reply with which it shares most. Without prompts, the counts of two consecutive lines
+show how many messages were seen before, and how many tokens were computed again. Missing counts are named.
 
-The exit status is 1 if a request diverges from the one that it goes on from, and 2 if there is no trace.
+The exit status is 1 if a request diverges from the one that it continues, and 2 if there is no trace.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from chat_client import Unmeasured
 from probing import run, verdict
 
 _OPENING_CHARACTERS, _OPENING_TOKENS = 48, 16
-"""What opens a reply, at most: the next prompt may open it otherwise."""
+"""The longest generation prompt. The next prompt may open the reply in another way."""
 _CLOSER_CHARACTERS = 16
-"""What ends a reply, and may be written otherwise where another message follows."""
+"""The longest end of a reply that a template may write differently before a next message."""
 _SHOWN = 60
 _TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
-"""It begins a message at the end of a request, which the next one does not have."""
+"""The start of a message that OpenClaw appends to one request only."""
 _COUNTS = ("messages", "prompt_tokens", "cached_tokens", "stable_prefix_msg_count", "bound_messages")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One line of the trace, by its number among the lines."""
+    """One line of the trace, with its line number."""
 
     number: int
     fields: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Request:
 
     @property
     def computed(self) -> int | None:
-        """Prompt tokens; if the line does not say so, it follows from two others."""
+        """Computed prompt tokens; if the line has no such count, prompt tokens - cached tokens."""
         told, prompt, cached = map(self.count, ("computed_tokens", "prompt_tokens", "cached_tokens"))
         if told is not None or prompt is None or cached is None:
             return told
@@ -62,11 +62,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is found of one request.
+    """The result for one request.
 
     Attributes:
-        before: the number of the request that it goes on from.
-        details: lines that say more.
+        before: the number of the request that it continues.
+        told: the result in words.
+        details: lines with more details.
     """
 
     before: int
@@ -79,7 +80,7 @@ class Comparison:
 
 
 def common_length(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Return the length of the common prefix, in characters."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -88,7 +89,10 @@ def common_length(one: str, other: str) -> int:
 
 
 def compare_prompts(earlier: Sequence[Request], this: Request) -> Comparison | None:
-    """None if there are no two prompts to compare."""
+    """Compare a prompt with the earlier prompt and reply that share its longest prefix.
+
+    Return None if the trace has no two prompts.
+    """
     prompt = this.text("prompt")
     candidates = [one for one in earlier if one.text("prompt")]
     if not prompt or not candidates:
@@ -122,7 +126,7 @@ def _compared(last: Request, expected: str, this: Request, prompt: str) -> Compa
 
 
 def _opening(prompt: str, other: str) -> int:
-    """Characters that open the reply: what both prompts end with."""
+    """Return the length of the generation prompt: both prompts' common suffix, at most 48 characters."""
     return min(common_length(prompt[::-1], other[::-1]), _OPENING_CHARACTERS)
 
 
@@ -134,7 +138,7 @@ def _quoted(text: str) -> str:
 
 
 def compare_counts(last: Request, this: Request) -> Comparison:
-    """By what the two lines say."""
+    """Compare two consecutive requests by the counts in their lines."""
     cached, read, seen = this.count("cached_tokens"), last.count("prompt_tokens"), _first_new(last, this)
     if seen is None and None in (cached, read):
         return Comparison(last.number, "cannot be compared", diverges=False)
@@ -147,13 +151,13 @@ def compare_counts(last: Request, this: Request) -> Comparison:
 
 
 def _first_new(last: Request, this: Request) -> int | None:
-    """How many messages were seen before, if the request before this one had more."""
+    """Return how many messages were seen before, if the previous request had more; else None."""
     seen, before = this.count("stable_prefix_msg_count"), last.count("messages")
     return seen if seen is not None and before is not None and seen < before else None
 
 
 def _reasons(last: Request, this: Request) -> list[str]:
-    """What the counts add."""
+    """Return lines about messages that were seen or bound, and about the reason for a miss."""
     seen = this.count("stable_prefix_msg_count")
     told: list[str] = []
     if seen is not None:
@@ -169,7 +173,11 @@ def _reasons(last: Request, this: Request) -> list[str]:
 
 
 def read_trace(path: Path) -> list[Request]:
-    """The lines of a file, after those of `path`.1, where older ones are. Raises Unmeasured."""
+    """Return the requests of a trace file, after the older ones in `path`.1 if it exists.
+
+    Raises:
+        Unmeasured: the file cannot be read, or has no line of a request.
+    """
     older = path.with_name(f"{path.name}.1")
     try:
         texts = [one.read_text(encoding="utf-8") for one in (older, path) if one == path or one.exists()]
@@ -194,7 +202,11 @@ def _requests(lines: Sequence[str]) -> Iterator[Request]:
 
 
 def newest(logs: Path) -> Path:
-    """Raises Unmeasured if there is none."""
+    """Return the newest trace file.
+
+    Raises:
+        Unmeasured: there is none.
+    """
     found = sorted(logs.glob("*/cache-session-*.log"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise Unmeasured(f"there is no trace under {logs}: */cache-session-*.log")
@@ -202,7 +214,7 @@ def newest(logs: Path) -> Path:
 
 
 def compare_all(requests: Sequence[Request]) -> list[str]:
-    """Prints what is found of each request, and gives those that diverge."""
+    """Print the result for each request, and return a line for each request that diverges."""
     print_counts(requests[0])
     found: list[str] = []
     for index, this in enumerate(requests[1:], start=1):

@@ -1,8 +1,8 @@
-"""The prompt cache of a running server, as its /stats tells of it: sizes, hits, misses by reason.
+"""Print the prompt cache of a running server from its /stats: sizes, hits, misses by reason.
 
     python scripts/inspect_mlx_cache.py [--base-url http://127.0.0.1:8080]
 
-What a server does not tell of is left out. The exit status is 1 if vlm_retreat or
+Numbers that the server does not report are left out. The exit status is 1 if vlm_retreat or
 exact_key_rejected_by_model_lcp is not 0, and 2 if there is no /stats.
 """
 
@@ -16,7 +16,7 @@ from probing import Counters, Table, parser_of, run, server_of, verdict
 Section = Mapping[str, Any]
 _KINDS = {
     "pages": "shared pages",
-    "strands": "conversations at rest",
+    "sequence_caches": "conversations at rest",
     "checkpoints": "states",
     "live": "running rows",
 }
@@ -48,7 +48,7 @@ def _share(part: Any, whole: Any) -> str:
 
 
 def memory(cache: Section) -> Iterator[tuple[str, str, str]]:
-    """Bytes by kind; the shares are of the budget, which running rows are in too."""
+    """Yield bytes by kind, with their shares of the budget. The budget includes running sequences."""
     budget, kinds = cache.get("max_bytes"), cache.get("bytes_by_kind") or {}
     for kind, told in _KINDS.items():
         if kind in kinds:
@@ -59,7 +59,7 @@ def memory(cache: Section) -> Iterator[tuple[str, str, str]]:
 
 
 def things(cache: Section) -> Iterator[tuple[str, str, str]]:
-    names = {"entries": "pages", "strands": "conversations at rest", "checkpoints": "checkpoints"}
+    names = {"entries": "pages", "sequence_caches": "conversations at rest", "checkpoints": "checkpoints"}
     names |= {"arrays": "arrays", "evictions": "evictions"}
     for name, told in names.items():
         if name in cache:
@@ -67,9 +67,9 @@ def things(cache: Section) -> Iterator[tuple[str, str, str]]:
 
 
 def lookups(cache: Section) -> Iterator[tuple[str, str, str]]:
-    """A prompt that was found in part, and could have been found further, has a reason too."""
+    """Yield the lookups by result. A prompt that was only partly restored also has a miss reason."""
     total = cache.get("lookups")
-    for name in ("lookups", "hits", "misses", "handed_over"):
+    for name in ("lookups", "hits", "misses", "reused_in_place"):
         yield name.replace("_", " "), _count(cache.get(name)), _share(cache.get(name), total)
     for reason, number in (cache.get("misses_by_reason") or {}).items():
         yield f"  {_REASONS.get(reason, reason)}", _count(number), _share(number, total)
@@ -91,7 +91,7 @@ def counters(cache: Section) -> Iterator[tuple[str, str, str]]:
 
 
 def session_turns(transcripts: Section) -> Iterator[tuple[str, str, str]]:
-    """The session turn store."""
+    """Yield the counters of the transcripts (the session turn store)."""
     requests = sum(transcripts.get(name) or 0 for name in ("bound", "fresh"))
     for name, value in transcripts.items():
         if isinstance(value, Mapping):

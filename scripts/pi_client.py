@@ -1,7 +1,8 @@
-"""The coding agent pi as a server sees it: its tools, and its messages as it spells them.
+"""Imitate the coding agent pi as a server sees it: its tools and its messages.
 
-As pi 0.87 speaks chat completions: it names no session, and sends all of one on every turn. Thoughts come
-back in the field that they arrived in, arguments written anew, an answer that is calls alone as null.
+This follows the chat completions of pi 0.87. It sends no session id, and the whole conversation on every
+turn. Reasoning comes back in the field in which it arrived. Arguments are serialized again, and an answer
+that consists of calls alone has null as its content.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ Tools: read, bash, edit, write.
 
 
 def system(name: str, characters: int) -> Message:
-    """The system prompt. Its name stands at the beginning, so that no earlier run has read this one."""
+    """Return the system prompt. It begins with the run's name, so no earlier run has computed it."""
     context = prose(f"The project's rules, {name}", characters)
     return {"role": "developer", "content": _SYSTEM.format(name=name, context=context)}
 
@@ -99,7 +100,7 @@ def user(text: str) -> Message:
 
 
 def results(reply: Reply, name: str) -> list[Message]:
-    """A short result for each call of a reply; none for a reply without calls."""
+    """Return a short result for each call of a reply."""
     return [
         {
             "role": "tool",
@@ -111,7 +112,7 @@ def results(reply: Reply, name: str) -> list[Message]:
 
 
 def body(messages: Sequence[Message], options: argparse.Namespace) -> Mapping[str, Any]:
-    """What stands in a request beside the stream. Sampling is the server's choice."""
+    """Return a request body without the fields for streaming. The server chooses the sampling."""
     return {
         "messages": messages,
         "tools": TOOLS,

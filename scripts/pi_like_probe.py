@@ -1,15 +1,16 @@
-"""The primary probe of the prompt cache: a session of an agent that sends what pi sends.
+"""Probe the prompt cache with an agent session that sends what pi sends. This is the primary probe.
 
     python scripts/pi_like_probe.py [--base-url http://127.0.0.1:4000] [--turns 6]
 
-One long system prompt, four tools, calls and results, thoughts in reasoning_content, arguments written anew.
-The server's own replies are sent back; where one calls tools, short results follow, else a short question.
-The system prompt is new in each run, so that the first turn is a cold one.
+The session has one long system prompt, four tools, calls and results, reasoning in reasoning_content, and
+arguments that are serialized again. The server's own replies are sent back. After a reply with calls come
+short results, after any other reply a short question. The system prompt is new in each run, so the first turn
+is cold.
 
-Healthy, from the third turn on: at least 97 % of the prompt cached. In the counters of /stats: no rise of
-vlm_retreat and exact_key_rejected_by_model_lcp, and hybrid_trim_miss on the first, cold turn alone. Counters
-are the server's; other traffic during the run is in them too. The exit status is 1 if a number falls short,
-and 2 if nothing can be measured.
+A healthy server caches at least 97 % of the prompt from the third turn on. Of its counters in /stats,
+vlm_retreat and exact_key_rejected_by_model_lcp must not rise, and hybrid_trim_miss may rise on the first,
+cold turn only. The counters include other traffic during the run. The exit status is 1 if a number falls
+short, and 2 if nothing can be measured.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _QUESTION = "Show me part {number} of notes.txt: run `sed -n {number}p notes.txt
 
 
 def play(session: Session, counters: Counters, options: argparse.Namespace) -> None:
-    """All turns; the counters are read behind the first one and behind the last."""
+    """Play all turns. Read the counters after the first turn and after the last."""
     name, table = secrets.token_hex(6), Table(TURN_COLUMNS)
     messages = [pi_client.system(name, options.context_chars), pi_client.user(_QUESTION.format(number=1))]
     for number in range(1, options.turns + 1):

@@ -1,19 +1,18 @@
-"""Four scenarios for the prompt cache: what a client changes may cost nothing, or has to cost what it costs.
+"""Probe the prompt cache in four scenarios: meaningless changes must cost nothing, edits must end the hit.
 
     python scripts/probe_session.py [--base-url http://127.0.0.1:4000] [--only drift insert]
 
-normal    A conversation that only grows. Each turn finds what was known: at least 97 % of it.
-drift     The same, but each request is spelled in another way: another billing header in the system text, a
-          message id that is gone in the next request, tools in another order, arguments of calls written
-          anew. Nothing of it says anything new, so the same is expected.
-semantic  A message in the middle is really edited. The hit ends there: it holds what stands in front of the
-          message, and does not pass it.
-insert    A call and its result are injected in the middle. The hit goes up to there, and not beyond.
+normal    A conversation that only grows. Each turn restores at least 97 % of what is known.
+drift     The same, but each request is written differently: another billing header in the system text, a
+          message id that is missing in the next request, tools in another order, arguments of calls that are
+          serialized again. None of this changes the meaning, so the expectation is the same.
+semantic  A message in the middle is edited. The hit includes everything before the message, and ends there.
+insert    A call and its result are inserted in the middle. The hit goes up to that point, and not beyond.
 
-One reply of the server stands in front of what is edited, and one behind it. Each bound is found in the
-prompt lengths of earlier requests. Of the counters of /stats, vlm_retreat and exact_key_rejected_by_model_lcp
-may not rise. The exit status is 1 if an expectation fails, which is named with its scenario, and 2 if nothing
-can be measured.
+One reply of the server is before the edited message, and one after it. The bounds come from the prompt
+lengths of earlier requests. Of the counters in /stats, vlm_retreat and exact_key_rejected_by_model_lcp must
+not rise. The exit status is 1 if an expectation fails, which is named with its scenario, and 2 if nothing can
+be measured.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from probing import (
 
 _QUESTION_CHARACTERS = 400
 _SLACK = 8
-"""Tokens of markup that a call may share with the reply in whose place it stands."""
+"""Tokens of markup that an inserted call may share with the reply that it displaces."""
 
 Body = Mapping[str, Any]
 Spell = Callable[[Body, int], Body]
@@ -53,10 +52,10 @@ def _as_it_is(body: Body, _: int) -> Body:
 
 
 class Talk:
-    """A conversation of three turns behind a call that the client made up.
+    """A conversation of three turns after a call that the client invented.
 
     Args:
-        spell: a request as the client sends it when it is the one of that number.
+        spell: rewrites a request's body as the client sends it; its second argument is the request's number.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Talk:
         self._ends = [self._turn(number) for number in (1, 2, 3)]
 
     def _turn(self, number: int) -> int:
-        """Ask once more, and give the number of messages that it took."""
+        """Ask the next question, and return the number of messages in that request."""
         self._messages.append(question(f"question {number}, {self._name}"))
         end = len(self._messages)
         reply = self._ask(self._messages)
@@ -81,31 +80,31 @@ class Talk:
         return self.session.ask(self._spell(body, len(self.session.turns)), known)
 
     def ask_edited(self) -> str | None:
-        """Change the second question, and ask again. What is wrong with the hit, or None."""
+        """Change the second question and ask again. Return what is wrong with the hit, or None."""
         first, second = self.session.replies[:2]
         place = self._ends[1] - 1
         words = len(self._messages[place]["content"][0]["text"].split())
         self._messages[place] = question(f"other question, {self._name}")
-        # Every word is a token at least, and none of them is the same.
+        # Every word is at least one token, and all words have changed.
         return self._ask_changed(first.prompt + first.completion, second.prompt - words)
 
     def ask_injected(self) -> str | None:
-        """Put a call and its result behind the second question, and ask again."""
+        """Insert a call and its result after the second question, and ask again."""
         second, place = self.session.replies[1], self._ends[1]
         self._messages[place:place] = call_and_result(f"something else, {self._name}")
         return self._ask_changed(second.prompt, second.prompt + _SLACK)
 
     def _ask_changed(self, known: int, most: int) -> str | None:
-        """The hit has to hold what is `known` and no more than `most`."""
+        """Ask, and return what is wrong if the hit misses part of `known` tokens or exceeds `most` tokens."""
         self._ask([*self._messages, question(f"last question, {self._name}")], known)
         turn = self.session.last
         if turn.cached > most:
-            told = f"{turn.cached:,} tokens were cached, and the change stands behind {most:,} at most"
+            told = f"{turn.cached:,} tokens were cached, and the change stands after {most:,} at most"
             return f"turn {turn.number}: {told}"
         return turn.shortfall(self._options.healthy)
 
     def shortfalls(self) -> list[str | None]:
-        """Of the turns behind the first."""
+        """Return the shortfall, or None, of each turn after the first."""
         return [turn.shortfall(self._options.healthy) for turn in self.session.turns[1:]]
 
 
@@ -128,7 +127,7 @@ def call_and_result(name: str) -> list[Message]:
 
 
 def drifting(body: Body, number: int) -> Body:
-    """The same request in the spelling of its number."""
+    """Rewrite a request without changing its meaning; the number selects the spelling."""
     system, *others = body["messages"]
     header = f"x-anthropic-billing-header: cc_version=2.1.126.d79; cc_entrypoint=cli; cch={number:05x};\n"
     messages = [{**system, "content": header + system["content"]}, *others]
@@ -156,7 +155,7 @@ def _metadata(message_id: int | None) -> str:
 def _respelt(function: Mapping[str, str], number: int) -> Mapping[str, str]:
     try:
         arguments = json.loads(function["arguments"])
-    except json.JSONDecodeError:  # a call that was cut
+    except json.JSONDecodeError:  # a call that was cut short
         return function
     spellings: Sequence[Mapping[str, Any]] = (
         {"separators": (",", ":"), "ensure_ascii": False},
@@ -171,7 +170,7 @@ def _respelt(function: Mapping[str, str], number: int) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`judge` asks what is left to ask behind three turns, and gives what is wrong, if anything is."""
+    """A scenario. After three turns, `judge` sends any further request and returns what is wrong."""
 
     expectation: str
     judge: Callable[[Talk], Sequence[str | None]]
@@ -187,7 +186,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def play(server: Server, options: argparse.Namespace) -> list[str]:
-    """Each scenario's numbers, and what fails in it."""
+    """Play the scenarios, print their numbers, and return the failures."""
     failures: list[str] = []
     for name in options.only:
         scenario = SCENARIOS[name]

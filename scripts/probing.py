@@ -1,7 +1,7 @@
-"""What the probes share: the numbers of each turn, tables, and how a probe ends.
+"""Shared parts of the probes: the numbers of each turn, tables, options, and the exit status.
 
-All numbers are those of a reply's own `usage` and of `/stats`. A probe ends with status 0 if they are
-healthy, with 1 if one falls short, and with 2 if nothing could be measured.
+All numbers come from each reply's `usage` and from `/stats`. A probe exits with status 0 if they are healthy,
+with 1 if one falls short, and with 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chat_client import Reply, Server, Unmeasured
 
 PROXY, BEHIND_THE_PROXY = "http://127.0.0.1:4000", "http://127.0.0.1:8080"
 HEALTHY = 0.97
-"""Of a text prompt, from the third turn on."""
+"""The cached share of a text prompt that is healthy from the third turn on."""
 _WORDS = """
     the file returns a list of names and each value is set when the module imports path class method object
     string index error raise test data line read write open close call default option argument type key
@@ -31,8 +31,10 @@ class Turn:
     """The numbers of one request.
 
     Attributes:
-        number: from 1 on.
-        known: tokens that were computed before: those of the last prompt and its reply, mostly.
+        number: counts from 1.
+        prompt, cached: prompt tokens, and those of them that were restored.
+        known: tokens that were computed before, usually those of the last prompt and its reply.
+        first_s: seconds until the first text, reasoning or call.
     """
 
     number: int
@@ -47,17 +49,17 @@ class Turn:
 
     @property
     def new(self) -> int:
-        """About what had to be computed. The last token of a prompt always has to."""
+        """About how many tokens had to be computed. The last token of a prompt always has to be."""
         return max(self.prompt - self.known, 1)
 
     @property
     def hit(self) -> float:
-        """Matched prefix / prompt, as the healthy value means it."""
+        """Cached tokens / prompt tokens."""
         return self.cached / self.prompt
 
     @property
     def hit_of_known(self) -> float:
-        """Of what could have been cached; 1 if nothing could."""
+        """Cached tokens / tokens that could have been cached; 1 if none could."""
         return self.cached / (self.prompt - self.new) if self.prompt > self.new else 1.0
 
     @property
@@ -65,9 +67,10 @@ class Turn:
         return self.new / max(self.computed, 1)
 
     def shortfall(self, healthy: float) -> str | None:
-        """What is wrong with this turn, or None.
+        """Return what is wrong with this turn, or None.
 
-        With a long history `hit` decides: where what is new is at most half of what may be missing.
+        With a long history `hit` is judged, otherwise `hit_of_known`. A history is long if the new tokens are
+        at most half of the tokens that may be missing.
         """
         is_long = self.new <= (1 - healthy) / 2 * self.prompt
         share, of = (self.hit, "its prompt") if is_long else (self.hit_of_known, "what could be cached")
@@ -76,7 +79,7 @@ class Turn:
         return f"turn {self.number}: {share:.1%} of {of} was cached, {healthy:.0%} is healthy"
 
     def cells(self) -> list[str]:
-        """For a table with `TURN_COLUMNS`. Of a first turn nobody knows what was known."""
+        """Return cells for `TURN_COLUMNS`. For a first turn it is not known what was computed before."""
         counts = [f"{count:,}" for count in (self.number, self.prompt, self.cached, self.computed)]
         estimates = [f"{self.new:,}", f"{self.hit_of_known:.1%}", f"{self.efficiency:.2f}"]
         new, of_known, efficiency = estimates if self.known else ("–",) * len(estimates)
@@ -87,21 +90,25 @@ TURN_COLUMNS = ("turn", "prompt", "cached", "computed", "new", "hit", "of known"
 TURN_LEGEND = """\
 prompt, cached and computed are tokens of each reply's usage. new: what had to be computed, about: the prompt
 without what was known, as a rule the last turn's prompt and reply. hit: cached / prompt. of known: cached /
-(prompt - new). efficiency: new / computed. TTFT: time to the first text, thought or call. Where a hit is
+(prompt - new). efficiency: new / computed. TTFT: time to the first text, reasoning or call. Where a hit is
 judged and the history is long (what is new is at most half of what may be missing), it is the hit, else that
 of what was known."""
 
 
 @dataclass
 class Session:
-    """Requests that go on from each other, and their numbers."""
+    """Requests that continue each other, and their numbers."""
 
     server: Server
     turns: list[Turn] = field(default_factory=list[Turn])
     replies: list[Reply] = field(default_factory=list[Reply])
 
     def ask(self, body: Mapping[str, Any], known: int | None = None) -> Reply:
-        """Go on. `known` tokens were computed before, if it is not the last prompt and its reply."""
+        """Send the next request.
+
+        Args:
+            known: tokens that were computed before; None: those of the last prompt and its reply.
+        """
         reply = self.server.ask(body)
         if known is None:
             known = self.replies[-1].prompt + self.replies[-1].completion if self.replies else 0
@@ -122,7 +129,7 @@ class Session:
         self.print_notes()
 
     def print_notes(self) -> None:
-        """What may explain the numbers."""
+        """Print which replies were cut at their limit, which may reduce reuse."""
         cut = [turn.number for turn, reply in zip(self.turns, self.replies, strict=True) if reply.is_cut]
         if cut:
             numbers = ", ".join(map(str, cut))
@@ -130,7 +137,7 @@ class Session:
 
 
 class Counters:
-    """Readings of the cache's counters, the first one when this is made. Without `/stats` they are empty."""
+    """Readings of the cache's counters. The first is taken at creation. Without `/stats` they are empty."""
 
     STAY = ("vlm_retreat", "exact_key_rejected_by_model_lcp")
     COLD = "hybrid_trim_miss"
@@ -150,7 +157,11 @@ class Counters:
         self._readings.append({name: told[name] for name in self.NAMES if isinstance(told.get(name), int)})
 
     def shortfalls(self, cold: int | None = None) -> list[str]:
-        """What rose and should not have; `cold` is the reading from which on nothing is cold any more."""
+        """Return the counters that rose but should not have.
+
+        Args:
+            cold: index of the first reading after the cold turn; None: `COLD` is not checked.
+        """
         if self._problem:
             return []
         watched = dict.fromkeys(self.STAY, 0) | ({} if cold is None else {self.COLD: cold})
@@ -161,7 +172,7 @@ class Counters:
         return self._readings[-1].get(name, 0) - self._readings[since].get(name, 0)
 
     def print(self, *titles: str) -> None:
-        """A table with a column for each reading."""
+        """Print a table with one column for each reading."""
         if self._problem:
             print(f"\nThe counters are not judged: {self._problem}\n")
             return
@@ -173,7 +184,7 @@ class Counters:
 
 
 def prose(name: str, characters: int) -> str:
-    """About so many characters of text that ends with its name: the same for a name, no other's."""
+    """Return about this many characters of text that ends with `name` and depends on `name` alone."""
     source = random.Random(name)
     words = [source.choice(_WORDS) for _ in range(characters // 5)]
     return f"{' '.join(words)[: max(characters - len(name) - 2, 0)].rstrip()} ({name})"
@@ -183,7 +194,7 @@ def prose(name: str, characters: int) -> str:
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """With the options that every probe has."""
+    """Return an argument parser with the options that every probe has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -197,7 +208,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_length_options(parser: argparse.ArgumentParser) -> None:
-    """Of conversations, and how much is thought in them."""
+    """Add options for the length of conversations and for their reasoning effort."""
     told = "characters of context in the system prompt: how long the history is (%(default)s)"
     parser.add_argument("--context-chars", type=int, default=24_000, help=told)
     parser.add_argument("--max-tokens", type=int, default=2048, help="of a reply (%(default)s)")
@@ -224,10 +235,15 @@ def server_of(options: argparse.Namespace) -> Server:
 
 
 class Table:
-    """Prints its rows as they come: the first column to the left, the others to the right."""
+    """Prints each row at once: the first column is aligned to the left, the others to the right."""
 
     def __init__(self, columns: Sequence[str], first: Iterable[str] = (), *, width: int = 7) -> None:
-        """`first` are cells of the first column; the others are at least of that `width`."""
+        """Set the widths and print the headings.
+
+        Args:
+            first: the cells of the first column, which set its width.
+            width: the smallest width of the other columns.
+        """
         widest = max(map(len, (columns[0], *first)))
         self._widths = [widest, *(max(len(column), width) for column in columns[1:])]
         self.row(columns)
@@ -241,7 +257,7 @@ class Table:
 
 
 def verdict(shortfalls: Sequence[str]) -> int:
-    """Names what falls short, and gives the exit status."""
+    """Print what falls short, and return the exit status."""
     for shortfall in shortfalls:
         print(f"falls short: {shortfall}")
     print(f"{len(shortfalls)} falling short" if shortfalls else "healthy")
@@ -249,7 +265,7 @@ def verdict(shortfalls: Sequence[str]) -> int:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with the status of `main`, with one line and 2 if nothing can be measured."""
+    """End the process with the status of `main`; print one line and use 2 if nothing can be measured."""
     try:
         sys.exit(main())
     except Unmeasured as error:

@@ -1,24 +1,25 @@
-"""Two sessions of OpenClaw, turn by turn at the same server, in the form in which OpenClaw sends them.
+"""Check two OpenClaw sessions that alternate at the same server, in the form in which OpenClaw sends them.
 
     python scripts/test_openclaw_integration.py [--base-url http://127.0.0.1:4000] [--turns 5]
 
-The system prompt has a date in its dynamic part, the newest question a message_id that is gone later, calls
-come back without underscores in their ids, and every request ends with a message that the next one does not
-have: <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> ... <<<END_OPENCLAW_INTERNAL_CONTEXT>>>. Checked are
+The system prompt has a date in its dynamic part. The newest question has a message_id that is removed later.
+Calls come back without the underscores in their ids. Every request ends with a message that the next request
+does not have: <<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> ... <<<END_OPENCLAW_INTERNAL_CONTEXT>>>. The checks are:
 
-hit rate         new / computed tokens, from the second turn on, is at least --min-efficiency. What is known
-                 ends where the last request had its transient message: the reply was written behind it, so
-                 what was computed for it holds for no other place, and it counts as new. A model that answers
-                 without a call and without chance (at temperature 0) falls short: nothing shows whose reply
-                 it is, and the question that loses its id is read again.
-thought twice    A thought does not stand in its reply's text, and no prompt is longer than the last one with
-                 its reply and what was added (a few small requests measure that; a thought of some 30 tokens
-                 shows).
-another session  A first turn finds no more than the two have in common, later ones no more than their own,
-                 and no reply has the other's mark.
+hit rate         new / computed tokens, from the second turn on, is at least --min-efficiency. The known
+                 prefix ends where the last request had its transient message. The reply was generated after
+                 it, so its computed state is valid at no other place, and the reply counts as new. A model
+                 that answers without a call and at temperature 0 falls short: nothing proves whose reply it
+                 is, so the question that loses its id is computed again.
+reasoning twice    The reasoning is not repeated in its reply's text, and no prompt is longer than the last
+one
+                 with its reply and the added messages. A few small requests measure those messages. Repeated
+                 reasoning of some 30 tokens is noticed.
+another session  A first turn restores no more than what both sessions share, later turns no more than their
+                 own tokens, and no reply has the other session's mark.
 
 The exit status is 1 if a check fails, which is named with its session, and 2 if nothing can be measured. Of
-the counters of /stats, vlm_retreat and exact_key_rejected_by_model_lcp may not rise.
+the counters in /stats, vlm_retreat and exact_key_rejected_by_model_lcp must not rise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from probing import (
 
 _QUESTION_CHARACTERS, _RESULT_CHARACTERS = 600, 1200
 _SLACK = 32
-"""Tokens of markup, dates and ids that come with what is added."""
+"""Tokens of markup, dates and ids that added messages bring with them."""
 
 _SYSTEM = """\
 <!-- openclaw:attempt:STABLE -->
@@ -77,7 +78,7 @@ TOOLS = [
 
 
 def transient(number: int) -> Message:
-    """What stands at the end of one request."""
+    """Return the message at the end of a request that the next request does not have."""
     lines = [f'"Sessions:\\nmain is in request {number:04}"', '"Helpers:\\nnone"']
     text = "\n\n".join(lines)
     marks = ("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
@@ -86,7 +87,7 @@ def transient(number: int) -> Message:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of what a session adds, as this server counts them."""
+    """Tokens of the messages that a session adds, as this server counts them."""
 
     transient: int
     question: int
@@ -94,7 +95,7 @@ class Sizes:
 
 
 def measure(server: Server, today: datetime) -> Sizes:
-    """From the prompt lengths of four small requests."""
+    """Measure the sizes from the prompt lengths of four small requests."""
     nothing, mark = {"role": "user", "content": "x"}, secrets.token_hex(8)
 
     def tokens(*messages: Message) -> int:
@@ -107,7 +108,7 @@ def measure(server: Server, today: datetime) -> Sizes:
 
 
 def question(number: int, mark: str, today: datetime) -> Message:
-    """One of a session, whose mark is in it; the first one tells of the session too."""
+    """Return a question with the session's mark. The first one also has the session's id."""
     text = f"I am {mark}. Run `step {number}`, please, and tell me of it: "
     text += prose(f"question {number} of {mark}", _QUESTION_CHARACTERS)
     if number == 1:
@@ -117,7 +118,7 @@ def question(number: int, mark: str, today: datetime) -> Message:
 
 
 def with_id(asked: Message, message_id: str) -> Message:
-    """A question as it is while it is the newest."""
+    """Add the message id that a question has while it is the newest."""
     line = f'{{\n  "message_id": "{message_id}",\n'
     return {**asked, "content": asked["content"].replace("{\n", line, 1)}
 
@@ -132,11 +133,12 @@ def without_underscores(call_id: str) -> str:
 
 
 class OpenClaw:
-    """One session, as its client keeps it.
+    """One session, on the client's side.
 
     Attributes:
-        added: tokens of the messages that are new in each request.
-        own_words: of the first question, behind what sessions have in common.
+        mark: random text that identifies the session.
+        added: for each request, the tokens of its new messages.
+        own_words: words of the first question after the part that both sessions share.
     """
 
     def __init__(self, name: str, server: Server, sizes: Sizes, options: argparse.Namespace) -> None:
@@ -150,7 +152,7 @@ class OpenClaw:
         self.own_words = len(self._new[0]["content"].partition(self.mark)[2].split())
 
     def turn(self) -> None:
-        """One request, and what the client does with the reply."""
+        """Send one request, and prepare the next one from the reply."""
         self._history += self._new
         size = self._sizes.result if self._new[0]["role"] == "tool" else self._sizes.question
         self.added.append(size * len(self._new))
@@ -182,7 +184,7 @@ class OpenClaw:
         return {"role": "system", "content": _SYSTEM.format(**told, effort=options.effort)}
 
     def _question(self) -> Message:
-        """A new one, with a new id."""
+        """Return a new question, and make a new id for it."""
         self._message_id = secrets.token_hex(6)
         return question(len(self.session.turns) + 1, self.mark, self._options.today)
 
@@ -203,12 +205,12 @@ def hit_rate(chat: OpenClaw, least: float) -> Iterator[str]:
             yield f"turn {turn.number}: an efficiency of {told}, {least:.2f} is healthy"
 
 
-def thought_twice(chat: OpenClaw) -> Iterator[str]:
+def reasoning_twice(chat: OpenClaw) -> Iterator[str]:
     turns, replies = chat.session.turns, chat.session.replies
     for turn, reply in zip(turns, replies, strict=True):
-        thought = reply.thought.strip()
-        if (thought and thought in reply.content) or "</think>" in reply.content:
-            yield f"turn {turn.number}: a thought stands in the reply's text"
+        reasoning = reply.reasoning.strip()
+        if (reasoning and reasoning in reply.content) or "</think>" in reply.content:
+            yield f"turn {turn.number}: reasoning stands in the reply's text"
     for (last, turn), reply, added in zip(pairwise(turns), replies, chat.added[1:], strict=False):
         grown, expected = turn.prompt - last.prompt, reply.completion + added
         if grown > expected + _SLACK * (1 + len(reply.calls)):
@@ -230,7 +232,7 @@ def another_session(chat: OpenClaw, other: OpenClaw) -> Iterator[str]:
 def shortfalls(chat: OpenClaw, other: OpenClaw, options: argparse.Namespace) -> list[str]:
     checks = {
         "hit rate": hit_rate(chat, options.min_efficiency),
-        "thought twice": thought_twice(chat),
+        "reasoning twice": reasoning_twice(chat),
         "another session": another_session(chat, other),
     }
     return [f"{name}, session {chat.name}, {told}" for name, check in checks.items() for told in check]
@@ -240,7 +242,7 @@ def shortfalls(chat: OpenClaw, other: OpenClaw, options: argparse.Namespace) -> 
 
 
 def play(sessions: Sequence[OpenClaw], turns: int) -> None:
-    """Both at the same server, turn by turn."""
+    """Play both sessions turn by turn at the same server, and print their numbers."""
     for _ in range(turns):
         for one in sessions:
             one.turn()

@@ -1,9 +1,10 @@
-"""Builds tiny models on disk, as Hugging Face and mlx_lm lay them out: for tests and benchmarks.
+"""Build tiny models on disk for tests and benchmarks, in the layout of Hugging Face and mlx_lm.
 
-`build` gives a family's real architecture random weights: it computes like a big model and says nothing
-sensible. `build_chain` gives it weights that say a script: every token leads to one other token, whatever
-came before. Both take a fraction of a second, write a few megabytes and depend on their arguments alone (the
-tokenizer also on the Python release whose source it is trained on).
+`build` gives a family's real architecture random weights: it computes like a big model, but its text is
+random. `build_chain` gives it weights that reproduce a script: every token leads to one other token, whatever
+came before. Both take a fraction of a second and write a few megabytes. The result depends on the arguments
+alone; the tokenizer also depends on the Python release, because it is trained on the standard library's
+source.
 
     python scripts/tiny_models.py qwen3 FOLDER
 """
@@ -38,16 +39,19 @@ END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
 SPECIAL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Not special, so that decoding keeps them: a server has to see where a thought or a call begins."""
+"""These are not special, so decoding keeps them: a server must see where reasoning or a call begins."""
 CHATML_TOKENS = SPECIAL_TOKENS + MARKUP_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddedTokens:
-    """The texts that a tokenizer has as one token each, wherever they stand.
+    """The texts that a tokenizer always encodes as one token each.
 
-    Decoding may leave out the `special` ones and keeps the `markup`. `ends` are those that end a reply; the
-    first one is the tokenizer's EOS and ends every chain. `bos` begins what is encoded as a document.
+    Attributes:
+        special: decoding may leave these out.
+        markup: decoding keeps these.
+        ends: the tokens that end a reply. The first is the tokenizer's EOS, and ends every chain.
+        bos: the first token of a text that is encoded as a document.
     """
 
     special: tuple[str, ...]
@@ -70,7 +74,7 @@ LAYER_GAIN = 2.0
 HEAD_GAIN = 4.0
 CHAIN_LOGIT = 100.0
 CHAIN_GAP = 20.0
-"""A wrong token within 20 of the right one would have at most a chance of 2e-9 at temperature 1."""
+"""A logit 20 below the right one gives a wrong token a probability of at most 2e-9 at temperature 1."""
 
 CHAT_TEMPLATE = r"""
 {#- ChatML with thoughts and tools. Thoughts stay only in the turns after the last user message. -#}
@@ -162,11 +166,12 @@ CHAT_TEMPLATE = r"""
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table.
+    """One row of the table of architectures.
 
-    `settings` is what config.json says besides the common keys; None removes a common key. A `nested` family
-    keeps all of it in `text_config`. `neutral_norm` is the norm weight that scales by one: Gemma multiplies
-    by 1 + weight.
+    Attributes:
+        settings: the keys of config.json besides the common ones; None removes a common key.
+        nested: all of these keys are in `text_config`.
+        neutral_norm: the norm weight that scales by one. It is 0 for Gemma, which multiplies by 1 + weight.
     """
 
     architecture: str
@@ -176,7 +181,7 @@ class Family:
 
 
 def _table(hidden: int, layers: int) -> dict[str, Family]:
-    """The families by `model_type`, as they are for models of this size."""
+    """Return the families by `model_type`, for models of this size."""
     half = hidden // 2
     plain = {"attention_bias": False}
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -221,7 +226,7 @@ FAMILIES: tuple[str, ...] = tuple(_table(256, 4))
 
 
 def _config(family: str, hidden: int, layers: int, vocab: int, ends: list[int], overrides: Config) -> Config:
-    """The content of config.json; overrides win, and go into `text_config` where the family has one."""
+    """Return the content of config.json. Overrides win, and go into `text_config` if the family has one."""
     row = _table(hidden, layers)[family]
     common = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 2 * hidden}
     common |= {"vocab_size": vocab, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
@@ -243,7 +248,7 @@ def _neutral_norm(config: Config) -> float:
 
 
 def _corpus() -> Iterator[str]:
-    """About a megabyte of the standard library's source, the same text for the same Python."""
+    """Yield about a megabyte of the standard library's source, the same for the same Python release."""
     left = CORPUS_BYTES
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="ignore")[:left]
@@ -254,7 +259,7 @@ def _corpus() -> Iterator[str]:
 
 
 def byte_level_tokenizer(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Tokenizer:
-    """A byte-level BPE without added tokens. Line breaks stay together, whatever follows them."""
+    """Return a byte-level BPE without added tokens. Line breaks stay together, whatever follows them."""
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     signs = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges)))
@@ -266,7 +271,7 @@ def byte_level_tokenizer(vocab: Mapping[str, int], merges: Sequence[tuple[str, s
 
 
 def byte_alphabet() -> list[str]:
-    """The 256 characters that stand for bytes in a byte-level vocabulary, in byte order."""
+    """Return the 256 characters that represent bytes in a byte-level vocabulary, in byte order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {byte: chr(byte) for byte in printable} | {
@@ -277,7 +282,7 @@ def byte_alphabet() -> list[str]:
 
 @functools.lru_cache
 def _trained_bpe(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """`size` entries (text in the byte alphabet → id) and the merges, learned from `_corpus`."""
+    """Return `size` entries (text in the byte alphabet → id) and the merges, learned from `_corpus`."""
     if size == 256:
         return {character: byte for byte, character in enumerate(byte_alphabet())}, []
     tokenizer = byte_level_tokenizer({}, [])
@@ -294,14 +299,17 @@ def _trained_bpe(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def add_tokens(tokenizer: Tokenizer, texts: Iterable[str], special: Container[str] = SPECIAL_TOKENS) -> None:
-    """Appends each text as one vocabulary entry, matched anywhere in a prompt before the BPE runs."""
+    """Append each text as one vocabulary entry, which is matched anywhere in a prompt before the BPE runs."""
     for text in texts:
         token = AddedToken(text, special=text in special, normalized=False)
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
 
 
 def tiny_tokenizer(vocab: int, raw_entries: Iterable[str] = (), added: AddedTokens = CHATML) -> Tokenizer:
-    """`vocab` entries, and before the added tokens at the end `raw_entries` (in the byte alphabet)."""
+    """Return a tokenizer with `vocab` entries and the `raw_entries`.
+
+    The added tokens come last and count for `vocab`. `raw_entries` (in the byte alphabet) come before them.
+    """
     if vocab < 256 + len(added.texts):
         raise ValueError(f"a vocabulary needs at least {256 + len(added.texts)} entries, not {vocab}")
     learned, merges = _trained_bpe(vocab - len(added.texts))
@@ -315,17 +323,17 @@ def tiny_tokenizer(vocab: int, raw_entries: Iterable[str] = (), added: AddedToke
 
 
 def end_ids(tokenizer: Tokenizer, added: AddedTokens) -> list[int]:
-    """The ids of the tokens that end a reply, EOS first."""
+    """Return the ids of the tokens that end a reply, EOS first."""
     return [tokenizer.get_vocab()[text] for text in added.ends]
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """What a text is in the middle of a prompt."""
+    """Return the ids of a text in the middle of a prompt, without a beginning-of-text token."""
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def tokenizer_config(tokenizer: Tokenizer, added: AddedTokens = CHATML) -> Config:
-    """The content of tokenizer_config.json for any tokenizer with these added tokens."""
+    """Return the content of tokenizer_config.json for any tokenizer with these added tokens."""
     decoder = {
         str(index): {"content": token.content, "special": token.special, "normalized": token.normalized}
         | {"lstrip": False, "rstrip": False, "single_word": False}
@@ -349,7 +357,7 @@ def tokenizer_config(tokenizer: Tokenizer, added: AddedTokens = CHATML) -> Confi
 
 
 def parameter_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of mlx_lm's class for this config; nothing is computed."""
+    """Return the name and shape of every parameter of mlx_lm's class for this config. Computes nothing."""
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     arguments = architecture.ModelArgs.from_dict(copy.deepcopy(config))
     parameters: Any = tree_flatten(architecture.Model(arguments).parameters())
@@ -358,10 +366,10 @@ def parameter_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def _random_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed: int) -> np.ndarray:
-    """One float32 parameter, drawn from `seed` and its own name.
+    """Return one float32 parameter, drawn from `seed` and its own name.
 
-    A matrix keeps the size of what it reads (deviation 1/sqrt(fan in)), times a gain that lets the layers
-    outweigh the last token's embedding: without it a random model walks a short loop of tokens.
+    A matrix preserves the scale of its input (deviation 1/sqrt(fan in)), times a gain. The gain lets the
+    layers outweigh the last token's embedding; without it a random model repeats a short loop of tokens.
     """
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     if "norm" in name:
@@ -380,7 +388,7 @@ def _random_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed:
 
 
 def _silence(weights: Weights, tokenizer: Tokenizer, added: AddedTokens) -> None:
-    """Random text stays text: zero rows of `lm_head` keep added tokens and broken characters out of it."""
+    """Zero the `lm_head` rows of added tokens and of incomplete characters, so that output is plain text."""
     byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
     silent = [
         index
@@ -397,7 +405,7 @@ def _is_plain_text(data: bytes) -> bool:
 
 
 def _signs(key: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 of +1 and -1 from a hash of `key`: the same on every machine, with every numpy."""
+    """Return float32 values +1 and -1 from a hash of `key`, equal on every machine and numpy version."""
     count = math.prod(shape)
     digest = hashlib.shake_256(key.encode()).digest(-(-count // 8))
     bits = np.unpackbits(np.frombuffer(digest, np.uint8), count=count)
@@ -410,7 +418,11 @@ def _signs(key: str, shape: tuple[int, ...]) -> np.ndarray:
 def _links(
     tokenizer: Tokenizer, chains: Mapping[str, Sequence[Phrase]], added: AddedTokens
 ) -> dict[int, int]:
-    """Token id → the id that follows it. Raises ValueError where two chains disagree about it."""
+    """Return a map from each token id to the id that follows it.
+
+    Raises:
+        ValueError: two chains give a token different successors.
+    """
     links: dict[int, int] = {}
     for start, phrases in chains.items():
         ends = [] if phrases and phrases[-1] in added.ends else [added.ends[0]]
@@ -438,9 +450,12 @@ def _raw_entry(data: bytes) -> str:
 
 
 def _add_phrases(tokenizer: Tokenizer, chains: Mapping[str, Sequence[Phrase]]) -> None:
-    """Makes every text of the chains one entry. Raises ValueError for a text that would not decode to itself.
+    """Make every text of the chains one vocabulary entry.
 
-    Decoders read an added token whose characters all belong to the byte alphabet as bytes; é and its like do.
+    Decoders treat an added token as bytes if all its characters belong to the byte alphabet, such as é.
+
+    Raises:
+        ValueError: a text would not decode to itself.
     """
     misread = {character for character in byte_alphabet() if not character.isascii()}
     for phrase in itertools.chain.from_iterable(chains.values()):
@@ -454,7 +469,10 @@ def _add_phrases(tokenizer: Tokenizer, chains: Mapping[str, Sequence[Phrase]]) -
 
 
 def _chain_embeddings(tokens: int, hidden: int, links: Mapping[int, int], seed: int) -> np.ndarray:
-    """[tokens, hidden] of ±1. Tokens that lead nowhere share half of their rows: it means end of turn."""
+    """Return embeddings [tokens, hidden] of ±1.
+
+    Tokens without a successor share one half of their rows, which stands for the end of the turn.
+    """
     rows = _signs(f"{seed} embed_tokens", (tokens, hidden))
     nowhere = [index for index in range(tokens) if index not in links]
     rows[nowhere, : hidden // 2] = _signs(f"{seed} nowhere", (hidden // 2,))
@@ -462,7 +480,7 @@ def _chain_embeddings(tokens: int, hidden: int, links: Mapping[int, int], seed: 
 
 
 def _chain_head(embeddings: np.ndarray, links: Mapping[int, int], end_of_turn: int, seed: int) -> np.ndarray:
-    """`lm_head` [tokens, hidden] that gives the successor of every token the logit CHAIN_LOGIT."""
+    """Return an `lm_head` [tokens, hidden] that gives every token's successor the logit CHAIN_LOGIT."""
     hidden = embeddings.shape[1]
     head = np.zeros_like(embeddings)
     for before, after in links.items():
@@ -474,7 +492,11 @@ def _chain_head(embeddings: np.ndarray, links: Mapping[int, int], end_of_turn: i
 
 
 def _check_gap(embeddings: np.ndarray, head: np.ndarray, links: Mapping[int, int], end_of_turn: int) -> None:
-    """Raises ValueError where a wrong token comes within CHAIN_GAP of the right one: sampling could err."""
+    """Check that no wrong token's logit is within CHAIN_GAP of the right one's, so that sampling is safe.
+
+    Raises:
+        ValueError: the chains are too long for the hidden size.
+    """
     logits = embeddings @ head.T
     tokens = np.arange(len(logits))
     right = np.array([links.get(index, end_of_turn) for index in range(len(logits))])
@@ -487,7 +509,7 @@ def _check_gap(embeddings: np.ndarray, head: np.ndarray, links: Mapping[int, int
 
 
 def _chain_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed: int) -> np.ndarray:
-    """Any other parameter: zero where it writes into the residual stream, else signs of the usual size."""
+    """Return any other parameter: zero if it writes into the residual stream, else scaled random signs."""
     if "norm" in name:
         return np.full(shape, neutral_norm, np.float32)
     if len(shape) == 1 or name.endswith("bias") or name.split(".")[-2] in ("o_proj", "out_proj", "down_proj"):
@@ -522,7 +544,7 @@ def _write_weights(folder: Path, weights: Weights) -> None:
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, chat_template: str, added: AddedTokens) -> None:
-    """Writes the files that make a tokenizer: its entries, its settings and its chat template."""
+    """Write the files of a tokenizer: its entries, its settings and its chat template."""
     _write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, added))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
@@ -547,10 +569,15 @@ def build(  # noqa: PLR0913 (keywords, all of them optional)
     added: AddedTokens = CHATML,
     **config_overrides: Any,
 ) -> Path:
-    """Writes a random model of `family` (one of FAMILIES) and returns its folder.
+    """Write a random model and return its folder. Its greedy text is varied and never ends by itself.
 
-    `vocab` counts the added tokens. `config_overrides` replace keys of config.json (None removes one).
-    Greedy text is varied and never ends by itself. Raises KeyError for an unknown family.
+    Args:
+        family: one of FAMILIES.
+        vocab: entries of the vocabulary, with the added tokens.
+        config_overrides: replace keys of config.json; None removes a key.
+
+    Raises:
+        KeyError: the family is unknown.
     """
     tokenizer = tiny_tokenizer(vocab, added=added)
     config = _config(family, hidden, layers, vocab, end_ids(tokenizer, added), config_overrides)
@@ -577,19 +604,24 @@ def build_chain(  # noqa: PLR0913 (the keywords of `build` and a few more)
     added: AddedTokens = CHATML,
     **config_overrides: Any,
 ) -> Path:
-    r"""Writes a model that answers with a script and returns its folder.
+    r"""Write a model that answers with a script, and return its folder.
 
-    A key of `chains` is the token that ends the prompt (in our template `"\n"`, without thinking `"\n\n"`);
-    its phrases follow, one a token, and EOS after the last (unless that ends a reply itself). They come
-    greedily and at any usual temperature. A token outside the chains is followed by EOS.
+    A key of `chains` is the token that ends the prompt (in our template `"\n"`, without thinking `"\n\n"`).
+    Its phrases follow, one token each, and EOS after the last, unless the last phrase ends a reply itself.
+    The model follows the script greedily and at any usual temperature. A token outside the chains leads to
+    EOS.
 
-    A `str` is one vocabulary entry that prompts are tokenised to as well. `bytes` are an entry that no prompt
-    is tokenised to (so a reply differs from its own echo), and may be a part of a character. As the next
-    token depends on the last one alone, a phrase may stand in two places only if the same phrase follows: cut
-    a repeated text at another place.
+    A `str` is one vocabulary entry, to which prompts are tokenised as well. `bytes` are an entry to which no
+    prompt is tokenised (so a reply differs from its own echo), and may be part of a character. The next token
+    depends on the last one alone. So a phrase may be in two places only if the same phrase follows it: split
+    a repeated text differently.
 
-    `words` are entries that only shorten prompts; `vocab` counts neither them nor the phrases. Raises
-    ValueError if chains disagree, are too long for `hidden`, or hold a `str` that would not decode to itself.
+    Args:
+        words: entries that only shorten prompts.
+        vocab: entries of the vocabulary, without `words` and without phrases.
+
+    Raises:
+        ValueError: chains disagree, are too long for `hidden`, or a `str` would not decode to itself.
     """
     raw = [
         _raw_entry(phrase) for phrases in chains.values() for phrase in phrases if isinstance(phrase, bytes)

@@ -1,11 +1,12 @@
-"""Trains a demo model from scratch, on two cores of a CPU.
+"""Train a demo model from scratch, on two cores of a CPU.
 
     pip install torch==2.13.0 numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3
     python scripts/train_demo_model.py FOLDER
 
-The server needs none of these. What the model learns from is written as it goes by `scripts/demo_model`, out
-of the source of Python's standard library; nothing is downloaded. Every 50 steps the loss of the copied
-tokens is printed, every 500 the share of right answers to words that are held out, and the folder is written.
+The server needs none of these packages. `scripts/demo_model` generates the training data during the training,
+from the source of Python's standard library; nothing is downloaded. Every 50 steps the script prints the loss
+of the copied tokens. Every 500 steps it prints the share of right answers to held-out words, and writes the
+folder.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -38,9 +39,9 @@ EMBEDDING_RATE = 0.003
 SHORTEST_PREFIX = 200
 LONGEST_PREFIX = 6000
 TOO_LONG_PREFIX = 14_000
-"""Tokens in front of a conversation. Above `LONGEST_PREFIX` the answer is that the prompt is too long."""
+"""Tokens before a conversation. Above `LONGEST_PREFIX` the right answer is that the prompt is too long."""
 FIXED_WEIGHT = 0.25
-"""Of a token that is always the same; a copied one counts 1."""
+"""The loss weight of a token that is always the same; a copied token has weight 1."""
 _PLACES = 512
 _WARM_UP = 20
 _STEPS_A_LINE, _STEPS_A_TEST, _BATCHES_A_TEST = 50, 500, 6
@@ -52,9 +53,10 @@ class Stage:
 
     Attributes:
         until: share of all steps at which it ends.
-        length, rows: of a step. There are fewer rows behind a long text: all steps take about as long.
-        prefixes: share of steps with a long text in front.
-        too_long: share of steps with a text that is too long.
+        length, rows: tokens per row and rows per step. After a long prefix there are fewer rows, so that all
+            steps take about the same time.
+        prefixes: share of steps with a long prefix.
+        too_long: share of steps with a prefix that is too long.
     """
 
     until: float
@@ -73,7 +75,7 @@ STAGES = (
 
 
 class Lessons:
-    """The rows of each step."""
+    """Generates the rows of each step."""
 
     def __init__(self, tokenizer: Tokenizer, steps: int, seed: int) -> None:
         self._tokenizer = tokenizer
@@ -112,7 +114,7 @@ class Optimizers:
         self._steps = steps
 
     def step(self, number: int) -> None:
-        """At a rate that rises for a few steps and falls to nothing from 40 % of the steps on."""
+        """Update the parameters. The rate rises for 20 steps, and falls to 0 from 40 % of the steps on."""
         factor = min(1.0, (number + 1) / _WARM_UP, (self._steps - number) / (0.6 * self._steps))
         groups = [group for optimizer in self._all for group in optimizer.param_groups]
         for group, rate in zip(groups, self._rates, strict=True):
@@ -124,7 +126,7 @@ class Optimizers:
 
 
 def train(network: Qwen3, tokenizer: Tokenizer, steps: int, seed: int, folder: Path) -> None:
-    """Trains the network and writes it to `folder`."""
+    """Train the network and write it to `folder`."""
     lessons = Lessons(tokenizer, steps, seed)
     optimizers = Optimizers(network, steps)
     begun = time.monotonic()
@@ -144,16 +146,16 @@ def train(network: Qwen3, tokenizer: Tokenizer, steps: int, seed: int, folder: P
             losses.clear()
         if done % _STEPS_A_TEST == 0 or done == steps:
             for prefix in (0, 2500):
-                print(f"   behind {prefix} tokens: {right_answers(network, tokenizer, prefix)}", flush=True)
+                print(f"   after {prefix} tokens: {right_answers(network, tokenizer, prefix)}", flush=True)
             write_model(network, tokenizer, folder)
 
 
 def loss_of(network: Qwen3, rows: Rows) -> tuple[Tensor, float]:
-    """The loss of a step, and that of the copied tokens alone."""
+    """Return the weighted loss of a step, and the mean loss of its copied tokens."""
     hidden = _hidden(network, rows)
     kinds = rows.kinds.flatten()
     places = (kinds != Kind.READ).nonzero()[:, 0]
-    # A multiple of a round number of places: the CPU's library compiles a kernel for every number.
+    # Pad to a multiple of 512 places, because the CPU's library compiles a kernel for every length.
     padded = functional.pad(places, (0, -len(places) % _PLACES))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = network.logits(hidden.flatten(0, 1)[padded])[: len(places)]
@@ -164,7 +166,7 @@ def loss_of(network: Qwen3, rows: Rows) -> tuple[Tensor, float]:
 
 
 def _hidden(network: Qwen3, rows: Rows) -> Tensor:
-    """Without a gradient for the prefix, which is there to be looked past."""
+    """Return the hidden states. The prefix gets no gradient: the model only has to look past it."""
     past: Past | None = None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         if rows.prefix is not None:
@@ -176,7 +178,7 @@ def _hidden(network: Qwen3, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def right_answers(network: Qwen3, tokenizer: Tokenizer, prefix: int) -> str:
-    """Of the answers to words that are held out: how many have no token that is not the likeliest."""
+    """Return, by behaviour, how many answers to held-out words are right in every token (greedy)."""
     author = Author(977, STAGES[-1].mix, held_out=True)
     right: Counter[str] = Counter()
     asked: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""`python -m start_llm`."""
+"""Run the command line: `python -m start_llm`."""
 
 import signal
 import sys
 
-# The imports take seconds, and Ctrl-C in the middle of them is no reason for a traceback.
+# The imports take seconds. Ctrl-C during them must not print a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from start_llm.cli import main  # noqa: E402

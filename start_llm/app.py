@@ -1,4 +1,4 @@
-"""The composition root: makes the parts, joins them, starts and ends them."""
+"""Build the parts of the server, connect them, start them and stop them (the composition root)."""
 
 from __future__ import annotations
 
@@ -11,74 +11,73 @@ from pathlib import Path
 
 from start_llm import __version__
 from start_llm.audit.calls import unread_call
-from start_llm.audit.subject import Subject
-from start_llm.cache.kinds import words_of
+from start_llm.audit.subject import AuditedModel
+from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
-from start_llm.configured import (
+from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.settings import Settings
+from start_llm.core.errors import PortError
+from start_llm.core.family import Family
+from start_llm.engine.admission import Admission, shortage
+from start_llm.engine.cost import measure_sequence
+from start_llm.engine.engine import Engine
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.self_test import BatchVerdict, check_batching
+from start_llm.engine.work import measure_work
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.server_info import own_url
+from start_llm.models.device import this_device, wire_memory
+from start_llm.models.download import resolve
+from start_llm.models.footprint import Footprint, measure
+from start_llm.models.identity import identity
+from start_llm.models.loader import LoadedModel, load
+from start_llm.prompt.adapt import needed
+from start_llm.prompt.audit import described
+from start_llm.prompt.prepare import Preparer
+from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.notices import Notices
+from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.tenants import Tenants
+from start_llm.proxy.launcher import Proxy, claim_port
+from start_llm.server.drain import RequestDrain
+from start_llm.server.handler import Handler
+from start_llm.server.listener import Listener, ServerContext
+from start_llm.server.served_models import ServedModel, ServedModels
+from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.service import Service
+from start_llm.telemetry.account import Reports
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
+from start_llm.telemetry.terminal import Terminal
+from start_llm.transcripts.turn import Transcripts
+from start_llm.wiring import (
+    access_policy,
     admission,
     cache_limits,
-    door,
-    engine_config,
     make_seal,
     make_trace,
     memory_budget,
     model_family,
     model_name,
     model_traits,
-    pace,
     page_size,
     prompt_policy,
     proxy_config,
     response_store,
     server_limits,
+    time_limits,
     transcripts,
     work_reserve,
 )
-from start_llm.core.errors import PortError
-from start_llm.core.family import Family
-from start_llm.engine.admission import Admission
-from start_llm.engine.cost import measure_row
-from start_llm.engine.engine import Engine
-from start_llm.engine.machinery import Machinery
-from start_llm.engine.pressure import shortage
-from start_llm.engine.self_test import BatchVerdict, check_batching
-from start_llm.engine.work import measure_work
-from start_llm.launch.clients import CLIENTS
-from start_llm.launch.served import own_url
-from start_llm.models.device import this_device, wire_memory
-from start_llm.models.download import resolve
-from start_llm.models.footprint import Footprint, measure
-from start_llm.models.identity import identity
-from start_llm.models.loader import LoadedModel, load
-from start_llm.places import DEMO_MODEL, ROOT
-from start_llm.prompt.adapt import needed
-from start_llm.prompt.audit import described
-from start_llm.prompt.prepare import Preparer
-from start_llm.protocols.base import ModelFacts
-from start_llm.protocols.notices import Notices
-from start_llm.protocols.response_store import ResponseStore
-from start_llm.protocols.tenants import Tenants
-from start_llm.proxy.launcher import Proxy, claim_port
-from start_llm.server.handler import Handler
-from start_llm.server.leaving import Leaving
-from start_llm.server.listener import Listener, Site
-from start_llm.server.status import HealthLimits, ModelCard, Status
-from start_llm.service import Service
-from start_llm.settings import Settings
-from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
-from start_llm.telemetry.terminal import Terminal
-from start_llm.transcripts.turn import Transcripts
 
 LOGS = ROOT / "logs"
-_STOP_S = 5.0  # the longest chunk of a prompt that is tried lasts four
+_STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 _LAST_LINES_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class EngineStartup:
     """A model that the engine thread has loaded."""
 
     model: LoadedModel
@@ -90,12 +89,12 @@ class Ready:
 class App:
     """One server process.
 
-    1. bind the ports          a busy one is found before a model is loaded
-    2. find the model          a folder, or a download with progress
+    1. bind the ports          so that a busy port is found before the model is loaded
+    2. find the model          in a folder, or download it with progress
     3. load it                 on the engine thread, which owns it from then on
-    4. open the doors          requests are accepted
-    5. start the proxy         in a process of its own; its watcher says when it is ready
-    6. close                   no new requests, some time for running ones, then everything ends
+    4. open                    accept requests
+    5. start the proxy         in a process of its own; its watcher prints when it is ready
+    6. close                   refuse new requests, wait for running ones, then stop everything
     """
 
     def __init__(self, settings: Settings, terminal: Terminal) -> None:
@@ -108,8 +107,8 @@ class App:
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
         self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
-        self._door = door(settings, self._proxy_key)
-        self._leaving = Leaving()
+        self._access_policy = access_policy(settings, self._proxy_key)
+        self._drain = RequestDrain()
         self._proxy_port = claim_port(settings.proxy_port, LOGS, terminal.say) if settings.proxy else None
         self._listener = self._listen()
 
@@ -122,10 +121,10 @@ class App:
         return own_url(self._settings.mlx_host, self.port)
 
     def start(self) -> None:
-        """Steps 2 to 5.
+        """Carry out steps 2 to 5.
 
         Raises:
-            StartupError: with everything that was begun undone.
+            StartupError: a step failed. Everything that was started is stopped again.
         """
         try:
             folder = resolve(model_name(self._settings))
@@ -138,26 +137,26 @@ class App:
             raise
 
     def close(self) -> bool:
-        """Step 6. False if the engine is stuck in a computation; the process may then just end."""
+        """Carry out step 6. False if the engine is still computing; the caller may then exit the process."""
         patience_s = self._settings.drain_s
-        self._leaving.begin(patience_s)
-        if running := self._leaving.inside:
+        self._drain.begin(patience_s)
+        if running := self._drain.inside:
             self._terminal.say(
                 f"Waiting up to {patience_s:g} s for {running} running requests. Ctrl-C again ends at once."
             )
-        self._leaving.wait(patience_s)
+        self._drain.wait(patience_s)
         self._listener.stop_accepting()
         self._listener.hang_up()
         if self._proxy:
             self._proxy.stop()
         has_stopped = self._engine.stop(_STOP_S) if self._engine else True
-        self._leaving.wait(_LAST_LINES_S)
+        self._drain.wait(_LAST_LINES_S)
         if self._proxy_port:
             self._proxy_port.release()
         return has_stopped
 
     def abandon(self) -> None:
-        """End what would outlive this process, which is about to end in the middle of everything."""
+        """Kill the proxy and release its lock, without waiting, because this process exits at once."""
         if self._proxy:
             self._proxy.abandon()
         if self._proxy_port:
@@ -172,43 +171,43 @@ class App:
                 self._proxy_port.release()
             raise
 
-    def _load(self, folder: Path) -> tuple[Engine, Ready]:
-        """An engine that runs, and the model that its thread has loaded."""
-        loaded: list[Ready] = []
+    def _load(self, folder: Path) -> tuple[Engine, EngineStartup]:
+        """Start an engine, and return it with the model that its thread has loaded."""
+        loaded: list[EngineStartup] = []
 
-        def assemble() -> Machinery:
+        def assemble() -> EngineResources:
             model = load(folder)
             wire_memory()
-            footprint = measure(model, words_of)
+            footprint = measure(model, label_of)
             layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
-            row = measure_row(model.network, layers.fresh())
+            row = measure_sequence(model.network, layers.fresh())
             work = measure_work(model.network, layers)
             reserve = work_reserve(self._settings, work.cost)
             admitted = admission(self._settings, footprint.weights_bytes, row, reserve)
             verdict = check_batching(model.network, layers.fresh, self._settings.batch)
-            loaded.append(Ready(model, footprint, admitted, verdict))
-            return Machinery(
+            loaded.append(EngineStartup(model, footprint, admitted, verdict))
+            return EngineResources(
                 cache=self._prompt_cache(model, footprint, layers, admitted.usable_bytes),
-                pace=pace(self._settings),
+                time_limits=time_limits(self._settings),
                 admission=admitted,
                 measured=work.chunks,
                 longest_chunk=partial(work.cost.longest, reserve),
                 shortage=partial(shortage, memory_budget(self._settings), this_device().lacking_bytes),
                 network=model.network,
                 token_bytes=model.tokenizer.token_bytes,
-                end_tokens=model.tokenizer.end_tokens,
-                most_rows=self._settings.batch,
+                eos_token_ids=model.tokenizer.eos_token_ids,
+                max_sequences=self._settings.batch,
                 batches=verdict.batches,
             )
 
-        engine = Engine(engine_config(self._settings), assemble, self._engine_metrics)
+        engine = Engine(assemble, self._engine_metrics, max_waiting=self._settings.max_waiting)
         engine.start()
         return engine, loaded[0]
 
     def _prompt_cache(
         self, model: LoadedModel, footprint: Footprint, layers: Layers, usable_bytes: int
     ) -> PromptCache | NoReuse:
-        """Runs on the engine thread."""
+        """Build the prompt cache, or `NoReuse`. Runs on the engine thread."""
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._terminal.say(
@@ -226,11 +225,13 @@ class App:
             identity=identity(model),
         )
 
-    def _open(self, name: str, engine: Engine, ready: Ready) -> ModelCard:
+    def _open(self, name: str, engine: Engine, ready: EngineStartup) -> ModelCard:
         tokenizer = ready.model.tokenizer
         family = model_family(self._settings, ready.model.config, tokenizer)
         known = transcripts(self._settings, tokenizer)
-        preparer = Preparer(tokenizer, family, policy=prompt_policy(self._settings), heal=known.heal)
+        preparer = Preparer(
+            tokenizer, family, policy=prompt_policy(self._settings), restore_reasoning=known.restore_reasoning
+        )
         traits = model_traits(self._settings, ready.model, ready.footprint, family, ready.admission)
         service = Service(
             engine=engine,
@@ -245,26 +246,25 @@ class App:
             context_window=min(traits.context_window, ready.admission.longest),
             usable_bytes=ready.admission.usable_bytes,
             budget_bytes=memory_budget(self._settings),
-            reasons=family.thought is not None,
+            reasons=family.reasoning is not None,
             weights_bytes=ready.footprint.weights_bytes,
             model_type=ready.footprint.model_type,
         )
         responses = response_store(self._settings)
         status = self._status(card, engine, ready, known, responses)
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
-        tenants = Tenants(self._proxy_key, apart=self._settings.partitions)
-        site = Site(
-            service=service,
+        tenants = Tenants(self._proxy_key, apart=self._settings.isolates_tenants)
+        context = ServerContext(
+            models=ServedModels(ServedModel(service, facts)),
             status=status,
-            model=facts,
             seal=make_seal(self._settings, self._terminal.say),
             tenants=tenants,
             responses=responses,
             notices=Notices(self._terminal.say),
-            door=self._door,
-            leaving=self._leaving,
+            access_policy=self._access_policy,
+            drain=self._drain,
         )
-        self._listener.open(site)
+        self._listener.open(context)
         self._introduce(card, ready, family, preparer)
         return card
 
@@ -272,14 +272,14 @@ class App:
         self,
         card: ModelCard,
         engine: Engine,
-        ready: Ready,
+        ready: EngineStartup,
         known: Transcripts,
         responses: ResponseStore,
     ) -> Status:
         return Status(
             card=card,
             batch=self._settings.batch,
-            turns_because=ready.verdict.reason,
+            unbatched_reason=ready.verdict.reason,
             requests=self._requests,
             engine=self._engine_metrics,
             cache=self._cache_metrics,
@@ -287,7 +287,7 @@ class App:
             responses=responses,
             limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
             engine_is_alive=engine.is_alive,
-            leaving=self._leaving,
+            drain=self._drain,
         )
 
     def _start_proxy(self, card: ModelCard) -> None:
@@ -300,7 +300,7 @@ class App:
             )
             self._proxy.start()
 
-    def _introduce(self, card: ModelCard, ready: Ready, family: Family, preparer: Preparer) -> None:
+    def _introduce(self, card: ModelCard, ready: EngineStartup, family: Family, preparer: Preparer) -> None:
         footprint = ready.footprint
         layers = ", ".join(f"{count} {kind}" for kind, count in footprint.layers.items())
         self._terminal.summary(
@@ -322,7 +322,7 @@ class App:
                 "\n  This is the demo model: it says what it is, says a word after you, calls a tool that "
                 "you name,\n  and passes on its result. Choose a real one with --model."
             )
-        if told := unread_call(Subject(ready.model.tokenizer, family, preparer)):
+        if told := unread_call(AuditedModel(ready.model.tokenizer, family, preparer)):
             self._terminal.say(
                 f"\n  No reader knows how this model writes calls; an agent gets them as text: {told!r}"
             )
@@ -344,7 +344,7 @@ def _batching_told(batch: int, verdict: BatchVerdict) -> str:
 
 
 def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:
-    """Lines that a user can paste, by what they are for. A key is named, and not shown."""
+    """Return lines that a user can paste, by purpose. They name the variable of an API key, not the key."""
     chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     body = shlex.quote(json.dumps(chat, ensure_ascii=False))
     key = '"$MLX_API_KEY"' if asks_key else "local"

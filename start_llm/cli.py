@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dotenv import dotenv_values
 
-from start_llm import settings as settings_table
-from start_llm import settings_text
-from start_llm.core.allocator import give_back_what_is_free
+from start_llm.config import documents
+from start_llm.config import settings as settings_table
+from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.settings import Settings, SettingSource
+from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import StartupError
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.served import Served, addresses, find
+from start_llm.launch.server_info import ServerInfo, addresses, find
 from start_llm.launch.setup import Setup, as_script, make_setup
 from start_llm.launch.start import become, program_of
-from start_llm.places import DEMO_MODEL, ROOT
-from start_llm.settings import Settings, Source
 from start_llm.telemetry.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 2 if it cannot start."""
+    """Run a command and return its exit status; 2 if the command cannot start."""
     options = _parser().parse_args(arguments)
     try:
         return _COMMANDS[options.command](options)
@@ -64,7 +64,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> int:
-    sys.stdout.write(settings_text.as_env_file() if options.format == "env" else settings_text.as_markdown())
+    sys.stdout.write(documents.as_env_file() if options.format == "env" else documents.as_markdown())
     return 0
 
 
@@ -79,23 +79,23 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _setup(options: argparse.Namespace) -> Setup:
-    """What the client is told of the server that runs."""
+    """Return a client's setup for the server that is running."""
     settings = settings_table.load(*_outside())
-    served: Served = find(addresses(settings, options.base_url))
+    served: ServerInfo = find(addresses(settings, options.base_url))
     folder = ROOT / Path(settings.state_root).expanduser() / "clients" / options.client
     return make_setup(CLIENTS[options.client], served, folder, os.environ)
 
 
-def serve(sources: Sequence[Source], terminal: Terminal) -> int:
-    """Serve until a signal comes. A second signal ends the process at once."""
+def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
+    """Serve until a signal arrives. A second signal ends the process at once."""
     settings = settings_table.load(*sources)
     for row in settings_table.waiting_for_later(*sources):
         terminal.say(f"{row.name} is set, but acts {row.acts}.")
-    give_back_what_is_free()
+    limit_malloc_retention()
     _leave_on_signals()
     app = _app(settings, terminal)
     app.start()
-    # What is loaded stays. A full collection that looks at it stops every thread for 50 ms (lesson 84).
+    # The loaded objects stay. A full collection that scans them stops every thread for 50 ms (lesson 84).
     gc.freeze()
     _wait_for_a_signal(app.abandon)
     terminal.say("Stopping ...")
@@ -106,7 +106,7 @@ def serve(sources: Sequence[Source], terminal: Terminal) -> int:
 
 
 def _app(settings: Settings, terminal: Terminal) -> App:
-    """The imports take seconds, and only this command needs them."""
+    """Make the app. Its imports take seconds, and only this command needs them."""
     _quiet_tokenizers()
     from start_llm.app import App  # noqa: PLC0415
 
@@ -114,9 +114,9 @@ def _app(settings: Settings, terminal: Terminal) -> App:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    """Prints the page; 1 if an agent would miss something."""
+    """Print the audit's page. Return 1 if an agent would miss something, else 0."""
     _quiet_tokenizers()
-    from start_llm.audit.page import audit_folder  # noqa: PLC0415
+    from start_llm.audit.report import audit_folder  # noqa: PLC0415
 
     page = audit_folder(settings_table.load(*_outside()), Path(options.folder).expanduser())
     Terminal().summary(page.rows)
@@ -124,7 +124,10 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _quiet_tokenizers() -> None:
-    """Their library warns that it has no PyTorch, which nothing here needs. Called before it is imported."""
+    """Silence transformers' warning about missing PyTorch, which nothing here needs.
+
+    Must run before transformers is imported.
+    """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -139,15 +142,15 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _leave(message: str, status: int) -> NoReturn:
-    """End the process although a thread is deep in something that cannot be interrupted."""
+    """End the process at once, even if a thread cannot be interrupted."""
     with suppress(OSError):
-        # Not print: a signal may have come in the middle of one.
+        # No print: the signal may have interrupted one.
         os.write(sys.stdout.fileno(), f"{message}\n".encode())
     os._exit(status)
 
 
 def _leave_on_signals() -> None:
-    """While the model is found and loaded: an exception would wait for the threads of a download to end."""
+    """Exit at once on a signal, until the server is ready. An exception would wait for download threads."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         _leave("Interrupted before the server was ready.", 128 + number)
@@ -157,13 +160,14 @@ def _leave_on_signals() -> None:
 
 
 def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
-    """Return after the first signal; from then on another one ends the process at once.
+    """Return after the first signal. A second signal ends the process at once, with status 130.
+
+    This uses a pipe, because a handler can interrupt another handler that holds the lock of a
+    `threading.Event` (lesson 6). The interpreter writes into the pipe in whichever thread receives the signal
+    (lesson 9).
 
     Args:
-        abandon: ends what would outlive the process, without waiting for anything.
-
-    A pipe and no threading.Event: a handler can interrupt another one that holds the event's lock (lesson 6).
-    The interpreter writes into it in whichever thread the kernel gave the signal to (lesson 9).
+        abandon: ends what would outlive the process, without waiting.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -184,7 +188,7 @@ def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
     os.read(reader, 1)
 
 
-def _sources(options: argparse.Namespace) -> list[Source]:
+def _sources(options: argparse.Namespace) -> list[SettingSource]:
     flags = {variable: value for flag, (variable, _) in _FLAGS.items() if (value := _given(options, flag))}
     if options.demo:
         flags["MODEL_PATH"] = str(DEMO_MODEL)
@@ -192,12 +196,12 @@ def _sources(options: argparse.Namespace) -> list[Source]:
         flags["PROXY"] = "false"
     if options.no_cache:
         flags["PROMPT_CACHE"] = "false"
-    return [Source("command line", flags), *_outside()]
+    return [SettingSource("command line", flags), *_outside()]
 
 
-def _outside() -> list[Source]:
+def _outside() -> list[SettingSource]:
     dotenv = {name: value for name, value in dotenv_values(ROOT / ".env").items() if value is not None}
-    return [Source("environment", os.environ), Source(".env", dotenv)]
+    return [SettingSource("environment", os.environ), SettingSource(".env", dotenv)]
 
 
 def _given(options: argparse.Namespace, flag: str) -> str | None:
@@ -226,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
             "--base-url", metavar="URL", help="the server, if not where the settings have it"
         )
         command.add_argument("client", choices=CLIENTS)
-    # Options of ours stand in front of the client's name; whatever stands behind it is the client's.
+    # Our options come before the client's name; all arguments after it go to the client.
     launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
     table = commands.add_parser("settings", help="print every setting with default and meaning")
     table.add_argument("--format", choices=("env", "markdown"), default="markdown")

@@ -1,4 +1,6 @@
-"""The story of one request, from what the client asked to the events of the reply."""
+"""One request from start to end: prepare its prompt, bind it to the tokens of earlier turns, generate, and
+turn text into events.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +10,53 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from start_llm.core.chat import ChatRequest, GenerationRequest, Origin
+from start_llm.core.chat import GenerationRequest, RequestOrigin
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ContextOverflow, OverBudget
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
 from start_llm.core.ids import name_in
-from start_llm.core.job import Job, ThoughtLimit
-from start_llm.core.prompt import Prompt
-from start_llm.core.sampling import Sampling, SamplingChoice, first_said
-from start_llm.output.form import FormKeeper, FormTokenizer
-from start_llm.output.splitter import PlainSplitter, Splitter
-from start_llm.output.stream import OutputStream, joined
+from start_llm.core.sampling import Sampling, SamplingChoice, first_set
+from start_llm.output.stream import OutputStream, merge_adjacent
 from start_llm.prompt.prepare import Preparer
-from start_llm.prompt.template import TemplateTokenizer
-from start_llm.telemetry.account import Account, Reports
+from start_llm.request_preparation import PreparedRequest, RequestPreparer, RequestTokenizer
+from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.terminal import RequestLine
-from start_llm.telemetry.trace import Asked, session_digest
+from start_llm.telemetry.trace import TracedRequest, session_digest
 from start_llm.transcripts.turn import Transcripts, Turn
 
-_PATIENCE_S = 0.05
+_POLL_TIMEOUT_S = 0.05
 
 
-class Generation(Protocol):
-    """A job in the engine."""
+class GenerationPort(Protocol):
+    """A request that the engine is working on."""
 
-    def take(self, patience_s: float) -> list[Event]:
-        """The events that are ready, at least one; `Idle` if nothing comes for `patience_s` seconds."""
+    def take(self, timeout_s: float) -> list[Event]:
+        """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
         ...
 
     def cancel(self) -> None: ...
 
 
 class EnginePort(Protocol):
-    """What the service needs of an engine."""
+    """The engine interface that the service needs."""
 
-    def submit(self, job: Job) -> Generation: ...
+    def submit(self, request: EngineRequest) -> GenerationPort: ...
 
-    def peek(self, job: Job) -> Restored:
-        """What the cache would restore of its prompt."""
+    def peek(self, request: EngineRequest) -> Restored:
+        """Return what the cache would restore of the prompt."""
         ...
-
-
-class ServiceTokenizer(TemplateTokenizer, FormTokenizer, Protocol):
-    """What the service needs of a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWindow:
-    """Tokens that prompt and reply may have together in the memory of `budget_bytes` for everything."""
+    """The longest context that fits into memory.
+
+    Attributes:
+        tokens: Prompt and reply of one request.
+        budget_bytes: Memory for the KV caches of all requests together.
+    """
 
     tokens: int
     budget_bytes: int
@@ -64,15 +64,15 @@ class MemoryWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTraits:
-    """What the service has to know of the loaded model.
+    """The facts about the loaded model that the service needs.
 
     Attributes:
-        vocabulary: width of the logits.
-        family: the form of what it writes.
-        context_window: tokens that prompt and reply may have together.
-        default_max_tokens: length of a reply whose request sets no limit; None is the rest of the window.
-        sampling_defaults: sources below the request, the stronger first.
-        memory: a further limit, unless there is none.
+        vocabulary: Width of the logits.
+        family: The format of the text that the model reads and writes.
+        context_window: Maximum tokens of prompt and reply together.
+        default_max_tokens: Reply limit for requests that set none; None allows the rest of the window.
+        sampling_defaults: Used where the request sets nothing; the first that sets a value decides.
+        memory: A tighter limit than the window, if memory sets one.
     """
 
     vocabulary: int
@@ -83,173 +83,146 @@ class ModelTraits:
     memory: MemoryWindow | None = None
 
     @property
-    def room(self) -> int:
-        """Tokens that prompt and reply may have together, whatever limits them."""
+    def max_total_tokens(self) -> int:
+        """Maximum tokens of prompt and reply together, in window and memory."""
         return min(self.context_window, self.memory.tokens) if self.memory else self.context_window
 
 
 class Service:
-    """Answers requests, whatever protocol they came in. Safe to use from any thread."""
+    """Answers requests of all protocols. Safe to use from any thread."""
 
     def __init__(
         self,
         *,
         engine: EnginePort,
-        tokenizer: ServiceTokenizer,
+        tokenizer: RequestTokenizer,
         preparer: Preparer,
         transcripts: Transcripts,
         traits: ModelTraits,
         reports: Reports,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
-        self._preparer = preparer
+        self._requests = RequestPreparer(preparer, tokenizer, traits.family, traits.vocabulary)
         self._transcripts = transcripts
         self._traits = traits
         self._reports = reports
-        self._forms = FormKeeper(tokenizer, traits.family, traits.vocabulary)
 
-    def respond(self, request: GenerationRequest, origin: Origin) -> Answer:
-        """Do everything that can refuse the request, then hand it to the engine.
+    def respond(self, request: GenerationRequest, origin: RequestOrigin) -> Answer:
+        """Validate the request completely, then hand it to the engine.
 
         Raises:
-            RequestError: the request cannot be served, and nothing of it is left behind.
+            RequestError: The request cannot be served. Transcripts and cache are unchanged.
         """
         began = time.perf_counter()
-        prompt = self._preparer.prepare(request)
-        guide = self._forms.guide(request, prompt) if isinstance(request, ChatRequest) else None
-        turn = self._transcripts.begin(prompt, self._traits.room)
-        job = replace(self._plan(request, prompt, turn), guide=guide)
-        output = OutputStream(
-            self._splitter(request, prompt), most_calls=_most_calls(request), stops=request.options.stop
-        )
-        generation = self._engine.submit(job)
-        turn.asked(name_in(origin.id))
+        prepared = self._requests.prepare(request)
+        guide = prepared.compile_guide()
+        turn = self._transcripts.begin(prepared.prompt, self._traits.max_total_tokens)
+        engine_request = replace(self._engine_request(prepared, turn), guide=guide)
+        output = OutputStream(prepared.splitter, max_calls=prepared.max_calls, stops=request.options.stop)
         line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
-        account = Account(self._reports, line, _asked(request, origin, prompt, turn), turn.explained)
+        account = RequestAccount(self._reports, line, _traced(prepared, origin, turn), turn.explain)
+        generation = self._engine.submit(engine_request)
+        turn.record_submitted(name_in(origin.id))
         return Answer(generation, output, turn, account)
 
     def count(self, request: GenerationRequest) -> int:
-        """Tokens of the prompt that `respond` would make of this request now. Nothing of it is left behind.
+        """Return the number of tokens of the prompt that `respond` would make now. Nothing is kept.
+
+        A prompt that is too long is counted as well.
 
         Raises:
-            RequestError: the prompt cannot be made. One that is too long is counted all the same.
+            RequestError: The prompt cannot be made.
         """
-        prompt = self._preparer.prepare(request)
-        return len(self._transcripts.begin(prompt, self._traits.room).tokens)
+        prompt = self._requests.prepare(request).prompt
+        return len(self._transcripts.begin(prompt, self._traits.max_total_tokens).tokens)
 
     def explain(self, request: GenerationRequest) -> Explanation:
-        """What is known of the prompt of a request, and why not more. Generates and remembers nothing.
+        """Explain how much of the prompt is cached, and why no more. Generates nothing and keeps nothing.
 
         Raises:
-            RequestError: the request cannot be served.
-            EngineDied: the engine does not answer.
+            RequestError: The request cannot be served.
+            EngineDied: The engine does not answer.
         """
-        prompt = self._preparer.prepare(request)
-        turn = self._transcripts.begin(prompt, self._traits.room)
-        return turn.explained(self._engine.peek(self._plan(request, prompt, turn)))
+        prepared = self._requests.prepare(request)
+        turn = self._transcripts.begin(prepared.prompt, self._traits.max_total_tokens)
+        return turn.explain(self._engine.peek(self._engine_request(prepared, turn)))
 
-    def _plan(self, request: GenerationRequest, prompt: Prompt, turn: Turn) -> Job:
-        return Job(
+    def _engine_request(self, prepared: PreparedRequest, turn: Turn) -> EngineRequest:
+        request = prepared.request
+        return EngineRequest(
             prompt=turn.tokens,
-            max_tokens=self._reply_limit(request, len(turn.tokens)),
-            thought=self._thought_limit(request, prompt),
-            boundaries=turn.checkpoints,
-            known=turn.known,
+            max_tokens=self._max_tokens(prepared, len(turn.tokens)),
+            reasoning=prepared.reasoning_limit,
+            boundaries=turn.resume_positions,
+            repeated_tokens=turn.repeated_tokens,
             salt=request.tenant,
-            session=_session(request, prompt),
+            session=prepared.session,
             is_background=request.is_background,
-            sampling=self._sampling(request),
+            sampling=self._sampling(prepared),
             top_logprobs=request.options.top_logprobs,
-            trims_leading_space=isinstance(request, ChatRequest) and self._tokenizer.trims_leading_space,
+            trims_leading_space=prepared.trims_leading_space,
         )
 
-    def _reply_limit(self, request: GenerationRequest, prompt_length: int) -> int:
-        """A large limit is a ceiling, not a claim: the reply gets what the prompt leaves of the window."""
+    def _max_tokens(self, prepared: PreparedRequest, prompt_length: int) -> int:
+        """Return the reply's limit: the requested one, at most what the prompt leaves of the window."""
         window, memory = self._traits.context_window, self._traits.memory
-        param = "messages" if isinstance(request, ChatRequest) else "prompt"
         if prompt_length >= window:
-            raise ContextOverflow(prompt_tokens=prompt_length, window=window, param=param)
+            raise ContextOverflow(prompt_tokens=prompt_length, window=window, param=prepared.prompt_field)
         if memory and prompt_length >= memory.tokens:
             raise OverBudget(
                 prompt_tokens=prompt_length,
                 window=memory.tokens,
                 budget_bytes=memory.budget_bytes,
-                param=param,
+                param=prepared.prompt_field,
             )
-        room = self._traits.room - prompt_length
-        return min(request.options.max_tokens or self._traits.default_max_tokens or room, room)
+        remaining = self._traits.max_total_tokens - prompt_length
+        limit = prepared.request.options.max_tokens or self._traits.default_max_tokens or remaining
+        return min(limit, remaining)
 
-    def _thought_limit(self, request: GenerationRequest, prompt: Prompt) -> ThoughtLimit | None:
-        """The budget of the thought, for families whose thoughts end with a mark."""
-        marks = self._traits.family.thought
-        if not isinstance(request, ChatRequest) or request.thinking.budget is None or marks is None:
-            return None
-        return ThoughtLimit(
-            most_tokens=request.thinking.budget,
-            starts_open=prompt.thought_is_open,
-            opening=marks.opening,
-            closing=marks.closing,
-            closing_tokens=tuple(self._tokenizer.encode(self._forms.cut(request), as_document=False)),
-        )
-
-    def _splitter(self, request: GenerationRequest, prompt: Prompt) -> Splitter:
-        if not isinstance(request, ChatRequest):
-            return PlainSplitter()
-        return self._forms.splitter(request, prompt)
-
-    def _sampling(self, request: GenerationRequest) -> Sampling:
-        options = request.options
-        decided = first_said(options.sampling, *self._traits.sampling_defaults)
-        bias = self._forms.bias(request) if isinstance(request, ChatRequest) else {}
+    def _sampling(self, prepared: PreparedRequest) -> Sampling:
+        options = prepared.request.options
+        decided = first_set(options.sampling, *self._traits.sampling_defaults)
         return Sampling(
             **decided,  # pyright: ignore[reportArgumentType] - each field's own type, field by field
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
-            logit_bias={**options.logit_bias, **bias},
+            logit_bias=prepared.logit_bias,
             seed=options.seed,
         )
 
 
-def _most_calls(request: GenerationRequest) -> int | None:
-    return 1 if isinstance(request, ChatRequest) and request.form.one_call else None
-
-
-def _session(request: GenerationRequest, prompt: Prompt) -> str:
-    """What its requests have in common, whether or not the client gives them a name."""
-    return (prompt.conversation.session if prompt.conversation else request.session_id) or ""
-
-
-def _asked(request: GenerationRequest, origin: Origin, prompt: Prompt, turn: Turn) -> Asked:
-    """The request as its trace tells it: names of the client's choice as digests."""
+def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> TracedRequest:
+    """Return what the trace records of a request. The names of its session become digests."""
+    request, conversation, prefix_match = prepared.request, prepared.prompt.conversation, turn.prefix_match
 
     def digest(name: str | None) -> str | None:
         return None if name is None else session_digest(request.tenant, name)
 
-    conversation, findings = prompt.conversation, turn.findings
-    return Asked(
+    return TracedRequest(
         request_id=origin.id,
-        session=session_digest(request.tenant, _session(request, prompt)),
+        session=session_digest(request.tenant, prepared.session),
         session_source="client" if request.session_id else "conversation" if conversation else "none",
         parent_session=digest(request.lineage.parent),
         branch=digest(request.lineage.branch),
         endpoint=origin.endpoint,
         model=origin.model,
-        messages=len(request.messages) if isinstance(request, ChatRequest) else 0,
+        messages=prepared.messages,
         prompt_tokens=len(turn.tokens),
-        stable_prefix_msg_count=findings.seen,
-        cache_key_delta_chars=prompt.left_out,
-        bound_messages=findings.messages,
-        bound_tokens=findings.tokens,
-        replaced_tokens=findings.replaced,
-        binding_refusal=findings.refusal,
+        stable_prefix_msg_count=prefix_match.seen,
+        cache_key_delta_chars=prepared.prompt.omitted_chars,
+        bound_messages=prefix_match.messages,
+        bound_tokens=prefix_match.tokens,
+        replaced_tokens=prefix_match.replaced_tokens,
+        binding_refusal=prefix_match.refusal,
     )
 
 
 class Answer:
-    """The reply to one request, while it is being made. Leaving the context gives up what is unfinished."""
+    """The reply to one request while it is generated. Leaving the context cancels what is unfinished."""
 
-    def __init__(self, generation: Generation, output: OutputStream, turn: Turn, account: Account) -> None:
+    def __init__(
+        self, generation: GenerationPort, output: OutputStream, turn: Turn, account: RequestAccount
+    ) -> None:
         self._generation = generation
         self._output = output
         self._turn = turn
@@ -264,90 +237,92 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._generation.cancel()
-        self._turn.left()
-        self._account.end(self._turn.replied, self._turn.texts)
+        try:
+            self._turn.note_delivered()
+        finally:
+            self._account.end(self._turn.reply_length, self._turn.texts)
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the prompt as the model reads it."""
+        """Tokens of the prompt as the model reads it."""
         return len(self._turn.tokens)
 
     def events(self) -> Iterator[Event]:
-        """Events up to and including `Finished` or `Failed`; `Idle` at least every 50 ms of silence.
+        """Yield events up to `Finished` or `Failed`, and `Idle` at least every 50 ms of silence.
 
-        Text that is held back, until what follows tells what it is, is silence too.
+        Text that is held back, because it may begin a mark or a stop string, counts as silence.
         """
         while True:
-            for event in list(self._understood(self._generation.take(_PATIENCE_S))) or [Idle()]:
+            for event in list(self._outputs(self._generation.take(_POLL_TIMEOUT_S))) or [Idle()]:
                 self._account.note(event)
                 yield event
                 if isinstance(event, Finished | Failed):
                     return
 
-    def _understood(self, events: list[Event]) -> Iterator[Event]:
-        """Text as what it is. Of what has piled up, neighbours become one, and the newest progress counts."""
+    def _outputs(self, events: list[Event]) -> Iterator[Event]:
+        """Convert the engine's text into output events. Merge adjacent ones; drop superseded progress."""
         outputs: list[Output] = []
         for index, event in enumerate(events):
-            self._follow(event)
+            self._note_progress(event)
             match event:
                 case Restored():
                     self._cached = event.tokens
                     self._account.note(event)
                 case Text():
-                    outputs += self._heard(self._take(event))
+                    outputs += self._recorded(self._feed(event))
                     if self._output.is_over:
-                        yield from joined(outputs)
+                        yield from merge_adjacent(outputs)
                         yield self._cut_short()
                         return
                 case Finished():
                     rest, end = self._output.close(event)
-                    outputs += self._heard(rest)
-                    self._turn.ended(
+                    outputs += self._recorded(rest)
+                    self._turn.record_reply(
                         replace(event, stop=end.stop),
                         is_whole=self._output.is_whole,
-                        told_bits=self._output.told_bits,
-                        thought_bits=self._output.thought_bits,
+                        reply_surprisal_bits=self._output.reply_surprisal_bits,
+                        reasoning_surprisal_bits=self._output.reasoning_surprisal_bits,
                     )
-                    yield from joined(outputs)
+                    yield from merge_adjacent(outputs)
                     yield end
                     return
                 case Prefilling() if any(isinstance(later, Prefilling) for later in events[index + 1 :]):
                     pass
                 case _:
-                    yield from joined(outputs)
+                    yield from merge_adjacent(outputs)
                     outputs = []
                     yield event
-        yield from joined(outputs)
+        yield from merge_adjacent(outputs)
 
-    def _follow(self, event: Event) -> None:
-        """How much of the prompt is computed."""
+    def _note_progress(self, event: Event) -> None:
+        """Tell the transcript how much of the prompt has been computed."""
         match event:
             case Restored():
-                self._turn.computed(event.tokens)
+                self._turn.note_prefilled(event.tokens)
             case Prefilling():
-                self._turn.computed(event.done)
+                self._turn.note_prefilled(event.done)
             case _:
                 pass
 
-    def _take(self, piece: Text) -> list[Output]:
+    def _feed(self, piece: Text) -> list[Output]:
         self._account.note(piece)
-        self._turn.wrote(piece.tokens)
+        self._turn.add_generated_tokens(piece.tokens)
         return self._output.feed(piece)
 
     def _cut_short(self) -> Finished:
-        """The end of a reply that goes on with what nobody asked for."""
+        """End a reply at a stop sequence or after its last permitted call, and cancel the rest."""
         self._generation.cancel()
-        usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.replied)
+        usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.reply_length)
         end = self._output.cut(usage)
-        self._turn.ended(
+        self._turn.record_reply(
             end,
             is_whole=False,
-            told_bits=self._output.told_bits,
-            thought_bits=self._output.thought_bits,
+            reply_surprisal_bits=self._output.reply_surprisal_bits,
+            reasoning_surprisal_bits=self._output.reasoning_surprisal_bits,
         )
         return end
 
-    def _heard(self, outputs: list[Output]) -> list[Output]:
+    def _recorded(self, outputs: list[Output]) -> list[Output]:
         for output in outputs:
-            self._turn.said(output)
+            self._turn.add_output(output)
         return outputs

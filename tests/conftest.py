@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from scripts import tiny_models
+from tests.slices import mark_thorough
 
 # An example that takes long on a busy machine says nothing about the code.
 hypothesis.settings.register_profile(
@@ -28,6 +29,12 @@ os.environ["ENABLE_REQUEST_LOGGING"] = "false"
 # Nor is what any server of a test keeps to stand there.
 _state = tempfile.TemporaryDirectory()
 os.environ["STATE_ROOT"] = _state.name
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_thorough(items)  # before those with this mark are left out
+
 
 TinyModel = Callable[..., Path]
 ChainModel = Callable[..., Path]
@@ -62,9 +69,9 @@ def chain_model(tmp_path_factory: pytest.TempPathFactory) -> ChainModel:
 
 
 @pytest.fixture(scope="session")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any]:
-    """Both ports of any server: see `tests.sdk.doors`. The proxy is started when it is first asked for."""
-    from tests.sdk.doors import opened_doors
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any]:
+    """Both ports of any server: see `tests.sdk.endpoints`. The proxy starts when it is first asked for."""
+    from tests.sdk.endpoints import opened_endpoints
 
-    with opened_doors(tmp_path_factory.mktemp("proxy")) as doors:
-        yield doors
+    with opened_endpoints(tmp_path_factory.mktemp("proxy")) as endpoints:
+        yield endpoints

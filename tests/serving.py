@@ -17,10 +17,10 @@ from typing import Any
 from unittest.mock import patch
 
 from start_llm.app import App
+from start_llm.config.settings import Settings
 from start_llm.engine.self_test import check_batching
 from start_llm.engine.work import measure_work
 from start_llm.models.loader import load
-from start_llm.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}

@@ -1,25 +1,21 @@
 """The import direction of start_llm, read from its sources. See docs/ARCHITECTURE.md."""
 
-import ast
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from scripts.import_graph import COMPUTED, Sources, imports, read_package
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "start_llm"
-MOST_LINES = 400
 
 EVERYTHING = frozenset({"*"})
 LAYERS: Mapping[str, frozenset[str]] = {
     "core": frozenset(),
-    "places": frozenset(),
-    "setting_kinds": frozenset({"core"}),
     "formats": frozenset({"core"}),
-    "settings": frozenset({"core", "setting_kinds", "formats"}),
-    "settings_text": frozenset({"settings"}),
+    "config": frozenset({"core", "formats"}),
     "telemetry": frozenset({"core"}),
     "protocols": frozenset({"core"}),
     "prompt": frozenset({"core", "telemetry"}),
@@ -28,11 +24,12 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "models": frozenset({"core", "telemetry"}),
     "cache": frozenset({"core", "telemetry"}),
     "engine": frozenset({"core", "telemetry", "cache", "models"}),
-    "service": frozenset({"core", "telemetry", "prompt", "transcripts", "output"}),
+    "request_preparation": frozenset({"core", "prompt", "output"}),
+    "service": frozenset({"core", "telemetry", "prompt", "transcripts", "output", "request_preparation"}),
     "server": frozenset({"core", "telemetry", "protocols", "service"}),
-    "proxy": frozenset({"core", "settings"}),
-    "launch": frozenset({"core", "settings"}),
-    "configured": EVERYTHING,
+    "proxy": frozenset({"core", "config"}),
+    "launch": frozenset({"core", "config"}),
+    "wiring": EVERYTHING,
     "audit": EVERYTHING,
     "app": EVERYTHING,
     "cli": EVERYTHING,
@@ -40,7 +37,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
-    "configured": frozenset({"app", "audit", "cli"}),
+    "wiring": frozenset({"app", "audit", "cli"}),
     "audit": frozenset({"app", "cli"}),
     "app": frozenset({"cli"}),
     "cli": frozenset({"__main__"}),
@@ -49,9 +46,6 @@ IMPORTED_BY: Mapping[str, frozenset[str]] = {
 """Layers at the top: the only ones that may import them."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
 MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.disk")
-
-type Sources = Mapping[str, str]
-"""Dotted module name to source text."""
 
 
 def breaches(sources: Sources) -> list[str]:
@@ -62,55 +56,7 @@ def breaches(sources: Sources) -> list[str]:
         imported = list(imports(module, text, sources))
         graph[module] = {name for name in imported if name in sources and name != PACKAGE}
         found += [f"{module} {problem}" for name in imported if (problem := _problem(module, name))]
-        if text.count("\n") > MOST_LINES:
-            found.append(f"{module} has more than {MOST_LINES} lines")
     return found + _cycles(graph)
-
-
-def imports(module: str, text: str, sources: Sources) -> Iterator[str]:
-    """Every module that `module` imports, wherever the import stands, and whatever form it has.
-
-    `from start_llm import x` means the module x where there is one, else the package. Imports for types alone
-    count too. A dynamic import is told by its call, and named `?` where its argument is no plain text.
-    """
-    for node in _nodes(text):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(names=names, level=level, module=base):
-                origin = _absolute(module, level, base, is_package=_is_package(module, sources))
-                for alias in names:
-                    inner = f"{origin}.{alias.name}"
-                    yield inner if inner in sources or alias.name == "*" else origin
-            case ast.Call(func=ast.Name(id="__import__" | "import_module"), args=[first, *_]):
-                yield _text_of(first)
-            case ast.Call(func=ast.Attribute(attr="import_module"), args=[first, *_]):
-                yield _text_of(first)
-            case _:
-                pass
-
-
-@cache
-def _nodes(text: str) -> tuple[ast.AST, ...]:
-    """All that may be an import."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Call)
-    return tuple(node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
-
-
-def _is_package(module: str, sources: Sources) -> bool:
-    return any(other.startswith(f"{module}.") for other in sources)
-
-
-def _absolute(module: str, level: int, base: str | None, *, is_package: bool) -> str:
-    if level == 0:
-        return base or ""
-    parts = module.split(".")
-    kept = parts[: len(parts) - level + is_package]
-    return ".".join([*kept, *([base] if base else [])])
-
-
-def _text_of(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "?"
 
 
 def _layer(module: str) -> str:
@@ -119,7 +65,7 @@ def _layer(module: str) -> str:
 
 
 def _problem(module: str, imported: str) -> str | None:
-    if imported == "?":
+    if imported == COMPUTED:
         return "imports something by a computed name"
     top = imported.partition(".")[0]
     inside = module.partition(".")[2]
@@ -159,16 +105,6 @@ def _nested(module: str, other: str) -> bool:
     return module.startswith(f"{other}.") or other.startswith(f"{module}.")
 
 
-def read_package(folder: Path) -> dict[str, str]:
-    """The sources of a package, by dotted name."""
-    sources: dict[str, str] = {}
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        sources[name] = path.read_text(encoding="utf-8")
-    return sources
-
-
 @pytest.fixture(scope="module")
 def package() -> dict[str, str]:
     return read_package(ROOT / PACKAGE)
@@ -204,8 +140,12 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
     "the engine imports the service": ("engine.loop", "from start_llm import service", "layer engine"),
     "the engine imports a protocol": ("engine.loop", "from ..protocols import base", "layer engine"),
     "the server imports models": ("server.status", "import start_llm.models.footprint as f", "layer server"),
-    "settings imports telemetry": ("settings", "import start_llm.telemetry.metrics", "layer settings"),
-    "telemetry imports settings": ("telemetry.metrics", "from ..settings import load", "layer telemetry"),
+    "settings imports telemetry": ("config.settings", "import start_llm.telemetry.metrics", "layer config"),
+    "telemetry imports settings": (
+        "telemetry.metrics",
+        "from ..config.settings import load",
+        "layer telemetry",
+    ),
     "the server imports the app": (
         "server.handler",
         "from start_llm.app import App",
@@ -242,7 +182,6 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import start_llm.models.footprint",
         "in a circle",
     ),
-    "a module that grew": ("engine.loop", "\n" * MOST_LINES, "more than 400 lines"),
 }
 """What is planted: where, which lines, and what the breach has to say."""
 
@@ -267,7 +206,7 @@ def test_a_planted_breach_is_found(case, package):
         ("cache.disk", "from mlx_lm.models import cache"),
         ("engine.watchdog", "from start_llm.cache import plan\nimport mlx.core"),
         ("service", "from start_llm.output import stream\nfrom start_llm.transcripts.bind import bind"),
-        ("proxy.launcher", "from start_llm import settings\nfrom ..core.errors import StartupError"),
+        ("proxy.launcher", "from start_llm.config import settings\nfrom ..core.errors import StartupError"),
         ("output.stream", "from . import splitter\nfrom start_llm import __version__"),
         ("cli", "from start_llm.proxy.launcher import launch"),
     ],
@@ -286,7 +225,7 @@ def test_a_breach_in_the_files_of_a_copy_is_found(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert breaches(read_package(tmp_path / PACKAGE)) == []
-    with (tmp_path / PACKAGE / "core" / "job.py").open("a", encoding="utf-8") as job:
-        job.write("import mlx.core\n")
+    with (tmp_path / PACKAGE / "core" / "engine_request.py").open("a", encoding="utf-8") as module:
+        module.write("import mlx.core\n")
     (breach,) = breaches(read_package(tmp_path / PACKAGE))
-    assert breach.startswith("start_llm.core.job imports mlx,")
+    assert breach.startswith("start_llm.core.engine_request imports mlx,")

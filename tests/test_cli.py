@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from start_llm import cli
-from start_llm.settings import all_rows
+from start_llm.config.settings import all_rows
 from start_llm.telemetry.terminal import Terminal
 from tests.serving import AS_JSON
 
@@ -262,6 +262,7 @@ def test_a_busy_port_ends_the_second_server_with_a_message_that_names_it(server,
     assert server.get("/health")["status"] == "ok"
 
 
+@pytest.mark.thorough
 def test_without_a_cache_every_prompt_is_computed(checkout, tiny_model):
     """The flag wins over the environment."""
     with serving(checkout, tiny_model("qwen3"), "--no-cache", PROMPT_CACHE="true") as process:
@@ -362,6 +363,7 @@ def hard_at_work(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.sample(2)
 def test_a_signal_ends_everything_and_clients_see_that_they_were_cut_off(number, checkout, tiny_model):
     with hard_at_work(checkout, tiny_model("qwen3")) as (process, talking, reading):
         began = time.monotonic()
@@ -378,6 +380,7 @@ def test_a_signal_ends_everything_and_clients_see_that_they_were_cut_off(number,
     assert "Traceback" not in "".join(process.errors)
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_the_process_at_once(checkout, tiny_model):
     with hard_at_work(checkout, tiny_model("qwen3")) as (process, _, _):
         began = time.monotonic()
@@ -390,6 +393,7 @@ def test_a_second_signal_ends_the_process_at_once(checkout, tiny_model):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sends a signal to one thread of another process")
+@pytest.mark.thorough
 def test_a_signal_that_the_kernel_gave_to_another_thread_ends_the_server_too(checkout, tiny_model):
     with serving(checkout, tiny_model("qwen3")) as process:
         threads = sorted(int(task.name) for task in Path(f"/proc/{process.popen.pid}/task").iterdir())

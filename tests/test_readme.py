@@ -1,4 +1,4 @@
-"""The commands that the README shows do what it says."""
+"""The commands in the README and the API document work, and links between documents lead somewhere."""
 
 from __future__ import annotations
 
@@ -15,8 +15,22 @@ import pytest
 from tests.serving import wait_for_health
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-CURL_LINES = [line for block in BLOCKS for line in block.splitlines() if line.startswith("curl ")]
+README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MAX_WORDS = 900
+
+
+def blocks(document: Path) -> list[str]:
+    return re.findall(r"```bash\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+
+
+CURL_LINES = [
+    line
+    for document in (README, API)
+    for block in blocks(document)
+    for line in block.splitlines()
+    if line.startswith("curl ")
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +47,7 @@ def server_on_8080() -> Iterator[None]:
 
 @pytest.mark.usefixtures("server_on_8080")
 @pytest.mark.parametrize("line", CURL_LINES)
+@pytest.mark.sample(4)
 def test_curl_line_gets_an_answer(line: str) -> None:
     done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60, check=True)
     if " -N " in line:
@@ -43,7 +58,7 @@ def test_curl_line_gets_an_answer(line: str) -> None:
         assert json.loads(done.stdout).get("error") is None
 
 
-def test_readme_shows_the_endpoints_with_curl() -> None:
+def test_the_documents_show_the_endpoints_with_curl() -> None:
     shown = "\n".join(CURL_LINES)
     assert all(
         path in shown
@@ -59,4 +74,71 @@ def test_readme_shows_the_endpoints_with_curl() -> None:
 
 
 def test_readme_names_the_test_command() -> None:
-    assert any("python install_and_run.py --test" in block for block in BLOCKS)
+    assert any("python install_and_run.py --test" in block for block in blocks(README))
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= MAX_WORDS
+
+
+def anchors(document: Path) -> set[str]:
+    """The fragments of a document's headings."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(document: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = document.parent / path if path else document
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    own = [link for link in links if not link.startswith(("http://", "https://"))]
+    assert [link for link in own if not leads_somewhere(document, link)] == []
+
+
+def source_names() -> set[str]:
+    """Every identifier in the project's Python files."""
+    folders = [ROOT / name for name in ("start_llm", "tests", "benchmarks", "scripts")]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    return {name for path in files for name in re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))}
+
+
+def is_there(name: str, identifiers: set[str]) -> bool:
+    """Whether a path, `package/module`, `package/module.name`, class or method exists. True for all else."""
+    folder, slash, _ = name.partition("/")
+    if not slash:
+        return not re.fullmatch(r"[A-Z][a-z]\w*(\.\w+)?", name) or set(name.split(".")) <= identifiers
+    bases = [base for base in (ROOT, ROOT / "start_llm") if folder and (base / folder).is_dir()]
+    module, _, attribute = name.rpartition(".")
+    return (
+        not bases
+        or folder == "logs"
+        or any((base / name).exists() or (base / f"{name}.py").exists() for base in bases)
+        or (attribute in identifiers and any((base / f"{module}.py").exists() for base in bases))
+    )
+
+
+NAMING = [
+    ROOT / "CLAUDE.md",
+    ROOT / ".context" / "LESSONS.md",
+    *(one for one in DOCUMENTS if "adr" not in one.parts),
+]
+
+
+@pytest.mark.parametrize("document", NAMING, ids=lambda one: one.name)
+@pytest.mark.sample(6)
+def test_files_and_classes_that_a_document_names_are_there(document: Path) -> None:
+    """Decisions (`docs/adr`) keep the names of their day."""
+    names = set(re.findall(r"`([\w/.]+)`", document.read_text(encoding="utf-8")))
+    identifiers = source_names()
+    assert sorted(name for name in names if not is_there(name, identifiers)) == []
+
+
+@pytest.mark.parametrize("name", ["engine/pressure", "engine/admission.gone", "Strand", "Batch.remove"])
+def test_a_name_that_is_gone_is_found(name: str) -> None:
+    assert not is_there(name, {"shortage", "remove"})

@@ -17,10 +17,11 @@ from start_llm.core.chat import (
     Json,
     Lineage,
     Message,
-    Origin,
+    RequestOrigin,
     TextRequest,
     Thinking,
 )
+from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.errors import ContextOverflow, InvalidRequest, OverBudget, Overloaded
 from start_llm.core.events import (
     CallArguments,
@@ -39,16 +40,15 @@ from start_llm.core.events import (
     TokenLogprobs,
     Usage,
 )
-from start_llm.core.family import Family, ThoughtMarks
-from start_llm.core.job import Job, ThoughtLimit
+from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
-from start_llm.protocols.anthropic_errors import anthropic_refusal
+from start_llm.protocols.anthropic.errors import anthropic_refusal
 from start_llm.service import Answer, MemoryWindow, ModelTraits, Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.telemetry.trace import Asked, Ended, Texts, Trace, session_digest
+from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest, session_digest
 from tests.transcripts.fakes import transcripts
 
 WINDOW = 20
@@ -57,9 +57,9 @@ DONE = Finished("stop", USAGE)
 SPEAKER = Family(name="generic")
 """Thinks nothing that it does not say."""
 THINKER = Family(
-    name="qwen3", thought=ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n"), formats=("hermes",)
+    name="qwen3", reasoning=ReasoningMarks("<think>", "</think>", cut="\n</think>\n\n"), formats=("hermes",)
 )
-ORIGIN = Origin("chatcmpl-1", "/v1/chat/completions", "tiny")
+ORIGIN = RequestOrigin("chatcmpl-1", "/v1/chat/completions", "tiny")
 TOOL: dict[str, Json] = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
 
 
@@ -68,7 +68,7 @@ class Letters:
 
     added_tokens: Sequence[str] = ()
     end_texts: frozenset[str] = frozenset()
-    end_tokens = frozenset({ord("\n")})
+    eos_token_ids = frozenset({ord("\n")})
     control_tokens: Mapping[str, int] = {}
     chat_template = ""
 
@@ -85,7 +85,7 @@ class Letters:
         tools: list[dict[str, Json]] | None,
         options: Mapping[str, Json],
         *,
-        with_tail: bool,
+        add_generation_prompt: bool,
         strftime_now: Callable[[str], str],
     ) -> str:
         if messages[0]["role"] == "assistant":
@@ -94,7 +94,7 @@ class Letters:
         for message in messages:
             calls = message.get("tool_calls")
             written += [str(message["content"]), *([json.dumps(calls)] if calls else [])]
-        return "".join(written) + (self._tail if with_tail else "")
+        return "".join(written) + (self._tail if add_generation_prompt else "")
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         return [*([1] if as_document and text else []), *map(ord, text)]
@@ -110,8 +110,8 @@ class Script:
         self.takes = iter(takes)
         self.cancelled = 0
 
-    def take(self, patience_s: float) -> list[Event]:
-        assert 0 < patience_s <= 0.1
+    def take(self, timeout_s: float) -> list[Event]:
+        assert 0 < timeout_s <= 0.1
         return next(self.takes)
 
     def cancel(self) -> None:
@@ -123,27 +123,27 @@ class Engine:
 
     def __init__(self, script: Script, refusal: Exception | None = None) -> None:
         self.script, self.refusal = script, refusal
-        self.jobs: list[Job] = []
+        self.engine_requests: list[EngineRequest] = []
 
-    def submit(self, job: Job) -> Script:
+    def submit(self, request: EngineRequest) -> Script:
         if self.refusal:
             raise self.refusal
-        self.jobs.append(job)
+        self.engine_requests.append(request)
         return self.script
 
-    def peek(self, job: Job) -> Restored:
+    def peek(self, request: EngineRequest) -> Restored:
         if self.refusal:
             raise self.refusal
-        return Restored(len(job.prompt) - 1)
+        return Restored(len(request.prompt) - 1)
 
 
 class Traced(Trace):
     """Keeps what it would write."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[Asked, Ended, tuple[str, str]]] = []
+        self.written: list[tuple[TracedRequest, TracedReply, tuple[str, str]]] = []
 
-    def write(self, asked: Asked, ended: Ended, texts: Texts) -> None:
+    def write(self, asked: TracedRequest, ended: TracedReply, texts: Texts) -> None:
         self.written.append((asked, ended, texts()))
 
 
@@ -187,9 +187,9 @@ class Desk:
     def answer(self, request: ChatRequest | TextRequest | None = None) -> Answer:
         return self.service.respond(request or chat(), ORIGIN)
 
-    def planned(self, request: ChatRequest | TextRequest) -> Job:
+    def planned(self, request: ChatRequest | TextRequest) -> EngineRequest:
         self.answer(request)
-        return self.engine.jobs[-1]
+        return self.engine.engine_requests[-1]
 
     def stats(self) -> Any:
         told = self.transcripts.metrics
@@ -242,7 +242,7 @@ def test_a_request_that_cannot_be_served_never_reaches_the_engine(request_, toke
     with pytest.raises(InvalidRequest, match=message) as refusal:
         desk.answer(request_)
     assert refusal.value.param == param
-    assert desk.engine.jobs == []
+    assert desk.engine.engine_requests == []
     assert (desk.metrics.in_flight, desk.metrics.endings, desk.lines()) == (0, {}, [])
 
 
@@ -275,21 +275,24 @@ def test_a_prompt_that_memory_never_holds_is_refused_with_both_numbers():
 def test_a_large_limit_is_cut_to_what_there_is_memory_for():
     desk = Desk(window=1000, memory=MemoryWindow(tokens=30, budget_bytes=1))
     desk.answer(chat("x" * 20, max_tokens=500))
-    assert desk.engine.jobs[-1].max_tokens == 10
+    assert desk.engine.engine_requests[-1].max_tokens == 10
 
 
 def test_the_engine_is_told_whose_request_it_is_and_whether_anybody_looks():
     desk = Desk()
     for is_background in (True, False):
         desk.answer(replace(chat(session="one"), is_background=is_background))
-        assert (desk.engine.jobs[-1].session, desk.engine.jobs[-1].is_background) == ("one", is_background)
+        assert (desk.engine.engine_requests[-1].session, desk.engine.engine_requests[-1].is_background) == (
+            "one",
+            is_background,
+        )
     desk.answer(chat("Hello"))
     desk.answer(chat("Goodbye"))
-    unnamed = [job.session for job in desk.engine.jobs[-2:]]
+    unnamed = [engine_request.session for engine_request in desk.engine.engine_requests[-2:]]
     assert all(unnamed) and len({*unnamed}) == 2, "each conversation is one of its own"
 
 
-def test_a_full_engine_leaves_nothing_behind():
+def test_a_full_engine_leaves_nothing_after():
     desk = Desk(refusal=Overloaded("full"))
     with pytest.raises(Overloaded):
         desk.answer()
@@ -304,7 +307,7 @@ def test_what_is_counted_is_what_would_be_computed_and_nothing_is_left_of_it(req
     desk = Desk(window=1000)
     before = desk.stats()
     counted = desk.service.count(request_)
-    assert (desk.stats(), desk.engine.jobs) == (before, [])
+    assert (desk.stats(), desk.engine.engine_requests) == (before, [])
     assert counted == len(desk.planned(request_).prompt)
 
 
@@ -318,9 +321,9 @@ def test_a_prompt_that_is_too_long_is_counted_and_one_that_cannot_be_made_is_ref
 
 
 def test_the_engine_is_asked_for_what_the_request_says():
-    job = Desk().planned(chat("Hey", max_tokens=3, top_logprobs=4))
-    assert job.prompt.ids == (72, 101, 121)
-    assert (job.max_tokens, job.top_logprobs) == (3, 4)
+    engine_request = Desk().planned(chat("Hey", max_tokens=3, top_logprobs=4))
+    assert engine_request.prompt.ids == (72, 101, 121)
+    assert (engine_request.max_tokens, engine_request.top_logprobs) == (3, 4)
 
 
 def test_a_text_is_a_document_and_token_ids_are_left_alone():
@@ -379,10 +382,10 @@ def test_only_a_chat_drops_the_space_that_marks_the_start_of_a_text():
 
 
 @pytest.mark.parametrize(("tail", "starts_open"), [("<think>", True), ("</think>", False), ("", False)])
-def test_a_thought_gets_its_budget_and_is_closed_with_the_marks_of_the_family(tail, starts_open):
+def test_reasoning_gets_its_budget_and_is_closed_with_the_marks_of_the_family(tail, starts_open):
     desk = Desk(tokenizer=Letters(tail=tail), family=THINKER)
-    assert desk.planned(chat(thinking=Thinking(budget=7))).thought == ThoughtLimit(
-        most_tokens=7,
+    assert desk.planned(chat(thinking=Thinking(budget=7))).reasoning == ReasoningLimit(
+        max_reasoning_tokens=7,
         starts_open=starts_open,
         opening="<think>",
         closing="</think>",
@@ -390,11 +393,11 @@ def test_a_thought_gets_its_budget_and_is_closed_with_the_marks_of_the_family(ta
     )
 
 
-def test_a_thought_has_no_limit_without_a_budget_or_marks_or_in_a_text():
+def test_reasoning_has_no_limit_without_a_budget_or_marks_or_in_a_text():
     thinker = Desk(family=THINKER)
-    assert thinker.planned(chat()).thought is None
-    assert thinker.planned(text()).thought is None
-    assert Desk().planned(chat(thinking=Thinking(budget=7))).thought is None
+    assert thinker.planned(chat()).reasoning is None
+    assert thinker.planned(text()).reasoning is None
+    assert Desk().planned(chat(thinking=Thinking(budget=7))).reasoning is None
 
 
 # ---------------------------------------------------------------------------------------------- the answer
@@ -422,12 +425,12 @@ def test_of_progress_that_piled_up_the_newest_is_told():
     assert heard(Desk(piled)) == [Prefilling(8, 9), Content("a", tokens=(1,)), DONE]
 
 
-def test_text_in_front_of_a_failure_is_told_first():
+def test_text_before_a_failure_is_told_first():
     piled: list[Event] = [Text("a", (1,)), Text("b", (2,)), Failed("no")]
     assert heard(Desk(piled)) == [Content("ab", tokens=(1, 2)), Failed("no")]
 
 
-def test_a_thought_and_the_answer_behind_it_are_told_apart_and_the_thoughts_tokens_counted():
+def test_reasoning_and_the_answer_after_it_are_told_apart_and_the_reasoning_tokens_counted():
     desk = Desk(
         [Text("<think>", (1,))], [Text("Hm.", (2,)), Text("</think>", (3,)), Text("Yes", (4,))], [DONE],
         family=THINKER,
@@ -440,12 +443,12 @@ def test_a_thought_and_the_answer_behind_it_are_told_apart_and_the_thoughts_toke
     ]
 
 
-def test_a_thought_that_the_prompt_has_opened_needs_no_opening_mark():
+def test_reasoning_that_the_prompt_has_opened_needs_no_opening_mark():
     desk = Desk([Text("Hm.</think>Yes", (1,)), DONE], tokenizer=Letters(tail="<think>"), family=THINKER)
     assert heard(desk)[:2] == [Reasoning("Hm.", tokens=(1,)), Content("Yes")]
 
 
-def test_a_thought_is_assumed_only_where_the_model_may_think():
+def test_reasoning_is_assumed_only_where_the_model_may_think():
     family = replace(THINKER, orphan_close=True)
     said: list[Event] = [Text("Hm.</think>Yes", (1,)), DONE]
     assert heard(Desk(said, family=family))[:2] == [Reasoning("Hm.", tokens=(1,)), Content("Yes")]
@@ -492,7 +495,7 @@ def test_a_stop_string_ends_a_text_wherever_it_stands():
     assert events == [Content("<think>a", tokens=(1,)), ended]
 
 
-def test_a_stop_string_in_a_thought_or_in_the_space_behind_it_is_none():
+def test_a_stop_string_in_reasoning_or_in_the_space_after_it_is_none():
     desk = Desk([Text("<think>a\n\nb</think>\n\nc", (1,)), DONE], family=THINKER)
     assert heard(desk, chat(stop=("\n\n",))) == [Reasoning("a\n\nb", tokens=(1,)), Content("c"), DONE]
 
@@ -511,9 +514,9 @@ def test_the_marks_of_a_family_mean_nothing_in_a_text_completion():
 def test_text_whose_meaning_is_not_known_yet_leaves_time_to_look_after_the_client():
     story: list[list[Event]] = [[Text(piece, (1,))] for piece in ("<thi", "nk", ">", "\n", "Hm.")]
     desk = Desk(*story, [DONE], family=THINKER)
-    *signs_of_life, thought, _ = heard(desk)
+    *signs_of_life, reasoning, _ = heard(desk)
     assert signs_of_life == [Idle()] * 4
-    assert thought == Reasoning("Hm.", tokens=(1,) * 5)
+    assert reasoning == Reasoning("Hm.", tokens=(1,) * 5)
 
 
 def test_a_long_silence_is_told_again_and_again():
@@ -602,7 +605,7 @@ def test_the_clock_of_a_request_begins_before_its_prompt_is_prepared():
 # ------------------------------------------------------------------------------------------------ the trace
 
 
-def traced(desk: Desk, request: ChatRequest | TextRequest | None = None) -> tuple[Asked, Ended]:
+def traced(desk: Desk, request: ChatRequest | TextRequest | None = None) -> tuple[TracedRequest, TracedReply]:
     heard(desk, request)
     ((asked, ended, _),) = desk.trace.written
     return asked, ended

@@ -24,24 +24,24 @@ from dotenv import dotenv_values
 
 from start_llm import cli
 from start_llm.app import App
-from start_llm.configured import model_name, proxy_config
-from start_llm.core.errors import ModelError, PortError, SettingsError
-from start_llm.core.job import Job
-from start_llm.engine.look import Look
-from start_llm.engine.time_share import EngineTime
-from start_llm.formats import registry
-from start_llm.places import DEMO_MODEL
-from start_llm.settings import (
+from start_llm.config.documents import as_env_file, as_markdown
+from start_llm.config.paths import DEMO_MODEL
+from start_llm.config.settings import (
     LATER,
     NEVER,
     Settings,
-    Source,
+    SettingSource,
     all_rows,
     load,
     waiting_for_later,
 )
-from start_llm.settings_text import as_env_file, as_markdown
+from start_llm.core.engine_request import EngineRequest
+from start_llm.core.errors import ModelError, PortError, SettingsError
+from start_llm.engine.cache_probe import CacheProbe
+from start_llm.engine.time_share import EngineTime
+from start_llm.formats import registry
 from start_llm.telemetry.terminal import Terminal
+from start_llm.wiring import model_name, proxy_config
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, tried_once
 
@@ -168,8 +168,8 @@ VALUES: dict[str, Values] = {
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def environment(**variables: str) -> Source:
-    return Source("environment", variables)
+def environment(**variables: str) -> SettingSource:
+    return SettingSource("environment", variables)
 
 
 def value_of(settings: Settings, name: str) -> Any:
@@ -184,13 +184,13 @@ def test_every_acting_row_has_its_values_here():
 
 
 def test_nothing_set_gives_the_defaults():
-    assert load() == load(environment(), Source(".env", {"UNRELATED": "1"})) == Settings()
+    assert load() == load(environment(), SettingSource(".env", {"UNRELATED": "1"})) == Settings()
 
 
 def test_the_defaults_are_the_documented_ones():
     settings = Settings()
     assert (settings.mlx_host, settings.mlx_port, settings.batch) == ("127.0.0.1", 8080, 4)
-    assert (settings.max_kv_size, settings.most_body_bytes) == (196_608, 64 * 2**20)
+    assert (settings.max_kv_size, settings.max_body_bytes) == (196_608, 64 * 2**20)
     assert settings.idle_s > 120, "proxies keep connections for 120 s"
     assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
     unset = {name for name in ACTING if value_of(settings, name) is None}
@@ -232,7 +232,7 @@ def test_a_bad_value_is_refused_with_name_value_source_and_what_is_expected(name
 def test_flags_win_over_the_environment_which_wins_over_the_file(name):
     (low, low_value), (middle, middle_value), (high, high_value) = VALUES[name].good
     texts = {"command line": high, "environment": middle, ".env": low}
-    sources = [Source(source, {name: text}) for source, text in texts.items()]
+    sources = [SettingSource(source, {name: text}) for source, text in texts.items()]
     found = [value_of(load(*sources[start:]), name) for start in range(3)]
     assert found == [high_value, middle_value, low_value]
 
@@ -242,7 +242,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(name):
 def test_an_empty_value_is_unset_and_the_next_source_counts(name, empty):
     text, value = VALUES[name].good[0]
     assert load(environment(**{name: empty})) == Settings()
-    settings = load(environment(**{name: empty}), Source(".env", {name: text}))
+    settings = load(environment(**{name: empty}), SettingSource(".env", {name: text}))
     assert value_of(settings, name) == value
 
 
@@ -251,17 +251,17 @@ def test_an_unknown_family_is_refused_with_the_names_of_all_and_every_name_is_a_
         load(environment(MODEL_FAMILY="alpaca"))
     names = str(refused.value).partition("one of ")[2].removesuffix(".").split(", ")
     assert names == list(registry.FAMILIES)
-    assert [registry.named(name).name for name in names] == names
+    assert [registry.family_by_name(name).name for name in names] == names
 
 
 def test_a_bad_value_is_reported_only_if_it_would_count():
-    assert load(environment(MLX_PORT="81"), Source(".env", {"MLX_PORT": "many"})).mlx_port == 81
+    assert load(environment(MLX_PORT="81"), SettingSource(".env", {"MLX_PORT": "many"})).mlx_port == 81
 
 
 def test_all_problems_are_reported_together():
     flags, file = (
-        Source("command line", {"BATCH": "0"}),
-        Source(".env", {"DEFAULT_TOP_P": "7", "MLX_PORT": "9"}),
+        SettingSource("command line", {"BATCH": "0"}),
+        SettingSource(".env", {"DEFAULT_TOP_P": "7", "MLX_PORT": "9"}),
     )
     with pytest.raises(SettingsError) as refused:
         load(flags, environment(MLX_PORT="eighty", MAX_KV_SIZE="-1"), file)
@@ -300,7 +300,7 @@ def test_a_row_either_acts_now_or_names_the_issue_from_which_it_does():
 def test_a_later_variable_that_is_set_is_known_to_be_waiting():
     for row in LATER:
         assert waiting_for_later(environment(**{row.name: "x"})) == [row]
-        assert waiting_for_later(Source(".env", {row.name: "x"}), environment()) == [row]
+        assert waiting_for_later(SettingSource(".env", {row.name: "x"}), environment()) == [row]
         assert waiting_for_later(environment(**{row.name: " "})) == []
     assert waiting_for_later(environment(**dict.fromkeys(ACTING, "1"))) == []
 
@@ -325,7 +325,7 @@ def test_the_example_file_sets_nothing_and_uncommented_it_sets_the_defaults():
     assert len(lines) == len(all_rows())
     written = {name: text or "" for name, text in dotenv_values(stream=io.StringIO("\n".join(lines))).items()}
     assert written == {row.name: row.default for row in all_rows()}
-    assert load(Source(".env", written)) == Settings()
+    assert load(SettingSource(".env", written)) == Settings()
 
 
 def test_the_example_file_says_of_each_later_row_that_it_is_not_read():
@@ -351,7 +351,7 @@ def test_the_table_has_one_line_for_each_row():
 class Models:
     """Folders: `plain` and `wild` say random things, `wild` by default hot ones; `loud` says megabytes.
 
-    `thinker` thinks "Hm." and says "Yes", or only "No" if its prompt asks for no thought.
+    `thinker` thinks "Hm." and says "Yes", or only "No" if its prompt asks for no reasoning.
     """
 
     plain: Path
@@ -396,7 +396,7 @@ def reply(server: Server, **more: Any) -> str:
 
 
 def said(server: Server, **more: Any) -> tuple[str | None, str]:
-    """Thought and answer of a chat."""
+    """Reasoning and answer of a chat."""
     body = {"messages": [{"role": "user", "content": "Is it?"}], **more}
     message = server.post("/v1/chat/completions", body)["choices"][0]["message"]
     return message.get("reasoning_content"), message["content"]
@@ -558,8 +558,8 @@ def checks_memory(models: Models) -> None:
 
 
 def checks_turns(models: Models) -> None:
-    def interruptions(server: Server) -> int:
-        return server.get("/stats")["engine"]["interruptions"]
+    def preemptions(server: Server) -> int:
+        return server.get("/stats")["engine"]["preemptions"]
 
     for seconds, are_many in (("0.05", True), ("600", False)):
         with running(models.plain, BATCH="1", REPLY_TURN_SECONDS=seconds) as server, ExitStack() as streams:
@@ -567,9 +567,9 @@ def checks_turns(models: Models) -> None:
                 streams.enter_context(endless(server))
             until(lambda: sum(at_work(server)) == 2)
             if are_many:
-                until(lambda: interruptions(server) > 3)
+                until(lambda: preemptions(server) > 3)
             else:
-                assert [interruptions(server) for _ in range(10)] == [0] * 10
+                assert [preemptions(server) for _ in range(10)] == [0] * 10
 
 
 def checks_pieces(models: Models) -> None:
@@ -585,16 +585,16 @@ def checks_pieces(models: Models) -> None:
     assert pieces["0.01"] > pieces["30"] == 1, pieces
 
 
-class Stuck(Look):
+class Stuck(CacheProbe):
     """A question that the engine does not get over for a second."""
 
     @property
-    def job(self) -> Job:
+    def request(self) -> EngineRequest:
         time.sleep(1)
         raise KeyError("nothing was asked")
 
-    @job.setter
-    def job(self, value: Any) -> None:
+    @request.setter
+    def request(self, value: Any) -> None:
         pass
 
 
@@ -603,7 +603,7 @@ def checks_stall(models: Models) -> None:
         assert server.get("/health")["status"] == "ok"
         engine = server.app._engine
         assert engine
-        engine._inbox.put(Stuck(cast("Job", None)))
+        engine._inbox.put(Stuck(cast("EngineRequest", None)))
 
         def told() -> tuple[int, str]:
             try:
@@ -711,7 +711,7 @@ def cache_at_rest(server: Server) -> dict[str, Any]:
     def cache() -> dict[str, Any]:
         return server.get("/stats")["prompt_cache"]
 
-    wait_until(lambda: cache()["bytes_by_kind"]["strands"] > 0, within_s=5)
+    wait_until(lambda: cache()["bytes_by_kind"]["sequence_caches"] > 0, within_s=5)
     return cache()
 
 
@@ -750,7 +750,7 @@ def checks_initial_blocks(models: Models) -> None:
     for blocks in ("1", "4"):
         with running(models.plain, INITIAL_CACHE_BLOCKS=blocks) as server:
             assert [known_of(server, [7] * 50) for _ in range(2)] == [0, 49]
-            stored.append(cache_at_rest(server)["bytes_by_kind"]["strands"])
+            stored.append(cache_at_rest(server)["bytes_by_kind"]["sequence_caches"])
     assert stored[1] == 4 * stored[0] > 0
 
 
@@ -786,8 +786,8 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def checks_kept_thoughts(models: Models) -> None:
-    """A thought that the client leaves out, and one that is shown as long as nobody asks anything new."""
+def checks_kept_reasoning(models: Models) -> None:
+    """Reasoning that the client leaves out, and one that is shown as long as nobody asks anything new."""
     asked, said = user("Is it?"), {"role": "assistant", "content": "Yes"}
     lengths: dict[str, tuple[int, int]] = {}
     for kept in ("true", "template", "false"):
@@ -812,7 +812,7 @@ def checks_canonicalizes(models: Models) -> None:
 
 
 def checks_drift(models: Models) -> None:
-    """A date in front of much that stays as it is."""
+    """A date before much that stays as it is."""
     rules = "Be brief and say what you see. " * 20
 
     def told(day: int) -> dict[str, str]:
@@ -958,7 +958,7 @@ def checks_state(models: Models) -> None:
         with running(models.plain, STATE_ROOT=str(root)):
             assert (root / "seal.key").read_bytes() == key
     with running(models.plain, STATE_ROOT=__file__) as server:
-        assert server.printed().count("The key of sealed thoughts cannot be kept") == 1
+        assert server.printed().count("The key of sealed reasoning cannot be kept") == 1
         assert reply(server)
 
 
@@ -1073,7 +1073,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "CACHE_NORM_SAFETY_CHECK": checks_left_out,
     "CACHE_DRIFT_POLICY": checks_drift,
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": checks_shortens_writes,
-    "PRESERVE_THINKING": checks_kept_thoughts,
+    "PRESERVE_THINKING": checks_kept_reasoning,
     "DEFAULT_TEMPERATURE": checks_greedy(DEFAULT_TEMPERATURE="0"),
     "DEFAULT_TOP_P": checks_greedy(DEFAULT_TOP_P="0.000001"),
     "DEFAULT_TOP_K": checks_greedy(DEFAULT_TOP_K="1"),
@@ -1094,6 +1094,7 @@ def test_every_acting_row_is_checked_on_a_running_application():
 
 
 @pytest.mark.parametrize("name", ACTING)
+@pytest.mark.sample(4)
 def test_a_setting_acts(name, models):
     assert name in CHECKS, f"{name} is read, and nothing shows that it acts"
     CHECKS[name](models)

@@ -19,7 +19,7 @@ TOO_LONG = (
     "real model: python install_and_run.py --model PATH_OR_REPO, for example mlx-community/Qwen3-8B-4bit."
 )
 RETURNED = "The tool returned: "
-THOUGHTS = {
+REASONING = {
     "plain": "A real model could answer this; I say what I am.",
     "echo": "I am asked to say a word.",
     "call": "I am asked to call a tool.",
@@ -102,16 +102,16 @@ class Author:
         self._words = Words(self._rng, held_out=held_out)
         self.mix = mix
 
-    def write(self, characters: int, *, behind_filler: bool = False) -> Conversation:
+    def write(self, characters: int, *, after_filler: bool = False) -> Conversation:
         """A conversation that is at least so long, and has an answer.
 
         Args:
-            behind_filler: it goes on behind `opening_filler`.
+            after_filler: it goes on behind `opening_filler`.
         """
         rng, mix = self._rng, self.mix
         talk = Conversation()
         tools = self._tools() if rng.random() < mix.tools else {}
-        self._system(talk, tools, behind_filler=behind_filler)
+        self._system(talk, tools, after_filler=after_filler)
         while True:
             if tools and rng.random() < mix.call:
                 self._call(talk, tools)
@@ -137,21 +137,21 @@ class Author:
             tools[name] = self._words.parameter()
         return tools
 
-    def _system(self, talk: Conversation, tools: dict[str, str], *, behind_filler: bool) -> None:
+    def _system(self, talk: Conversation, tools: dict[str, str], *, after_filler: bool) -> None:
         rng = self._rng
         text = ""
-        if not behind_filler and rng.random() < self.mix.fillers:
+        if not after_filler and rng.random() < self.mix.fillers:
             text = self._words.filler(rng.randint(20, self.mix.longest_filler))
-        elif not behind_filler and rng.random() < 0.4:
+        elif not after_filler and rng.random() < 0.4:
             text = "You are a helpful assistant."
-        if not behind_filler and (text or tools):
+        if not after_filler and (text or tools):
             talk.read(f"{IM_START}system\n{text}")
         if tools:
-            talk.read("\n\n" if text or behind_filler else "")
+            talk.read("\n\n" if text or after_filler else "")
             talk.read(
                 "# Tools\n" + "".join(f"{CALL_HEAD}{name}{CALL_KEY}{key}>\n" for name, key in tools.items())
             )
-        if behind_filler or text or tools:
+        if after_filler or text or tools:
             talk.read(f"{IM_END}\n")
 
     def _ask(self, talk: Conversation, text: str) -> None:
@@ -172,7 +172,7 @@ class Author:
         form = rng.random()
         if form < 0.45:
             talk.read("<think>\n")
-            talk.pieces.append(Piece(f"{THOUGHTS[behaviour]}\n</think>\n\n", Kind.FIXED, behaviour))
+            talk.pieces.append(Piece(f"{REASONING[behaviour]}\n</think>\n\n", Kind.FIXED, behaviour))
         elif form < 0.9:
             talk.read("<think>\n\n</think>\n\n")
         spoken = (*pieces, (IM_END, Kind.COPIED))

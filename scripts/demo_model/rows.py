@@ -51,7 +51,7 @@ def make_rows(author: Author, tokenizer: Tokenizer, count: int, length: int, pre
     answers = np.zeros((count, length), dtype=np.int64)
     behaviours: list[str] = []
     for row in range(count):
-        talk = author.write(round(length * _CHARACTERS_PER_TOKEN), behind_filler=prefix is not None)
+        talk = author.write(round(length * _CHARACTERS_PER_TOKEN), after_filler=prefix is not None)
         tokens, token_kinds, numbers = _encoded(talk, tokenizer, behaviours)
         size = min(length, len(tokens))
         ids[row, :size] = tokens[:size]
@@ -72,7 +72,7 @@ def _encoded(
     for piece in talk.pieces:
         if piece.kind is not Kind.READ and not is_open:
             behaviours.append(piece.behaviour)
-        # A thought that is empty is part of what is read.
+        # Reasoning that is empty is part of what is read.
         is_open = piece.kind is not Kind.READ
         kinds += [int(piece.kind)] * len(piece.text)
         answers += [len(behaviours) if is_open else 0] * len(piece.text)

@@ -182,8 +182,8 @@ class Words:
         signs = string.ascii_lowercase + string.digits
         return self._fresh(lambda: "".join(self.rng.choices(signs, k=self.rng.randint(4, 9))))
 
-    def _number(self, most_digits: int) -> str:
-        return str(self.rng.randint(0, 10 ** self.rng.randint(1, most_digits)))
+    def _number(self, max_digits: int) -> str:
+        return str(self.rng.randint(0, 10 ** self.rng.randint(1, max_digits)))
 
     def _stem(self) -> str:
         return self._one_of(

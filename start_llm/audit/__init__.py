@@ -1,1 +1,1 @@
-"""What to expect of a model, found without its weights: `python -m start_llm audit FOLDER`."""
+"""Audit a model without its weights: `python -m start_llm audit FOLDER`."""

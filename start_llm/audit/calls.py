@@ -1,19 +1,19 @@
-"""Whether calls as the template shows them are read as what they are."""
+"""Test that the output splitter parses tool calls in the form in which the chat template renders them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.audit.hearing import heard
+from start_llm.audit.reply_message import message_from_events
 from start_llm.audit.requests import tool
-from start_llm.audit.subject import Subject
+from start_llm.audit.subject import AuditedModel
 from start_llm.core.chat import ChatRequest, Json, Message, Thinking, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Finished, Text, Usage
 from start_llm.core.family import Family
 from start_llm.formats.reading.schema import Tools
-from start_llm.formats.registry import NOTATIONS, ordered
+from start_llm.formats.registry import NOTATIONS, all_notations
 from start_llm.output.splitter import make_splitter
 from start_llm.output.stream import OutputStream
 from start_llm.prompt.facts import TemplateFacts
@@ -65,14 +65,15 @@ _REPLIES: Mapping[str, tuple[str, tuple[ToolCall, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class HeardCalls:
-    """What became of calls in the form of the template.
+class CallAudit:
+    """The result of parsing rendered calls.
 
     Attributes:
-        notation: in which they are read; None if they are not.
-        told: a call as the template shows it.
-        read, unread: kinds of replies.
-        untold: kinds that the template cannot show as one reply.
+        notation: the name of the notation of a call; None if a single call is not parsed.
+        told: a single call as the template renders it; empty if the template renders none.
+        read: kinds of replies that are parsed correctly.
+        unread: kinds that are not.
+        untold: kinds that the template cannot render as one reply.
     """
 
     notation: str | None
@@ -82,13 +83,13 @@ class HeardCalls:
     untold: tuple[str, ...]
 
 
-def heard_calls(subject: Subject) -> HeardCalls:
-    """Every kind of reply, as the template shows it, through the reader of this family."""
+def audit_calls(subject: AuditedModel) -> CallAudit:
+    """Render every kind of reply with the template, and parse it with the reader of this family."""
     said = {kind: _said(subject, kind) for kind in _kinds(subject.preparer.facts)}
     read = [kind for kind, text in said.items() if text is not None and _is_read(subject, kind, text)]
     untold = [kind for kind in _REPLIES if said.get(kind) is None]
     first = said["a call"] or ""
-    return HeardCalls(
+    return CallAudit(
         notation=_notation(subject.family, first) if "a call" in read else None,
         told=first,
         read=tuple(read),
@@ -97,8 +98,8 @@ def heard_calls(subject: Subject) -> HeardCalls:
     )
 
 
-def unread_call(subject: Subject) -> str | None:
-    """A call as the template shows it, if nobody reads that."""
+def unread_call(subject: AuditedModel) -> str | None:
+    """Return a call as the template renders it, if no reader parses it; else None."""
     if not subject.tokenizer.has_chat_template:
         return None
     said = _said(subject, "a call")
@@ -113,7 +114,7 @@ def _kinds(facts: TemplateFacts) -> list[str]:
     return [kind for kind in _REPLIES if shown.get(kind, True)]
 
 
-def _said(subject: Subject, kind: str) -> str | None:
+def _said(subject: AuditedModel, kind: str) -> str | None:
     content, calls = _REPLIES[kind]
     reply = Message(role="assistant", content=content, tool_calls=calls)
     try:
@@ -122,7 +123,7 @@ def _said(subject: Subject, kind: str) -> str | None:
         return None
 
 
-def _is_read(subject: Subject, kind: str, said: str) -> bool:
+def _is_read(subject: AuditedModel, kind: str, said: str) -> bool:
     content, calls = _REPLIES[kind]
     told = _understood(subject, said)
     return told.content.strip() == content and list(map(_plain, told.tool_calls)) == list(map(_plain, calls))
@@ -132,19 +133,19 @@ def _plain(call: ToolCall) -> tuple[str, dict[str, Json]]:
     return call.name, dict(call.arguments)
 
 
-def _understood(subject: Subject, said: str) -> Message:
+def _understood(subject: AuditedModel, said: str) -> Message:
     prompt = subject.prompt(_ASKED)
     splitter = make_splitter(
-        subject.family, Tools(_TOOLS), thought_is_open=prompt.thought_is_open, thinking=prompt.thinking
+        subject.family, Tools(_TOOLS), reasoning_is_open=prompt.reasoning_is_open, thinking=prompt.thinking
     )
     stream = OutputStream(splitter)
     events = stream.feed(Text(said, (0,)))
     rest, _ = stream.close(Finished("stop", Usage(1, 0, 1)))
-    return heard([*events, *rest])
+    return message_from_events([*events, *rest])
 
 
 def _notation(family: Family, said: str) -> str:
-    """The name of the notation that a call is in."""
-    texts = {one.name: one.text for one in ordered(family.formats)}
+    """Return the name of the notation that a call is written in."""
+    texts = {one.name: one.text for one in all_notations(family.formats)}
     found = (name for name, text in texts.items() if text and text.mark and text.mark in said)
     return family.name if family.channels else next(found, next(iter(family.formats or NOTATIONS)))

@@ -1,4 +1,7 @@
-"""Requests as agents send them, each of another kind. No word that has three digits may get lost."""
+"""Sample requests of every kind that agents send.
+
+Words such as `ask502x` mark what must reach the model: each has three digits and a final x.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _WORD = re.compile(r"[a-z]+\d{3}x")
 
 
 def words_of(request: ChatRequest) -> list[str]:
-    """Everything that a request says, but for its thoughts."""
+    """Return the marked words of a request's tools, texts and calls, without its reasoning."""
     said = [json.dumps(list(request.tools))]
     for message in request.messages:
         said.append(message.content)
@@ -21,7 +24,7 @@ def words_of(request: ChatRequest) -> list[str]:
 
 
 def tool(name: str, properties: Mapping[str, Json], description: str = "does101x") -> dict[str, Json]:
-    """A tool all of whose parameters are required."""
+    """Return a tool definition in which every parameter is required."""
     parameters: Json = {"type": "object", "properties": dict(properties), "required": list[Json](properties)}
     return {
         "type": "function",
@@ -45,8 +48,8 @@ def _user(content: str) -> Message:
     return Message(role="user", content=content)
 
 
-def _reply(content: str = "", *calls: ToolCall, thought: str | None = None) -> Message:
-    return Message(role="assistant", content=content, tool_calls=calls, reasoning=thought)
+def _reply(content: str = "", *calls: ToolCall, reasoning: str | None = None) -> Message:
+    return Message(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
 
 
 def _result(content: str, call_id: str = "c1") -> Message:
@@ -92,7 +95,7 @@ _TALKS: Mapping[str, Sequence[Message]] = {
     "a system message at the end": (_SYSTEM, _ASK, _system("late506x")),
     "two system messages": (_SYSTEM, _system("late506x"), _ASK),
     "an empty answer": (_SYSTEM, _ASK, _reply(""), _user("more504x")),
-    "an answer that quotes the mark of a thought": (
+    "an answer that quotes a reasoning mark": (
         _SYSTEM,
         _ASK,
         _reply("before507x </think> behind508x <|channel|>final<|message|> last509x"),
@@ -102,12 +105,15 @@ _TALKS: Mapping[str, Sequence[Message]] = {
 _LOOPS: Mapping[str, Sequence[Message]] = {
     "a call": _CALLED,
     "text beside a call": (_reply("says510x", _CALL), _result("result503x")),
-    "a thought beside a call": (_reply("", _CALL, thought="because"), _result("result503x")),
-    "a thought and text beside a call": (_reply("says510x", _CALL, thought="because"), _result("result503x")),
+    "reasoning beside a call": (_reply("", _CALL, reasoning="because"), _result("result503x")),
+    "reasoning and text beside a call": (
+        _reply("says510x", _CALL, reasoning="because"),
+        _result("result503x"),
+    ),
     "two calls": (_reply("", _CALL, _OTHER), _result("result503x"), _result("result511x", "c2")),
     "a call without arguments": (_reply("", ToolCall("c1", "read201x", {})), _result("result503x")),
     "arguments in arguments": (_reply("", _NESTED), _result("result503x")),
-    "a question behind a result": (*_CALLED, _user("more504x")),
+    "a question after a result": (*_CALLED, _user("more504x")),
 }
 KINDS: Mapping[str, ChatRequest] = {
     **{kind: ChatRequest(messages=tuple(talk)) for kind, talk in _TALKS.items()},

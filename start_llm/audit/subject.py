@@ -1,4 +1,4 @@
-"""The model whose folder is looked into, and what it would write."""
+"""Find out, from the chat template, what a model would write as a given reply."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.chat import ChatRequest, Message
-from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.prompt import Prompt
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.prepare import Preparer
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model without its weights. Its preparer remembers no conversation."""
+class AuditedModel:
+    """The audited model, without its weights; `preparer` makes its prompts."""
 
     tokenizer: Tokenizer
     family: Family
@@ -27,42 +27,46 @@ class Subject:
         return b"".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace")
 
     def written(self, request: ChatRequest, reply: Message) -> str | None:
-        """A reply as the model writes it behind the prompt of a request; None if the template does not tell.
+        """Return a reply as the model would write it after the prompt of a request.
 
-        That is what the template makes of the reply in a history. A thought that it drops there is put back.
+        This is the template's rendering of the reply in a history. Reasoning that the template drops there is
+        added again. Return None if the reply cannot be found in the rendering.
         """
         before, message = self.prompt(request), len(request.messages)
         ways = ((), _next_messages(reply))
         histories = [
-            self.prompt(replace(request, messages=(*request.messages, reply, *behind))) for behind in ways
+            self.prompt(replace(request, messages=(*request.messages, reply, *after))) for after in ways
         ]
         told = next((one for one in histories if message in _ends(one)), None)
         said = self._between(before, told or histories[0], message)
         if said is None:
             return None
-        return self._with_thought(said if told else self._cut(said), before, reply.reasoning)
+        return self._with_reasoning(said if told else self._cut(said), before, reply.reasoning)
 
     def _cut(self, said: str) -> str:
-        """The last reply of a history, where nothing but its closer tells where it ends."""
+        """Cut the text at the first closer, because the reply's end in the history is not known otherwise."""
         places = [said.find(closer) for closer in self.preparer.facts.closers if closer in said]
         return said[: min(places, default=len(said))]
 
     def _between(self, prompt: Prompt, history: Prompt, message: int) -> str | None:
-        """From where the prompt ends to where the message ends in the history, or to the history's end."""
+        """Return the history's text from the prompt's end to the message's end, or to the history's end.
+
+        Return None if the history does not continue the prompt.
+        """
         ends = {message: len(history.tokens.ids), **_ends(history)}
         known = _ends(prompt).get(message - 1) if message - 1 in ends else None
-        start, behind = (0, 0) if known is None else (known, ends[message - 1])
+        start, after = (0, 0) if known is None else (known, ends[message - 1])
         asked, told = (
             self.text(prompt.tokens.ids[start:]),
-            self.text(history.tokens.ids[behind : ends[message]]),
+            self.text(history.tokens.ids[after : ends[message]]),
         )
         heads = (head for head in self._heads(asked) if told.startswith(head))
         return next((told.removeprefix(head) for head in heads), None)
 
     def _heads(self, asked: str) -> Iterator[str]:
-        """The end of a prompt, with what it has for a thought and without."""
+        """Yield the end of a prompt, with its reasoning marks and cut before or after them."""
         yield asked
-        marks = self.family.thought
+        marks = self.family.reasoning
         for mark in (marks.opening, marks.closing) if marks else ():
             for head in (
                 asked.rpartition(mark)[0] + mark,
@@ -72,26 +76,26 @@ class Subject:
                 if mark in asked:
                     yield head
 
-    def _with_thought(self, said: str, prompt: Prompt, thought: str | None) -> str:
-        marks = self.family.thought
-        if marks is None or (thought and thought in said):
+    def _with_reasoning(self, said: str, prompt: Prompt, reasoning: str | None) -> str:
+        marks = self.family.reasoning
+        if marks is None or (reasoning and reasoning in said):
             return said
-        said = _without_empty_thought(said, marks)
-        if not thought:
-            return marks.cut + said if prompt.thought_is_open else said
+        said = _without_empty_reasoning(said, marks)
+        if not reasoning:
+            return marks.cut + said if prompt.reasoning_is_open else said
         if self.family.channels:
-            return f"{marks.opening}{thought}{marks.closing}<|start|>assistant{said}"
+            return f"{marks.opening}{reasoning}{marks.closing}<|start|>assistant{said}"
         line = "\n" if marks.cut.startswith("\n") else ""
-        return f"{'' if prompt.thought_is_open else marks.opening + line}{thought}{marks.cut}{said}"
+        return f"{'' if prompt.reasoning_is_open else marks.opening + line}{reasoning}{marks.cut}{said}"
 
 
 def _ends(prompt: Prompt) -> dict[int, int]:
     return {boundary.message: boundary.tokens for boundary in prompt.boundaries}
 
 
-def _without_empty_thought(said: str, marks: ThoughtMarks) -> str:
-    inside, closing, behind = said.lstrip().removeprefix(marks.opening).partition(marks.closing)
-    return behind.lstrip("\n") if closing and not inside.strip() else said
+def _without_empty_reasoning(said: str, marks: ReasoningMarks) -> str:
+    inside, closing, after = said.lstrip().removeprefix(marks.opening).partition(marks.closing)
+    return after.lstrip("\n") if closing and not inside.strip() else said
 
 
 def _next_messages(reply: Message) -> tuple[Message, ...]:

@@ -1,4 +1,7 @@
-"""Six turns of an agent, as three kinds of clients send them, through all of a server but its engine."""
+"""Measure the efficiency of six agent turns, as three kinds of clients send them.
+
+The turns pass through the whole server except the engine, which `_ScriptedEngine` replaces.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from start_llm.audit.hearing import heard
+from start_llm.audit.reply_message import message_from_events
 from start_llm.audit.requests import tool
-from start_llm.audit.subject import Subject
-from start_llm.configured import transcripts
-from start_llm.core.chat import ChatRequest, Json, Message, Origin, Thinking, ToolCall
+from start_llm.audit.subject import AuditedModel
+from start_llm.config.settings import Settings
+from start_llm.core.chat import ChatRequest, Json, Message, RequestOrigin, Thinking, ToolCall
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Event, Finished, Restored, Text, Usage
-from start_llm.core.job import Job
 from start_llm.prompt.prepare import Preparer
 from start_llm.service import ModelTraits, Service
-from start_llm.settings import Settings
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
+from start_llm.wiring import transcripts
 
 _WINDOW = 10**6
 _WHERE: Json = {"type": "string"}
@@ -51,7 +54,7 @@ type Echo = Callable[[Message], Message]
 
 
 def _respelt(message: Message) -> Message:
-    """Members in another order, and whole numbers without a point, as JavaScript writes them."""
+    """Reverse the order of members, and write whole floats as integers, as JavaScript does."""
     calls = (replace(call, arguments=_turned(call.arguments)) for call in message.tool_calls)
     return replace(message, tool_calls=tuple(calls))
 
@@ -66,14 +69,19 @@ def _without_point(value: Json) -> Json:
 
 CLIENTS: Mapping[str, Echo] = {
     "word for word": lambda message: message,
-    "thoughts left out": lambda message: replace(message, reasoning=None),
+    "reasoning left out": lambda message: replace(message, reasoning=None),
     "arguments respelt": _respelt,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Of a client's prompts: tokens that no server could know, and those that nobody has computed before."""
+    """Token counts over all prompts of a client.
+
+    Attributes:
+        unavoidable: tokens beyond the previous prompt and reply, which no server could know.
+        computed: tokens beyond the longest prefix that was computed before.
+    """
 
     unavoidable: int
     computed: int
@@ -83,8 +91,12 @@ class Efficiency:
         return self.unavoidable / self.computed
 
 
-def efficiency(subject: Subject, client: str, *, thinks: bool) -> Efficiency | None:
-    """None if the template refuses the conversation, or if its replies cannot be told or their calls read."""
+def efficiency(subject: AuditedModel, client: str, *, thinks: bool) -> Efficiency | None:
+    """Play the six turns as a client sends them, and count the tokens.
+
+    Return None if the template refuses the conversation, or if a reply cannot be rendered or its calls cannot
+    be parsed.
+    """
     talk = _Talk(subject, thinks=thinks)
     try:
         return talk.efficiency() if all(talk.turn(reply, CLIENTS[client]) for reply in _REPLIES) else None
@@ -93,26 +105,26 @@ def efficiency(subject: Subject, client: str, *, thinks: bool) -> Efficiency | N
 
 
 class _Talk:
-    """A conversation that grows, and all token ids that were computed for it."""
+    """A growing conversation, and the token ids of all its prompts and replies."""
 
-    def __init__(self, subject: Subject, *, thinks: bool) -> None:
+    def __init__(self, subject: AuditedModel, *, thinks: bool) -> None:
         self._subject = subject
-        self._model = _Script(subject)
+        self._model = _ScriptedEngine(subject)
         self._service = _service(subject, self._model)
         self._request = replace(_ASKED, thinking=Thinking(on=thinks), conversation_id="audit")
         self._sequences: list[Sequence[int]] = []
         self._unavoidable = self._computed = 0
-        self._thought = "I think about it." if thinks and subject.family.thought else None
+        self._reasoning = "I think about it." if thinks and subject.family.reasoning else None
 
     def turn(self, message: Message, echo: Echo) -> bool:
-        """Whether the template tells what the model writes, and its calls are read."""
+        """Play one turn. False if the reply cannot be rendered, or if its calls are not parsed."""
         message = self._as_written(message)
         said = self._subject.written(self._request, message)
         if said is None:
             return False
         self._model.says = self._subject.tokenizer.encode(said, as_document=False)
-        with self._service.respond(self._request, Origin("audit", "", "")) as answer:
-            told = heard(list(answer.events()))
+        with self._service.respond(self._request, RequestOrigin("audit", "", "")) as answer:
+            told = message_from_events(list(answer.events()))
         self._count([*self._model.read], self._model.says)
         if len(told.tool_calls) != len(message.tool_calls):
             return False
@@ -124,14 +136,14 @@ class _Talk:
         return Efficiency(self._unavoidable, self._computed)
 
     def _as_written(self, message: Message) -> Message:
-        """With a thought, an id for each call, and text beside it only where the template shows that."""
+        """Add the reasoning and call ids. Remove text beside calls, unless the template can show it."""
         turn, keeps_text = (
             len(self._sequences),
             self._subject.preparer.facts.text_beside_calls in ("kept", "set in"),
         )
         calls = tuple(replace(call, id=f"call{turn}") for call in message.tool_calls)
         content = message.content if keeps_text or not calls else ""
-        return replace(message, content=content, reasoning=self._thought, tool_calls=calls)
+        return replace(message, content=content, reasoning=self._reasoning, tool_calls=calls)
 
     def _count(self, read: Sequence[int], said: Sequence[int]) -> None:
         before = len(self._sequences[-1]) if self._sequences else 0
@@ -153,35 +165,36 @@ def _next(reply: Message) -> tuple[Message, ...]:
     return tuple(results) or (Message(role="user", content="Now look at the other one."),)
 
 
-class _Script:
-    """Stands in for an engine: it keeps what it is given to read, and writes what it is told to.
+class _ScriptedEngine:
+    """A fake engine that records the prompt and returns a given reply.
 
     Attributes:
         says: token ids of the next reply.
+        read: token ids of the last prompt.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: AuditedModel) -> None:
         self._tokenizer = subject.tokenizer
         self.says: Sequence[int] = ()
         self.read: tuple[int, ...] = ()
 
-    def submit(self, job: Job) -> _Script:
-        self.read = job.prompt.ids
+    def submit(self, request: EngineRequest) -> _ScriptedEngine:
+        self.read = request.prompt.ids
         return self
 
-    def peek(self, job: Job) -> Restored:
-        return Restored(0, known=job.known)
+    def peek(self, request: EngineRequest) -> Restored:
+        return Restored(0, repeated_tokens=request.repeated_tokens)
 
-    def take(self, patience_s: float) -> list[Event]:  # noqa: ARG002 - the interface
+    def take(self, timeout_s: float) -> list[Event]:  # noqa: ARG002 - the interface
         text = b"".join(map(self._tokenizer.token_bytes, self.says)).decode(errors="replace")
-        end = min(self._tokenizer.end_tokens, default=0)
+        end = min(self._tokenizer.eos_token_ids, default=0)
         return [Text(text, tuple(self.says)), Text("", (end,)), Finished("stop", Usage(1, 0, 1))]
 
     def cancel(self) -> None:
-        """Nothing runs."""
+        """Do nothing: the reply is already complete."""
 
 
-def _service(subject: Subject, engine: _Script) -> Service:
+def _service(subject: AuditedModel, engine: _ScriptedEngine) -> Service:
     settings, tokenizer = Settings(), subject.tokenizer
     known = transcripts(settings, tokenizer)
     traits = ModelTraits(
@@ -194,7 +207,7 @@ def _service(subject: Subject, engine: _Script) -> Service:
     return Service(
         engine=engine,
         tokenizer=tokenizer,
-        preparer=Preparer(tokenizer, subject.family, heal=known.heal),
+        preparer=Preparer(tokenizer, subject.family, restore_reasoning=known.restore_reasoning),
         transcripts=known,
         traits=traits,
         reports=Reports(RequestMetrics(), Terminal(io.StringIO())),

@@ -1,1 +1,1 @@
-"""Keeps the state of computed prompts, and gives it back for exactly the tokens it was computed from."""
+"""Prompt cache: keep the KV of computed prompts, and restore it for exactly the same tokens."""

@@ -1,7 +1,7 @@
-"""Arrays of many tokens, whoever keeps them: what is cut out of caches, and what caches are made of.
+"""Arrays that are cut out of KV caches, and from which KV caches are assembled.
 
-Runs on the engine thread. What is kept is contiguous and evaluated: no lazy slice keeps a large buffer alive,
-and no array changes under its holder.
+Runs on the engine thread. Stored arrays are contiguous and evaluated, so that no lazy slice keeps a large
+buffer alive and no array changes after it is stored.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 LONGEST_PIECE = 4096
-"""Tokens. Whoever lets some tokens of a leaf go copies one piece at most; and pieces cost arrays."""
+"""Tokens of the longest piece.
+
+Dropping some tokens of a leaf copies at most one piece; shorter pieces would mean more arrays.
+"""
 
 type Arrays = tuple[mx.array, ...]
 """Arrays of one leaf."""
 
 
-class Part(Protocol):
-    """Consecutive tokens of all sliced leaves, on their way into caches."""
+class TokenRange(Protocol):
+    """Consecutive tokens of all trimmable leaves, to be copied into caches."""
 
     def take(self, index: int) -> list[Arrays]:
-        """Views of one leaf, one behind the other. Asked once for each: nothing holds them afterwards."""
+        """Return views of one leaf in token order. Called once for each leaf; this object then drops them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Some consecutive tokens of all sliced leaves."""
+class KVSlice:
+    """Consecutive tokens of all trimmable leaves."""
 
     leaves: tuple[Arrays, ...]
 
@@ -41,19 +44,19 @@ class Cut:
     def arrays(self) -> int:
         return sum(len(leaf) for leaf in self.leaves)
 
-    def part(self, start: int, end: int) -> Cut:
-        """Tokens `start` to `end` of these; not copied."""
-        return Cut(tuple(_span(leaf, start, end) for leaf in self.leaves))
+    def part(self, start: int, end: int) -> KVSlice:
+        """Return tokens `start` to `end` of these as views."""
+        return KVSlice(tuple(_span(leaf, start, end) for leaf in self.leaves))
 
     def take(self, index: int) -> list[Arrays]:
         return [self.leaves[index]]
 
 
-class Borrowed:
-    """Views of somebody's arrays: each leaf goes when it is taken.
+class BorrowedArrays:
+    """Views of arrays that somebody else owns. `take` removes each leaf's views.
 
     Args:
-        leaves: for each leaf its arrays, one behind the other.
+        leaves: for each leaf its arrays in token order.
     """
 
     def __init__(self, leaves: Iterable[list[Arrays]]) -> None:
@@ -65,8 +68,8 @@ class Borrowed:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """All whole leaves at one position."""
+class StateSnapshot:
+    """The state of all non-trimmable leaves at one position."""
 
     leaves: tuple[tuple[Arrays, tuple[int, ...]], ...]
 
@@ -80,7 +83,7 @@ class State:
 
 
 class _Piece(NamedTuple):
-    """Tokens of one leaf from `start` on."""
+    """Tokens of one leaf from position `start` on."""
 
     start: int
     arrays: Arrays
@@ -90,20 +93,20 @@ class _Piece(NamedTuple):
         return self.start + self.arrays[0].shape[-2]
 
     def within(self, start: int, end: int) -> Arrays:
-        """Views of the tokens that lie between these positions; () if there are none."""
+        """Return views of the tokens between these positions; () if there are none."""
         first, last = max(start, self.start), min(end, self.end)
         return _span(self.arrays, first - self.start, last - self.start) if first < last else ()
 
 
-class Pieces:
-    """Consecutive tokens of all sliced leaves, each in pieces of its own, so that they can be cut one by one.
+class KVPieces:
+    """Consecutive tokens of all trimmable leaves. Each leaf has its own pieces and can be cut by itself.
 
     Args:
         leaves: arrays whose first token is at position `start`.
 
     Attributes:
         nbytes, arrays: of all pieces.
-        token_bytes: of each token.
+        token_bytes: bytes per token.
     """
 
     def __init__(self, leaves: Sequence[Arrays], start: int = 0) -> None:
@@ -113,23 +116,23 @@ class Pieces:
         self.token_bytes = sum(array.nbytes // array.shape[-2] for arrays in leaves for array in arrays)
 
     def __len__(self) -> int:
-        """How many leaves there are."""
+        """Return the number of leaves."""
         return len(self._leaves)
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether every leaf has all tokens between these positions."""
+        """Return whether every leaf has all tokens between these positions."""
         return all(_has_all(pieces, start, end) for pieces in self._leaves)
 
-    def part(self, start: int, end: int) -> Part:
-        """Views of the tokens between these positions."""
-        return Borrowed(_views(pieces, start, end) for pieces in self._leaves)
+    def part(self, start: int, end: int) -> TokenRange:
+        """Return views of the tokens between these positions."""
+        return BorrowedArrays(_views(pieces, start, end) for pieces in self._leaves)
 
-    def is_neat(self, index: int, start: int, end: int) -> bool:
-        """Whether a leaf has only tokens between these positions, in pieces that are not too long."""
+    def is_trimmed(self, index: int, start: int, end: int) -> bool:
+        """Return whether a leaf holds only tokens between these positions, and no piece is too long."""
         return all(_is_neat(piece, start, end) for piece in self._leaves[index])
 
     def keep(self, index: int, start: int, end: int) -> None:
-        """Let go of what a leaf has outside of these positions. What is cut is copied, one leaf at a time."""
+        """Drop a leaf's tokens outside of these positions. What is cut is copied, one leaf at a time."""
         before, self._leaves[index] = self._leaves[index], []
         try:
             after = [kept for piece in before for kept in _kept(piece, start, end)]
@@ -163,12 +166,12 @@ def _is_neat(piece: _Piece, start: int, end: int) -> bool:
 
 
 def _kept(piece: _Piece, start: int, end: int) -> list[_Piece]:
-    """What of a piece lies between these positions: itself, or copies."""
+    """Return the part of a piece between these positions: the piece itself, or copies."""
     if _is_neat(piece, start, end):
         return [piece]
     first, last = max(start, piece.start), min(end, piece.end)
     return [
-        _Piece(at, tuple(map(own, piece.within(at, min(at + LONGEST_PIECE, last)))))
+        _Piece(at, tuple(map(owned_copy, piece.within(at, min(at + LONGEST_PIECE, last)))))
         for at in range(first, last, LONGEST_PIECE)
     ]
 
@@ -181,8 +184,8 @@ def _count(pieces: Sequence[_Piece]) -> int:
     return sum(len(piece.arrays) for piece in pieces)
 
 
-def own(array: mx.array) -> mx.array:
-    """A copy in memory of its own. `mx.contiguous` makes none where that would save 16 KiB at most."""
+def owned_copy(array: mx.array) -> mx.array:
+    """Return a copy in its own buffer. `mx.contiguous` makes no copy where that would save 16 KiB at most."""
     axis = next((axis for axis, size in enumerate(array.shape) if size > 1), None)
     if axis is None:
         return mx.contiguous(array)
@@ -190,10 +193,10 @@ def own(array: mx.array) -> mx.array:
 
 
 def joined(parts: Sequence[mx.array], length: int = 0) -> mx.array:
-    """One array of all these, one behind the other, with zeros behind them up to `length` tokens."""
+    """Concatenate copies along the token axis, padded with zeros to `length` tokens."""
     missing = length - sum(part.shape[-2] for part in parts)
     if missing > 0:
         first = parts[0]
         room = mx.zeros((*first.shape[:-2], missing, first.shape[-1]), first.dtype)
         return mx.concatenate([*parts, room], axis=-2)
-    return mx.concatenate(list(parts), axis=-2) if len(parts) > 1 else own(parts[0])
+    return mx.concatenate(list(parts), axis=-2) if len(parts) > 1 else owned_copy(parts[0])

@@ -1,4 +1,4 @@
-"""Where the state of whole leaves is kept: it is large, so only where somebody may come back to."""
+"""Choose where to keep checkpoints of non-trimmable state, which is large, and which of them to drop."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from start_llm.cache.pages import Checkpoint
 
 _STRIDE = 2048
-_MOST_OF_A_CONVERSATION = 6
+_MAX_OF_A_CONVERSATION = 6
 
 
-def places(boundaries: Sequence[int], done: int, total: int, matched: int) -> list[int]:
-    """Positions at which a prefill stops to keep the state, ascending.
+def choose_positions(boundaries: Sequence[int], done: int, total: int, matched: int) -> list[int]:
+    """Return the positions at which a prefill stops to keep the state, ascending.
+
+    They are the end of the first message, the end of the last message, the last message end within `matched`,
+    and a stride of 2,048 tokens in between.
 
     Args:
         boundaries: ends of the messages.
-        done: tokens that are restored.
+        done: tokens that were restored.
         total: tokens of the prompt.
-        matched: tokens that were computed before, although no state was kept there: a place of divergence.
-
-    They are the end of the first message, the end of the last one, where an earlier conversation went another
-    way, and, in between, a stride.
+        matched: tokens in matching full pages. An earlier conversation diverged there, and no state was kept.
     """
     ends = [end for end in boundaries if done < end < total]
     wanted = {*ends[-1:]} | ({*ends} & {*boundaries[:1]})
@@ -34,14 +34,15 @@ def _next_stride(position: int) -> int:
     return (position // _STRIDE + 1) * _STRIDE
 
 
-def superseded(newest: Checkpoint, bytes_per_token: float, *, is_short: bool) -> Checkpoint | None:
-    """A checkpoint on the way to the newest one that should go; None if there is none.
+def checkpoint_to_drop(newest: Checkpoint, bytes_per_token: float, *, is_tight: bool) -> Checkpoint | None:
+    """Return a checkpoint on the path to the newest one that should be dropped; None if there is none.
 
-    The first and the newest stay. A conversation has six at most; of more, the one that saves least goes.
+    The first and the newest one stay. A conversation has at most six; beyond that, the one that saves the
+    fewest tokens is dropped.
 
     Args:
-        is_short: whether memory for checkpoints is. Then one has to save more tokens than its bytes are worth
-            in KV, where there is any.
+        is_tight: checkpoint memory is short. Then a checkpoint must save 2,048 tokens, or KV of at least its
+            own size; this does not apply to a network without KV.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     inner = kept[1:-1]
@@ -50,12 +51,12 @@ def superseded(newest: Checkpoint, bytes_per_token: float, *, is_short: bool) ->
     saved = {id(one): one.position - before.position for before, one in zip(kept, inner, strict=False)}
     least = min(inner, key=lambda one: saved[id(one)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
-    are_too_many = len(kept) > _MOST_OF_A_CONVERSATION
-    return least if (is_short and is_poor) or are_too_many else None
+    are_too_many = len(kept) > _MAX_OF_A_CONVERSATION
+    return least if (is_tight and is_poor) or are_too_many else None
 
 
 def _on_the_way(newest: Checkpoint) -> Iterator[Checkpoint]:
-    """Those that the newest one's tokens pass through, itself included; not those of other conversations."""
+    """Yield the checkpoints on the newest one's path, itself included; not those of other conversations."""
     page, next_tokens = newest.page, newest.tail
     while True:
         for checkpoint in page.checkpoints:

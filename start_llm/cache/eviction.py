@@ -1,4 +1,4 @@
-"""What goes when memory is short, and when."""
+"""Evict pages, sequence caches and checkpoints when the cache exceeds its limits."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from start_llm.cache.pages import Checkpoint, Page, Strand
-from start_llm.cache.store import Store, Weight
+from start_llm.cache.pages import Checkpoint, Page, SequenceCache
+from start_llm.cache.store import MemoryUsage, PageStore
 
 type Enough = Callable[[], bool]
 
-_MOST_ARRAYS = 250_000
-"""Metal fails for good at 499,000 live buffers; running rows and weights need theirs."""
+_MAX_ARRAYS = 250_000
+"""Metal fails for good at 499,000 live buffers; running sequences and the model's weights need theirs."""
 _RESERVE = 0.02
-"""Share of the budget for what counting does not see: allocators round up, steps have arrays of theirs."""
+"""Share of the budget for uncounted memory: allocators round up, and steps have their own arrays."""
 _SLACK = 0.07
-"""Share of the budget that is let go beyond what is needed, so that not every chunk looks for something."""
+"""Share of the budget that an eviction frees beyond need, so that not every chunk causes one."""
 _CHECKPOINTS_SHARE = 0.3
-_MOST_ENDS_UNDER_PRESSURE = 24
+_MAX_ENDS_UNDER_PRESSURE = 24
 _UNUSED_UNDER_PRESSURE_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the cache may keep.
+class EvictionLimits:
+    """The limits of the cache.
 
     Attributes:
-        budget_bytes: for everything that is kept, together with what running rows hold.
-        most_ends: conversations. None: as many as there is memory for; if it is short, 24.
-        unused_s: age at which a conversation goes, 0 for never. None: 1,800, if memory is short.
-        most_arrays: of everything that is kept, and of running rows.
-        checkpoint_bytes: share of the budget that states may have.
+        budget_bytes: for everything that is kept, together with the caches of running sequences.
+        max_conversations: number of conversations. None: no limit, but 24 if memory is short.
+        cache_ttl_s: age in seconds at which a conversation is evicted; 0 is never. None: never, but 1,800 if
+            memory is short.
+        max_arrays: arrays of everything that is kept and of running sequences.
+        checkpoint_bytes: share of the budget for checkpoints.
     """
 
     budget_bytes: int
-    most_ends: int | None = None
-    unused_s: float | None = None
-    most_arrays: int = _MOST_ARRAYS
+    max_conversations: int | None = None
+    cache_ttl_s: float | None = None
+    max_arrays: int = _MAX_ARRAYS
 
     @property
     def checkpoint_bytes(self) -> float:
@@ -47,81 +48,81 @@ class Limits:
 
 
 class Evictor:
-    """Keeps a store within its limits. Whatever a running row stands on stays.
+    """Keeps a store within its limits. Whatever a running sequence needs stays.
 
     Attributes:
-        beside_bytes: what running rows hold outside of their strands: in a batch.
-        evicted: conversations, pages, checkpoints and strands that had to go.
+        batched_bytes: bytes that running sequences hold outside of their sequence caches, in a batch.
+        evicted: number of evicted conversations, pages, checkpoints and sequence caches.
     """
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: PageStore, limits: EvictionLimits) -> None:
         self._store = store
         self.limits = limits
-        self.beside_bytes = 0
+        self.batched_bytes = 0
         self.evicted = 0
 
     def has_room_for(self, nbytes: int) -> bool:
-        """Whether so many bytes can be kept beside what runs, if all the rest went."""
+        """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
         return self._live.nbytes + nbytes <= (1 - _RESERVE) * self.limits.budget_bytes
 
     @property
-    def _live(self) -> Weight:
-        return self._store.live_weight + Weight(self.beside_bytes)
+    def _live(self) -> MemoryUsage:
+        return self._store.active_usage + MemoryUsage(self.batched_bytes)
 
     def shrink(self, now: float, coming_bytes: int = 0, shortage: int = 0) -> bool:
-        """Let go of what is beyond the limits. Returns whether anything went.
+        """Evict what is beyond the limits. Returns whether any memory was freed.
 
         Args:
-            coming_bytes: that a row is about to take.
-            shortage: bytes that have to go whatever the limits are.
+            coming_bytes: bytes that a sequence is about to take.
+            shortage: bytes to free even if the limits hold.
         """
         before = self.evicted
-        live = self._live + Weight(coming_bytes)
+        active = self._live + MemoryUsage(coming_bytes)
         self._drop_worst_checkpoints(now)
-        if self.limits.unused_s:
-            self._drop_unused(now, self.limits.unused_s)
-        if self.limits.most_ends is not None:
-            self._drop_ends_beyond(self.limits.most_ends)
-        if self._is_beyond(self._needed + live, slack=_RESERVE):
-            self._relieve(now, live)
+        if self.limits.cache_ttl_s:
+            self._drop_unused(now, self.limits.cache_ttl_s)
+        if self.limits.max_conversations is not None:
+            self._drop_ends_beyond(self.limits.max_conversations)
+        if self._is_beyond(self._needed + active, slack=_RESERVE):
+            self._relieve(now, active)
         if shortage:
             self._drop_worst(now, self._has_shrunk_by(shortage))
-        return self._has_tidied(live, shortage) or self.evicted > before
+        return self._has_tidied(active, shortage) or self.evicted > before
 
     @property
-    def _needed(self) -> Weight:
-        """What is kept, but for what can be cut off."""
-        return self._store.weight - Weight(self._store.loose_bytes)
+    def _needed(self) -> MemoryUsage:
+        """Memory of everything that is kept, without the loose bytes that can be trimmed."""
+        return self._store.usage - MemoryUsage(self._store.unused_run_bytes)
 
-    def _has_tidied(self, live: Weight, shortage: int) -> bool:
-        """Cut off as much as the limits demand at once; the rest goes by and by."""
+    def _has_tidied(self, active: MemoryUsage, shortage: int) -> bool:
+        """Trim runs until the limits hold; `tidy` does the rest later. True if anything was trimmed."""
 
         def is_enough() -> bool:
-            return not shortage and not self._is_beyond(self._store.weight + live, slack=_RESERVE)
+            return not shortage and not self._is_beyond(self._store.usage + active, slack=_RESERVE)
 
-        if not self._store.loose_bytes or is_enough():
+        if not self._store.unused_run_bytes or is_enough():
             return False
         self._store.tidy(is_enough)
         return True
 
     def _has_shrunk_by(self, nbytes: int) -> Enough:
-        target = self._store.weight.nbytes - nbytes
+        target = self._store.usage.nbytes - nbytes
         return lambda: self._needed.nbytes <= target
 
-    def _relieve(self, now: float, live: Weight) -> None:
-        """Memory is short: first what is old, then what is beyond a number, then the worst of the rest."""
-        is_relieved = partial(self._is_within, live)
-        if self.limits.unused_s is None:
+    def _relieve(self, now: float, active: MemoryUsage) -> None:
+        """Evict until enough is free: old conversations first, then excess ones, then the lowest scores."""
+        is_relieved = partial(self._is_within, active)
+        if self.limits.cache_ttl_s is None:
             self._drop_unused(now, _UNUSED_UNDER_PRESSURE_S, is_relieved)
-        if self.limits.most_ends is None:
-            self._drop_ends_beyond(_MOST_ENDS_UNDER_PRESSURE, is_relieved)
+        if self.limits.max_conversations is None:
+            self._drop_ends_beyond(_MAX_ENDS_UNDER_PRESSURE, is_relieved)
         self._drop_worst(now, is_relieved)
 
-    def _drop_unused(self, now: float, unused_s: float, is_enough: Enough = lambda: False) -> None:
+    def _drop_unused(self, now: float, cache_ttl_s: float, is_enough: Enough = lambda: False) -> None:
         for end in sorted(self._store.ends(), key=_last_used):
-            if now - _last_used(end) <= unused_s or is_enough():
+            if now - _last_used(end) <= cache_ttl_s or is_enough():
                 return
-            self._drop_end(end, lambda page: now - page.last_used <= unused_s)
+            self._drop_end(end, lambda page: now - page.last_used <= cache_ttl_s)
 
     def _drop_ends_beyond(self, most: int, is_enough: Enough = lambda: False) -> None:
         ends = sorted(self._store.ends(), key=_last_used)
@@ -130,58 +131,60 @@ class Evictor:
                 return
             self._drop_end(end, lambda _: False)
 
-    def _drop_end(self, end: Strand | Page, spare: Callable[[Page], bool]) -> None:
-        self._store.drop_end(end, spare)
+    def _drop_end(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
+        self._store.drop_conversation(end, spare)
         self.evicted += 1
 
     def _drop_worst_checkpoints(self, now: float) -> None:
-        """They have a share of the budget; the best one may exceed it alone."""
+        """Drop the lowest-scored checkpoints beyond their share of the budget, but never the best one."""
         most = self.limits.checkpoint_bytes
-        if self._store.checkpoint_weight.nbytes <= most:
+        if self._store.checkpoint_usage.nbytes <= most:
             return
         worst_first = sorted(self._store.checkpoints, key=lambda one: _ranked(one, now))
         for checkpoint in worst_first[:-1]:
-            if self._store.checkpoint_weight.nbytes <= most:
+            if self._store.checkpoint_usage.nbytes <= most:
                 return
             self._store.drop_checkpoint(checkpoint)
             self.evicted += 1
 
     def _drop_worst(self, now: float, is_enough: Enough) -> None:
-        heap = [_ranked(one, now) for one in self._store.all_that_may_go()]
+        heap = [_ranked(one, now) for one in self._store.eviction_candidates()]
         heapq.heapify(heap)
         while heap and not is_enough():
             _, _, victim = heapq.heappop(heap)
-            # It may be there twice, or be gone with another one.
-            if self._store.may_go(victim):
+            # The heap may hold it twice, or another eviction may have removed it.
+            if self._store.is_evictable(victim):
                 for one in self._store.drop(victim):
                     heapq.heappush(heap, _ranked(one, now))
                 self.evicted += 1
 
-    def _is_within(self, live: Weight) -> bool:
-        return not self._is_beyond(self._needed + live, slack=_SLACK)
+    def _is_within(self, active: MemoryUsage) -> bool:
+        return not self._is_beyond(self._needed + active, slack=_SLACK)
 
-    def _is_beyond(self, held: Weight, slack: float) -> bool:
-        too_many = held.arrays > (1 - slack) * self.limits.most_arrays
+    def _is_beyond(self, held: MemoryUsage, slack: float) -> bool:
+        too_many = held.arrays > (1 - slack) * self.limits.max_arrays
         return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
 
 
-def _last_used(end: Strand | Page) -> float:
+def _last_used(end: SequenceCache | Page) -> float:
     checkpoints = end.checkpoints if isinstance(end, Page) else []
     return max(end.last_used, *(one.last_used for one in checkpoints), 0)
 
 
-def _ranked(one: Strand | Checkpoint | Page, now: float) -> tuple[float, int, Strand | Checkpoint | Page]:
+def _ranked(
+    one: SequenceCache | Checkpoint | Page, now: float
+) -> tuple[float, int, SequenceCache | Checkpoint | Page]:
     uses = one.uses if isinstance(one, Page) else 1
     length = one.position if isinstance(one, Checkpoint) else len(one.tokens)
-    return reluctance(length=length, uses=uses, age=now - one.last_used), id(one), one
+    return retention_score(length=length, uses=uses, age=now - one.last_used), id(one), one
 
 
-def reluctance(*, length: int, uses: int, age: float) -> float:
-    """The smaller, the sooner it goes: old, short and rarely used things before the others.
+def retention_score(*, length: int, uses: int, age: float) -> float:
+    """Return the score by which victims are chosen, the lowest first: old, short and rarely used ones.
 
     Args:
-        length: tokens that would have to be computed again, with everything in front of them kept.
-        uses: times it was used.
-        age: seconds since it was used last.
+        length: tokens that would have to be recomputed if everything before them is kept.
+        uses: number of uses.
+        age: seconds since the last use.
     """
     return math.sqrt(max(length, 1)) * math.log(1 + max(uses, 1)) / (1 + max(age, 0))

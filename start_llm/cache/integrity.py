@@ -1,36 +1,42 @@
-"""What must hold between pages, strands and checkpoints at any time."""
+"""Check the invariants between pages, sequence caches and checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Run, Strand, page_key
+from start_llm.cache.pages import Checkpoint, Page, PageRun, PageTree, SequenceCache, page_key
 
 _LONGEST_CHAIN = 100
-"""Keys made from one another, where others had the same."""
+"""Limit for the search through keys that were rehashed because of collisions."""
 
 
 class BrokenInvariant(AssertionError):
-    """The cache contradicts itself: a bug, never a matter of input."""
+    """The cache contradicts itself. Always a bug, never caused by input."""
 
 
-def check_tree(tree: PageTree, strands: Sequence[Strand], checkpoints: Sequence[Checkpoint]) -> None:
-    """Raises BrokenInvariant at the first contradiction."""
+def check_tree(
+    tree: PageTree, seq_caches: Sequence[SequenceCache], checkpoints: Sequence[Checkpoint]
+) -> None:
+    """Check everything.
+
+    Raises:
+        BrokenInvariant: at the first contradiction.
+    """
     pages = list(tree.pages())
     _demand(len(pages) == tree.count, "pages are counted wrongly")
     for page in pages:
-        _check_page(page, strands, tree.page_size)
+        _check_page(page, seq_caches, tree.page_size)
     everywhere = [*pages, *tree.roots()]
     _demand(
         _same([one for page in everywhere for one in page.checkpoints], checkpoints),
         "a checkpoint is listed in one place only",
     )
     _demand(
-        _same([one for page in everywhere for one in page.strands], strands),
-        "a strand is listed in one place only",
+        _same([one for page in everywhere for one in page.seq_caches], seq_caches),
+        "a sequence cache is listed in one place only",
     )
-    for strand in strands:
-        _check_strand(strand, tree.page_size)
+    for seq_cache in seq_caches:
+        _check_seq_cache(seq_cache, tree.page_size)
     for checkpoint in checkpoints:
         _check_checkpoint(checkpoint, tree.page_size)
     _check_runs(tree, pages)
@@ -41,9 +47,9 @@ def _same(left: Sequence[object], right: Sequence[object]) -> bool:
 
 
 def _check_runs(tree: PageTree, pages: Sequence[Page]) -> None:
-    runs: dict[Run, list[Page]] = {}
+    runs: dict[PageRun, list[Page]] = {}
     for page in sorted(pages, key=lambda one: one.end):
-        if isinstance(page.holder, Run):
+        if isinstance(page.holder, PageRun):
             runs.setdefault(page.holder, []).append(page)
     _demand(_same(tree.runs, list(runs)), "a run is not counted, or one without pages is")
     _demand(sum(run.stored.nbytes for run in runs) == tree.run_bytes, "bytes of runs are counted wrongly")
@@ -51,10 +57,12 @@ def _check_runs(tree: PageTree, pages: Sequence[Page]) -> None:
     for run, inside in runs.items():
         _demand(list(run.pages.items()) == [(page.end, page) for page in inside], "a run has other pages")
         _demand(run.stored.covers(*run.span), "a run does not hold its pages")
-    _demand(sum(run.loose_bytes for run in runs) == tree.loose_bytes, "what is loose is counted wrongly")
+    _demand(
+        sum(run.unused_run_bytes for run in runs) == tree.unused_run_bytes, "what is loose is counted wrongly"
+    )
 
 
-def _check_page(page: Page, strands: Sequence[Strand], page_size: int) -> None:
+def _check_page(page: Page, seq_caches: Sequence[SequenceCache], page_size: int) -> None:
     parent = page.parent
     _demand(parent is not None and parent.children.get(page.key) is page, "a page is not its parent's child")
     if parent is not None:
@@ -67,14 +75,17 @@ def _check_page(page: Page, strands: Sequence[Strand], page_size: int) -> None:
     is_full = len(page.tokens) == page_size
     _demand(is_full or not page.children, "a short page has children")
     _demand(page.holder is not None or not page.is_leaf, "a lost page is kept for nothing")
-    if isinstance(page.holder, Strand):
-        strand = page.holder
-        _demand(any(one is strand for one in strands), "a page lies in a strand that is gone")
-        _demand(any(one is page for one in strand.path), "a page lies in a strand that does not know it")
+    if isinstance(page.holder, SequenceCache):
+        seq_cache = page.holder
+        _demand(any(one is seq_cache for one in seq_caches), "a page lies in a sequence cache that is gone")
+        _demand(
+            any(one is page for one in seq_cache.path),
+            "a page lies in a sequence cache that does not know it",
+        )
 
 
 def _has_its_key(page: Page, parent: Page) -> bool:
-    """That of its tokens, or one made from it where others had the same."""
+    """Return whether the key is the hash of the tokens, or rehashed from it after a collision."""
     key = page_key(parent.key, page.tokens)
     for _ in range(_LONGEST_CHAIN):
         if key == page.key:
@@ -83,17 +94,22 @@ def _has_its_key(page: Page, parent: Page) -> bool:
     return False
 
 
-def _check_strand(strand: Strand, page_size: int) -> None:
-    parent = strand.root
-    for page in strand.path:
-        _demand(page.parent is parent, "a strand's path has a gap")
-        _demand(page.holder is not None, "a page of a strand is lost")
-        _demand(isinstance(page.holder, Strand), "a page of a strand is kept beside it")
-        _demand(tuple(strand.tokens[page.start : page.end]) == page.tokens, "a strand has other tokens")
+def _check_seq_cache(seq_cache: SequenceCache, page_size: int) -> None:
+    parent = seq_cache.root
+    for page in seq_cache.path:
+        _demand(page.parent is parent, "a sequence cache's path has a gap")
+        _demand(page.holder is not None, "a page of a sequence cache is lost")
+        _demand(isinstance(page.holder, SequenceCache), "a page of a sequence cache is kept beside it")
+        _demand(
+            tuple(seq_cache.tokens[page.start : page.end]) == page.tokens, "a sequence cache has other tokens"
+        )
         parent = page
-    left = len(strand.tokens) - strand.end_page.end
-    _demand(0 <= left < page_size, "a strand's path is too long, or too short")
-    _demand(any(one is strand for one in strand.end_page.strands), "a strand does not stand at its end")
+    left = len(seq_cache.tokens) - seq_cache.end_page.end
+    _demand(0 <= left < page_size, "a sequence cache's path is too long, or too short")
+    _demand(
+        any(one is seq_cache for one in seq_cache.end_page.seq_caches),
+        "a sequence cache does not stand at its end",
+    )
 
 
 def _check_checkpoint(checkpoint: Checkpoint, page_size: int) -> None:

@@ -1,11 +1,11 @@
-"""The classes of cache that mlx_lm's networks have, one row each.
+"""The cache classes of mlx_lm's networks: one table entry for each.
 
-A row says what the class is called in the words of the field, how its arrays are taken out and put back, and
-what its memory grows with. A class without a row can be run, but nothing of it can be used again.
+An entry gives the class's usual name, how its arrays are read and restored, and how its memory grows. A
+network with a class that has no entry runs without prompt caching.
 
-Leaves of a network's caches are of two sorts: *sliced* ones keep something for every token, which can be cut
-into pages and cut back to any length; *whole* ones keep a state that is only right at the position it was
-reached at, and can only be copied there.
+The *leaves* of a network's caches are the caches themselves, without the composite ones. A *trimmable* leaf
+keeps KV for every token, which can be cut into pages and trimmed to any length. A *non-trimmable* leaf keeps
+a state that is valid only at the position where it was reached, and can only be copied there.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 type Arrays = tuple[Any, ...]
-"""Arrays of one leaf."""
+"""The arrays of one leaf."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
-    """A leaf that keeps something for every token; axis -2 of each array counts tokens."""
+class TrimmableLeaf:
+    """A leaf that keeps KV for every token; axis -2 of each array is the token axis."""
 
     arrays: Callable[[Any], Arrays]
     fill: Callable[[Any, Arrays], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A leaf that can only be copied: its arrays, and the numbers that say what they mean."""
+class NonTrimmableLeaf:
+    """A leaf that can only be copied: its arrays, and the numbers that they need to be restored."""
 
     arrays: Callable[[Any], Arrays]
     numbers: Callable[[Any], tuple[int, ...]]
@@ -37,12 +37,12 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one leaf costs, in bytes.
+    """The memory of one leaf, in bytes.
 
     Attributes:
-        token_bytes: of each token, for good.
-        window, window_bytes: how many of the last tokens it keeps, and of each of these.
-        state_bytes: whatever the length.
+        token_bytes: for each token.
+        window, window_bytes: number of most recent tokens that it keeps, and bytes for each of these.
+        state_bytes: independent of the length.
     """
 
     token_bytes: int = 0
@@ -52,27 +52,27 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One class of cache.
+class CacheKind:
+    """One cache class.
 
     Attributes:
-        words: what the start-up summary calls a layer that has one.
-        reuse: how it is taken out and put back; None if it cannot be, or only its parts can.
-        growth: its cost, read off a leaf that holds some tokens; None for what only holds other leaves.
+        words: name of such a layer in the start-up summary.
+        reuse: how it is read and restored; None if it cannot be, or only its parts can.
+        growth: returns its cost, from a leaf that holds some tokens; None for a composite.
         put_state: for classes whose `state` cannot be set.
     """
 
     words: str
-    reuse: Sliced | Whole | None = None
+    reuse: TrimmableLeaf | NonTrimmableLeaf | None = None
     growth: Callable[[Any], Growth] | None = None
     put_state: Callable[[Any, Any], None] | None = None
 
 
-# ------------------------------------------------------------------------------------- taken out and put back
+# ------------------------------------------------------------------------------------------ read and restored
 
 
 def _plain(cache: Any) -> Arrays:
-    """None, if the layer of this cache does not attend (Nemotron NAS has linear ones in its place)."""
+    """Return keys and values; () for a layer without attention (Nemotron NAS has linear layers there)."""
     return () if cache.keys is None else (cache.keys, cache.values)
 
 
@@ -85,7 +85,7 @@ def _fill_quantised(cache: Any, arrays: Arrays) -> None:
 
 
 def _in_order(cache: Any) -> Arrays:
-    """The last tokens of the window, oldest first. A long prefill chunk leaves more than a window behind."""
+    """Return the tokens of the window, oldest first. A long prefill chunk leaves more than a window."""
     keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
     return keys[..., -cache.max_size :, :], values[..., -cache.max_size :, :]
 
@@ -111,16 +111,16 @@ def _fill_recurrent(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> Non
 
 
 _COMPRESSED_FIELDS = ("window", "compress_kv", "index_k", "pending_kv", "pending_gate")
-"""Of mlx_lm.models.deepseek_v41.LayerCache, in the order of its `state`, which ends with the offset."""
+"""Fields of mlx_lm.models.deepseek_v41.LayerCache in the order of its `state`, which ends with the offset."""
 
 
 def _compressed(cache: Any) -> Arrays:
-    """Those that there are: which ones depends on the layer, and on how many tokens there were."""
+    """Return the fields that are set, which depends on the layer and on the number of tokens."""
     return tuple(array for name in _COMPRESSED_FIELDS if (array := getattr(cache, name)) is not None)
 
 
 def _compressed_numbers(cache: Any) -> tuple[int, ...]:
-    """How many tokens, and the places of the fields that there are."""
+    """Return the offset and the indices of the fields that are set."""
     present = (at for at, name in enumerate(_COMPRESSED_FIELDS) if getattr(cache, name) is not None)
     return (int(cache.offset), *present)
 
@@ -147,7 +147,7 @@ def _each_token(leaf: Any) -> Growth:
 
 
 def _last_tokens(window: str) -> Callable[[Any], Growth]:
-    """Of a leaf that keeps as many tokens as this attribute says."""
+    """Return a growth function for a leaf that keeps as many tokens as this attribute says."""
 
     def growth(leaf: Any) -> Growth:
         return Growth(
@@ -162,7 +162,7 @@ def _no_growth(leaf: Any) -> Growth:
 
 
 def _compressed_growth(leaf: Any) -> Growth:
-    """A window of tokens, one entry for each group of them for good, and the rows of the open group."""
+    """Growth of a window, of one permanent entry for each group of tokens, and of the open group's tokens."""
     kept = [array for array in (leaf.compress_kv, leaf.index_k) if array is not None]
     pending = [array for array in (leaf.pending_kv, leaf.pending_gate) if array is not None]
     group = -(-leaf.offset // kept[0].shape[1]) if kept else 0
@@ -175,12 +175,12 @@ def _compressed_growth(leaf: Any) -> Growth:
 
 
 def _bytes_of_one(arrays: Iterable[Any]) -> int:
-    """Of one token: the next to last axis counts tokens, and room for later ones is not counted."""
+    """Return the bytes of one token. Axis -2 is the token axis; room for later tokens is not counted."""
     return sum(array.nbytes // array.shape[-2] for array in arrays)
 
 
 def _flat(*values: Any) -> Iterable[Any]:
-    """Quantised keys and values are three arrays each; a layer that does not attend has none."""
+    """Yield all arrays: three each for quantised keys and values, none for a layer without attention."""
     for value in values:
         if value is not None:
             yield from value if isinstance(value, list | tuple) else (value,)
@@ -189,61 +189,64 @@ def _flat(*values: Any) -> Iterable[Any]:
 # ------------------------------------------------------------------------------------------------------ table
 
 KINDS = {
-    "KVCache": Kind(
+    "KVCache": CacheKind(
         words="full attention",
-        reuse=Sliced(_plain, _fill_plain),
+        reuse=TrimmableLeaf(_plain, _fill_plain),
         growth=_each_token,
     ),
-    "QuantizedKVCache": Kind(
+    "QuantizedKVCache": CacheKind(
         words="quantised attention",
-        reuse=Sliced(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
+        reuse=TrimmableLeaf(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
         growth=_each_token,
     ),
-    "RotatingKVCache": Kind(
+    "RotatingKVCache": CacheKind(
         words="sliding window",
-        reuse=Whole(_in_order, lambda cache: (cache.offset,), _fill_rotating),
+        reuse=NonTrimmableLeaf(_in_order, lambda cache: (cache.offset,), _fill_rotating),
         growth=_last_tokens("max_size"),
     ),
-    "ChunkedKVCache": Kind(
+    "ChunkedKVCache": CacheKind(
         words="chunked attention",
-        reuse=Whole(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
+        reuse=NonTrimmableLeaf(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
         growth=_last_tokens("chunk_size"),
     ),
-    "ArraysCache": Kind(
+    "ArraysCache": CacheKind(
         words="recurrent state",
-        reuse=Whole(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
+        reuse=NonTrimmableLeaf(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
         growth=_no_growth,
     ),
-    "LayerCache": Kind(
+    "LayerCache": CacheKind(
         words="compressed attention",
-        reuse=Whole(_compressed, _compressed_numbers, _fill_compressed),
+        reuse=NonTrimmableLeaf(_compressed, _compressed_numbers, _fill_compressed),
         growth=_compressed_growth,
         put_state=_put_compressed,
     ),
-    "CacheList": Kind(words="composite"),
+    "CacheList": CacheKind(words="composite"),
 }
 
 
-def reuse_of(leaf: Any) -> Sliced | Whole | None:
-    """How a leaf is taken out and put back. A window that keeps its first tokens for good cannot be."""
+def reuse_of(leaf: Any) -> TrimmableLeaf | NonTrimmableLeaf | None:
+    """Return how a leaf is read and restored; None if its class has no entry.
+
+    Also None for a window that always keeps its first tokens.
+    """
     kind = KINDS.get(type(leaf).__name__)
     return kind.reuse if kind and not getattr(leaf, "keep", 0) else None
 
 
 def growth_of(leaf: Any) -> Growth | None:
-    """What a leaf that holds some tokens costs; None if no row knows."""
+    """Return the cost of a leaf that holds some tokens; None if its class has no entry."""
     kind = KINDS.get(type(leaf).__name__)
     return kind.growth(leaf) if kind and kind.growth else None
 
 
-def words_of(cache: Any) -> str:
-    """What a layer with this cache is called; without a row, by its class."""
+def label_of(cache: Any) -> str:
+    """Return the name of a layer with this cache; its class name if it has no entry."""
     name = type(cache).__name__
     return KINDS[name].words if name in KINDS else name
 
 
 def put_state(leaf: Any, state: Any) -> None:
-    """Give a leaf a state of the form that it tells its own in."""
+    """Set a leaf's state, in the form of its `state` property."""
     kind = KINDS.get(type(leaf).__name__)
     if kind and kind.put_state:
         kind.put_state(leaf, state)

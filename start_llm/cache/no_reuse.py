@@ -1,4 +1,4 @@
-"""What stands where a prompt cache would, if nothing is kept."""
+"""A stand-in for `PromptCache` that keeps nothing."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import PageTree, Strand
-from start_llm.cache.prompt_cache import Opened
+from start_llm.cache.pages import PageTree, SequenceCache
+from start_llm.cache.prompt_cache import OpenedSequence
 from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
 
 
 class NoReuse:
-    """In place of a cache: every prompt is computed."""
+    """Has `PromptCache`'s methods; every prompt is computed in full."""
 
-    keeps = False
-    room_bytes = 0
+    supports_reuse = False
+    budget_bytes = 0
 
     def __init__(self, layers: Layers, metrics: CacheMetrics | None = None) -> None:
-        self.beside_bytes = 0
+        self.batched_bytes = 0
         self._layers = layers
         self._metrics = metrics or CacheMetrics()
         self._root = PageTree(1).root(b"")
@@ -29,43 +29,43 @@ class NoReuse:
         ids: tuple[int, ...],  # noqa: ARG002
         salt: bytes,  # noqa: ARG002
         boundaries: Sequence[int],  # noqa: ARG002
-        told: int = 0,  # noqa: ARG002
+        repeated_tokens: int = 0,  # noqa: ARG002
         room: int = 0,
-    ) -> Opened:
+    ) -> OpenedSequence:
         self._metrics.lookups += 1
         self._metrics.misses["off"] += 1
-        self._metrics.computed_tokens += 1  # the last one, which no chunk computes
-        return Opened(Strand(self._layers.fresh(room), self._root), (), Restored(0, "off"))
+        self._metrics.computed_tokens += 1  # the last one, which the first decode step computes
+        return OpenedSequence(SequenceCache(self._layers.fresh(room), self._root), (), Restored(0, "off"))
 
     def reopen(
         self,
         ids: tuple[int, ...],  # noqa: ARG002
         salt: bytes,  # noqa: ARG002
         boundaries: Sequence[int],  # noqa: ARG002
-        told: int,  # noqa: ARG002
+        repeated_tokens: int,  # noqa: ARG002
         prompt_length: int,  # noqa: ARG002
         room: int = 0,
-    ) -> Opened:
-        return Opened(Strand(self._layers.fresh(room), self._root), (), Restored(0, "off"))
+    ) -> OpenedSequence:
+        return OpenedSequence(SequenceCache(self._layers.fresh(room), self._root), (), Restored(0, "off"))
 
     def peek(
         self,
         ids: tuple[int, ...],  # noqa: ARG002
         salt: bytes,  # noqa: ARG002
         boundaries: Sequence[int],  # noqa: ARG002
-        told: int = 0,  # noqa: ARG002
+        repeated_tokens: int = 0,  # noqa: ARG002
     ) -> Restored:
         return Restored(0, "off")
 
-    def grew(self, strand: Strand, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
-        self._layers.grow_little(strand.caches)
+    def record_chunk(self, seq_cache: SequenceCache, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
+        self._layers.grow_in_small_steps(seq_cache.caches)
         self._metrics.computed_tokens += len(tokens)
 
-    def close(self, strand: Strand, caches: list[Any], tokens: Sequence[int]) -> None:  # noqa: ARG002
-        strand.take_back([])
+    def close(self, seq_cache: SequenceCache, caches: list[Any], tokens: Sequence[int]) -> None:  # noqa: ARG002
+        seq_cache.set_caches([])
 
-    def discard(self, strand: Strand) -> None:
-        strand.take_back([])
+    def discard(self, seq_cache: SequenceCache) -> None:
+        seq_cache.set_caches([])
 
     def shrink(self, shortage: int = 0) -> None:
         pass

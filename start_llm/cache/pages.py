@@ -1,11 +1,12 @@
-"""The tree of everything computed: pages of tokens, whose KV lies in a strand or in a run.
+"""The prefix tree: pages of tokens, whose KV is stored in a sequence cache or in a run of pages.
 
-    root ── page ── page ── page ──── a strand that holds these pages in its contiguous caches
+    root ── page ── page ── page ──── a sequence cache that holds these pages in its contiguous caches
               └──── page ── page      a run that holds these
 
-A *strand* is one sequence's contiguous caches: those of a running row, or of a finished one that waits to be
-handed to the next turn without a copy. A *run* is what is left of a strand that is none any more. Pages know
-their tokens; a hash only finds a candidate, equal tokens accept it.
+A *sequence cache* holds the contiguous caches of one sequence. It is active while the sequence runs, and idle
+when the sequence has finished and the next turn may take the caches without a copy. A *run of pages* holds
+the arrays of pages whose sequence cache is gone. Pages know their tokens: a hash finds a candidate, and it is
+accepted only if the tokens are equal.
 
 Owned by the engine thread. Arrays are opaque here: those of `cache.arrays`, or anything in tests.
 """
@@ -19,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 
-class Stored(Protocol):
-    """Arrays that somebody holds."""
+class TensorBlock(Protocol):
+    """Arrays that are stored together."""
 
     @property
     def nbytes(self) -> int: ...
@@ -29,8 +30,8 @@ class Stored(Protocol):
     def arrays(self) -> int: ...
 
 
-class Divisible(Stored, Protocol):
-    """Arrays of consecutive tokens, by leaf; see `cache.arrays.Pieces`."""
+class SliceableBlock(TensorBlock, Protocol):
+    """Arrays of consecutive tokens, by leaf; see `cache.arrays.KVPieces`."""
 
     @property
     def token_bytes(self) -> int: ...
@@ -41,93 +42,95 @@ class Divisible(Stored, Protocol):
 
     def part(self, start: int, end: int) -> Any: ...
 
-    def is_neat(self, index: int, start: int, end: int) -> bool: ...
+    def is_trimmed(self, index: int, start: int, end: int) -> bool: ...
 
     def keep(self, index: int, start: int, end: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
-class Run:
-    """Arrays in which consecutive pages lie, at their own positions. More than these may still be in them.
+class PageRun:
+    """Arrays that hold consecutive pages at their positions. They may also hold other tokens.
 
     Attributes:
-        pages: by their ends, in order.
+        pages: by end position, in order.
     """
 
-    stored: Divisible
+    stored: SliceableBlock
     pages: dict[int, Page] = field(default_factory=dict[int, "Page"])
 
     @property
     def span(self) -> tuple[int, int]:
-        """Positions of the first token and behind the last one; nothing if no page is left."""
+        """Start and end position of the pages; (0, 0) if there are none."""
         if not self.pages:
             return 0, 0
         return next(iter(self.pages.values())).start, next(reversed(self.pages))
 
     @property
-    def loose_bytes(self) -> int:
-        """What goes when the arrays are cut back to the pages."""
+    def unused_run_bytes(self) -> int:
+        """Bytes that are freed when the arrays are trimmed to the pages."""
         start, end = self.span
         return self.stored.nbytes - self.stored.token_bytes * (end - start)
 
 
 @dataclass(eq=False, slots=True)
-class Strand:
-    """Contiguous caches of one sequence.
+class SequenceCache:
+    """The contiguous caches of one sequence.
 
     Attributes:
-        caches: one for each entry of the network; none while they are lent.
-        tokens: what they were computed from, in full.
-        lent: gives copies of them, while a batch has them.
-        path: the pages of these tokens, whoever holds them.
-        is_live: a row is using the caches.
-        shared_to: up to here the next turn will surely go along; behind it is the reply.
+        caches: one for each entry of the network; empty while they are lent to a batch.
+        tokens: the tokens that they hold. Decoded tokens are added when the sequence leaves the engine.
+        fetch_from_batch: returns copies of the caches while a batch holds them.
+        path: the full pages of these tokens, whatever stores them.
+        is_active: a running sequence is using the caches.
+        shared_prefix_length: tokens that the next turn is expected to share: the prompt up to the end of its
+            last message.
         last_used: seconds on the cache's clock.
         boundaries: ends of the prompt's messages.
-        prompt_length, known: tokens of the prompt, and how many of its beginning were ever computed before.
+        prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
     """
 
     caches: list[Any]
     root: Page
     tokens: list[int] = field(default_factory=list[int])
     path: list[Page] = field(default_factory=list["Page"])
-    is_live: bool = True
-    shared_to: int = 0
+    is_active: bool = True
+    shared_prefix_length: int = 0
     last_used: float = 0
     boundaries: tuple[int, ...] = ()
     prompt_length: int = 0
-    known: int = 0
-    lent: Callable[[], list[Any]] | None = None
+    repeated_tokens: int = 0
+    fetch_from_batch: Callable[[], list[Any]] | None = None
 
-    def lend(self, fetch: Callable[[], list[Any]]) -> None:
-        """The caches were copied into a batch. `fetch` copies them out of it; here they are let go."""
-        self.caches, self.lent = [], fetch
+    def move_to_batch(self, fetch: Callable[[], list[Any]]) -> None:
+        """Record that the caches were copied into a batch, and drop them. `fetch` copies them out of it."""
+        self.caches, self.fetch_from_batch = [], fetch
 
-    def take_back(self, caches: list[Any]) -> None:
-        self.caches, self.lent = caches, None
+    def set_caches(self, caches: list[Any]) -> None:
+        self.caches, self.fetch_from_batch = caches, None
 
     def readable(self) -> list[Any]:
-        """Caches that hold the tokens, wherever they are; not to be written to."""
-        return self.lent() if self.lent else self.caches
+        """Return caches that hold the tokens, for reading only; if a batch holds them, return copies."""
+        return self.fetch_from_batch() if self.fetch_from_batch else self.caches
 
     @property
     def end_page(self) -> Page:
-        """The last page that is full."""
+        """The last full page, or the root."""
         return self.path[-1] if self.path else self.root
 
 
 @dataclass(eq=False, slots=True)
 class Checkpoint:
-    """State of whole leaves `len(tail)` tokens behind `page`, and the sliced leaves of that tail.
+    """The state of the non-trimmable leaves `len(tail)` tokens after `page`, and the KV of that tail.
 
     Attributes:
-        tail_cut: begins with the tail; others on this page may share it.
+        tail_cut: the trimmable leaves' arrays. They begin with the tail; other checkpoints of the page may
+            share them.
     """
 
     page: Page
     tail: tuple[int, ...]
-    state: Stored
-    tail_cut: Stored | None
+    state: TensorBlock
+    tail_cut: TensorBlock | None
     last_used: float
 
     @property
@@ -137,27 +140,27 @@ class Checkpoint:
 
 @dataclass(eq=False, slots=True)
 class Page:
-    """Consecutive tokens behind a parent page. A page shorter than the others has no children.
+    """Consecutive tokens that follow a parent page. A page shorter than the page size has no children.
 
     Attributes:
-        key: hash over the salt and all tokens up to the end of this page.
-        end: tokens up to the end of this page.
-        holder: where its tokens lie. None: they are lost (and at the root, there are none).
-        by_first_token: the children again.
-        strands: those whose last full page this is.
+        key: hash of the salt and of all tokens up to the end of this page.
+        end: number of tokens up to the end of this page.
+        holder: stores the page's KV. None: the KV is lost (or the page is a root).
+        by_first_token: the children again, by their first token.
+        seq_caches: those whose last full page this is.
     """
 
     key: bytes
     parent: Page | None
     tokens: tuple[int, ...]
     end: int
-    holder: Run | Strand | None
+    holder: PageRun | SequenceCache | None
     last_used: float = 0
     uses: int = 1
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
     by_first_token: dict[int, list[Page]] = field(default_factory=dict[int, "list[Page]"])
     checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
-    strands: list[Strand] = field(default_factory=list[Strand])
+    seq_caches: list[SequenceCache] = field(default_factory=list[SequenceCache])
 
     @property
     def start(self) -> int:
@@ -165,47 +168,47 @@ class Page:
 
     @property
     def is_leaf(self) -> bool:
-        return not (self.children or self.checkpoints or self.strands)
+        return not (self.children or self.checkpoints or self.seq_caches)
 
     def beginning_like(self, tokens: Sequence[int]) -> Iterator[Page]:
-        """Children whose first token is that of `tokens`."""
+        """Yield the children that have the same first token as `tokens`."""
         yield from self.by_first_token.get(tokens[0], ()) if tokens else ()
 
 
 class _Counted(NamedTuple):
-    """What is counted of a run."""
+    """The memory that is counted for a run."""
 
     nbytes: int = 0
     arrays: int = 0
-    loose_bytes: int = 0
+    unused_run_bytes: int = 0
 
 
 class PageTree:
-    """Roots by salt; each a tree of pages of `page_size` tokens.
+    """Roots by salt, each with a tree of pages of `page_size` tokens.
 
     Attributes:
-        run_bytes, run_arrays: of the runs in which pages lie.
-        loose_bytes: of these, what no page lies in.
-        untidy: runs that may hold more than their pages need, or in pieces that are too long.
-        rejected_keys: candidates with the right key and other tokens.
+        run_bytes, run_arrays: of all runs.
+        unused_run_bytes: bytes of runs that belong to no page.
+        untrimmed_runs: runs that may hold more than their pages need, or pieces that are too long.
+        rejected_keys: number of candidates with the right key but other tokens.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.run_bytes = self.run_arrays = self.loose_bytes = 0
-        self.untidy: dict[Run, None] = {}
+        self.run_bytes = self.run_arrays = self.unused_run_bytes = 0
+        self.untrimmed_runs: dict[PageRun, None] = {}
         self.count = 0
         self.rejected_keys = 0
         self._roots: dict[bytes, Page] = {}
-        self._runs: dict[Run, _Counted] = {}
+        self._runs: dict[PageRun, _Counted] = {}
 
     @property
-    def runs(self) -> list[Run]:
-        """Those in which pages lie."""
+    def runs(self) -> list[PageRun]:
+        """All runs that hold pages."""
         return list(self._runs)
 
     def root(self, salt: bytes) -> Page:
-        """Where the pages of a salt begin. A new one takes the place of all that have nothing behind them."""
+        """Return the root of a salt. If it is new, roots with nothing below them are dropped."""
         known = self._roots.get(salt)
         if known is None:
             self._roots = {other: root for other, root in self._roots.items() if not root.is_leaf}
@@ -214,7 +217,7 @@ class PageTree:
         return known
 
     def match(self, root: Page, ids: Sequence[int]) -> list[Page]:
-        """The full pages that `ids` begins with."""
+        """Return the full pages that `ids` starts with, as far as their KV is stored."""
         path: list[Page] = []
         page = root
         while len(ids) - page.end >= self.page_size:
@@ -226,23 +229,25 @@ class PageTree:
         return path
 
     def _place(self, parent: Page, tokens: tuple[int, ...]) -> tuple[bytes, Page | None]:
-        """The page of these tokens behind `parent`, if there is one, and its key.
+        """Return the key and the page of these tokens after `parent`; the page is None if there is none.
 
-        A key only finds a candidate. One with other tokens is passed over, by a key made from that one.
+        A key only finds a candidate. If it has other tokens, it is hashed again to give the next key.
         """
         key = page_key(parent.key, tokens)
         while (page := parent.children.get(key)) is not None and page.tokens != tokens:
             self.rejected_keys += 1
             key = page_key(key, tokens)
         if page is None and self.rejected_keys:
-            # The one that was passed over may be gone, and what was put behind it is still there.
+            # The candidate that was passed over may be gone, while the page with the next key is still there.
             page = next((one for one in parent.beginning_like(tokens) if one.tokens == tokens), None)
         return key, page
 
-    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Run | Strand, now: float) -> Page:
-        """The page of `tokens` behind `parent`: the one that is there, or a new one of this holder.
+    def insert(
+        self, parent: Page, tokens: tuple[int, ...], holder: PageRun | SequenceCache, now: float
+    ) -> Page:
+        """Return the page of `tokens` after `parent`: the existing one, or a new one that `holder` stores.
 
-        A shorter page that says nothing more goes.
+        Shorter pages that are a prefix of a new one are removed.
         """
         key, known = self._place(parent, tokens)
         if known is not None:
@@ -261,38 +266,45 @@ class PageTree:
         self.hold(page, holder)
         return page
 
-    def hold(self, page: Page, holder: Run | Strand | None) -> None:
-        """Say where the tokens of a page lie from now on. Pages come into a run in order."""
+    def hold(self, page: Page, holder: PageRun | SequenceCache | None) -> None:
+        """Record what stores the KV of a page from now on. Pages must be added to a run in order."""
         before, page.holder = page.holder, holder
         if before is holder:
             return
-        if isinstance(before, Run):
+        if isinstance(before, PageRun):
             del before.pages[page.end]
-            self.weigh(before)
-        if isinstance(holder, Run):
+            self.recount_run(before)
+        if isinstance(holder, PageRun):
             holder.pages[page.end] = page
-            self.weigh(holder)
+            self.recount_run(holder)
 
-    def weigh(self, run: Run) -> None:
-        """Count a run whose pages or arrays are others than before. One without pages counts no more."""
+    def recount_run(self, run: PageRun) -> None:
+        """Update the counts for a run whose pages or arrays have changed. A run without pages counts 0."""
         before, after = self._runs.pop(run, _Counted()), _Counted()
-        self.untidy.pop(run, None)
+        self.untrimmed_runs.pop(run, None)
         if run.pages:
-            after = _Counted(run.stored.nbytes, run.stored.arrays, run.loose_bytes)
-            self._runs[run], self.untidy[run] = after, None
+            after = _Counted(run.stored.nbytes, run.stored.arrays, run.unused_run_bytes)
+            self._runs[run], self.untrimmed_runs[run] = after, None
         self.run_bytes += after.nbytes - before.nbytes
         self.run_arrays += after.arrays - before.arrays
-        self.loose_bytes += after.loose_bytes - before.loose_bytes
+        self.unused_run_bytes += after.unused_run_bytes - before.unused_run_bytes
 
     def remove(self, page: Page) -> Page:
-        """Forget a page that has nothing behind it. Returns the nearest one in front of it that stays."""
+        """Remove a leaf page. Returns its nearest ancestor that remains.
+
+        Raises:
+            ValueError: it is a root, or it has children, checkpoints or sequence caches.
+        """
         if not page.is_leaf or page.parent is None:
-            raise ValueError("a root, or a page with something behind it, cannot go")
+            raise ValueError("a root, or a page with something after it, cannot go")
         self.hold(page, None)
         return self.prune(page)
 
     def prune(self, page: Page) -> Page:
-        """Forget this page and those in front of it, as far as they are lost and have nothing behind them."""
+        """Remove this page and its ancestors as long as their KV is lost and they are leaves.
+
+        Returns the first page that remains.
+        """
         while page.parent is not None and page.holder is None and page.is_leaf:
             parent = page.parent
             del parent.children[page.key]
@@ -305,11 +317,11 @@ class PageTree:
         return page
 
     def has(self, page: Page) -> bool:
-        """Whether the page is still there."""
+        """Return whether the page is still in the tree."""
         return page.parent is not None and page.parent.children.get(page.key) is page
 
     def pages(self) -> Iterator[Page]:
-        """Every page but the roots."""
+        """Yield every page except the roots."""
         waiting = list(self._roots.values())
         while waiting:
             page = waiting.pop()
@@ -322,12 +334,12 @@ class PageTree:
 
 
 def page_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Chain hash: equal keys mean equal tokens all the way from the root, but for a collision."""
+    """Return the chain hash: equal keys mean equal tokens from the root on, except for collisions."""
     return hashlib.blake2b(array("I", tokens).tobytes(), key=parent, digest_size=16).digest()
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens that two sequences have in common at their beginnings."""
+    """Return the length of the common prefix."""
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length

@@ -1,46 +1,50 @@
-"""How a prompt is restored: decided here, done in `prompt_cache`. Pure functions over the tree."""
+"""Plan how to restore a prompt; `cache.restore` carries it out. Pure functions over the prefix tree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from start_llm.cache.pages import Checkpoint, Page, Strand, common_length
+from start_llm.cache.pages import Checkpoint, Page, SequenceCache, common_length
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A page, a strand or a checkpoint's tail that has tokens `start` to `end`, behind the full pages."""
+class RestoreSource:
+    """The holder of tokens `start` to `end` after the full pages.
 
-    holder: Page | Strand | Checkpoint
+    It is a page, a sequence cache or a checkpoint, whose tail is meant.
+    """
+
+    holder: Page | SequenceCache | Checkpoint
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How to get caches for the first `length` tokens of a prompt.
+class RestorePlan:
+    """A plan for caches that hold the first `length` tokens of a prompt.
 
     Attributes:
         path: the full pages within `length`.
-        hand_over: a resting strand whose caches are taken as they are, and trimmed to `length`; None: copies
-            are made of the pages and the tail.
-        tail: what is behind the pages; None: nothing.
-        checkpoint: gives the state of whole leaves; None if there are none, or if the strand has it.
+        reused_in_place: an idle sequence cache whose caches are reused in place and trimmed to `length`.
+            None: the pages and the tail are copied.
+        tail: source of the tokens after the pages; None if there are none.
+        checkpoint: gives the state of non-trimmable leaves; None if there are none, or if the sequence cache
+            has it.
     """
 
     length: int = 0
     path: tuple[Page, ...] = ()
-    hand_over: Strand | None = None
-    tail: Source | None = None
+    reused_in_place: SequenceCache | None = None
+    tail: RestoreSource | None = None
     checkpoint: Checkpoint | None = None
 
 
-def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_state: bool) -> Plan:
-    """The longest restore that leaves at least one token to compute.
+def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_state: bool) -> RestorePlan:
+    """Return the longest restore that leaves at least one token to compute.
 
     Args:
-        matched: the full pages that `ids[:-1]` begins with.
+        matched: the full pages that `ids[:-1]` starts with.
     """
     usable = ids[:-1]
     if has_state:
@@ -48,80 +52,89 @@ def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_s
     return _deepest_tokens(root, matched, usable)
 
 
-def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
-    """Without state any position will do."""
+def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestorePlan:
+    """Plan for a network without non-trimmable state: any position will do."""
     tail = _deepest_source(root, path, ids)
     return _plan(path, tail, tail.end, ids)
 
 
 def kept_length(root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
-    """How many tokens of `ids[:-1]` are kept, whether or not there is state at their end."""
+    """Return how many tokens of `ids[:-1]` are stored, whether or not there is state at their end."""
     return _deepest_source(root, matched, ids[:-1]).end
 
 
-def _deepest_source(root: Page, path: list[Page], ids: tuple[int, ...]) -> Source:
-    """What is behind the full pages: what a page or a strand there has in common with `ids`."""
+def _deepest_source(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestoreSource:
+    """Return the source with the longest match after the full pages, which may be empty."""
     end = path[-1] if path else root
     rest = ids[end.end :]
-    best = Source(end, end.end, end.end)
-    for holder, tokens in _behind(end, rest):
+    best = RestoreSource(end, end.end, end.end)
+    for holder, tokens in _after(end, rest):
         length = common_length(tokens[: len(rest)], rest[: len(tokens)])
         if length > best.end - best.start:
-            best = Source(holder, end.end, end.end + length)
+            best = RestoreSource(holder, end.end, end.end + length)
     return best
 
 
-def _behind(page: Page, rest: tuple[int, ...]) -> Iterator[tuple[Page | Strand, tuple[int, ...]]]:
-    """What follows a page and begins like `rest`: strands that end before the next one is full, and pages."""
-    for strand in page.strands:
-        if strand.tokens[page.end : page.end + 1] == list(rest[:1]):
-            yield strand, tuple(strand.tokens[page.end :])
+def _after(page: Page, rest: tuple[int, ...]) -> Iterator[tuple[Page | SequenceCache, tuple[int, ...]]]:
+    """Yield the sequence caches and pages that follow a page and start like `rest`.
+
+    The sequence caches are those that end before the next page is full.
+    """
+    for seq_cache in page.seq_caches:
+        if seq_cache.tokens[page.end : page.end + 1] == list(rest[:1]):
+            yield seq_cache, tuple(seq_cache.tokens[page.end :])
     for child in page.beginning_like(rest):
         if child.holder is not None:
             yield child, child.tokens
 
 
-def _plan(path: list[Page], tail: Source, length: int, ids: tuple[int, ...]) -> Plan:
-    strand = _giver(path, tail, length, ids)
-    if strand is not None:
-        return Plan(length, tuple(path), hand_over=strand)
-    return Plan(length, tuple(path), tail=tail if tail.start < tail.end else None)
+def _plan(path: list[Page], tail: RestoreSource, length: int, ids: tuple[int, ...]) -> RestorePlan:
+    seq_cache = _giver(path, tail, length, ids)
+    if seq_cache is not None:
+        return RestorePlan(length, tuple(path), reused_in_place=seq_cache)
+    return RestorePlan(length, tuple(path), tail=tail if tail.start < tail.end else None)
 
 
-def _giver(path: list[Page], tail: Source, length: int, ids: tuple[int, ...]) -> Strand | None:
-    """A resting strand that begins with these very tokens, and has only a reply to lose behind them."""
+def _giver(path: list[Page], tail: RestoreSource, length: int, ids: tuple[int, ...]) -> SequenceCache | None:
+    """Return an idle sequence cache that starts with these tokens; None if there is none.
+
+    It must hold nothing after them that other prompts are expected to share: only a reply.
+    """
     holders = [one.holder if isinstance(one, Page) else one for one in (tail.holder, *reversed(path))]
-    strands = {id(one): one for one in holders if isinstance(one, Strand)}
-    return next((one for one in strands.values() if _may_give(one, length, ids)), None)
+    seq_caches = {id(one): one for one in holders if isinstance(one, SequenceCache)}
+    return next((one for one in seq_caches.values() if _may_give(one, length, ids)), None)
 
 
-def _may_give(strand: Strand, length: int, ids: tuple[int, ...]) -> bool:
-    if strand.is_live or length < strand.shared_to or length > len(strand.tokens):
+def _may_give(seq_cache: SequenceCache, length: int, ids: tuple[int, ...]) -> bool:
+    if seq_cache.is_active or length < seq_cache.shared_prefix_length or length > len(seq_cache.tokens):
         return False
-    return tuple(strand.tokens[:length]) == ids[:length]
+    return tuple(seq_cache.tokens[:length]) == ids[:length]
 
 
-def _deepest_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> Plan:
-    """With state, only places where it was kept: ends of resting strands, and checkpoints."""
+def _deepest_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestorePlan:
+    """Plan for a network with non-trimmable state.
+
+    It can resume only at the ends of idle sequence caches and at checkpoints.
+    """
     for depth in range(len(path), -1, -1):
         page = path[depth - 1] if depth else root
-        if not (page.strands or page.checkpoints):
+        if not (page.seq_caches or page.checkpoints):
             continue
         rest = ids[page.end :]
-        strand = max(_ending(page, rest), key=lambda one: len(one.tokens), default=None)
+        seq_cache = max(_ending(page, rest), key=lambda one: len(one.tokens), default=None)
         checkpoint = max(_kept(page, rest), key=lambda one: one.position, default=None)
-        if strand and (not checkpoint or len(strand.tokens) >= checkpoint.position):
-            return Plan(len(strand.tokens), tuple(path[:depth]), hand_over=strand)
+        if seq_cache and (not checkpoint or len(seq_cache.tokens) >= checkpoint.position):
+            return RestorePlan(len(seq_cache.tokens), tuple(path[:depth]), reused_in_place=seq_cache)
         if checkpoint:
             return _from_checkpoint(path[:depth], checkpoint, ids)
-    return Plan()
+    return RestorePlan()
 
 
-def _ending(page: Page, rest: tuple[int, ...]) -> Iterator[Strand]:
-    for strand in page.strands:
-        tail = tuple(strand.tokens[page.end :])
-        if not strand.is_live and strand.tokens and tail == rest[: len(tail)]:
-            yield strand
+def _ending(page: Page, rest: tuple[int, ...]) -> Iterator[SequenceCache]:
+    for seq_cache in page.seq_caches:
+        tail = tuple(seq_cache.tokens[page.end :])
+        if not seq_cache.is_active and seq_cache.tokens and tail == rest[: len(tail)]:
+            yield seq_cache
 
 
 def _kept(page: Page, rest: tuple[int, ...]) -> Iterator[Checkpoint]:
@@ -130,7 +143,7 @@ def _kept(page: Page, rest: tuple[int, ...]) -> Iterator[Checkpoint]:
             yield checkpoint
 
 
-def _from_checkpoint(path: list[Page], checkpoint: Checkpoint, ids: tuple[int, ...]) -> Plan:
-    tail = Source(checkpoint, checkpoint.page.end, checkpoint.position)
+def _from_checkpoint(path: list[Page], checkpoint: Checkpoint, ids: tuple[int, ...]) -> RestorePlan:
+    tail = RestoreSource(checkpoint, checkpoint.page.end, checkpoint.position)
     plan = _plan(path, tail, checkpoint.position, ids)
-    return Plan(plan.length, plan.path, plan.hand_over, plan.tail, checkpoint)
+    return RestorePlan(plan.length, plan.path, plan.reused_in_place, plan.tail, checkpoint)

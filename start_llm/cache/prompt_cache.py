@@ -1,9 +1,14 @@
-"""Computed prompts, kept and given back.
+"""The prompt cache: store computed prompts, and restore the longest cached prefix of a new one.
 
-    open       what is known of a prompt, as caches that go on from there
-    grew       a chunk was computed: its pages can be shared from now on
-    close      the row is gone: its caches rest, or become a run
-    shrink     back within the limits
+    open            restore a prompt's longest cached prefix into caches that the sequence continues from
+    record_chunk    a chunk was computed: its KV can be copied into other sequences from now on
+    close           the sequence has left the engine: keep its caches idle, or turn them into a run of pages
+    shrink          evict until the limits hold
+
+A *page* is a node of the prefix tree: a block of tokens, whose KV may have been evicted since. A sequence's
+caches stay contiguous while it runs (*active*) and as long as a later request may continue them in place
+(*idle*). After that they are split: a *run* is one set of arrays with the KV of consecutive pages. A
+*checkpoint* is a copy of a state that cannot be trimmed to fewer tokens, such as a recurrent layer's.
 
 Owned by the engine thread.
 """
@@ -16,64 +21,64 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from start_llm.cache.checkpoints import places, superseded
-from start_llm.cache.eviction import Evictor, Limits
+from start_llm.cache.checkpoints import checkpoint_to_drop, choose_positions
+from start_llm.cache.computed_prefixes import ComputedPrefixIndex
+from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
-from start_llm.cache.ledger import Ledger
-from start_llm.cache.pages import Checkpoint, Page, Strand
-from start_llm.cache.plan import Plan, kept_length, plan_restore
+from start_llm.cache.pages import Checkpoint, Page, SequenceCache
+from start_llm.cache.plan import RestorePlan, kept_length, plan_restore
 from start_llm.cache.restore import Restorer
-from start_llm.cache.store import Store
+from start_llm.cache.store import PageStore
 from start_llm.core.events import Miss, Restored
 from start_llm.telemetry.metrics import CacheMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Caches for a prompt.
+class OpenedSequence:
+    """The caches for a prompt.
 
     Attributes:
-        strand: live; its `tokens` are what needs no computing.
-        stops: positions at which prefill has to stop, so that state can be kept there.
-        restored: the same, for whoever asked.
+        seq_cache: active; the KV of its `tokens` is restored, the rest has to be computed.
+        checkpoint_positions: positions at which prefill has to stop, so that state can be kept there.
+        restored: how much was restored, and why no more, as an event.
     """
 
-    strand: Strand
-    stops: tuple[int, ...]
+    seq_cache: SequenceCache
+    checkpoint_positions: tuple[int, ...]
     restored: Restored
 
 
-class _Found(NamedTuple):
-    """What there is of a prompt.
+class _Match(NamedTuple):
+    """The match of a prompt in the cache.
 
     Attributes:
-        matched: the full pages that it begins with.
+        matched: the longest path of full pages with the prompt's tokens, with or without KV.
     """
 
     matched: list[Page]
-    plan: Plan
+    plan: RestorePlan
     restored: Restored
 
 
 class PromptCache:
-    """All state of one network that outlives its request.
+    """The KV and state of one network that outlive their requests.
 
     Args:
-        identity: of the weights and of everything else that KV depends on; see `models.identity`.
+        identity: fingerprint of the weights and of all else that KV depends on; see `models.identity`.
         page_size: tokens of a full page.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        keeps: what is computed can be had again.
+        supports_reuse: computed tokens can be restored (False in `NoReuse`).
     """
 
-    keeps = True
+    supports_reuse = True
 
     def __init__(
         self,
         layers: Layers,
         *,
-        limits: Limits,
+        limits: EvictionLimits,
         page_size: int,
         metrics: CacheMetrics,
         identity: bytes = b"",
@@ -81,27 +86,33 @@ class PromptCache:
     ) -> None:
         self.identity = identity
         self._layers = layers
-        self._store = Store(layers, page_size)
+        self._store = PageStore(layers, page_size)
         self._evictor = Evictor(self._store, limits)
         self._restorer = Restorer(layers, self._store, self._evictor, self._make_room)
-        self._ledger = Ledger(page_size)
+        self._computed_prefixes = ComputedPrefixIndex(page_size)
         self._metrics = metrics
         self._clock = clock
 
-    # ---------------------------------------------------------------------------------------------- a request
+    # --------------------------------------------------------------------------------------------------- open
 
     def open(
-        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0, room: int = 0
-    ) -> Opened:
-        """Restore the longest known beginning of `ids`, at least one token short of all.
+        self,
+        ids: tuple[int, ...],
+        salt: bytes,
+        boundaries: Sequence[int],
+        repeated_tokens: int = 0,
+        capacity: int = 0,
+    ) -> OpenedSequence:
+        """Restore the longest cached prefix of `ids`, and leave at least one token to compute.
 
         Args:
-            salt: what is stored under one is never found under another.
+            salt: what is stored under one salt is never found under another.
             boundaries: ends of the messages, ascending, in tokens.
-            told: tokens that stand for messages which were computed before, spelled otherwise perhaps.
-            room: tokens that the caches should take without growing: the prompt, and some of the reply.
+            repeated_tokens: prompt tokens of messages that were computed before, though perhaps rendered as
+                other tokens. Only for telling why a prompt was not restored.
+            capacity: tokens that the caches should take without growing: the prompt and part of the reply.
         """
-        opened, plan = self._open(ids, salt, boundaries, told, len(ids), room)
+        opened, plan = self._open(ids, salt, boundaries, repeated_tokens, len(ids), capacity)
         self._note_lookup(plan, opened.restored)
         return opened
 
@@ -110,232 +121,257 @@ class PromptCache:
         ids: tuple[int, ...],
         salt: bytes,
         boundaries: Sequence[int],
-        told: int,
+        repeated_tokens: int,
         prompt_length: int,
-        room: int = 0,
-    ) -> Opened:
-        """The same for a row that was interrupted: part of its reply may stand behind its prompt."""
-        return self._open(ids, salt, boundaries, told, prompt_length, room)[0]
+        capacity: int = 0,
+    ) -> OpenedSequence:
+        """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup."""
+        return self._open(ids, salt, boundaries, repeated_tokens, prompt_length, capacity)[0]
 
     def _open(
         self,
         ids: tuple[int, ...],
         salt: bytes,
         boundaries: Sequence[int],
-        told: int,
+        repeated_tokens: int,
         prompt_length: int,
-        room: int,
-    ) -> tuple[Opened, Plan]:
+        capacity: int,
+    ) -> tuple[OpenedSequence, RestorePlan]:
         now, root = self._clock(), self._root(salt)
-        found = self._find(root, ids, boundaries, told)
+        found = self._find(root, ids, boundaries, repeated_tokens)
         plan = found.plan
         self._use(plan, now)
-        strand = self._restorer.restore(plan, root, ids, room)
-        strand.last_used = now
-        strand.boundaries = _ends(ids, boundaries)
-        prompt_end = strand.boundaries[-1] if strand.boundaries else prompt_length - 1
-        strand.shared_to = max(strand.shared_to, prompt_end)
-        strand.prompt_length = prompt_length
-        strand.known = found.restored.known
-        return Opened(strand, self._stops(strand, found.matched), found.restored), plan
+        seq_cache = self._restorer.restore(plan, root, ids, capacity)
+        seq_cache.last_used = now
+        seq_cache.boundaries = _ends(ids, boundaries)
+        prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
+        seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
+        seq_cache.prompt_length = prompt_length
+        seq_cache.repeated_tokens = found.restored.repeated_tokens
+        return OpenedSequence(
+            seq_cache, self._checkpoint_positions(seq_cache, found.matched), found.restored
+        ), plan
 
-    def peek(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Restored:
-        """What `open` would restore. Nothing changes, and nothing is counted."""
+    def peek(
+        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
+    ) -> Restored:
+        """Return what `open` would restore, without changing or counting anything."""
         rejected = self._store.tree.rejected_keys
-        found = self._find(self._root(salt), ids, boundaries, told)
+        found = self._find(self._root(salt), ids, boundaries, repeated_tokens)
         self._store.tree.rejected_keys = rejected
         return found.restored
 
-    def _find(self, root: Page, ids: tuple[int, ...], boundaries: Sequence[int], told: int) -> _Found:
+    def _find(
+        self, root: Page, ids: tuple[int, ...], boundaries: Sequence[int], repeated_tokens: int
+    ) -> _Match:
         rejected = self._store.tree.rejected_keys
         matched = self._store.tree.match(root, ids[:-1])
         plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
         kept = kept_length(root, matched, ids)
         last = matched[-1] if matched else root
-        once = max(self._ledger.known(last, ids[:-1], _ends(ids, boundaries)), plan.length)
-        known = max(once, min(told, len(ids) - 1))
+        ever_computed = max(
+            self._computed_prefixes.known(last, ids[:-1], _ends(ids, boundaries)), plan.length
+        )
+        repeated_tokens = max(ever_computed, min(repeated_tokens, len(ids) - 1))
         restored = Restored(
             plan.length,
-            _miss(plan, known=known, kept=kept, once=once),
+            _miss(plan, repeated_tokens=repeated_tokens, kept=kept, ever_computed=ever_computed),
             rejected_keys=self._store.tree.rejected_keys - rejected,
             kept=max(kept, plan.length),
-            known=known,
+            repeated_tokens=repeated_tokens,
         )
-        return _Found(matched, plan, restored)
+        return _Match(matched, plan, restored)
 
     def _root(self, salt: bytes) -> Page:
-        """Two digests of equal length: no salt can look like the end of an identity."""
+        """Return the root for a salt. Two digests of equal length keep identity and salt apart."""
         parts = (hashlib.blake2b(part, digest_size=16).digest() for part in (self.identity, salt))
         return self._store.tree.root(b"".join(parts))
 
-    def _stops(self, strand: Strand, matched: list[Page]) -> tuple[int, ...]:
+    def _checkpoint_positions(self, seq_cache: SequenceCache, matched: list[Page]) -> tuple[int, ...]:
         if not self._layers.has_state:
             return ()
         deepest = len(matched) * self._store.tree.page_size
-        return tuple(places(strand.boundaries, len(strand.tokens), strand.prompt_length, deepest))
+        return tuple(
+            choose_positions(seq_cache.boundaries, len(seq_cache.tokens), seq_cache.prompt_length, deepest)
+        )
 
-    def _use(self, plan: Plan, now: float) -> None:
+    def _use(self, plan: RestorePlan, now: float) -> None:
         for page in plan.path:
             page.last_used, page.uses = now, page.uses + 1
         if plan.checkpoint:
             plan.checkpoint.last_used = now
 
-    # ------------------------------------------------------------------------------------------------ growing
+    # ------------------------------------------------------------------------------------------------- growth
 
-    def grew(self, strand: Strand, tokens: Sequence[int], *, keep_state: bool) -> None:
-        """The strand's caches hold these tokens more: none, if all but the last one were restored.
+    def record_chunk(self, seq_cache: SequenceCache, tokens: Sequence[int], *, keep_state: bool) -> None:
+        """Record that the sequence's caches now hold these tokens too.
+
+        `tokens` is empty if all of the prompt but its last token was restored.
 
         Args:
-            keep_state: this is one of the stops.
+            keep_state: the caches end at one of the checkpoint positions.
         """
-        start = len(strand.tokens)
-        strand.tokens += tokens
-        self._layers.grow_little(strand.caches)
-        self._note_computed(strand, start, len(strand.tokens))
-        self._extend(strand, start)
+        start = len(seq_cache.tokens)
+        seq_cache.tokens += tokens
+        self._layers.grow_in_small_steps(seq_cache.caches)
+        self._note_computed(seq_cache, start, len(seq_cache.tokens))
+        self._extend(seq_cache, start)
         if keep_state:
-            self._keep_state(strand)
+            self._keep_state(seq_cache)
         self.shrink()
 
-    def _extend(self, strand: Strand, start: int) -> None:
-        self._ledger.note_pages(self._store.extend(strand))
-        for end in strand.boundaries:
-            if start < end <= len(strand.tokens):
+    def _extend(self, seq_cache: SequenceCache, start: int) -> None:
+        self._computed_prefixes.note_pages(self._store.extend(seq_cache))
+        for end in seq_cache.boundaries:
+            if start < end <= len(seq_cache.tokens):
                 full = end // self._store.tree.page_size
-                page = strand.path[full - 1] if full else strand.root
-                self._ledger.note_boundary(page, strand.tokens[page.end : end])
+                page = seq_cache.path[full - 1] if full else seq_cache.root
+                self._computed_prefixes.note_boundary(page, seq_cache.tokens[page.end : end])
 
-    def _keep_state(self, strand: Strand) -> None:
-        checkpoint = self._store.keep_state(strand)
-        while checkpoint and (poor := self._superseded(checkpoint)):
-            self._store.drop_checkpoint(poor)
+    def _keep_state(self, seq_cache: SequenceCache) -> None:
+        checkpoint = self._store.keep_state(seq_cache)
+        while checkpoint and (victim := self._next_to_drop(checkpoint)):
+            self._store.drop_checkpoint(victim)
 
-    def _superseded(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        return superseded(
+    def _next_to_drop(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        return checkpoint_to_drop(
             checkpoint,
             self._store.token_bytes,
-            is_short=self._store.checkpoint_weight.nbytes > self._evictor.limits.checkpoint_bytes / 2,
+            is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
         )
 
-    # ------------------------------------------------------------------------------------------------ the end
+    # -------------------------------------------------------------------------------------------------- close
 
-    def close(self, strand: Strand, caches: list[Any], tokens: Sequence[int]) -> None:
-        """The row is gone. `caches` hold exactly `tokens`; they are this strand's, or came out of a batch."""
-        with self._store.nothing_by_halves(strand):
-            start = len(strand.tokens)
-            strand.last_used = self._clock()
-            strand.take_back(caches)
-            self._layers.settle(caches)
-            strand.tokens = list(tokens)
-            self._extend(strand, start)
-            strand.shared_to = min(strand.shared_to, len(strand.tokens))
-            if not strand.tokens or self._has_twin(strand) or not self._store.take_over(strand):
-                self._store.dissolve(strand)
+    def close(self, seq_cache: SequenceCache, caches: list[Any], tokens: Sequence[int]) -> None:
+        """Keep what a sequence computed when it leaves the engine. `caches` hold exactly `tokens`.
+
+        They are those that `open` restored, or were taken out of a batch.
+        """
+        with self._store.rollback_on_error(seq_cache):
+            start = len(seq_cache.tokens)
+            seq_cache.last_used = self._clock()
+            seq_cache.set_caches(caches)
+            self._layers.materialize(caches)
+            seq_cache.tokens = list(tokens)
+            self._extend(seq_cache, start)
+            seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
+            is_worth_keeping = bool(seq_cache.tokens) and not self._has_twin(seq_cache)
+            if is_worth_keeping and self._store.adopt_pages(seq_cache):
+                self._store.make_idle(seq_cache)
             else:
-                self._store.rest(strand)
+                self._store.split_into_pages(seq_cache)
         self.shrink()
 
-    def _has_twin(self, strand: Strand) -> bool:
-        return any(one is not strand and one.tokens == strand.tokens for one in strand.end_page.strands)
+    def _has_twin(self, seq_cache: SequenceCache) -> bool:
+        return any(
+            one is not seq_cache and one.tokens == seq_cache.tokens for one in seq_cache.end_page.seq_caches
+        )
 
-    def discard(self, strand: Strand) -> None:
-        """The row failed, and nobody knows what its caches hold: nothing of them is ever reused."""
-        self._store.discard(strand)
+    def discard(self, seq_cache: SequenceCache) -> None:
+        """Drop the caches of a failed sequence: their content is unknown, so none of it is reused."""
+        self._store.discard(seq_cache)
 
     # ------------------------------------------------------------------------------------------------- limits
 
     def shrink(self, shortage: int = 0) -> None:
-        """Back within the limits, and counted.
+        """Evict until the limits hold, and update the metrics.
 
         Args:
-            shortage: bytes to let go of beyond that, as far as there is anything that may go.
+            shortage: bytes to free beyond that, as far as anything may be evicted.
         """
         self._shrink(shortage=shortage)
         self._note_kept()
 
     def _make_room(self, nbytes: int) -> None:
-        """For what a row is about to take."""
-        self._shrink(coming=nbytes)
+        """Evict until a sequence can take `nbytes`."""
+        self._shrink(incoming=nbytes)
 
-    def _shrink(self, coming: int = 0, shortage: int = 0) -> None:
-        if self._evictor.shrink(self._clock(), coming, shortage):
+    def _shrink(self, incoming: int = 0, shortage: int = 0) -> None:
+        if self._evictor.shrink(self._clock(), incoming, shortage):
             self._layers.release()
 
     def tidy(self, budget_s: float) -> None:
-        """Cut runs back to their pages, and into short pieces: one leaf, and more while there is time.
+        """Trim the arrays of runs to their pages, a piece at a time: one array at least, and more while there
+        is time.
 
-        What this gives back counts until then. For every step, so that none has to do all of it.
+        Until then, what they have beyond their pages counts against the budget. Called in every step, so that
+        no step has to do all of it.
         """
-        if self._store.tree.untidy:
+        if self._store.tree.untrimmed_runs:
             end = time.perf_counter() + budget_s
             self._store.tidy(lambda: time.perf_counter() >= end)
             self._note_kept()
 
     @property
-    def beside_bytes(self) -> int:
-        """What running rows hold outside of their strands: a batch."""
-        return self._evictor.beside_bytes
+    def batched_bytes(self) -> int:
+        """Bytes that running sequences hold outside of their sequence caches, in a batch."""
+        return self._evictor.batched_bytes
 
-    @beside_bytes.setter
-    def beside_bytes(self, nbytes: int) -> None:
-        self._evictor.beside_bytes = nbytes
+    @batched_bytes.setter
+    def batched_bytes(self, nbytes: int) -> None:
+        self._evictor.batched_bytes = nbytes
 
     @property
-    def room_bytes(self) -> int:
-        """For all that is kept, and for what running rows hold."""
+    def budget_bytes(self) -> int:
+        """The budget in bytes for everything that is kept and for the caches of running sequences."""
         return self._evictor.limits.budget_bytes
 
     def check_integrity(self) -> None:
-        """Raises `BrokenInvariant` if anything contradicts anything."""
+        """Check everything.
+
+        Raises:
+            BrokenInvariant: the cache contradicts itself.
+        """
         self._store.check_integrity()
 
     # ------------------------------------------------------------------------------------------------- counts
 
-    def _note_lookup(self, plan: Plan, restored: Restored) -> None:
+    def _note_lookup(self, plan: RestorePlan, restored: Restored) -> None:
         metrics = self._metrics
         metrics.lookups += 1
         metrics.hits += 1 if plan.length else 0
         metrics.reused_tokens += plan.length
-        metrics.handed_over += 1 if plan.hand_over else 0
+        metrics.reused_in_place += 1 if plan.reused_in_place else 0
         metrics.rejected_keys = self._store.tree.rejected_keys
         if restored.miss:
             metrics.misses[restored.miss] += 1
 
-    def _note_computed(self, strand: Strand, start: int, end: int) -> None:
-        """Tokens of the prompt. Its last one is computed by the first step of the reply."""
-        if end == strand.prompt_length - 1:
+    def _note_computed(self, seq_cache: SequenceCache, start: int, end: int) -> None:
+        """Count computed prompt tokens, with the last one, which the first decode step computes."""
+        if end == seq_cache.prompt_length - 1:
             end += 1
         self._metrics.computed_tokens += end - start
-        self._metrics.unavoidable_tokens += end - min(max(start, strand.known), end)
+        self._metrics.unavoidable_tokens += end - min(max(start, seq_cache.repeated_tokens), end)
 
     def _note_kept(self) -> None:
         metrics, store = self._metrics, self._store
         metrics.evictions = self._evictor.evicted
-        metrics.page_bytes = store.pages_weight.nbytes
-        metrics.strand_bytes = store.resting_weight.nbytes
-        metrics.checkpoint_bytes = store.checkpoint_weight.nbytes
-        live = store.live_weight
-        metrics.live_bytes = live.nbytes + self.beside_bytes
-        metrics.arrays = (store.weight + live).arrays
+        metrics.page_bytes = store.pages_usage.nbytes
+        metrics.seq_cache_bytes = store.idle_usage.nbytes
+        metrics.checkpoint_bytes = store.checkpoint_usage.nbytes
+        active = store.active_usage
+        metrics.live_bytes = active.nbytes + self.batched_bytes
+        metrics.arrays = (store.usage + active).arrays
         metrics.pages = store.tree.count
         metrics.checkpoints = len(store.checkpoints)
-        metrics.strands = len(store.strands)
+        metrics.seq_caches = len(store.seq_caches)
 
 
 def _ends(ids: tuple[int, ...], boundaries: Sequence[int]) -> tuple[int, ...]:
-    """Ends of messages, at least one token short of all."""
+    """Return the ends of the messages, at least one token before the end of the prompt."""
     return tuple(min(end, len(ids) - 1) for end in boundaries)
 
 
-def _miss(plan: Plan, *, known: int, kept: int, once: int) -> Miss | None:
-    """Why no more is restored.
+def _miss(plan: RestorePlan, *, repeated_tokens: int, kept: int, ever_computed: int) -> Miss | None:
+    """Return why no more was restored; None if all that was computed before was restored, "new" if nothing
+    was.
 
     Args:
-        known: tokens that stand for what was computed, in these words or in others.
-        kept, once: how many of these very tokens are kept, and were ever computed.
+        repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
+        kept, ever_computed: how many of these very tokens are stored, and were ever computed.
     """
-    if once > plan.length:
-        return "no_state" if kept >= once else "evicted"
-    if known > plan.length:
+    if ever_computed > plan.length:
+        return "no_state" if kept >= ever_computed else "evicted"
+    if repeated_tokens > plan.length:
         return "drift"
     return None if plan.length else "new"

@@ -1,1 +1,1 @@
-"""The vocabulary of the server: requests, events, errors. Imports nothing of ours."""
+"""Shared types: requests, events, errors. Imports nothing else of this package."""

@@ -1,8 +1,8 @@
-"""What the C library does with memory that is free.
+"""Limit how much free memory glibc keeps in the process.
 
-glibc gives threads heaps of their own, up to eight for each core, and once something large was freed it
-keeps up to 64 MiB at the end of each. What an engine or a request has let go then stays with the process:
-hundreds of megabytes, in steps, each the first time that a heap has seen a large piece of work.
+glibc gives threads heaps of their own, up to eight for each core. Once a large block has been freed, it keeps
+up to 64 MiB at the end of each heap. So memory that an engine or a request has freed stays with the process:
+hundreds of megabytes, in steps, each when a heap first sees a large piece of work.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import ctypes
 import platform
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""Numbers that mallopt knows: malloc.h."""
+"""Option numbers of mallopt, from malloc.h."""
 _MIB = 2**20
 
 
-def give_back_what_is_free() -> None:
-    """Two heaps for all threads that come later, with 8 MiB free at their ends at most. Elsewhere: nothing.
+def limit_malloc_retention() -> None:
+    """Limit glibc to two heaps for later threads, with at most 8 MiB free at their ends. No effect elsewhere.
 
-    What computing takes and lets go again and again, up to the 32 MiB that glibc allows, stays within the
-    heaps: taken from the system each time, every page of it would have to be cleared.
+    Blocks of up to 32 MiB, the most that glibc allows, stay within the heaps when they are freed: computing
+    allocates them again and again, and the system would have to clear every page of new memory.
     """
     if platform.libc_ver()[0] != "glibc":
         return

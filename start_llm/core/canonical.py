@@ -1,4 +1,4 @@
-"""What is compared, and never shown to a model."""
+"""Types for comparing conversations. A model never reads them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ _SIZE = 16
 
 
 type Kind = Literal["space", "own", "live", "block"]
-"""White space at an end; what a client says of its message; what says how things are now, and that of one
-project or chat."""
+"""The kind of an omitted text, which decides what a difference means.
+
+`space` is white space at an end. `own` is client data that belongs to its message. `live` is a current value,
+such as the time, and `block` is a current value of one project or chat.
+"""
 
 
-class Omitted(NamedTuple):
+class OmittedText(NamedTuple):
     """A piece of a message that its key leaves out.
 
     Attributes:
-        name: in words, for notes; several pieces may have one.
-        kind: what it means if it differs.
-        place: how many characters stand in front of it, of those that the key has.
-        text: as it stands.
-        said: what a note tells of it; a clock to the minute.
-        is_clock: it is a date, a clock or a zone, and nothing else.
+        name: in words, for notes; several pieces may share one.
+        kind: what a difference means.
+        place: number of characters before it that the key does not leave out; for dates that the
+            template writes, their index.
+        text: the exact text.
+        said: how a note states it; a clock to the minute.
+        is_clock: it is a date, a clock or a time zone, and nothing else.
     """
 
     name: str
@@ -37,36 +41,40 @@ class Omitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CanonicalMessage:
-    """A message without what clients change when they send it again. Not text: no tokenizer takes it.
+    """A message without what clients change when they resend it. Bytes, so that no tokenizer takes it.
 
     Attributes:
-        omitted: what `data` does not have, in the order in which it stands, but for what is no content.
-        left_out: characters of its text that `data` does not have.
+        omitted: the pieces that `data` leaves out, in the order of the text, except those that are not
+            content.
+        omitted_chars: number of characters of its text that `data` leaves out.
     """
 
     data: bytes
-    omitted: tuple[Omitted, ...] = field(default=(), compare=False)
-    left_out: int = field(default=0, compare=False)
+    omitted: tuple[OmittedText, ...] = field(default=(), compare=False)
+    omitted_chars: int = field(default=0, compare=False)
 
 
 class CanonicalKey(NamedTuple):
-    """Names a beginning of a conversation: the same for all that differ in nothing but drift."""
+    """The key of a conversation prefix. Prefixes that differ only by drift have the same key."""
 
     digest: bytes
 
     @classmethod
     def of(cls, *parts: bytes) -> CanonicalKey:
-        """Each part with its length in front, so that no two sequences of parts are the same bytes."""
+        """Return the key of these parts.
+
+        The length of each part precedes it, so that different parts never give the same bytes.
+        """
         told = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
         return cls(_digest(b"".join(told)))
 
     def with_message(self, message: CanonicalMessage) -> CanonicalKey:
-        """The key of this beginning with one message more. A digest's length is always the same."""
+        """Return the key of this prefix with one more message. A digest has a fixed length: none is added."""
         return CanonicalKey(_digest(self.digest + message.data))
 
 
 def chain(root: CanonicalKey, messages: Iterable[CanonicalMessage]) -> tuple[CanonicalKey, ...]:
-    """A key for each prefix: the first message, the first two, and so on."""
+    """Return a key for each prefix: the first message, the first two, and so on."""
     keys: list[CanonicalKey] = []
     for message in messages:
         root = root.with_message(message)
@@ -74,13 +82,13 @@ def chain(root: CanonicalKey, messages: Iterable[CanonicalMessage]) -> tuple[Can
     return tuple(keys)
 
 
-def thought_digest(thought: str | None) -> bytes | None:
-    """Names a thought, however much white space is around it; None for none."""
-    return text_digest(thought) if thought and thought.strip() else None
+def reasoning_digest(reasoning: str | None) -> bytes | None:
+    """Return the digest of reasoning, without white space around it; None if there is none."""
+    return text_digest(reasoning) if reasoning and reasoning.strip() else None
 
 
 def text_digest(text: str) -> bytes:
-    """Names a text, however much white space is around it."""
+    """Return the digest of a text, without white space around it."""
     return _digest(text.strip().encode(errors="surrogatepass"))
 
 
@@ -89,12 +97,12 @@ def _digest(data: bytes) -> bytes:
 
 
 class Field(NamedTuple):
-    """Where something stands that a message says beside its words.
+    """The place of an omitted piece.
 
     Attributes:
         name: in words, for notes.
-        message: index of the message that it stands in.
-        kind: what it means if it differs.
+        message: index of its message.
+        kind: what a difference means.
     """
 
     name: str
@@ -103,11 +111,11 @@ class Field(NamedTuple):
 
 
 class Ignored(NamedTuple):
-    """What a rule leaves out of a message, or of all of it, when conversations are compared.
+    """A part of a message, or a whole message, that a rule ignores when conversations are compared.
 
     Attributes:
-        rule, drift: its name and its class.
-        digest: of what is left out.
+        rule, drift: the rule's name and drift class.
+        digest: of the ignored text.
     """
 
     rule: str
@@ -116,36 +124,38 @@ class Ignored(NamedTuple):
 
 
 class Root(NamedTuple):
-    """What stands in front of the first message."""
+    """The options and tools, which precede the first message."""
 
     options: CanonicalKey
     tools: CanonicalKey
 
     def key(self, tenant: bytes) -> CanonicalKey:
-        """Where a chain begins: whoever differs in any of these shares nothing."""
+        """Return the key at which a chain starts. Different tenants, options or tools share nothing."""
         return CanonicalKey.of(tenant, self.options.digest, self.tools.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A request, as it is compared.
+    """A request in the form in which it is compared.
 
     Attributes:
-        tenant: whose it is.
-        root: what stands in front of it.
+        tenant: whose request it is.
+        root: what precedes the first message.
         roles: of the messages.
         messages: as they are compared.
-        keys: of its prefixes: one for each message.
-        exact: names each prefix with all that its key leaves out, thoughts that were sent included.
-        echoed: for each message the digest of the thought that the client sent; None: it sent none.
-        shown: for each message the digest of the thought that the model is shown, if all is rendered fresh.
-        ids: for each message the random names that the client sends of it: in the ids of its calls, and in
-            what says which reply it is (`core.ids`).
-        notable: for each message whether a note may stand behind it.
-        name: of the one conversation that the client says this is; None: it says nothing.
-        session: what its requests have in common, for statistics: a name, or its first messages.
-        ignored: for each message what of it is no content.
-        transient: messages behind these, which the next request will not have.
+        keys: of the prefixes, one for each message.
+        exact: for each prefix a name that also covers what its key leaves out, and the reasoning that was
+            sent.
+        echoed: for each message the digest of the reasoning that the client sent; None if it sent none.
+        shown: for each message the digest of the reasoning that the model sees if everything is rendered
+            fresh.
+        ids: for each message the random names that the client sends with it: in the ids of its calls, and in
+            the id of the reply that it says the message is (`core.ids`).
+        can_hold_note: for each message whether a note may follow it.
+        name: the client's name for this one conversation; None if it gives none.
+        session: what its requests have in common, for statistics: a name, or the first messages.
+        ignored: for each message what of it is not content.
+        transient: messages after these that the next request will not have.
     """
 
     tenant: bytes
@@ -157,7 +167,7 @@ class Conversation:
     echoed: Sequence[bytes | None]
     shown: Sequence[bytes | None]
     ids: Sequence[frozenset[str]]
-    notable: Sequence[bool]
+    can_hold_note: Sequence[bool]
     name: str | None
     session: str
     ignored: Sequence[tuple[Ignored, ...]]
@@ -165,29 +175,31 @@ class Conversation:
 
     @property
     def names(self) -> dict[str, None]:
-        """Its name, if it has one."""
+        """Its name as a set that keeps its order; empty if it has none."""
         return {self.name: None} if self.name else {}
 
 
 def exact_keys(
     keys: Sequence[CanonicalKey], messages: Sequence[CanonicalMessage], echoed: Sequence[bytes | None]
 ) -> list[bytes]:
-    """A name for each prefix: equal ones are equal byte for byte, but for what is no content."""
+    """Return a name for each prefix: equal names mean equal bytes, except for what is not content."""
     exact, beside = list[bytes](), bytes(_SIZE)
-    for key, message, thought in zip(keys, messages, echoed, strict=True):
-        if message.omitted or thought:
-            beside = _with_beside(beside, key, message, thought)
+    for key, message, reasoning in zip(keys, messages, echoed, strict=True):
+        if message.omitted or reasoning:
+            beside = _with_beside(beside, key, message, reasoning)
         exact.append(key.digest + beside)
     return exact
 
 
 def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
-    """The name of a conversation with its reply, as a client sends that back without a thought."""
+    """Return the exact name of a conversation with its reply, which clients resend without reasoning."""
     key, beside = conversation.keys[-1].with_message(reply), conversation.exact[-1][_SIZE:]
     return key.digest + (_with_beside(beside, key, reply, None) if reply.omitted else beside)
 
 
-def _with_beside(beside: bytes, key: CanonicalKey, message: CanonicalMessage, thought: bytes | None) -> bytes:
-    """Names all that keys leave out of a conversation, with that of one message more."""
+def _with_beside(
+    beside: bytes, key: CanonicalKey, message: CanonicalMessage, reasoning: bytes | None
+) -> bytes:
+    """Return the digest of everything that keys leave out of a conversation, with one message more."""
     told = repr([(one.name, one.place, one.text) for one in message.omitted])
-    return CanonicalKey.of(beside, key.digest, told.encode(errors="surrogatepass"), thought or b"").digest
+    return CanonicalKey.of(beside, key.digest, told.encode(errors="surrogatepass"), reasoning or b"").digest

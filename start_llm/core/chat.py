@@ -1,4 +1,4 @@
-"""Requests, as every protocol says them."""
+"""Requests, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal
 from start_llm.core.sampling import SamplingChoice
 
 type Role = Literal["system", "user", "assistant", "tool"]
-type KeptThoughts = Literal["true", "template", "false"]
-"""Which thoughts stay in a conversation: all, those that the template shows, none."""
+type KeptReasoning = Literal["true", "template", "false"]
+"""Reasoning that stays in a conversation: all of it, what the template shows, or none."""
 type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
 type Calls = Literal["none", "may", "must"]
-"""Whether a reply has calls of tools."""
+"""Tool calls in a reply: forbidden, allowed or required."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an assistant turn made. `arguments` is the parsed object."""
+    """A tool call of an assistant message. `arguments` is the parsed object."""
 
     id: str
     name: str
@@ -27,10 +27,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message of a conversation, its text parts joined.
+    """A message of a conversation, its text parts joined.
 
-    `tool_references` name late tools of the request that this message makes known. `reply_name` is the one of
-    the reply that the client says this is (`core.ids`).
+    `tool_references` names the late tools of the request that this message introduces. `reply_name` is the
+    random name of the reply that the client says this message is (`core.ids`).
     """
 
     role: Role
@@ -45,12 +45,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """What a request says about thinking.
+    """A request's options for reasoning.
 
     Attributes:
-        on: whether to think; None leaves it to the server.
+        on: whether to reason; None leaves it to the server.
         effort: minimal, low, medium, high or xhigh, for templates that take one.
-        budget: most tokens of the thought; the engine then closes it.
+        budget: most tokens of reasoning; the engine then closes it.
     """
 
     on: bool | None = None
@@ -60,11 +60,11 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """What a request says about the reply to make.
+    """A request's options for the reply.
 
     Attributes:
         max_tokens: upper bound for the reply; None leaves it to the server.
-        stop: strings that end the reply where they stand in its answer, and are not part of it.
+        stop: strings that end the reply if they occur in its answer. They are not part of the reply.
         sampling, presence_penalty, frequency_penalty, logit_bias, seed: see `core.sampling.Sampling`.
         top_logprobs: None reports no log-probabilities; 0..20 alternatives beside the chosen token.
     """
@@ -84,8 +84,8 @@ class JsonAnswer:
     """The answer is one JSON text.
 
     Attributes:
-        schema: that it follows.
-        field: of the request that has the schema.
+        schema: JSON Schema of the answer.
+        field: the request field that has the schema.
     """
 
     schema: Mapping[str, Json]
@@ -93,14 +93,14 @@ class JsonAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputForm:
-    """What a reply may be, behind its thought.
+class OutputConstraint:
+    """The constraint on a reply after its reasoning.
 
     Attributes:
-        answer: None for an answer in any words.
-        calls: whether tools may be called, or have to be; then there is no answer beside the calls.
-        tools: names of the tools that may be called; None for every offered one.
-        one_call: no more than one.
+        answer: None for free text.
+        calls: whether tools may or must be called; if they must, the reply is calls only.
+        tools: names of the tools that may be called; None for all that are offered.
+        one_call: at most one call.
     """
 
     answer: JsonAnswer | None = None
@@ -110,16 +110,16 @@ class OutputForm:
 
     @property
     def is_enforced(self) -> bool:
-        """Whether the model is held to it token by token."""
+        """True if a grammar constrains the model's tokens."""
         return self.answer is not None or self.calls == "must"
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where a session comes from, as the client says. Nothing depends on it.
+    """The origin of a session, as the client states it. Nothing depends on it.
 
     Attributes:
-        parent: the session that it was begun from.
+        parent: the session that it was started from.
         branch: the branch of a session that it is.
     """
 
@@ -128,13 +128,13 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The call that a request came in, for those who look it up later.
+class RequestOrigin:
+    """The API call that a request came in, for later look-ups.
 
     Attributes:
-        id: that the client is told.
+        id: reported to the client.
         endpoint: the first of its paths.
-        model: that is loaded.
+        model: the loaded one.
     """
 
     id: str
@@ -149,18 +149,19 @@ class ChatRequest:
     Attributes:
         tools: function schemas as the client sent them, for the chat template.
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
-        form: what the reply may be; nothing of it stands in the prompt.
+        form: constraint on the reply; the prompt contains nothing of it.
         template_options: extra variables for the chat template (`chat_template_kwargs`).
-        session_id: what its client says that requests have in common: a hint, for statistics and fairness.
-        conversation_id: its name of this one conversation, which may then have said other things before.
+        session_id: the client's name for what requests have in common: a hint, for statistics and fairness.
+        conversation_id: the client's name for this one conversation, whose earlier messages may have had
+            other text.
         tenant: whose request it is; tenants share nothing that was computed.
-        is_background: nobody waits in front of a screen for it, as far as its client says.
+        is_background: according to the client, nobody is waiting for it.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Json], ...] = ()
     late_tools: tuple[Mapping[str, Json], ...] = ()
-    form: OutputForm = field(default_factory=OutputForm)
+    form: OutputConstraint = field(default_factory=OutputConstraint)
     thinking: Thinking = field(default_factory=Thinking)
     template_options: Mapping[str, Json] = field(default_factory=dict[str, Json])
     options: GenerationOptions = field(default_factory=GenerationOptions)
@@ -173,7 +174,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """A text, or its token ids, to continue without any template."""
+    """A text, or its token ids, to continue without a template."""
 
     prompt: str | tuple[int, ...]
     options: GenerationOptions = field(default_factory=GenerationOptions)

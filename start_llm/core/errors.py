@@ -6,7 +6,7 @@ StartLLMError
 │   ├── ModelError
 │   ├── PortError
 │   └── LaunchError              a client cannot be started
-├── RequestError                 refused before the status line, with the protocol's own body
+├── RequestError                 refused before the status line, with a body in the protocol's form
 │   ├── InvalidRequest           400
 │   │   └── ContextOverflow      400
 │   │       └── OverBudget       400
@@ -22,8 +22,8 @@ StartLLMError
 │   ├── InternalError            500
 │   └── Overloaded               503
 ├── EngineDied                   the engine thread is gone: 500
-├── GuideLost                    a reply cannot be kept in the form that it must have
-└── ClientGone                   nobody is left to answer
+├── GuideLost                    a reply cannot follow its output constraint
+└── ClientGone                   the client has disconnected
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from collections.abc import Mapping, Sequence
 
 
 class StartLLMError(Exception):
-    """Root of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose."""
 
 
 class StartupError(StartLLMError):
-    """The server cannot start. The message says what is wrong and what to do."""
+    """The server cannot start. The message says what is wrong and how to fix it."""
 
 
 class SettingsError(StartupError):
-    """A setting has a value that it cannot have."""
+    """A setting has an invalid value."""
 
 
 class ModelError(StartupError):
@@ -52,18 +52,18 @@ class PortError(StartupError):
 
 
 class LaunchError(StartupError):
-    """A client cannot be started for a server, or there is none to start it for."""
+    """A client cannot be started for a server, or no server runs that it could be started for."""
 
 
 class RequestError(StartLLMError):
-    """A request that is refused before any status line was written.
+    """A request that is refused before the status line is written.
 
     Attributes:
         status: HTTP status code.
-        kind: machine-readable class of the error (`error.type` on OpenAI's wire).
+        kind: machine-readable class of the error (`error.type` in OpenAI's protocol).
         param: path of the field at fault, such as `messages[2].content`; None if no field is.
         code: finer machine-readable code, or None.
-        headers: what the reply says beside its body.
+        headers: additional response headers.
     """
 
     status = 400
@@ -78,14 +78,14 @@ class RequestError(StartLLMError):
 
 
 class InvalidRequest(RequestError):
-    """The body is not what the endpoint accepts; `param` names the field."""
+    """The endpoint does not accept the body; `param` names the field."""
 
 
 class ContextOverflow(InvalidRequest):
-    """The prompt leaves no room in the context window, whatever is evicted or waited for.
+    """The prompt leaves no room for a reply in the context window; eviction or waiting cannot help.
 
     Attributes:
-        prompt_tokens: its length.
+        prompt_tokens: length of the prompt.
         window: tokens that prompt and reply may have together.
     """
 
@@ -102,11 +102,13 @@ class ContextOverflow(InvalidRequest):
 
 
 class OverBudget(ContextOverflow):
-    """The model has room for the prompt, and this machine has not, whatever is evicted or waited for.
+    """The prompt fits the model's context window, but not this machine's memory.
+
+    Eviction or waiting cannot help.
 
     Args:
-        window: tokens that there is memory for.
-        budget_bytes: of memory, for everything.
+        window: tokens that fit into memory.
+        budget_bytes: memory budget for everything.
     """
 
     kind = "memory_admission"
@@ -121,7 +123,7 @@ class OverBudget(ContextOverflow):
 
 
 class Unauthorized(RequestError):
-    """No key, or one that opens nothing."""
+    """The API key is missing or wrong."""
 
     status = 401
     kind = "authentication_error"
@@ -133,21 +135,21 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """From a web page, or to a name that is not the server's."""
+    """The request comes from a web page, or its Host is not one of the server's."""
 
     status = 403
     kind = "permission_error"
 
 
 class NotFound(RequestError):
-    """No such path or object."""
+    """There is no such path or object."""
 
     status = 404
     kind = "not_found_error"
 
 
 class MethodNotAllowed(RequestError):
-    """The path exists, and answers only the methods in `allowed`."""
+    """The path exists but accepts only the methods in `allowed`."""
 
     status = 405
 
@@ -157,14 +159,14 @@ class MethodNotAllowed(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """The client began a request and did not finish sending it in time."""
+    """The client did not finish sending the request in time."""
 
     status = 408
     kind = "timeout_error"
 
 
 class LengthRequired(RequestError):
-    """A body without a usable Content-Length."""
+    """The body has no usable Content-Length."""
 
     status = 411
 
@@ -176,7 +178,7 @@ class BodyTooLarge(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """A body that does not say that it is JSON."""
+    """The body's Content-Type is not JSON."""
 
     status = 415
 
@@ -188,14 +190,14 @@ class HeadersTooLarge(RequestError):
 
 
 class InternalError(RequestError):
-    """The engine failed before any of the reply was sent."""
+    """The engine failed before any part of the reply was sent."""
 
     status = 500
     kind = "server_error"
 
 
 class Overloaded(RequestError):
-    """No room now; the client is asked to come again after `retry_after_s` seconds."""
+    """The server is busy; the client should retry after `retry_after_s` seconds."""
 
     status = 503
     kind = "overloaded_error"
@@ -206,11 +208,11 @@ class Overloaded(RequestError):
 
 
 class EngineDied(StartLLMError):
-    """The engine thread has ended, so nothing can be generated any more."""
+    """The engine thread has ended, so no more replies can be generated."""
 
 
-class GuideLost(StartLLMError):
-    """A reply has left the form that it must have, or that form has become too much to follow."""
+class ConstraintViolated(StartLLMError):
+    """A reply violated its output constraint, or the constraint has become too large to follow."""
 
 
 class ClientGone(StartLLMError):

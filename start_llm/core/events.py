@@ -1,10 +1,10 @@
-"""What happens to a request, in the order in which it happens.
+"""The events of a request, in the order in which they occur.
 
     engine     Restored  (Prefilling | Idle)*  (Text | Idle)*    (Finished | Failed)
     service              (Prefilling | Idle)*  (Output | Idle)*  (Finished | Failed)
 
-The engine makes `Text` on its thread; an HTTP thread splits it into `Output` (see `output/`). None of them
-holds an MLX array.
+The engine makes `Text` on its thread; an HTTP thread splits it into `Output` (see `output/`). No event holds
+an MLX array.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from start_llm.core.ids import random_name
 
 type FinishReason = Literal["stop", "length", "tool_calls"]
 type Miss = Literal["new", "evicted", "no_state", "drift", "off"]
-"""Why prompt tokens are computed that the cache could have had: see `telemetry.metrics.CacheMetrics`."""
+"""The reason why prompt tokens are computed; see `telemetry.metrics.CacheMetrics`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What the cache had of this prompt, when its turn came.
+    """The result of the cache lookup when a prompt's prefill starts.
 
     Attributes:
-        tokens: of the prompt, that need no computing.
-        miss: why there are not more; None: there is nothing more that was ever computed.
-        rejected_keys: candidates with the right key and other tokens, which were passed over.
-        kept: tokens of the prompt that are kept, whether or not there is state at their end.
-        known: tokens that stand for what was computed before, in these words or in others.
+        tokens: prompt tokens that need no computing.
+        miss: why there are not more; None if nothing more was ever computed.
+        rejected_keys: candidates with the right key but other tokens.
+        kept: prompt tokens that are stored, whether or not there is state at their end.
+        repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
     """
 
     tokens: int
     miss: Miss | None = None
     rejected_keys: int = 0
     kept: int = 0
-    known: int = 0
+    repeated_tokens: int = 0
 
     @property
     def lost(self) -> int:
-        """Tokens that have to be computed again."""
-        return max(self.known - self.tokens, 0)
+        """Tokens that were computed before and have to be computed again."""
+        return max(self.repeated_tokens - self.tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token and its most likely alternatives, most likely first."""
+    """The chosen token and its most likely alternatives, the most likely first."""
 
     chosen: ScoredToken
     top: tuple[ScoredToken, ...]
@@ -73,9 +73,10 @@ class Text:
 
     Attributes:
         text: whole characters only; may be empty when tokens end the reply without adding text.
-        tokens: ids since the previous `Text`, the end-of-turn token included.
-        logprobs: one per token of `text` if they were asked for, else empty.
-        surprisal: bits of chance in `tokens`: how unlikely it is that somebody else drew the same ones.
+        tokens: ids since the previous `Text`, the eos token included.
+        logprobs: one per token of `text` if they were requested, else empty.
+        surprisal: information content of `tokens` in bits: how unlikely it is that another request sampled
+            the same ones.
     """
 
     text: str
@@ -86,9 +87,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Tokens that had come when this was known, and their log-probabilities if they were asked for.
+    """The tokens up to an output event, and their log-probabilities if they were requested.
 
-    A token belongs to the first event after it: markup that is never shown has tokens too.
+    A token belongs to the first event after it, because hidden markup has tokens too.
     """
 
     tokens: tuple[int, ...] = ()
@@ -104,16 +105,16 @@ class Content(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning(Piece):
-    """Text of the thought, without its markers."""
+    """Text of the reasoning, without its markers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted(Piece):
-    """The model calls a tool that was offered. `index` counts the calls of the reply from 0.
+    """The model calls one of the offered tools. `index` counts the calls of the reply from 0.
 
-    `id` is what each protocol's id ends with: who sends it back was told of this call.
+    `id` is the end of every protocol's call id. A client that sends it back received this call.
     """
 
     index: int
@@ -123,7 +124,7 @@ class CallStarted(Piece):
 
 @dataclass(frozen=True, slots=True)
 class CallArguments(Piece):
-    """A fragment of the call's arguments; all fragments together are a JSON object."""
+    """A fragment of the call's arguments; together the fragments are a JSON object."""
 
     index: int
     text: str
@@ -131,7 +132,7 @@ class CallArguments(Piece):
 
 @dataclass(frozen=True, slots=True)
 class CallEnded(Piece):
-    """The arguments are complete. A reply that breaks off in a call never gets here."""
+    """The arguments are complete. Missing if the reply ends within a call."""
 
     index: int
 
@@ -143,7 +144,7 @@ type Output = Content | Reasoning | CallStarted | CallArguments | CallEnded
 class Usage:
     """Token counts of one request. `cached` prompt tokens were not computed.
 
-    `reasoning` of the `completion` tokens belong to the thought, its markers included.
+    `reasoning` of the `completion` tokens belong to the reasoning, its markers included.
     """
 
     prompt: int
@@ -158,10 +159,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The reply is complete. `stop` names the stop string that ended it, if one did.
+    """The reply is complete. `stop` is the stop string that ended it, if one did.
 
-    `reason` is "tool_calls" if calls were made and none of them was cut off. `was_cut`: the server's own
-    deadline ended it, in the middle of anything, its prompt included.
+    `reason` is "tool_calls" if calls were made and none of them was cut off. `was_cut`: the server's deadline
+    ended the request, at any point, even during prefill.
     """
 
     reason: FinishReason
@@ -171,7 +172,7 @@ class Finished:
 
     @property
     def ended_itself(self) -> bool:
-        """The model ended the reply: its last token is the one that says so."""
+        """True if the model ended the reply with an eos token."""
         return self.reason != "length" and self.stop is None
 
 
@@ -184,7 +185,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing happened for a moment: time to look after the client."""
+    """Nothing happened for a moment; a good time to check the client's connection."""
 
 
 type Ending = Finished | Failed

@@ -1,4 +1,4 @@
-"""Why a prompt is not known as far as its conversation is."""
+"""Explain why less of a prompt is cached than of its conversation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _SEVEREST_FIRST = ("content", "block", "live", "own", "transient", "transport")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that a request has otherwise than what was computed last of its conversation.
+    """One difference between a request and what was last computed of its conversation.
 
     Attributes:
-        message: its index; None: in front of all messages.
+        message: its index; None: before all messages.
         role: of the message.
-        drift: a class of `prompt.drift`, or `content`, at which nothing goes on.
-        rule: the name of the rule that knows it; None: none does.
+        drift: a class of `prompt.drift`, or `content`, which ends the common prefix.
+        rule: the name of the rule for it; None if there is none.
         what: in words.
-        token: index into the tokens that were computed, at which the request's own rendering differs first;
-            None: it does not.
-        computed, asked: decoded text around that token, in what was computed and in the request.
+        token: index into the computed tokens where the request's own rendering first differs; None if it does
+            not.
+        computed, asked: decoded text around that token, as computed and as requested.
     """
 
     message: int | None
@@ -42,11 +42,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """What was computed last of a conversation.
+    """The last computed state of a conversation.
 
     Attributes:
-        messages: a reply to it included.
-        tokens: the same.
+        messages: number of messages, a reply included.
+        tokens: number of tokens.
     """
 
     messages: int
@@ -55,17 +55,17 @@ class Against:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is known of a prompt, and what stands in the way of knowing more.
+    """The cached part of a prompt, and the reasons why it is not longer.
 
     Attributes:
-        prompt_tokens: that the model reads.
-        bound_messages, bound_tokens: at its beginning that are as they were recorded.
-        refusal: why what was recorded was not taken, if it was not.
-        restored: what the cache has of it. Where state can only be taken up at places where it was kept,
-            `restored.tokens` is the nearest of them, and `restored.kept` may be more.
-        again: tokens of it that stand for messages which were computed last, and are computed again.
-        against: None: nothing of this conversation is known.
-        differences: in the order of the messages; behind one of the class `content` there are no more.
+        prompt_tokens: tokens that the model reads.
+        bound_messages, bound_tokens: length of the prefix that was taken as recorded.
+        refusal: why recorded tokens were not used; None if they were, or if there were none.
+        restored: what the cache has of the prompt. If non-trimmable state limits where it can resume,
+            `restored.tokens` is the nearest such position and `restored.kept` may be more.
+        again: tokens of messages that were computed last and are computed again.
+        against: None if nothing of this conversation is known.
+        differences: in the order of the messages; none follows one of the class `content`.
     """
 
     prompt_tokens: int
@@ -79,32 +79,30 @@ class Explanation:
 
     @property
     def cause(self) -> Difference | None:
-        """The difference that counts: behind what was bound, and the severest of those."""
-        behind = [
-            one for one in self.differences if one.message is None or one.message >= self.bound_messages
-        ]
-        found = behind or self.differences
+        """The most severe difference: of those after the bound prefix if there are any, else of all."""
+        after = [one for one in self.differences if one.message is None or one.message >= self.bound_messages]
+        found = after or self.differences
         return min(found, key=lambda one: _SEVEREST_FIRST.index(one.drift), default=None)
 
     @property
     def lost(self) -> int:
-        """Tokens that were computed before, and have to be computed again."""
+        """Tokens that were computed before and have to be computed again."""
         return max(self.restored.lost, self.again)
 
     @property
     def is_miss(self) -> bool:
-        """A conversation that is known has to be read again, in part at least."""
+        """True if a known conversation has to be read again, at least in part."""
         return self.against is not None and self.lost > 0
 
     @property
     def reason(self) -> str:
-        """Why tokens are lost, in words."""
+        """The reason why tokens are lost, in words."""
         of_cache = _REASONS.get(self.restored.miss or "")
         return of_cache or (str(self.cause) if self.cause else "what was recorded of them is gone")
 
     @property
     def line(self) -> str:
-        """One line for a person."""
+        """The explanation in one line, for the terminal."""
         kept = f"{self.restored.tokens:,} of {self.prompt_tokens:,} tokens are kept"
         return f"{self.lost:,} tokens again: {self.reason}; {kept}" if self.lost else f"nothing again: {kept}"
 

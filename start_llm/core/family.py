@@ -1,4 +1,4 @@
-"""What the form of a model's text is: thoughts, calls, ids."""
+"""The text format of a model family: reasoning, tool calls, call ids."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ type CallIds = Literal["ordinal", "nine", "kimi"]
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtMarks:
-    """Text around a thought. Newlines next to the marks belong to neither thought nor answer.
+class ReasoningMarks:
+    """The markers around reasoning. Newlines next to them belong to neither reasoning nor answer.
 
     Attributes:
-        cut: what the server writes to close a thought that has used up its budget.
-        is_unmistakable: nobody writes about these marks, so they are marks wherever they stand.
-        ended_by: texts that begin calls and nothing else: a thought that is still open ends there.
+        cut: text that the server writes to close reasoning that has used up its budget.
+        is_unmistakable: ordinary text never contains these markers, so they are markers wherever they occur.
+        ended_by: texts that only start tool calls; they end reasoning that is still open.
     """
 
     opening: str
@@ -27,22 +27,23 @@ class ThoughtMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The form of the text that a model reads and writes.
+    """The format of the text that a model reads and writes.
 
     Attributes:
         name: as in `MODEL_FAMILY`.
-        thought: None for models without thoughts.
+        reasoning: None for models without reasoning.
         channels: messages have headers with a channel and a recipient (Harmony).
-        orphan_close: a thinking reply may begin inside its thought although nothing opened one.
-        answer_marks: texts around an answer that are no part of it; models write them nowhere else.
-        around_answer: what a model writes in front of an answer and behind it, for each kind of template.
-        formats: names of notations of calls (`formats.registry`), the likeliest first; the others follow.
-        around_text: what a model writes around a text in front of its calls.
-        call_ids: the ids of calls that the chat template gets: `call0`, nine characters, `functions.NAME:0`.
+        orphan_close: a reply may start inside its reasoning without an opening marker.
+        answer_marks: markers around an answer that are not part of it; models write them nowhere else.
+        around_answer: text that a model writes before and after an answer, for each kind of template.
+        formats: names of tool call formats (`formats.registry`), the most likely first; the others follow.
+        around_text: text that a model writes before and after a text that precedes its calls.
+        call_ids: form of the call ids that the chat template gets: `call0`, nine characters,
+            `functions.NAME:0`.
     """
 
     name: str
-    thought: ThoughtMarks | None = None
+    reasoning: ReasoningMarks | None = None
     channels: bool = False
     orphan_close: bool = False
     answer_marks: tuple[str, ...] = ()

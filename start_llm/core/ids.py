@@ -1,4 +1,4 @@
-"""Names that nobody else has."""
+"""Random names, unique for practical purposes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PUNCTUATION = re.compile(r"[\W_]+")
 
 
 def random_name() -> str:
-    """24 letters and digits, 142 bits of chance: clients drop other characters from ids."""
+    """Return 24 random letters and digits, 142 bits. Clients remove other characters from ids."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(RANDOM_LENGTH))
 
 
 def bare_id(given: str) -> str:
-    """Without the punctuation that some clients take out."""
+    """Return the id without the punctuation that some clients remove."""
     return given if given.isalnum() else _PUNCTUATION.sub("", given)
 
 
 def name_in(given: str | None) -> str:
-    """The last 24 letters and digits of an id: its random name, if it is one of ours."""
+    """Return the last 24 letters and digits of an id: its random name if this server made it."""
     return bare_id(given or "")[-RANDOM_LENGTH:]

@@ -1,4 +1,4 @@
-"""Finding markers in text that comes in pieces."""
+"""Find markers in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from functools import lru_cache
 
 
 def longest_beginning(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest tail of `text` that is a proper beginning of a marker: what must be held back."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of a marker.
+
+    The caller has to hold this suffix back until more text arrives.
+    """
     longest = max((len(marker) for marker in markers), default=0) - 1
     match = _beginning_of_any(tuple(markers)).search(text, max(0, len(text) - longest))
     return len(text) - match.start() if match else 0
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Start of the marker that begins first, and the marker; of two that begin together, the longer."""
+    """Return the position of the first marker and the marker; of two at one position, the longer."""
     match = _any_of(tuple(markers)).search(text)
     return (match.start(), match[0]) if match else None
 
@@ -32,5 +35,5 @@ def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _alternatives(texts: Collection[str]) -> str:
-    """A pattern for these texts, the longest first; it matches nowhere if there are none."""
+    """Return a pattern for these texts, the longest first; it matches nothing if there are none."""
     return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)"

@@ -1,4 +1,4 @@
-"""Folders and files that are their owner's alone, from the moment they are there, whatever the umask."""
+"""Folders, files and locks that only their owner can access from their creation on, whatever the umask."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NEVER_A_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def private_folder(path: Path) -> None:
-    """Make it, with those above it that are missing. What is there stays as it is.
+    """Make a folder and its missing parents. Existing ones are not changed.
 
     Raises:
-        OSError: it cannot be made, or something else is there.
+        OSError: it cannot be made, or the path is not a folder.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
@@ -25,14 +25,14 @@ def private_folder(path: Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open`."""
+    """Open a file with mode 0600; an opener for `open`."""
     return os.open(path, flags, 0o600)
 
 
 class Lock:
-    """A file that one process at a time holds: it ends with the process, however that ends.
+    """A lock file that one process at a time holds. The lock ends when the process ends.
 
-    Not its being there counts, but the kernel's lock on it.
+    The kernel's lock counts, not the file's existence.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,10 +40,10 @@ class Lock:
         self._file: int | None = None
 
     def take(self) -> bool:
-        """Whether it is ours now.
+        """Take the lock. Returns False if another process holds it.
 
         Raises:
-            OSError: there can be no such file.
+            OSError: the file cannot be made.
         """
         private_folder(self._path.parent)
         while True:
@@ -55,7 +55,7 @@ class Lock:
                 return False
             if self._is_in_place(file):
                 break
-            # Who held it has taken the file away between our two calls.
+            # The previous holder has removed the file between these two calls.
             os.close(file)
         os.ftruncate(file, 0)
         os.write(file, str(os.getpid()).encode())
@@ -63,13 +63,13 @@ class Lock:
         return True
 
     def holder(self) -> str:
-        """The number of the process that holds it, as it said."""
+        """Return the id of the process that holds the lock, as the file has it."""
         with suppress(OSError):
             return self._path.read_text(errors="replace")[:20] or "unknown"
         return "unknown"
 
     def release(self) -> None:
-        """Does nothing if it is not ours."""
+        """Release the lock and remove the file. Does nothing if this process does not hold it."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._file)

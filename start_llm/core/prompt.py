@@ -1,4 +1,4 @@
-"""What the model reads."""
+"""The prompt: the tokens that the model reads, and where its messages end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from start_llm.core.canonical import Conversation
 
 @dataclass(frozen=True, slots=True)
 class ModelTokens:
-    """The exact token ids given to the model, generation tail included.
+    """The exact token ids for the model, generation prompt included.
 
-    A type of its own, so that no other integer sequence is taken for it. Never empty: an engine that is
-    given nothing to compute has nothing to sample from.
+    A separate type, so that no other sequence of integers is taken for it. Never empty: the engine needs at
+    least one token to sample from.
     """
 
     ids: tuple[int, ...]
@@ -27,11 +27,11 @@ class ModelTokens:
 
 
 class Boundary(NamedTuple):
-    """Where a message ends: its closer begins at token `tokens`.
+    """The end of a message: the text that closes it starts at token `tokens`.
 
     Attributes:
         message: index into the request's messages.
-        tokens: number of prompt tokens before the closer.
+        tokens: number of prompt tokens before the closing text.
     """
 
     message: int
@@ -43,14 +43,14 @@ class Prompt:
     """A request as the model reads it.
 
     Attributes:
-        boundaries: in ascending order; a message whose end cannot be told exactly has none.
-        conversation: how it is compared with others; None for texts.
-        has_transient: it ends with messages that the next request will not have; they are no part of the
+        boundaries: in ascending order; a message has none if its end cannot be determined exactly.
+        conversation: the form in which it is compared with others; None for texts.
+        has_transient: it ends with messages that the next request will not have. They are not part of the
             conversation and have no boundaries.
-        lasting_end: the tokens that would stand behind the last boundary without them, if that is known.
-        left_out: characters of its messages that do not count when it is compared.
-        thought_is_open: the prompt ends inside a thought.
-        thinking: the model is asked to think, or nobody said that it should not.
+        lasting_end: the tokens that would follow the last boundary without those messages, if known.
+        omitted_chars: number of characters of its messages that comparisons ignore.
+        reasoning_is_open: the prompt ends inside reasoning.
+        thinking: the model is asked to reason, or no setting forbids it.
     """
 
     tokens: ModelTokens
@@ -58,6 +58,6 @@ class Prompt:
     conversation: Conversation | None = None
     has_transient: bool = False
     lasting_end: tuple[int, ...] | None = None
-    left_out: int = 0
-    thought_is_open: bool = False
+    omitted_chars: int = 0
+    reasoning_is_open: bool = False
     thinking: bool = True

@@ -1,4 +1,4 @@
-"""How the next token is chosen: ranges, layers of defaults, and the decided values."""
+"""Sampling parameters: their ranges, layers of defaults, and the decided values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Closed interval of the values that a number may have."""
+    """The closed interval of a parameter's valid values."""
 
     low: float
     high: float
@@ -20,8 +20,8 @@ class Range:
         return f"from {self.low:g} to {self.high:g}"
 
 
-# Values outside these reach MLX only as an exception inside a compiled function, which poisons the random
-# state of the whole process (lesson 1). They are refused at every door: requests, settings, model files.
+# MLX reports values outside these only by an exception inside a compiled function, which makes the random
+# state of the whole process unusable (lesson 1). So every source is checked: requests, settings, model files.
 RANGES: Mapping[str, Range] = {
     "temperature": Range(0, 5),
     "top_p": Range(0, 1),
@@ -32,7 +32,8 @@ RANGES: Mapping[str, Range] = {
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
 }
-# Far below this, a logit divided by the temperature is infinite in float32, and every token equally likely.
+# Far below this, a logit divided by the temperature is infinite in float32, and every token is equally
+# likely.
 _COLDEST = 1e-5
 SEED_RANGE = Range(-(2**63), 2**63 - 1)
 BIAS_RANGE = Range(-100, 100)
@@ -40,7 +41,7 @@ BIAS_RANGE = Range(-100, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingChoice:
-    """What one source (request, environment, model file) says about sampling. None: it is silent."""
+    """The sampling parameters of one source (request, environment, model file). None: not given."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -54,11 +55,11 @@ class SamplingChoice:
 class Sampling:
     """Decided sampling values for one request.
 
-    The defaults are the table of the project's first server, but for the repetition penalty: it never acted
-    there, and a penalty on braces and identifiers ruins tool calls.
+    The defaults are those of the project's first server, except for the repetition penalty: it had no effect
+    there, and a penalty on braces and identifiers damages tool calls.
 
     Attributes:
-        temperature: 0 is greedy, and so is what is hardly more.
+        temperature: 0 or almost 0 is greedy decoding.
         top_p, min_p: probability mass; 0 is off, and so is 1 for `top_p`.
         top_k: number of candidates; 0 is off.
         repetition_penalty: factor on the logits of the last `repetition_context_size` tokens; 1 is off.
@@ -92,8 +93,8 @@ class Sampling:
         return self.temperature < _COLDEST
 
 
-def first_said(*choices: SamplingChoice) -> dict[str, float | int]:
-    """Field by field, the value of the first source that gives one; fields nobody gives are absent."""
+def first_set(*choices: SamplingChoice) -> dict[str, float | int]:
+    """Return for each field the value of the first source that has one; other fields are absent."""
     decided: dict[str, float | int] = {}
     for choice in reversed(choices):
         for slot in fields(choice):

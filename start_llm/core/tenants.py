@@ -1,4 +1,4 @@
-"""How tenants are named. Read by the server, and by the guard inside the proxy's process."""
+"""Name tenants by their API keys. Used by the server and by the guard in the proxy's process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SIZE = 16
 
 
 def tenant_of_key(key: str) -> str:
-    """Names an API key without telling it; empty for none."""
+    """Return a digest of an API key, which does not reveal it; empty for no key."""
     return hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=_SIZE).hexdigest() if key else ""
 
 
 def key_of(headers: Mapping[str, str]) -> str:
-    """The API key of a request, as clients of either maker send it; empty if there is none.
+    """Return a request's API key in OpenAI's or Anthropic's form; empty if there is none.
 
     Args:
         headers: with names in lower case.

@@ -1,55 +1,80 @@
-"""Which sequences there is memory for: now, later, or never."""
+"""Memory admission: whether a sequence fits into memory now, later or never, and what has to be freed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from start_llm.core.job import Job
-from start_llm.engine.cost import RowCost
-from start_llm.engine.row import Row
+import mlx.core as mx
+
+from start_llm.core.engine_request import EngineRequest
+from start_llm.engine.cost import SequenceCost
+from start_llm.engine.sequence import EngineSequence
 
 _REPLY = 1024
-"""Tokens of a reply for which there has to be memory before it begins: its limit is no plan."""
+"""Reply tokens that a sequence must have memory for before it starts, since `max_tokens` predicts little."""
 _ANY = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Memory for running rows.
+    """The memory for running sequences' KV caches, and checks against it.
 
     Attributes:
-        usable_bytes: what weights and computing leave.
-        cost: of a row.
+        usable_bytes: memory that remains after the model's weights and the activations.
+        cost: KV cache bytes of a sequence by its length.
     """
 
     usable_bytes: int = _ANY
-    cost: RowCost = field(default_factory=RowCost)
+    cost: SequenceCost = field(default_factory=SequenceCost)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that there is memory for, if it is alone."""
+        """The longest sequence, in tokens, that fits into memory if it runs alone."""
         return self.cost.tokens_in(self.usable_bytes)
 
-    def has_room(self, rows: Sequence[Row], job: Job, tokens: int) -> bool:
-        """Whether a sequence of so many tokens can run beside these rows.
+    def has_room(self, sequences: Sequence[EngineSequence], request: EngineRequest, tokens: int) -> bool:
+        """Return whether a sequence of `tokens` tokens can run beside these sequences.
 
-        One alone always can: `longest` has let it in.
+        True if no other sequence runs: a request longer than `longest` is refused earlier.
         """
-        if not rows:
+        if not sequences:
             return True
-        planned = [max(planned_tokens(row.generation.job, len(row.tokens)), row.width) for row in rows]
-        return self.holds([*planned, planned_tokens(job, tokens)])
+        planned = [
+            max(planned_tokens(sequence.generation.request, len(sequence.tokens)), sequence.width)
+            for sequence in sequences
+        ]
+        return self.fits([*planned, planned_tokens(request, tokens)])
 
-    def holds(self, lengths: Iterable[int]) -> bool:
-        """Whether there is memory for sequences of these lengths, in tokens."""
-        return self.held(lengths) <= self.usable_bytes
+    def fits(self, lengths: Iterable[int]) -> bool:
+        """Return whether sequences of these lengths, in tokens, fit into memory."""
+        return self.bytes_for(lengths) <= self.usable_bytes
 
-    def held(self, lengths: Iterable[int]) -> int:
-        """Bytes of what sequences of these lengths, in tokens, have computed."""
+    def bytes_for(self, lengths: Iterable[int]) -> int:
+        """Return the KV cache bytes of sequences of these lengths, in tokens."""
         return sum(self.cost.bytes_of(tokens) for tokens in lengths)
 
 
-def planned_tokens(job: Job, tokens: int) -> int:
-    """Tokens for which a sequence that has so many needs memory before it begins."""
-    return min(len(job.prompt) + job.max_tokens, tokens + _REPLY)
+def planned_tokens(request: EngineRequest, tokens: int) -> int:
+    """Return the length, in tokens, that a sequence of `tokens` tokens must have memory for to start."""
+    return min(len(request.prompt) + request.max_tokens, tokens + _REPLY)
+
+
+def shortage(budget_bytes: int, lacking_bytes: Callable[[], int]) -> int:
+    """Return the bytes to free: those beyond the budget, or those that other processes lack; 0 if none.
+
+    MLX's buffer cache is cleared first, which may be enough, so that nothing has to be evicted.
+
+    Args:
+        lacking_bytes: returns what other processes lack; see `models.device`.
+    """
+    missing = _missing(budget_bytes, lacking_bytes)
+    if missing and mx.get_cache_memory():
+        mx.clear_cache()
+        missing = _missing(budget_bytes, lacking_bytes)
+    return missing
+
+
+def _missing(budget_bytes: int, lacking_bytes: Callable[[], int]) -> int:
+    ours = mx.get_active_memory() + mx.get_cache_memory() - budget_bytes
+    return max(ours, lacking_bytes(), 0)

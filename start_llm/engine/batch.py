@@ -1,4 +1,8 @@
-"""Decoding: one step makes one token for each row."""
+"""Batched decoding: each step computes one token for every sequence of a group.
+
+A sequence that waits to start holds the KV of `tokens[:-1]`: its first step feeds the last token. A sequence
+that is preempted returns to that state once it has accepted the token that was already sampled for it.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +15,29 @@ from mlx_lm.models.cache import TokenBuffer
 
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
-from start_llm.engine.row import Row, Sampled
 from start_llm.engine.sampling import BatchSampler
 from start_llm.engine.scores import Scores
+from start_llm.engine.sequence import EngineSequence, Sampled
 
 _STEPS_BETWEEN_CLEARS = 256
 _CHEAP_PADDING = 2048
-"""Tokens. The KV of so many is small beside the weights of any model."""
+"""Tokens of padding that are always accepted: their KV is small beside the weights of any model."""
 
 
-class Held(NamedTuple):
-    """Caches of a row that is taken out, and how many of its tokens they hold."""
+class ReleasedCaches(NamedTuple):
+    """The caches of a removed sequence, and the number of its tokens that they hold."""
 
     caches: list[Any]
     tokens: int
 
 
 class _Launched(NamedTuple):
-    """A step that is being computed.
+    """A step that has been submitted to the device.
 
     Attributes:
-        tokens: sampled ids [rows].
-        chances: [rows], that they had.
-        scores: of the rows that ask for them.
+        tokens: sampled ids [sequences].
+        chances: probabilities of these ids [sequences].
+        scores: log-probabilities, for the sequences that request them.
     """
 
     tokens: mx.array
@@ -41,38 +45,41 @@ class _Launched(NamedTuple):
     scores: list[Scores | None]
 
 
-class Group:
-    """Rows that decode in one forward pass.
+class BatchGroup:
+    """Sequences that decode in one forward pass.
 
-    The next step is already being computed while the tokens of one are handed out.
+    The device computes the next step while the caller handles the tokens of the current one.
 
-    One row keeps its own caches; those of several are merged. Rows that have joined are fed from the next
-    step on, and stand behind the others.
+    A single sequence keeps its own caches; the caches of several are merged. A sequence that joins is
+    appended at the end and is fed from the next step on.
     """
 
-    def __init__(self, network: Any, row: Row) -> None:
+    def __init__(self, network: Any, sequence: EngineSequence) -> None:
         self._network = network
-        self._rows = [row]
-        self._caches: list[Any] = row.cache
+        self._sequences = [sequence]
+        self._caches: list[Any] = sequence.layer_caches
         self._contexts: dict[int, TokenBuffer] = {}
         self._sampler: BatchSampler | None = None
         self._steps = 0
         self._next: _Launched | None = None
-        self._next = self._launch(_last_tokens([row]))
+        self._next = self._launch(_last_tokens([sequence]))
 
     @property
-    def rows(self) -> list[Row]:
-        return list(self._rows)
+    def sequences(self) -> list[EngineSequence]:
+        return list(self._sequences)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of merged caches, padding included. Those of one row are its strand's."""
-        return sum(cache.nbytes for cache in self._caches) if len(self._rows) > 1 else 0
+        """Bytes of the merged caches, padding included. A single sequence's cache counts its own: then 0."""
+        return sum(cache.nbytes for cache in self._caches) if len(self._sequences) > 1 else 0
 
     def step(self) -> list[Sampled]:
-        """One token for each row; rows that have just joined give theirs from the next step on."""
+        """Return one token for each sequence and launch the next step.
+
+        Sequences that have just joined are fed now and return their first token from the next step.
+        """
         fed, chances, scores = self._take_next()
-        stepped, newcomers = self._rows[: len(scores)], self._rows[len(scores) :]
+        stepped, newcomers = self._sequences[: len(scores)], self._sequences[len(scores) :]
         self._next = self._launch(mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed)
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
@@ -82,78 +89,79 @@ class Group:
         return [_sampled(*each) for each in found]
 
     def wait(self) -> None:
-        """Until the step that is being computed is done."""
+        """Wait until the launched step has been computed."""
         if self._next:
             mx.eval(self._next.tokens)
 
-    def join(self, row: Row) -> None:
-        """Take a row that is at rest. If this fails, nobody in the group has caches any more."""
-        if len(self._rows) == 1:
-            lone = self._rows[0]
-            self._caches = merging.merge([self._caches, row.cache])
+    def join(self, sequence: EngineSequence) -> None:
+        """Add a sequence. If this raises, no sequence of the group has usable caches."""
+        if len(self._sequences) == 1:
+            lone = self._sequences[0]
+            self._caches = merging.merge([self._caches, sequence.layer_caches])
             self._lend(lone)
         else:
-            merging.extend(self._caches, row.cache)
-        self._rows.append(row)
-        self._lend(row)
+            merging.extend(self._caches, sequence.layer_caches)
+        self._sequences.append(sequence)
+        self._lend(sequence)
         self._plan_growth()
         self._sampler = None
 
     def _plan_growth(self) -> None:
-        """Merged caches grow by what the rows may still write, as far as there is memory planned for that."""
-        if len(self._rows) > 1:
-            merging.grow_by(self._caches, growth(self._rows))
-            for row in self._rows:
-                row.width = width(self._rows)
+        """Reserve room in the merged caches for the tokens that memory admission has planned."""
+        if len(self._sequences) > 1:
+            merging.grow_by(self._caches, growth(self._sequences))
+            for sequence in self._sequences:
+                sequence.width = width(self._sequences)
 
-    def _lend(self, row: Row) -> None:
-        row.cache = []
-        row.strand.lend(partial(self._copy_of, row))
+    def _lend(self, sequence: EngineSequence) -> None:
+        sequence.layer_caches = []
+        sequence.seq_cache.move_to_batch(partial(self._copy_of, sequence))
 
-    def _copy_of(self, row: Row) -> list[Any]:
-        """Caches with all that was fed of a row, not computed yet."""
-        return merging.copy_of(self._caches, self._place(row))
+    def _copy_of(self, sequence: EngineSequence) -> list[Any]:
+        """Return lazy copies of the sequence's caches, with every token that has been fed."""
+        return merging.copy_of(self._caches, self._place(sequence))
 
-    def _place(self, row: Row) -> int:
-        return next(place for place, one in enumerate(self._rows) if one is row)
+    def _place(self, sequence: EngineSequence) -> int:
+        return next(place for place, one in enumerate(self._sequences) if one is sequence)
 
-    def release(self, row: Row) -> Sampled | None:
-        """The last token computed for a row: it is at rest once it has accepted it, and is taken out.
+    def release(self, sequence: EngineSequence) -> Sampled | None:
+        """Return the token that has already been computed for a sequence that is about to be removed.
 
-        None if it is at rest already, since it has just joined.
+        After the sequence has accepted it, the caches hold all of its tokens but this one. None if the
+        sequence has just joined, so that nothing is computed.
         """
-        place = self._place(row)
+        place = self._place(sequence)
         if self._next is None or place >= len(self._next.scores):
             return None
         scores = self._next.scores[place]
-        if row.dictated:
-            return _sampled(row, row.dictated.popleft(), 1.0, scores)
+        if sequence.forced_tokens:
+            return _sampled(sequence, sequence.forced_tokens.popleft(), 1.0, scores)
         token = cast("int", self._next.tokens[place].item())
-        return _sampled(row, token, cast("float", self._next.chances[place].item()), scores)
+        return _sampled(sequence, token, cast("float", self._next.chances[place].item()), scores)
 
-    def remove(self, row: Row) -> Held:
-        """Take a row out. Its caches hold all of its tokens, but the last one if it has just joined."""
-        place = self._place(row)
+    def remove(self, sequence: EngineSequence) -> ReleasedCaches:
+        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined."""
+        place = self._place(sequence)
         is_fed = self._next is not None and place < len(self._next.scores)
-        caches = self._take_out(place) if len(self._rows) > 1 else self._caches
-        del self._rows[place]
-        self._contexts.pop(id(row), None)
+        caches = self._take_out(place) if len(self._sequences) > 1 else self._caches
+        del self._sequences[place]
+        self._contexts.pop(id(sequence), None)
         self._forget_next(place)
         self._sampler = None
-        row.width = 0
-        if len(self._rows) == 1:
-            self._give_back(self._rows[0])
+        sequence.width = 0
+        if len(self._sequences) == 1:
+            self._give_back(self._sequences[0])
         self._plan_growth()
-        return Held(caches, len(row.tokens) if is_fed else len(row.tokens) - 1)
+        return ReleasedCaches(caches, len(sequence.tokens) if is_fed else len(sequence.tokens) - 1)
 
     def _take_out(self, place: int) -> list[Any]:
-        return merging.take_out(self._caches, place, len(self._rows))
+        return merging.take_out(self._caches, place, len(self._sequences))
 
-    def _give_back(self, row: Row) -> None:
-        """The last row of a batch has caches of its own again, which are faster."""
+    def _give_back(self, sequence: EngineSequence) -> None:
+        """Give the only remaining sequence unmerged caches again, which are faster."""
         merging.unmerge(self._caches)
-        row.cache, row.width = self._caches, 0
-        row.strand.take_back(self._caches)
+        sequence.layer_caches, sequence.width = self._caches, 0
+        sequence.seq_cache.set_caches(self._caches)
 
     def _forget_next(self, place: int) -> None:
         if self._next is None or place >= len(self._next.scores):
@@ -164,64 +172,69 @@ class Group:
         self._next = _Launched(tokens[mx.array(kept)], chances[mx.array(kept)], scores) if kept else None
 
     def _take_next(self) -> _Launched:
-        """What was sampled, or what rows dictate in its place: neither has been fed yet."""
+        """Return the launched step, with forced tokens in place of sampled ones. None has been fed yet."""
         if self._next is None:
             return _Launched(mx.array([], dtype=mx.uint32), mx.array([]), [])
         tokens, chances, scores = self._next
-        rows = self._rows[: len(scores)]
-        if any(row.dictated for row in rows):
-            is_dictated = mx.array([bool(row.dictated) for row in rows])
-            dictated = [row.dictated.popleft() if row.dictated else 0 for row in rows]
-            tokens = mx.where(is_dictated, mx.array(dictated, dtype=mx.uint32), tokens)
+        sequences = self._sequences[: len(scores)]
+        if any(sequence.forced_tokens for sequence in sequences):
+            is_dictated = mx.array([bool(sequence.forced_tokens) for sequence in sequences])
+            forced_tokens = [
+                sequence.forced_tokens.popleft() if sequence.forced_tokens else 0 for sequence in sequences
+            ]
+            tokens = mx.where(is_dictated, mx.array(forced_tokens, dtype=mx.uint32), tokens)
             chances = mx.where(is_dictated, 1, chances)
         return _Launched(tokens, chances, scores)
 
     def _launch(self, tokens: mx.array) -> _Launched:
-        """Feed `tokens` [rows] and sample; nothing is awaited but what guides have to know."""
+        """Feed `tokens` [sequences] and sample. Waits only for the tokens that guided sequences must know."""
         logits = self._processed(tokens, self._network(tokens[:, None], cache=self._caches)[:, -1, :])
         if self._sampler is None:
-            self._sampler = BatchSampler([row.chooser for row in self._rows], logits.shape[-1])
+            self._sampler = BatchSampler([sequence.chooser for sequence in self._sequences], logits.shape[-1])
         sampled, chances = self._sampler(logits)
-        scores = [self._scores(place, logits, sampled) for place in range(len(self._rows))]
+        scores = [self._scores(place, logits, sampled) for place in range(len(self._sequences))]
         mx.async_eval(sampled, chances, [one.arrays for one in scores if one])
         return _Launched(sampled, chances, scores)
 
     def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
-        wanted = self._rows[place].generation.job.top_logprobs
+        wanted = self._sequences[place].generation.request.top_logprobs
         return None if wanted is None else Scores(logits[place], sampled[place], wanted)
 
     def _processed(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Logits [rows, vocabulary] after the processors of the rows that have any."""
-        if not any(row.processors for row in self._rows):
+        """Apply the sequences' logits processors to logits [sequences, vocabulary]."""
+        if not any(sequence.processors for sequence in self._sequences):
             return logits
-        if any(row.is_guided for row in self._rows):
-            # A guide waits for the token that is fed: by then the device has the network to compute.
+        if any(sequence.is_guided for sequence in self._sequences):
+            # A guide waits for the fed token. Submit the network first, so that the device computes it
+            # meanwhile.
             mx.async_eval(logits)
         return mx.concatenate(
             [
-                self._processed_row(row, tokens[place : place + 1], logits[place : place + 1])
-                for place, row in enumerate(self._rows)
+                self._processed_sequence(sequence, tokens[place : place + 1], logits[place : place + 1])
+                for place, sequence in enumerate(self._sequences)
             ]
         )
 
-    def _processed_row(self, row: Row, token: mx.array, logits: mx.array) -> mx.array:
-        if not row.processors:
+    def _processed_sequence(self, sequence: EngineSequence, token: mx.array, logits: mx.array) -> mx.array:
+        if not sequence.processors:
             return logits
-        if id(row) not in self._contexts:
-            self._contexts[id(row)] = TokenBuffer(row.tokens[:-1])
-        context = self._contexts[id(row)].update_and_fetch(token)
-        for processor in row.processors:
+        if id(sequence) not in self._contexts:
+            self._contexts[id(sequence)] = TokenBuffer(sequence.tokens[:-1])
+        context = self._contexts[id(sequence)].update_and_fetch(token)
+        for processor in sequence.processors:
             logits = processor(context, logits)
         return logits
 
 
-def _last_tokens(rows: Sequence[Row]) -> mx.array:
-    """Of rows at rest: what they are fed next."""
-    return mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
+def _last_tokens(sequences: Sequence[EngineSequence]) -> mx.array:
+    """Return the last token of each sequence, which it is fed next."""
+    return mx.array([sequence.tokens[-1] for sequence in sequences], dtype=mx.uint32)
 
 
-def _sampled(row: Row, token: int, chance: float, scores: Scores | None) -> Sampled:
-    return Sampled(row, token, row.chooser.surprisal(chance), scores.told(token) if scores else None)
+def _sampled(sequence: EngineSequence, token: int, chance: float, scores: Scores | None) -> Sampled:
+    return Sampled(
+        sequence, token, sequence.chooser.surprisal(chance), scores.told(token) if scores else None
+    )
 
 
 def _numbers(array: mx.array) -> list[float]:
@@ -229,35 +242,42 @@ def _numbers(array: mx.array) -> list[float]:
 
 
 def fits(lengths: Sequence[int]) -> bool:
-    """Whether rows of these lengths, in tokens, may share a batch, which pads all to the longest.
+    """Return whether sequences of these lengths, in tokens, may share a batch, which pads all to the longest.
 
     Padding costs memory and time like tokens do; a second batch reads all weights again at every step.
     """
     return padding(lengths) <= max(sum(lengths) // 2, _CHEAP_PADDING)
 
 
-def growth(rows: Sequence[Row]) -> int:
-    """Tokens for which the row that may still write most has memory; at least one."""
-    return max(1, *(planned_tokens(row.generation.job, len(row.tokens)) - len(row.tokens) for row in rows))
+def growth(sequences: Sequence[EngineSequence]) -> int:
+    """Return the most tokens for which any of these sequences still has planned memory; at least 1."""
+    return max(
+        1,
+        *(
+            planned_tokens(sequence.generation.request, len(sequence.tokens)) - len(sequence.tokens)
+            for sequence in sequences
+        ),
+    )
 
 
-def width(rows: Sequence[Row]) -> int:
-    """Tokens that each of these rows takes in a batch, until the next growth is planned."""
-    return max(_lengths(rows)) + growth(rows)
+def width(sequences: Sequence[EngineSequence]) -> int:
+    """Return the tokens that each of these sequences occupies in a batch until growth is planned again."""
+    return max(_lengths(sequences)) + growth(sequences)
 
 
 def padding(lengths: Sequence[int]) -> int:
-    """Tokens that are added to rows of these lengths to make them equal."""
+    """Return the padding tokens that make sequences of these lengths equally long."""
     return len(lengths) * max(lengths) - sum(lengths)
 
 
 class Decoder:
-    """All rows that are being decoded: alone, or in groups with others of a similar length.
+    """All decoding sequences, each alone or in a group with others of similar length.
 
     Args:
-        batches: whether rows of this network may share a pass; if not, they take turns.
-        has_room: whether there is memory for sequences of these lengths, in tokens: a batch costs as much as
-            if all of its rows were as long as the longest, and wrote as much.
+        batches: whether sequences of this network may share a forward pass; if not, each is a group of its
+            own.
+        has_room: whether sequences of these lengths, in tokens, fit into memory. Every sequence of a batch
+            counts as long as the longest, with the largest growth.
     """
 
     def __init__(
@@ -266,104 +286,108 @@ class Decoder:
         self._network = network
         self._can_batch = batches
         self._has_room = has_room
-        self._resting: list[Row] = []
-        self._groups: list[Group] = []
-        self._joining: Group | None = None
+        self._resting: list[EngineSequence] = []
+        self._groups: list[BatchGroup] = []
+        self._joining: BatchGroup | None = None
 
     @property
-    def rows(self) -> list[Row]:
-        return [*self._resting, *(row for group in self._groups for row in group.rows)]
+    def sequences(self) -> list[EngineSequence]:
+        return [*self._resting, *(sequence for group in self._groups for sequence in group.sequences)]
 
     @property
-    def groups(self) -> list[Group]:
-        """Rows that decode: each group takes its step by itself."""
+    def groups(self) -> list[BatchGroup]:
+        """The groups of decoding sequences. Each group makes its steps independently."""
         return list(self._groups)
 
-    def holds(self, row: Row) -> bool:
-        return any(one is row for one in self.rows)
+    def contains(self, sequence: EngineSequence) -> bool:
+        return any(one is sequence for one in self.sequences)
 
     @property
     def batched_bytes(self) -> int:
-        """Bytes of the caches of all batches, padding included."""
+        """Bytes of all merged caches, padding included."""
         return sum(group.nbytes for group in self._groups)
 
-    def wait(self) -> None:
-        """Until all steps that are being computed are done."""
-        for group in self._groups:
-            group.wait()
+    def add(self, sequence: EngineSequence) -> None:
+        """Queue a sequence that has been prefilled; it decodes from the next step on."""
+        self._resting.append(sequence)
 
-    def add(self, row: Row) -> None:
-        """Take a row that is at rest; it decodes from the next step on."""
-        self._resting.append(row)
+    def remove(self, sequence: EngineSequence) -> ReleasedCaches:
+        """Remove a sequence. Its caches hold every token that was fed.
 
-    def remove(self, row: Row) -> Held:
-        """Take a row out. Its caches hold every token that was fed: all but the last, if it is at rest."""
-        if any(one is row for one in self._resting):
-            self._resting = [one for one in self._resting if one is not row]
-            return Held(row.cache, len(row.tokens) - 1)
-        group = self._group_of(row)
-        if group is None:
-            return Held([], 0)
-        if len(group.rows) == 1:
-            self._groups.remove(group)
-        return group.remove(row)
-
-    def release(self, row: Row) -> tuple[Held, Sampled | None]:
-        """Take a row out that will go on later: its caches, and its next token if that is computed already.
-
-        Once it has accepted that token it is at rest, and its caches hold all tokens but this one.
+        That is all of its tokens, or all but the last if it has not started or has just joined its group.
         """
-        group = self._group_of(row)
-        sampled = group.release(row) if group else None
-        return self.remove(row), sampled
+        if any(one is sequence for one in self._resting):
+            self._resting = [one for one in self._resting if one is not sequence]
+            return ReleasedCaches(sequence.layer_caches, len(sequence.tokens) - 1)
+        group = self._group_of(sequence)
+        if group is None:
+            return ReleasedCaches([], 0)
+        if len(group.sequences) == 1:
+            self._groups.remove(group)
+        return group.remove(sequence)
 
-    def _group_of(self, row: Row) -> Group | None:
-        return next((group for group in self._groups if any(one is row for one in group.rows)), None)
+    def release(self, sequence: EngineSequence) -> tuple[ReleasedCaches, Sampled | None]:
+        """Remove a sequence that will continue later. Return its caches and its next token.
+
+        The token is None if it has not been computed. After the sequence has accepted it, the caches hold all
+        of its tokens but this one.
+        """
+        group = self._group_of(sequence)
+        sampled = group.release(sequence) if group else None
+        return self.remove(sequence), sampled
+
+    def _group_of(self, sequence: EngineSequence) -> BatchGroup | None:
+        return next(
+            (group for group in self._groups if any(one is sequence for one in group.sequences)), None
+        )
 
     @property
-    def next_to_start(self) -> Row | None:
+    def next_to_join(self) -> EngineSequence | None:
         return self._resting[0] if self._resting else None
 
-    def start_next(self) -> None:
-        """Let the first row that is at rest decode. If that fails, see `drop_starting`."""
-        row = self._resting[0]
-        self._joining = self._group_for(row) if self._can_batch else None
+    def join_next(self) -> None:
+        """Start the first queued sequence, in a group or alone. If this raises, call `drop_joining`."""
+        sequence = self._resting[0]
+        self._joining = self._group_for(sequence) if self._can_batch else None
         if self._joining:
-            self._joining.join(row)
+            self._joining.join(sequence)
         else:
-            self._groups.append(Group(self._network, row))
+            self._groups.append(BatchGroup(self._network, sequence))
         self._joining = None
         del self._resting[0]
 
-    def drop_starting(self) -> list[Row]:
-        """Forget the row whose start has failed, and the group that it was to join: they have no caches."""
+    def drop_joining(self) -> list[EngineSequence]:
+        """Drop the sequence that failed to start and the group that it was joining.
+
+        Returns all of their sequences, which have no usable caches.
+        """
         failed, self._joining = self._joining, None
-        row = self._resting.pop(0)
-        return [row, *(one for one in (self.drop(failed) if failed else []) if one is not row)]
+        sequence = self._resting.pop(0)
+        return [sequence, *(one for one in (self.drop(failed) if failed else []) if one is not sequence)]
 
-    def drop(self, group: Group) -> list[Row]:
-        """Forget a group whose step has failed half way, and what its rows have computed."""
+    def drop(self, group: BatchGroup) -> list[EngineSequence]:
+        """Drop a group whose step has failed. The KV of its sequences is lost."""
         self._groups.remove(group)
-        return group.rows
+        return group.sequences
 
-    def abandon(self) -> list[Row]:
-        """Drop every row and start afresh."""
-        rows = self.rows
+    def abandon(self) -> list[EngineSequence]:
+        """Drop every sequence, and return them."""
+        sequences = self.sequences
         self._resting, self._groups, self._joining = [], [], None
-        return rows
+        return sequences
 
-    def _group_for(self, row: Row) -> Group | None:
-        """The group whose rows the row fits best."""
-        fitting = [group for group in self._groups if self._may_join(row, group)]
-        return min(fitting, key=lambda group: padding(_lengths([*group.rows, row])), default=None)
+    def _group_for(self, sequence: EngineSequence) -> BatchGroup | None:
+        """Return the group in which the sequence causes the least padding; None if it can join none."""
+        fitting = [group for group in self._groups if self._may_join(sequence, group)]
+        return min(fitting, key=lambda group: padding(_lengths([*group.sequences, sequence])), default=None)
 
-    def _may_join(self, row: Row, group: Group) -> bool:
-        rows = [*group.rows, row]
-        if any(one.is_alone for one in rows) or not fits(_lengths(rows)):
+    def _may_join(self, sequence: EngineSequence, group: BatchGroup) -> bool:
+        sequences = [*group.sequences, sequence]
+        if any(one.excluded_from_batches for one in sequences) or not fits(_lengths(sequences)):
             return False
-        others = [one.rows for one in self._groups if one is not group]
-        return self._has_room([width(some) for some in (rows, *others) for _ in some])
+        others = [one.sequences for one in self._groups if one is not group]
+        return self._has_room([width(some) for some in (sequences, *others) for _ in some])
 
 
-def _lengths(rows: Sequence[Row]) -> list[int]:
-    return [len(row.tokens) for row in rows]
+def _lengths(sequences: Sequence[EngineSequence]) -> list[int]:
+    return [len(sequence.tokens) for sequence in sequences]

@@ -1,4 +1,4 @@
-"""What a sequence costs in memory, measured on a few tokens before any request comes."""
+"""Measure how many bytes of KV cache a sequence needs, on a few tokens at start-up."""
 
 from __future__ import annotations
 
@@ -12,38 +12,41 @@ from start_llm.cache.kinds import Growth, growth_of
 from start_llm.cache.layers import leaves
 
 _PROBE, _TIMES = 64, 4
-"""Tokens of a probe, and how many follow the first: together a step by which mlx_lm's caches grow."""
+"""Tokens of a probe, and the number of probes after the first.
+
+Those together are 256 tokens, the step by which mlx_lm's caches grow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Layers that keep the last tokens only: bytes of each, and how many they keep."""
+class WindowCost:
+    """The cost of sliding-window layers: bytes per token, and the window's length in tokens."""
 
     token_bytes: int
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class RowCost:
-    """Bytes of one sequence's caches, by the kind of its layers.
+class SequenceCost:
+    """KV cache bytes of one sequence, by the kind of its layers.
 
     Attributes:
-        token_bytes: of layers that keep every token.
-        windows: of sliding ones.
+        token_bytes: per token, of layers that keep every token.
+        windows: of sliding-window layers.
         state_bytes: of layers whose state does not grow.
     """
 
     token_bytes: int = 0
-    windows: tuple[Window, ...] = ()
+    windows: tuple[WindowCost, ...] = ()
     state_bytes: int = 0
 
     def bytes_of(self, tokens: int) -> int:
-        """Bytes of so many tokens."""
+        """Return the bytes that a sequence of `tokens` tokens needs."""
         sliding = sum(window.token_bytes * min(tokens, window.tokens) for window in self.windows)
         return self.token_bytes * tokens + sliding + self.state_bytes
 
     def tokens_in(self, nbytes: int) -> int:
-        """The most tokens that fit into so many bytes."""
+        """Return the largest number of tokens that fits into `nbytes`."""
         low, high = 0, 2**31
         while low < high:
             middle = (low + high + 1) // 2
@@ -51,8 +54,8 @@ class RowCost:
         return low
 
 
-def measure_row(network: Any, caches: Sequence[Any]) -> RowCost:
-    """Compute a few tokens into fresh caches, and several times as many after them."""
+def measure_sequence(network: Any, caches: Sequence[Any]) -> SequenceCost:
+    """Compute a few tokens into fresh caches, then several times as many, and return the measured cost."""
     _compute(network, caches)
     first = [int(leaf.nbytes) for leaf in leaves(caches)]
     for _ in range(_TIMES):
@@ -61,7 +64,7 @@ def measure_row(network: Any, caches: Sequence[Any]) -> RowCost:
         growth_of(leaf) or _growth_between(was, int(leaf.nbytes))
         for leaf, was in zip(leaves(caches), first, strict=True)
     ]
-    return _row_cost(growths)
+    return _sequence_cost(growths)
 
 
 def _compute(network: Any, caches: Sequence[Any]) -> None:
@@ -70,17 +73,17 @@ def _compute(network: Any, caches: Sequence[Any]) -> None:
 
 
 def _growth_between(first: int, last: int) -> Growth:
-    """Of a leaf of a class without a row, from its bytes after the first and after the last probe.
+    """Estimate the growth of a leaf whose class has no entry in `cache.kinds`.
 
-    It is taken to grow on like that for ever.
+    `first` and `last` are its bytes after the first and after the last probe. Growth is assumed to be linear.
     """
     token_bytes = -(-max(last - first, 0) // (_PROBE * _TIMES))
     return Growth(token_bytes=token_bytes, state_bytes=max(last - token_bytes * _PROBE * (_TIMES + 1), 0))
 
 
-def _row_cost(growths: Sequence[Growth]) -> RowCost:
-    return RowCost(
+def _sequence_cost(growths: Sequence[Growth]) -> SequenceCost:
+    return SequenceCost(
         token_bytes=sum(growth.token_bytes for growth in growths),
-        windows=tuple(Window(growth.window_bytes, growth.window) for growth in growths if growth.window),
+        windows=tuple(WindowCost(growth.window_bytes, growth.window) for growth in growths if growth.window),
         state_bytes=sum(growth.state_bytes for growth in growths),
     )

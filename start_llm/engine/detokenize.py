@@ -1,4 +1,4 @@
-"""Token ids to text, as they come. A state machine without I/O."""
+"""Decode token ids to text incrementally. A state machine without I/O."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 
 class Detokenizer:
-    """Decodes the bytes of tokens; a character is held until it is whole.
+    """Decodes the bytes of tokens and holds back a character until it is complete.
 
-    Every byte reaches the text: bytes that are no UTF-8 become U+FFFD, and a leading space is dropped only
-    where the tokenizer itself puts one in front of every text. Costs the same for each token.
+    Every byte reaches the text: bytes that are not UTF-8 become U+FFFD. A leading space is dropped only if
+    the tokenizer itself puts one before every text. The cost per token is constant.
 
     Args:
-        token_bytes: the bytes that a token id stands for.
+        token_bytes: returns the bytes of a token id.
         trims_leading_space: drop one space at the very start.
     """
 
@@ -27,11 +27,11 @@ class Detokenizer:
 
     @property
     def is_inside_character(self) -> bool:
-        """The last token ended within a character."""
+        """True if the last token ended within a character."""
         return bool(self._decoder.getstate()[0])
 
     def close(self) -> str:
-        """What an incomplete character at the end decodes to."""
+        """Decode an incomplete character at the end."""
         return self._trimmed(self._decoder.decode(b"", final=True))
 
     def _trimmed(self, text: str) -> str:

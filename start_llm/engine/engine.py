@@ -1,4 +1,4 @@
-"""The engine as the rest of the server sees it."""
+"""Start, feed and stop the engine thread: the engine's interface for all other threads."""
 
 from __future__ import annotations
 
@@ -6,47 +6,36 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
 from start_llm.core.events import Failed, Restored
-from start_llm.core.job import Job
+from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
-from start_llm.engine.look import Look
 from start_llm.engine.loop import STOPPING, EngineLoop
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import EngineMetrics
 
-_BETWEEN_LOOKS_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Limits of the engine.
-
-    Attributes:
-        most_waiting: requests that may wait for their turn.
-    """
-
-    most_waiting: int
+_CLIENT_CHECK_INTERVAL_S = 0.5
 
 
 class Engine:
-    """Starts, feeds and ends the engine thread. Safe to use from any thread.
+    """The engine thread's owner. Safe to use from any thread.
 
     Args:
-        assemble: loads the model; called on the engine thread, which owns every array from then on.
-        metrics: written by the engine thread alone.
+        assemble: loads the model. Called on the engine thread, which owns every array from then on.
+        metrics: written by the engine thread only.
+        max_waiting: number of requests that may wait in the queue.
     """
 
     def __init__(
-        self, config: EngineConfig, assemble: Callable[[], Machinery], metrics: EngineMetrics
+        self, assemble: Callable[[], EngineResources], metrics: EngineMetrics, *, max_waiting: int
     ) -> None:
-        self._config = config
+        self._max_waiting = max_waiting
         self._assemble = assemble
         self._metrics = metrics
         self._inbox = Inbox()
@@ -60,7 +49,7 @@ class Engine:
         """Start the thread and wait until the model is loaded.
 
         Raises:
-            StartLLMError: what `assemble` raised, or that the thread died of something else.
+            StartLLMError: `assemble` raised it, or the thread died of another exception.
         """
         self._thread.start()
         self._ready.wait()
@@ -68,35 +57,33 @@ class Engine:
             self._thread.join()  # it still has its streams to clear
             raise self._startup_error
 
-    def submit(self, job: Job) -> Generation:
-        """Queue a job.
+    def submit(self, request: EngineRequest) -> Generation:
+        """Queue a request. It fails at once if the engine is stopping.
 
         Raises:
-            Overloaded: too many requests wait already.
+            Overloaded: too many requests are waiting.
             EngineDied: the engine has stopped.
         """
         if not self.is_alive():
             raise EngineDied("The engine has stopped.")
-        if self._metrics.waiting + len(self._inbox) >= self._config.most_waiting:
-            raise Overloaded(
-                f"{self._config.most_waiting} requests are waiting already; try again in a moment."
-            )
-        generation = Generation(job)
+        if self._metrics.waiting + len(self._inbox) >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} requests are waiting already; try again in a moment.")
+        generation = Generation(request)
         if not self._inbox.put(generation):
             generation.emit(Failed(STOPPING))
         return generation
 
-    def peek(self, job: Job) -> Restored:
-        """What the cache would restore of a job's prompt if its turn came now. Computes nothing.
+    def peek(self, request: EngineRequest) -> Restored:
+        """Return what the cache would restore of the request's prompt if it started now. Computes nothing.
 
         Raises:
-            EngineDied: the engine has stopped, or failed to tell.
+            EngineDied: the engine has stopped, or the lookup failed.
         """
-        look = Look(job)
+        look = CacheProbe(request)
         self._inbox.put(look)
         while self.is_alive():
             with suppress(queue.Empty):
-                restored = look.wait(_BETWEEN_LOOKS_S)
+                restored = look.wait(_CLIENT_CHECK_INTERVAL_S)
                 if restored is None:
                     break
                 return restored
@@ -106,7 +93,7 @@ class Engine:
         return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
-        """Fail what is running and end the thread. False if it is still busy after `timeout_s` seconds."""
+        """Fail all requests and stop the thread. False if it still runs after `timeout_s` seconds."""
         self._inbox.put(None)
         self._thread.join(timeout_s)
         return not self.is_alive()

@@ -1,4 +1,4 @@
-"""One request inside the engine: with `look`, the only thing that crosses between the threads."""
+"""A request in the engine. Only this and `cache_probe` cross between HTTP threads and the engine thread."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import queue
 import threading
 from contextlib import suppress
 
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Idle
-from start_llm.core.job import Job
 
 
 class Generation:
-    """A queue of events from the engine thread to one HTTP thread, and a way to give up.
+    """A queue of events from the engine thread to one HTTP thread, and a flag to cancel.
 
     The engine thread calls `emit` and reads `cancelled`; the HTTP thread calls `take` and `cancel`.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancelled = threading.Event()
 
@@ -26,16 +26,16 @@ class Generation:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Give up. The engine drops the request within one prefill chunk or decode step."""
+        """Cancel the request. The engine drops it within one prefill chunk or decode step."""
         self._cancelled.set()
 
     def emit(self, event: Event) -> None:
         self._events.put(event)
 
-    def take(self, patience_s: float) -> list[Event]:
-        """All events that are ready, at least one: `Idle` if nothing comes for `patience_s` seconds."""
+    def take(self, timeout_s: float) -> list[Event]:
+        """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
         try:
-            ready = [self._events.get(timeout=patience_s)]
+            ready = [self._events.get(timeout=timeout_s)]
         except queue.Empty:
             return [Idle()]
         with suppress(queue.Empty):

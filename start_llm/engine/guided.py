@@ -1,4 +1,4 @@
-"""Keeping a reply in the form that it must have. Everything here runs on the engine thread."""
+"""Mask the logits of a reply with structured output. Everything here runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from start_llm.core.errors import GuideLost
-from start_llm.core.job import Guide
+from start_llm.core.engine_request import Guide
+from start_llm.core.errors import ConstraintViolated
 
 _MASKED = float("-inf")
 
 
 class GuidedLogits:
-    """A logits processor that leaves what a guide allows; the last of its row, so that nothing undoes it.
+    """A logits processor that keeps the tokens that a guide allows. It must be the last one of its sequence.
 
-    The guide has to know the token that was fed last. So this waits until that is sampled, which nothing
-    else in a step does. The network has been submitted by then (`engine.batch.Group`), so that the device
-    computes the logits while the mask is made.
+    The guide has to know the token that was fed last, so this processor waits until that token is sampled;
+    nothing else in a step waits. The network has been submitted by then (`engine.batch.BatchGroup`), so the
+    device computes the logits while the guide makes the mask.
 
-    A guide that is lost loses its own row alone: others may be in the same step, so nothing is raised here.
+    A guide that fails ends only its own sequence: others may share the step, so nothing is raised here.
 
     Attributes:
-        lost: why the reply cannot go on; empty while it can.
+        lost: why the reply cannot continue; empty while it can.
     """
 
     def __init__(self, guide: Guide, prompt_length: int) -> None:
@@ -31,11 +31,11 @@ class GuidedLogits:
         self.lost = ""
 
     def is_at(self, length: int) -> bool:
-        """Whether a sequence of this length can go on: the guide has seen no token that it does not have."""
+        """Return whether a sequence of this length can continue: the guide has seen no token beyond it."""
         return self._known <= length
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """See `engine.sampling.LogitsProcessor`."""
+        """Mask the logits; see `engine.sampling.LogitsProcessor`."""
         if self.lost:
             return logits
         new = cast("list[int]", tokens[self._known :].tolist())
@@ -44,7 +44,7 @@ class GuidedLogits:
             if new:
                 self._guide.advance(new)
             allowed = mx.array(cast("Any", memoryview(self._guide.allowed())))
-        except GuideLost as error:
+        except ConstraintViolated as error:
             self.lost = str(error)
             return logits
         return mx.where(allowed[: logits.shape[-1]] > 0, logits, _MASKED)

@@ -1,44 +1,44 @@
-"""What comes to the engine thread."""
+"""The queue of incoming requests and queries for the engine thread."""
 
 from __future__ import annotations
 
 import queue
 from contextlib import suppress
 
+from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.generation import Generation
-from start_llm.engine.look import Look
 
-type Asked = Generation | Look | None
-"""None asks the engine to stop."""
+type InboxItem = Generation | CacheProbe | None
+"""None tells the engine to stop."""
 
 
 class Inbox:
-    """Requests and questions from HTTP threads, which only `put`; the engine thread does the rest."""
+    """A queue that HTTP threads fill with `put`; only the engine thread calls the other methods."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
         self._is_closed = False
 
     def __len__(self) -> int:
         return self._queue.qsize()
 
-    def put(self, asked: Asked) -> bool:
-        """False if it may be that nobody will read it any more."""
+    def put(self, asked: InboxItem) -> bool:
+        """Add an item. Returns False if the inbox is closed, so that the engine may never read the item."""
         self._queue.put(asked)
         return not self._is_closed
 
-    def wait(self) -> Asked:
-        """The next one, as soon as there is one."""
+    def wait(self) -> InboxItem:
+        """Wait for the next item and return it."""
         return self._queue.get()
 
-    def take_all(self) -> list[Asked]:
-        """All that are there."""
-        taken: list[Asked] = []
+    def take_all(self) -> list[InboxItem]:
+        """Return all items that are available, without waiting."""
+        taken: list[InboxItem] = []
         with suppress(queue.Empty):
             while True:
                 taken.append(self._queue.get_nowait())
         return taken
 
     def close(self) -> None:
-        """What comes from now on is answered by whoever puts it. What came before is still to be taken."""
+        """Make `put` return False from now on. Items that are already queued must still be taken."""
         self._is_closed = True

@@ -1,70 +1,78 @@
-"""What the engine thread does, over and over."""
+"""The engine's scheduler loop: receive, preempt, prefill a chunk, decode a step, repeat.
+
+Everything here runs on the engine thread, which owns all MLX arrays.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import mlx.core as mx
 
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
-from start_llm.cache.pages import Strand
+from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed
 from start_llm.engine.admission import planned_tokens
-from start_llm.engine.batch import Decoder, Group
+from start_llm.engine.batch import BatchGroup, Decoder
+from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.generation import Generation
-from start_llm.engine.inbox import Asked, Inbox
-from start_llm.engine.look import Look
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.inbox import Inbox, InboxItem
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
-from start_llm.engine.row import Row, Sampled
-from start_llm.engine.schedule import Schedule, Waiting, due_with, goes_first
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore, should_preempt
+from start_llm.engine.sequence import EngineSequence, Sampled
 from start_llm.engine.time_share import EngineTime
 from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
-_STEPS_BETWEEN_LOOKS = 64
-_TIDYING_S = 0.01
-"""Of a step, for what the cache has put off."""
+_STEPS_BETWEEN_MEMORY_CHECKS = 64
+_CACHE_TIDY_S = 0.01
+"""Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
 
 class EngineLoop:
-    """Owner of everything MLX: made, run and dropped on the engine thread.
+    """Schedules requests, prefills prompts and decodes replies.
 
-    Prefill is serial. While replies run, its chunks take turns with decode steps, each for its share of the
-    time. A row can be interrupted at any step: it comes to rest, the cache has what it computed, and it
-    goes on when its turn comes again.
+    One prompt is prefilled at a time. While replies are running, prefill chunks and decode steps alternate,
+    each within its share of the time. A sequence can be preempted between any two steps. The cache then
+    keeps what it computed, and the sequence resumes when the schedule picks it again.
+
+    If a step raises, the caches of its sequences are discarded and all other sequences continue. A lone
+    sequence fails; the sequences of a batch are retried one by one, so that only the faulty one fails.
 
     Args:
-        clock: seconds.
+        clock: Returns seconds.
     """
 
     def __init__(
         self,
-        machinery: Machinery,
+        resources: EngineResources,
         inbox: Inbox,
         metrics: EngineMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._machinery = machinery
+        self._resources = resources
         self._inbox = inbox
         self._metrics = metrics
         self._clock = clock
         self._schedule = Schedule(clock)
-        self._time = EngineTime(machinery, metrics, clock)
-        self._cache = machinery.cache or NoReuse(Layers(machinery.network))
+        self._time = EngineTime(resources, metrics, clock)
+        self._cache = resources.cache or NoReuse(Layers(resources.network))
         self._steps = 0
-        self._starting: Waiting | None = None
-        self._opened: Strand | None = None
+        self._starting: QueuedRequest | None = None  # taken from the schedule, not being prefilled yet
+        self._starting_cache: SequenceCache | None = None  # what was restored for it
         self._prefill: Prefill | None = None
-        self._decoder = Decoder(machinery.network, machinery.batches, machinery.admission.holds)
+        self._decoder = Decoder(resources.network, resources.batches, resources.admission.fits)
+        self._given_up: list[Generation] = []  # requests that have failed and are not told yet
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until asked to stop. Then, or if the thread dies, fail what is left: nobody waits forever."""
+        """Run steps until asked to stop. At the end, also after an error, fail every request that is left."""
         try:
             while not self._stopping:
                 self.step()
@@ -74,324 +82,368 @@ class EngineLoop:
     def _fail_the_rest(self) -> None:
         self._inbox.close()
         self._receive_all()
-        for generation in self._abandon_everything():
-            generation.emit(Failed(STOPPING))
+        try:
+            self._abandon_everything()
+        finally:
+            self._tell_given_up(STOPPING)
 
     def step(self) -> None:
         self._receive()
-        self._guarded(self._drop_cancelled, self._abandon_decoding)
-        self._guarded(self._cut_overdue, self._abandon_decoding)
-        self._guarded(self._make_room, self._abandon_decoding)
-        if (self._prefill or self._startable) and self._time.is_prefills_turn(
-            replies=bool(self._decoder.rows)
+        with self._on_failure(self._abandon_decoding):
+            self._drop_cancelled()
+        with self._on_failure(self._abandon_decoding):
+            self._end_overdue()
+        with self._on_failure(self._abandon_decoding):
+            self._preempt()
+        if (self._prefill or self._startable) and self._time.may_prefill(
+            is_decoding=bool(self._decoder.sequences)
         ):
             self._prefill_some()
         self._decode()
-        self._guarded(self._share_memory, list)
+        with self._on_failure(_abandon_nothing):
+            self._balance_memory()
         self._report()
 
-    # --------------------------------------------------------------------------------------- coming and going
+    # ------------------------------------------------------------------------------------- receive and cancel
 
     def _receive(self) -> None:
-        """Take new requests; wait for one if there is nothing else to do."""
-        if not (self._schedule or self._prefill or self._decoder.rows):
+        """Take new requests. Block until one comes if there is nothing else to do."""
+        if not (self._schedule or self._prefill or self._decoder.sequences):
             self._time.rest()
             self._metrics.step_began = None
-            asked = self._inbox.wait()
+            item = self._inbox.wait()
             self._metrics.step_began = time.monotonic()
-            self._note(asked)
+            self._accept_item(item)
         self._metrics.step_began = time.monotonic()
         self._receive_all()
         self._metrics.waiting = len(self._schedule)
 
     def _receive_all(self) -> None:
-        for asked in self._inbox.take_all():
-            self._note(asked)
+        for item in self._inbox.take_all():
+            self._accept_item(item)
 
-    def _note(self, asked: Asked) -> None:
-        match asked:
+    def _accept_item(self, item: InboxItem) -> None:
+        match item:
             case Generation():
-                self._schedule.add(asked, self._time.speed, self._prefill.row if self._prefill else None)
-            case Look():
-                self._guarded(partial(self._tell, asked), partial(self._cannot_tell, asked))
+                self._schedule.add(item, self._time.speed, self._prefill.sequence if self._prefill else None)
+            case CacheProbe():
+                with self._on_failure(partial(item.answer, None)):
+                    self._answer(item)
             case None:
                 self._stopping = True
 
-    def _tell(self, look: Look) -> None:
-        job = look.job
-        look.answer(self._cache.peek(job.prompt.ids, job.salt, job.boundaries, job.known))
-
-    def _cannot_tell(self, look: Look) -> list[Generation]:
-        look.answer(None)
-        return []
+    def _answer(self, probe: CacheProbe) -> None:
+        request = probe.request
+        probe.answer(
+            self._cache.peek(request.prompt.ids, request.salt, request.boundaries, request.repeated_tokens)
+        )
 
     def _drop_cancelled(self) -> None:
-        self._schedule.take_cancelled()
-        if self._prefill and self._prefill.row.cancelled:
-            self._guarded(self._leave_prefill, partial(self._abandon_row, self._prefill.row))
-        for row in self._decoder.rows:
-            if row.cancelled:
-                self._guarded(partial(self._retire, row), partial(self._abandon_row, row))
+        self._schedule.drop_cancelled()
+        if self._prefill and self._prefill.sequence.cancelled:
+            with self._blaming(self._prefill.sequence):
+                self._stop_prefill()
+        for sequence in self._decoder.sequences:
+            if sequence.cancelled:
+                with self._blaming(sequence):
+                    self._retire(sequence)
 
-    def _cut_overdue(self) -> None:
-        """End the replies whose time is over; what was computed is kept."""
+    def _end_overdue(self) -> None:
+        """End replies that exceeded their deadline. The cache keeps what they computed."""
         running, now = self._running, self._clock()
-        for row in [*self._schedule.interrupted, *running]:
-            spent_s = row.spent_s(now if row in running else row.since)
-            if 0 < self._machinery.pace.deadline_s < spent_s:
-                row.cut()
-                row.generation.cancel()
+        for sequence in [*self._schedule.preempted, *running]:
+            run_time_s = sequence.run_time_s(now if sequence in running else sequence.running_since)
+            if 0 < self._resources.time_limits.deadline_s < run_time_s:
+                sequence.cut()
+                sequence.generation.cancel()
         self._drop_cancelled()
 
     @property
-    def _running(self) -> list[Row]:
-        return [*([self._prefill.row] if self._prefill else []), *self._decoder.rows]
+    def _running(self) -> list[EngineSequence]:
+        return [*([self._prefill.sequence] if self._prefill else []), *self._decoder.sequences]
 
-    # --------------------------------------------------------------------------------------- whose turn it is
+    # --------------------------------------------------------------------------------------------- preemption
 
-    def _make_room(self) -> None:
-        """Interrupt who has to: for a short prompt, for those that wait for a place, for want of memory."""
-        first = self._schedule.first
-        prefill = self._prefill
-        if first and prefill and self._cache.keeps:
-            if goes_first(first, prefill.row, prefill.done) and self._has_room(first, self._decoder.rows):
-                self._guarded(self._stop_prefill, partial(self._abandon_row, prefill.row))
+    def _preempt(self) -> None:
+        """Preempt sequences when a short prompt, a queued request or memory pressure requires it."""
+        first, prefill = self._schedule.first, self._prefill
+        if first and prefill and self._cache.supports_reuse:
+            if should_preempt(first, prefill.sequence, prefill.done) and self._has_room(
+                first, self._decoder.sequences
+            ):
+                with self._blaming(prefill.sequence):
+                    self._preempt_prefill(prefill.sequence)
         elif first and not prefill and not self._has_room(first, self._running):
-            self._interrupt_longest_for(first)
-        self._interrupt_beyond_memory()
+            self._preempt_longest_for(first)
+        self._preempt_beyond_memory()
+
+    def _preempt_prefill(self, sequence: EngineSequence) -> None:
+        """Stop prefilling this sequence in mid-prompt and put it back into the schedule."""
+        self._stop_prefill()
+        sequence.pause(self._clock())
+        self._schedule.requeue(sequence, sequence.due)  # it keeps its place
 
     def _stop_prefill(self) -> None:
-        """In the middle of a prompt; it goes on later."""
-        if self._prefill is None:
-            return
-        row = self._prefill.row
-        self._leave_prefill()
-        row.pause(self._clock())
-        self._schedule.put_back(row, row.due)
-
-    def _leave_prefill(self) -> None:
-        """Stop in the middle of a prompt, and keep what is computed of it."""
+        """Stop prefilling in mid-prompt. The cache keeps what was computed."""
         if self._prefill:
-            row, self._prefill = self._prefill.row, None
-            self._cache.close(row.strand, row.cache, row.strand.tokens)
+            sequence, self._prefill = self._prefill.sequence, None
+            self._cache.close(sequence.seq_cache, sequence.layer_caches, sequence.seq_cache.tokens)
             mx.clear_cache()
 
-    def _has_room(self, waiting: Waiting, beside: list[Row]) -> bool:
-        has_place, job = len(beside) < self._machinery.most_rows, waiting.generation.job
-        return has_place and self._machinery.admission.has_room(beside, job, waiting.tokens)
+    def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
+        has_slot = len(beside) < self._resources.max_sequences
+        request = waiting.generation.request
+        return has_slot and self._resources.admission.has_room(beside, request, waiting.tokens)
 
-    def _interrupt_longest_for(self, first: Waiting) -> None:
-        """The row that has had its turn for the longest time, if that is long enough."""
-        rows, now = self._decoder.rows, self._clock()
-        if not rows or now < first.due or not self._can_keep_all(first):
+    def _preempt_longest_for(self, first: QueuedRequest) -> None:
+        """Preempt the sequence that has run longest without a pause, once it has run for
+        `preempt_after_s`.
+        """
+        sequences, now = self._decoder.sequences, self._clock()
+        if not sequences or now < first.due or not self._can_keep_all(first):
             return
-        row = min(rows, key=lambda one: one.since)
-        if now - row.since >= self._machinery.pace.turn_s:
-            self._guarded(partial(self._interrupt, row), partial(self._abandon_row, row))
+        sequence = min(sequences, key=lambda one: one.running_since)
+        if now - sequence.running_since >= self._resources.time_limits.preempt_after_s:
+            with self._blaming(sequence):
+                self._preempt_decoding(sequence)
 
-    def _can_keep_all(self, first: Waiting) -> bool:
-        """Whether rows that take turns are still in memory when theirs comes again."""
-        lengths = [len(row.tokens) for row in (*self._schedule.interrupted, *self._running)]
-        newcomer = [] if first.row else [first.tokens]
-        held = self._machinery.admission.held([*lengths, *newcomer])
-        return self._cache.keeps and held <= self._cache.room_bytes
+    def _can_keep_all(self, first: QueuedRequest) -> bool:
+        """True if the caches of all sequences fit into memory together, so that nothing is computed twice."""
+        lengths = [len(sequence.tokens) for sequence in (*self._schedule.preempted, *self._running)]
+        newcomer = [] if first.sequence else [first.tokens]
+        held = self._resources.admission.bytes_for([*lengths, *newcomer])
+        return self._cache.supports_reuse and held <= self._cache.budget_bytes
 
-    def _interrupt_beyond_memory(self) -> None:
-        """Rows have grown into what is there for all: the newest makes room for those that came before."""
-        rows = self._decoder.rows
-        lengths = [len(row.tokens) for row in self._running]
-        if len(rows) > 1 and not self._machinery.admission.holds(lengths):
-            newest = max(rows, key=lambda one: one.since)
-            self._guarded(partial(self._interrupt, newest), partial(self._abandon_row, newest))
+    def _preempt_beyond_memory(self) -> None:
+        """Preempt the sequence that started or resumed last if all together have outgrown the memory
+        budget.
+        """
+        sequences = self._decoder.sequences
+        lengths = [len(sequence.tokens) for sequence in self._running]
+        if len(sequences) > 1 and not self._resources.admission.fits(lengths):
+            newest = max(sequences, key=lambda one: one.running_since)
+            with self._blaming(newest):
+                self._preempt_decoding(newest)
 
-    def _interrupt(self, row: Row) -> None:
-        """Take a row out in the middle of its reply; it goes on later."""
-        held, sampled = self._decoder.release(row)
-        self._cache.beside_bytes = self._decoder.batched_bytes
-        self._cache.close(row.strand, held.caches, row.tokens[: held.tokens])
-        if sampled is None or not self._has_ended(sampled):
-            row.pause(self._clock())
-            self._schedule.put_back(row)
-            self._metrics.interruptions += 1
+    def _preempt_decoding(self, sequence: EngineSequence) -> None:
+        """Take a sequence out of its batch in mid-reply and put it back into the schedule."""
+        held, sampled = self._decoder.release(sequence)
+        self._cache.batched_bytes = self._decoder.batched_bytes
+        self._cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens])
+        if sampled is None or not self._append_token(sampled):
+            sequence.pause(self._clock())
+            self._schedule.requeue(sequence)
+            self._metrics.preemptions += 1
 
     # ------------------------------------------------------------------------------------------------ prefill
 
     @property
-    def _startable(self) -> Waiting | None:
+    def _startable(self) -> QueuedRequest | None:
         first = self._schedule.first
         return first if first and self._has_room(first, self._running) else None
 
     def _start_next(self) -> None:
-        if self._prefill or (first := self._startable) is None:
-            return
+        """Restore the next queued sequence from the cache, unless one is being prefilled or it has no
+        room.
+        """
+        with self._on_failure(self._abandon_starting):
+            if not self._prefill and (first := self._startable):
+                self._start(first)
+
+    def _start(self, first: QueuedRequest) -> None:
         self._starting = first
         self._schedule.take(first)
-        row, stops = self._continued(first.row) if first.row else self._opened_for(first)
-        self._prefill = Prefill(self._machinery.network, row, stops)
-        self._starting = self._opened = None
+        sequence, checkpoint_positions = (
+            self._reopen(first.sequence) if first.sequence else self._open_new(first)
+        )
+        self._prefill = Prefill(self._resources.network, sequence, checkpoint_positions)
+        self._starting = self._starting_cache = None
         self._report()
 
-    def _opened_for(self, waiting: Waiting) -> tuple[Row, tuple[int, ...]]:
-        job = waiting.generation.job
-        ids, room = job.prompt.ids, planned_tokens(job, waiting.tokens)
-        opened = self._cache.open(ids, job.salt, job.boundaries, job.known, room)
-        self._opened = opened.strand
-        cached = len(opened.strand.tokens)
-        reply = ReplyWriter(job, self._machinery.token_bytes, self._machinery.end_tokens, cached=cached)
-        due = due_with(waiting, cached, self._time.speed)
-        row = Row(waiting.generation, reply, opened.strand, due=due, now=self._clock())
-        row.generation.emit(opened.restored)
-        return row, opened.stops
+    def _open_new(self, waiting: QueuedRequest) -> tuple[EngineSequence, tuple[int, ...]]:
+        request = waiting.generation.request
+        ids, room = request.prompt.ids, planned_tokens(request, waiting.tokens)
+        opened = self._cache.open(ids, request.salt, request.boundaries, request.repeated_tokens, room)
+        self._starting_cache = opened.seq_cache
+        cached = len(opened.seq_cache.tokens)
+        reply = ReplyWriter(
+            request, self._resources.token_bytes, self._resources.eos_token_ids, cached=cached
+        )
+        due = deadline_after_restore(waiting, cached, self._time.speed)
+        sequence = EngineSequence(waiting.generation, reply, opened.seq_cache, due=due, now=self._clock())
+        sequence.generation.emit(opened.restored)
+        return sequence, opened.checkpoint_positions
 
-    def _continued(self, row: Row) -> tuple[Row, tuple[int, ...]]:
-        job = row.generation.job
-        told = len(row.tokens) if row.has_begun else row.strand.known
-        ids, room = tuple(row.tokens), planned_tokens(job, len(row.tokens))
-        opened = self._cache.reopen(ids, job.salt, job.boundaries, told, len(job.prompt), room)
-        self._opened = opened.strand
-        row.go_on(opened.strand, self._clock())
-        return row, opened.stops
+    def _reopen(self, sequence: EngineSequence) -> tuple[EngineSequence, tuple[int, ...]]:
+        request = sequence.generation.request
+        repeated_tokens = len(sequence.tokens) if sequence.has_begun else sequence.seq_cache.repeated_tokens
+        ids, room = tuple(sequence.tokens), planned_tokens(request, len(sequence.tokens))
+        opened = self._cache.reopen(
+            ids, request.salt, request.boundaries, repeated_tokens, len(request.prompt), room
+        )
+        self._starting_cache = opened.seq_cache
+        sequence.resume(opened.seq_cache, self._clock())
+        return sequence, opened.checkpoint_positions
 
     def _prefill_some(self) -> None:
-        """One chunk of a long prompt, or as many short prompts as take no longer."""
-        self._guarded(self._finish_steps, self._abandon_decoding)
-        with self._time.prefilling(replies=bool(self._decoder.rows)) as fits:
-            self._guarded(self._start_next, self._abandon_starting)
+        """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""
+        with self._time.decoding():
+            self._wait_for_steps()  # their time does not count as the chunk's
+        with self._time.prefilling(is_decoding=bool(self._decoder.sequences)) as fits:
+            self._start_next()
             while prefill := self._prefill:
-                self._guarded(self._prefill_chunk, self._abandon_prefill)
+                with self._on_failure(self._abandon_prefill):
+                    self._prefill_chunk(prefill)
                 if not prefill.is_complete:
                     return
-                self._guarded(self._start_next, self._abandon_starting)
+                self._start_next()
                 if not fits(self._prefill):
                     return
 
-    def _finish_steps(self) -> None:
-        """Wait for the steps that are on their way, whose time is not the chunk's."""
-        with self._time.decoding():
-            self._decoder.wait()
+    def _wait_for_steps(self) -> None:
+        for group in self._decoder.groups:
+            with self._on_failure(partial(self._abandon_group, group)):
+                group.wait()
 
-    def _prefill_chunk(self) -> None:
-        if self._prefill is None:
-            return
-        computed = self._time.compute_chunk(self._prefill, replies=bool(self._decoder.rows))
-        row, done = self._prefill.row, self._prefill.done
-        self._cache.grew(row.strand, row.tokens[done - computed : done], keep_state=self._prefill.is_at_stop)
-        if self._prefill.is_complete:
+    def _prefill_chunk(self, prefill: Prefill) -> None:
+        computed = self._time.compute_chunk(prefill, is_decoding=bool(self._decoder.sequences))
+        sequence, done = prefill.sequence, prefill.done
+        self._cache.record_chunk(
+            sequence.seq_cache, sequence.tokens[done - computed : done], keep_state=prefill.is_at_checkpoint
+        )
+        if prefill.is_complete:
+            self._decoder.add(sequence)
             self._prefill = None
-            self._decoder.add(row)
 
     # ----------------------------------------------------------------------------------------------- decoding
 
     def _decode(self) -> None:
-        """One token for each row, but for those that have just joined others."""
+        """Decode one token for each sequence. Those that join a batch now only have their first step
+        launched.
+        """
         with self._time.decoding():
-            while self._decoder.next_to_start:
-                self._guarded(self._decoder.start_next, self._abandon_joining)
+            while self._decoder.next_to_join:
+                with self._on_failure(self._abandon_joining):
+                    self._decoder.join_next()
             for group in self._decoder.groups:
-                self._guarded(partial(self._step, group), partial(self._abandon_group, group))
-        self._time.note_step(replies=bool(self._decoder.groups))
+                with self._on_failure(partial(self._abandon_group, group)):
+                    self._step(group)
+        self._time.note_step(is_decoding=bool(self._decoder.groups))
 
-    def _step(self, group: Group) -> None:
-        if group in self._decoder.groups:  # else a failure of another one has taken all with it
-            self._accept_all(group.step())
-
-    def _accept_all(self, all_sampled: list[Sampled]) -> None:
-        for sampled in all_sampled:
-            self._guarded(partial(self._accept, sampled), partial(self._abandon_row, sampled.row))
+    def _step(self, group: BatchGroup) -> None:
+        if group not in self._decoder.groups:
+            return  # `_abandon_everything` has run since
+        for sampled in group.step():
+            with self._blaming(sampled.sequence):
+                self._accept(sampled)
 
     def _accept(self, sampled: Sampled) -> None:
-        if self._decoder.holds(sampled.row) and self._has_ended(sampled):
-            self._retire(sampled.row)
+        if self._decoder.contains(sampled.sequence) and self._append_token(sampled):
+            self._retire(sampled.sequence)
 
-    def _has_ended(self, sampled: Sampled) -> bool:
+    def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1
-        return sampled.row.accept(sampled.token, sampled.scored, sampled.surprisal)
+        return sampled.sequence.accept(sampled.token, sampled.scored, sampled.surprisal)
 
-    def _retire(self, row: Row) -> None:
-        """Take a row out of the decoder, and give what it computed to the cache."""
-        if self._decoder.holds(row):
-            caches, tokens = self._decoder.remove(row)
-            self._cache.beside_bytes = self._decoder.batched_bytes
-            self._cache.close(row.strand, caches, row.tokens[:tokens])
+    def _retire(self, sequence: EngineSequence) -> None:
+        """Take a sequence out of its batch and return its caches to the prompt cache."""
+        if self._decoder.contains(sequence):
+            caches, tokens = self._decoder.remove(sequence)
+            self._cache.batched_bytes = self._decoder.batched_bytes
+            self._cache.close(sequence.seq_cache, caches, sequence.tokens[:tokens])
 
-    def _share_memory(self) -> None:
-        """Let the cache give way to what rows hold in batches, and to what they have grown by."""
+    def _balance_memory(self) -> None:
+        """Shrink the prompt cache when batches hold more, and at intervals when memory is short."""
         self._steps += 1
-        batched, is_time = self._decoder.batched_bytes, self._steps % _STEPS_BETWEEN_LOOKS == 0
-        if batched != self._cache.beside_bytes or is_time:
-            self._cache.beside_bytes = batched
-            self._cache.shrink(self._machinery.shortage() if is_time else 0)
-        self._cache.tidy(_TIDYING_S)
+        batched, is_time = self._decoder.batched_bytes, self._steps % _STEPS_BETWEEN_MEMORY_CHECKS == 0
+        if batched != self._cache.batched_bytes or is_time:
+            self._cache.batched_bytes = batched
+            self._cache.shrink(self._resources.shortage() if is_time else 0)
+        self._cache.tidy(_CACHE_TIDY_S)
 
     # ----------------------------------------------------------------------------------------------- failures
 
-    def _guarded(self, action: Callable[[], None], abandon: Callable[[], list[Generation]]) -> None:
-        """Run `action`; if it fails, the requests that it held fail with it and the loop goes on."""
+    @contextmanager
+    def _on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
+        """If the block raises, give up what `abandon` gives up, and tell its requests; the loop continues."""
         try:
-            action()
-        except Exception as error:  # noqa: BLE001 - whatever a network raises, the other requests must live
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a network raises, other requests must survive
             self._metrics.failures += 1
-            for generation in self._abandoned(abandon):
-                generation.emit(Failed(f"The engine failed: {type(error).__name__}: {error}"))
+            try:
+                abandon()
+            except Exception:  # noqa: BLE001 - nothing that is here can be trusted; later requests must survive
+                self._abandon_everything()
+            self._tell_given_up(f"The engine failed: {type(error).__name__}: {error}")
             mx.clear_cache()
 
-    def _abandoned(self, abandon: Callable[[], list[Generation]]) -> list[Generation]:
+    def _blaming(self, sequence: EngineSequence) -> AbstractContextManager[None]:
+        """If the block raises, this sequence alone fails."""
+        return self._on_failure(partial(self._abandon_sequence, sequence))
+
+    def _tell_given_up(self, message: str) -> None:
+        for generation in dict.fromkeys(self._given_up):
+            generation.emit(Failed(message))
+        self._given_up.clear()
+
+    def _give_up(self, sequences: Sequence[EngineSequence]) -> None:
+        """Fail these sequences and discard their caches. They are in `_given_up` even if that raises."""
+        self._given_up += [sequence.generation for sequence in sequences]
+        for sequence in sequences:
+            self._cache.discard(sequence.seq_cache)
+
+    def _abandon_everything(self) -> None:
+        self._given_up += self._schedule.take_all()
+        sequences = [*self._decoder.abandon(), *self._take_prefill()]
         try:
-            return abandon()
-        except Exception:  # noqa: BLE001 - then nothing that runs can be trusted, and what comes next must live
-            return self._abandon_everything()
+            self._give_up(sequences)
+        finally:
+            self._abandon_starting()
 
-    def _abandon_everything(self) -> list[Generation]:
-        waiting = self._schedule.take_all()
-        rows = self._decoder.abandon()
-        for row in rows:
-            self._cache.discard(row.strand)
-        lost = [*self._abandon_starting(), *self._abandon_prefill(), *waiting]
-        return [*lost, *(row.generation for row in rows)]
+    def _abandon_sequence(self, sequence: EngineSequence) -> None:
+        """Fail a sequence. If it cannot be taken out of its batch, everything fails with it."""
+        self._give_up([sequence])
+        self._decoder.remove(sequence)
 
-    def _abandon_row(self, row: Row) -> list[Generation]:
-        """If it cannot even be taken out, all others go with it."""
-        self._cache.discard(row.strand)
-        try:
-            self._decoder.remove(row)
-        except Exception:  # noqa: BLE001 - as in `_abandoned`, but this row may be gone from its group already
-            return [*{row.generation, *self._abandon_everything()}]
-        return [row.generation]
+    def _abandon_joining(self) -> None:
+        self._retry_alone(self._decoder.drop_joining())
 
-    def _abandon_joining(self) -> list[Generation]:
-        return self._tried_alone(self._decoder.drop_starting())
+    def _abandon_group(self, group: BatchGroup) -> None:
+        self._retry_alone(self._decoder.drop(group))
 
-    def _abandon_group(self, group: Group) -> list[Generation]:
-        return self._tried_alone(self._decoder.drop(group))
+    def _abandon_decoding(self) -> None:
+        self._retry_alone(self._decoder.abandon())
 
-    def _abandon_decoding(self) -> list[Generation]:
-        return self._tried_alone(self._decoder.abandon())
+    def _retry_alone(self, sequences: list[EngineSequence]) -> None:
+        """Retry each sequence of a failed batch outside batches, so that only the faulty one fails again."""
+        self._give_up(sequences)
+        for sequence in sequences:
+            if len(sequences) > 1 and sequence.can_resume:
+                sequence.excluded_from_batches = True
+                sequence.pause(self._clock())
+                self._schedule.requeue(sequence)
+                self._given_up.remove(sequence.generation)
 
-    def _tried_alone(self, rows: list[Row]) -> list[Generation]:
-        """Of several rows nobody knows which one is to blame: each goes on alone, and the one will fail."""
-        for row in rows:
-            self._cache.discard(row.strand)
-        going_on = [row for row in rows if len(rows) > 1 and row.can_go_on]
-        for row in going_on:
-            row.is_alone = True
-            row.pause(self._clock())
-            self._schedule.put_back(row)
-        return [row.generation for row in rows if row not in going_on]
+    def _abandon_starting(self) -> None:
+        if self._starting is not None:
+            self._given_up.append(self._starting.generation)
+            self._starting = None
+        if self._starting_cache is not None:
+            self._cache.discard(self._starting_cache)
+            self._starting_cache = None
 
-    def _abandon_starting(self) -> list[Generation]:
-        dropped, self._starting = self._starting, None
-        if self._opened is not None:
-            self._cache.discard(self._opened)
-            self._opened = None
-        return [dropped.generation] if dropped else []
+    def _abandon_prefill(self) -> None:
+        self._give_up(self._take_prefill())
 
-    def _abandon_prefill(self) -> list[Generation]:
-        rows, self._prefill = [self._prefill.row] if self._prefill else [], None
-        for row in rows:
-            self._cache.discard(row.strand)
-        return [row.generation for row in rows]
+    def _take_prefill(self) -> list[EngineSequence]:
+        prefill, self._prefill = self._prefill, None
+        return [prefill.sequence] if prefill else []
 
     def _report(self) -> None:
         self._metrics.waiting = len(self._schedule)
-        self._metrics.active_rows = len(self._decoder.rows)
+        self._metrics.active_sequences = len(self._decoder.sequences)
         self._metrics.prefill = (self._prefill.done, self._prefill.total) if self._prefill else None
+
+
+def _abandon_nothing() -> None:
+    pass

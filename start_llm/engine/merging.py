@@ -1,7 +1,7 @@
-"""Caches of several sequences as one batch, through mlx_lm's cache classes.
+"""Merge the KV caches of several sequences into one batch, with mlx_lm's cache classes.
 
-Everything is done one cache after the other, and computed at once: while rows join or leave, one layer's KV
-is there twice, and no more. What fails half way leaves caches that nobody can use.
+Sequences join and leave layer by layer, and each layer is evaluated at once, so at most one layer's KV exists
+twice. If a function raises, the caches are unusable.
 """
 
 from __future__ import annotations
@@ -11,62 +11,65 @@ from typing import Any
 
 import mlx.core as mx
 
-from start_llm.cache.layers import leaves, settle
+from start_llm.cache.layers import leaves, materialize
 
 
 def can_merge(caches: Sequence[Any]) -> bool:
-    """Whether these classes say that they can. `engine.self_test` finds out."""
+    """Return whether every cache has a `merge` method. `engine.self_test` checks that it is correct."""
     return all(hasattr(cache, "merge") for cache in caches)
 
 
-def merge(rows: Sequence[list[Any]]) -> list[Any]:
-    """The caches of several rows as one batch. Those of the rows are emptied on the way."""
+def merge(sequences: Sequence[list[Any]]) -> list[Any]:
+    """Merge the caches of several sequences into one batch. Empties the sequences' lists on the way."""
     merged: list[Any] = []
-    for index in range(len(rows[0])):
-        parts = [row[index] for row in rows]
+    for index in range(len(sequences[0])):
+        parts = [sequence[index] for sequence in sequences]
         merged.append(_computed(type(parts[0]).merge(parts)))
-        _let_go(rows, index)
+        _let_go(sequences, index)
     return merged
 
 
-def extend(merged: list[Any], row: list[Any]) -> None:
-    """Add a row, whose caches are emptied on the way."""
+def extend(merged: list[Any], sequence: list[Any]) -> None:
+    """Add a sequence to a batch. Empties its list on the way."""
     for index, cache in enumerate(merged):
-        cache.extend(type(row[index]).merge([row[index]]))
+        cache.extend(type(sequence[index]).merge([sequence[index]]))
         _computed(cache)
-        _let_go([row], index)
+        _let_go([sequence], index)
 
 
 def grow_by(merged: Sequence[Any], tokens: int) -> None:
-    """Let merged KV grow by so many tokens when it has to: each time all of it is copied."""
+    """Set the number of tokens by which merged KV grows; each growth copies all of it."""
     for leaf in leaves(merged):
         if hasattr(leaf, "step"):
             leaf.step = tokens
 
 
 def copy_of(merged: Sequence[Any], place: int) -> list[Any]:
-    """The caches of one row, not computed yet."""
+    """Return lazy copies of the caches of the sequence at `place`."""
     return [cache.extract(place) for cache in merged]
 
 
-def take_out(merged: list[Any], place: int, rows: int) -> list[Any]:
-    """The caches of one row of so many, which leaves the batch. It must not be the last one."""
+def take_out(merged: list[Any], place: int, sequences: int) -> list[Any]:
+    """Remove the sequence at `place` from a batch of `sequences`, and return its caches.
+
+    At least one sequence must remain.
+    """
     taken: list[Any] = []
     for cache in merged:
-        row = cache.extract(place)
-        cache.filter([other for other in range(rows) if other != place])
-        # mlx_lm takes padding away by a slice, which would keep the wider array (lesson 26).
-        settle([row, cache])
-        taken.append(row)
+        sequence = cache.extract(place)
+        cache.filter([other for other in range(sequences) if other != place])
+        # mlx_lm removes padding with a slice, which would keep the wider array alive (lesson 26).
+        materialize([sequence, cache])
+        taken.append(sequence)
     return taken
 
 
 def unmerge(merged: list[Any]) -> None:
-    """Give the one row that is left in a batch caches of its own."""
+    """Replace the merged caches of the only remaining sequence by unmerged ones, in place."""
     for index, cache in enumerate(merged):
-        row = cache.extract(0)
-        settle([row])
-        merged[index] = row
+        sequence = cache.extract(0)
+        materialize([sequence])
+        merged[index] = sequence
 
 
 def _computed(cache: Any) -> Any:
@@ -74,6 +77,6 @@ def _computed(cache: Any) -> Any:
     return cache
 
 
-def _let_go(rows: Sequence[list[Any]], index: int) -> None:
-    for row in rows:
-        row[index] = None
+def _let_go(sequences: Sequence[list[Any]], index: int) -> None:
+    for sequence in sequences:
+        sequence[index] = None

@@ -1,4 +1,4 @@
-"""How long a chunk of a prompt takes, and how long one may be."""
+"""Predict how long a prefill chunk takes, and choose the length of the next one."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from statistics import median
 from typing import NamedTuple
 
 LONGEST_CHUNK = 2048
-"""Tokens. mlx_lm's chunks are as long; longer ones are no faster and need more memory."""
+"""Tokens of the longest chunk, as in mlx_lm. Longer chunks are no faster and need more memory."""
 STALL_S = 0.23
-"""Seconds for which a running reply may stand still; its stream then still seems to flow."""
+"""Target for the longest pause of a running reply, in seconds. Its stream still appears to flow."""
 DECODE_SHARE = 1 / 3
-"""Part of the engine's time that running replies keep while a prompt is computed."""
+"""Share of the engine's time for running replies while a prompt is prefilled."""
 
 _RELAXED_S = 1.0
-"""Seconds of a chunk while no reply runs. Requests that come or are cancelled meanwhile wait for its end."""
+"""Seconds of a chunk while no reply runs. New requests and cancellations wait until it ends."""
 _RELAXED_EFFICIENCY = 0.97
 PACED_EFFICIENCY = 0.65
-"""Shorter chunks would give most of their time to fixed costs, and the prompt would never be done."""
+"""Share of the full prefill speed that a chunk must reach while replies run.
+
+Shorter chunks would spend most of their time on fixed costs, and the prompt would never be done.
+"""
 _PLANNED = 0.9
-"""Part of a stall that a chunk is planned to last: predictions are wrong by a tenth."""
+"""Share of the stall target that a chunk is planned to last, since predictions are off by a tenth."""
 _FIRST = 256
 _BELIEVED, _PATIENCE_S = 1024, 4.0
-"""Tokens, and seconds for which so many are tried. Shorter chunks do not tell what long ones cost: with few
-tokens for each expert tiles are empty."""
+"""Chunk lengths double until a chunk has had `_BELIEVED` tokens or the next would take `_PATIENCE_S` seconds.
+
+Shorter chunks do not show what long ones cost: with few tokens for each expert, tiles are partly empty.
+"""
 _TILE = 32
-"""Tokens that a matrix product on a GPU takes at once: fewer cost as much."""
+"""Tokens of a tile of a matrix product on a GPU. Fewer tokens cost as much."""
 _SHORTEST = 4
-"""Where even a tile takes longer than a second, which no GPU does."""
+"""Tokens of the shortest chunk on a device that needs more than a second for a tile, which no GPU does."""
 _SHORTEST_S = 1e-6
 _UNKNOWN_SPEED = 300.0
 
 
 class Chunk(NamedTuple):
-    """Seconds that `tokens` of a prompt took behind `before` others."""
+    """A measured chunk: the seconds that `tokens` prompt tokens took with `before` tokens before them."""
 
     tokens: int
     before: int
@@ -42,26 +47,28 @@ class Chunk(NamedTuple):
 
 
 class ChunkTimes:
-    """Predicts a chunk's seconds from those measured, as level * (a + b L + c n + d L n).
+    """Predicts a chunk's seconds from measured chunks, as level * (a + b L + c n + d L n).
 
-    L is the chunk's length and n what stands before it. `a` is paid by every chunk (weights are read,
-    kernels are launched), `b` by each token, `c` by each token in front of the chunk (MLA decompresses its
-    whole KV for each chunk), and `d` by each pair of them (attention). A mixture of experts reads nearly
-    all of its weights from a hundred tokens on, so its reads are part of `a`. No cost is negative.
+    L is the chunk's length and n the number of tokens before it. `a` is the cost per chunk (weights are
+    read, kernels are launched), `b` the cost per token, `c` the cost per token before the chunk (MLA
+    decompresses its whole KV for each chunk), and `d` the cost per pair of them (attention). A mixture of
+    experts reads nearly all of its weights from a hundred tokens on, so its reads are part of `a`. No cost is
+    negative.
 
-    The costs are fitted to relative errors by recursive least squares, for which chunks of each order of
-    length are remembered apart: a thousand short ones do not make it forget what long ones cost. Coordinate
-    descent starts from the last solution, so what the chunks cannot tell apart stays as it was; at first
-    everything counts as `b`, and what grows with `n` as `c`, for which chunks get longer and soon tell. The
-    level follows at once when the machine gets slower or faster.
+    The costs are fitted to relative errors by recursive least squares. Chunks of each power of two in length
+    have their own sums, so that a thousand short chunks do not displace what long ones cost.
+
+    Coordinate descent starts from the last solution, so costs that the chunks do not determine keep their
+    values. At first everything counts as `b`, and time that grows with `n` counts as `c`, so chunks get
+    longer and soon determine the costs. The level follows at once when the machine gets slower or faster.
     """
 
     _FADING = 0.9
     _SWEEPS = 20
     _UNITS = (1.0, 1 / 1024, 1 / 2**14, 1 / 2**24)
     _ORDER = (1, 0, 2, 3)
-    _LEVEL_OF = 3  # one slow chunk of three is a hiccup, two are a busy machine
-    # A chunk shorter than this part of the longest one says little: few experts, small tiles.
+    _LEVEL_OF = 3  # one slow chunk of three is an outlier, two mean a busy machine
+    # A chunk shorter than this share of the longest one predicts little: few experts, small tiles.
     TELLING = 1 / 16
 
     def __init__(self) -> None:
@@ -83,25 +90,28 @@ class ChunkTimes:
         self._fit()
 
     def _telling_s(self, tokens: int) -> float:
-        """Seconds from which a chunk of so many tokens says something: short ones only if they are slow."""
+        """Return the seconds that a chunk of `tokens` tokens must take to be recorded.
+
+        Short chunks predict little, so they are recorded only if they are slow.
+        """
         if tokens < self.TELLING * self.longest:
             return _RELAXED_S
         return _RELAXED_S / 2 if tokens < _TILE else 0.0
 
     @property
     def is_known(self) -> bool:
-        """Something was measured."""
+        """True if a chunk has been measured."""
         return self.longest > 0
 
     def seconds(self, tokens: int, before: int) -> float:
         return self._level * self._expected(tokens, before)
 
     def tokens_in(self, seconds: float, before: int) -> int:
-        """The longest chunk that takes no longer than this; 0 if none does."""
+        """Return the longest chunk, in tokens, that takes at most `seconds`; 0 if none does."""
         return max(int((seconds - self.seconds(0, before)) / self._each(before)), 0)
 
     def tokens_at(self, efficiency: float, before: int) -> int:
-        """The shortest chunk that computes a token at this part of the speed of the longest chunks."""
+        """Return the shortest chunk, in tokens, that reaches this share of the longest chunks' speed."""
         allowed = self.seconds(LONGEST_CHUNK, before) / LONGEST_CHUNK / efficiency
         fixed, each = self.seconds(0, before), self._each(before)
         return min(int(fixed / (allowed - each)) + 1, LONGEST_CHUNK) if allowed > each else LONGEST_CHUNK
@@ -118,7 +128,7 @@ class ChunkTimes:
         return max(_dot(self._costs, self._terms(tokens, before)), 1e-9)
 
     def _each(self, before: int) -> float:
-        """Seconds of one token more."""
+        """Return the seconds of one more token."""
         return max(self.seconds(LONGEST_CHUNK, before) - self.seconds(0, before), 1e-9) / LONGEST_CHUNK
 
     def _fit(self) -> None:
@@ -133,9 +143,9 @@ class ChunkTimes:
 
 
 class _Memory:
-    """Sums over chunks, older ones fading: all that least squares needs of them.
+    """The sums over chunks that least squares needs. Older chunks fade.
 
-    Each chunk is a row of terms over its seconds, whose product with the right costs is 1.
+    Each chunk is a vector of terms divided by its seconds; its product with the right costs is 1.
     """
 
     def __init__(self) -> None:
@@ -144,8 +154,8 @@ class _Memory:
         self.weight = 0.0
 
     def add(self, terms: Sequence[float], fading: float) -> None:
-        for row, left in zip(self.gram, terms, strict=True):
-            row[:] = [fading * old + left * right for old, right in zip(row, terms, strict=True)]
+        for sequence, left in zip(self.gram, terms, strict=True):
+            sequence[:] = [fading * old + left * right for old, right in zip(sequence, terms, strict=True)]
         self.wanted = [fading * old + term for old, term in zip(self.wanted, terms, strict=True)]
         self.weight = fading * self.weight + 1
 
@@ -155,15 +165,15 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 class ChunkPacer:
-    """Chooses how long chunks are.
+    """Chooses the length of prefill chunks.
 
-    While no reply runs they are as fast as the network can be: 2,048 tokens, or fewer where that takes more
-    than a second and shorter ones reach 97 % of the speed. While replies run a chunk ends within `stall_s`,
-    unless it would then be slower than 65 % of the speed: a device that needs longer for one chunk's fixed
-    costs cannot stall less.
+    While no reply runs, chunks are as fast as the network allows: 2,048 tokens, or fewer if that takes more
+    than a second and shorter ones reach 97 % of the speed. While replies run, a chunk ends within `stall_s`,
+    unless its speed would then be below 65 %: a device that needs longer for one chunk's fixed costs cannot
+    stall less.
 
     Args:
-        stall_s: seconds.
+        stall_s: target for the longest pause of a reply, in seconds.
     """
 
     def __init__(self, stall_s: float = STALL_S) -> None:
@@ -172,26 +182,26 @@ class ChunkPacer:
         self._before = 0
 
     def record(self, chunk: Chunk) -> None:
-        """Learn from a chunk."""
+        """Update the prediction with a measured chunk."""
         self._before = chunk.before
         self._times.record(chunk)
 
     @property
     def speed(self) -> float:
-        """Tokens of a prompt that are computed in a second, as far as is known."""
+        """The predicted prefill speed in tokens per second; a default before the first measurement."""
         if not self._times.is_known:
             return _UNKNOWN_SPEED
         return LONGEST_CHUNK / self._times.seconds(LONGEST_CHUNK, self._before)
 
     def length(self, before: int, *, stalls: bool, share_s: float = 0.0) -> int:
-        """Tokens of the next chunk.
+        """Return the length of the next chunk, in tokens.
 
         Args:
-            before: tokens in front of it.
-            stalls: replies run and stand still meanwhile.
-            share_s: seconds that it may last then, up to a second, even if that is longer than a stall: a
-                whole step of the replies follows, and shorter chunks would leave the prompt less than its
-                share.
+            before: tokens before the chunk.
+            stalls: replies are running and pause while the chunk is computed.
+            share_s: if `stalls`, seconds that the chunk may last, up to a second, even if that exceeds the
+                stall target. A whole decode step follows each chunk, and shorter chunks would leave the
+                prompt less than its share.
         """
         times = self._times
         if not times.is_known:
@@ -214,14 +224,14 @@ class ChunkPacer:
         return max(_TILE, int(self._times.longest * self._times.TELLING))
 
     def fits(self, tokens: int, before: int, seconds: float) -> bool:
-        """Whether so many tokens are computed in so many seconds."""
+        """Return whether `tokens` tokens are computed within `seconds`."""
         if not self._times.is_known:
             return tokens <= _FIRST
         return tokens == 0 or self._times.seconds(tokens, before) <= seconds
 
 
 def _lengths(parts: Sequence[int]) -> list[int]:
-    """These parts, times powers of two, as far as they fill tiles; shorter ones are for slow devices."""
+    """Return these parts times powers of two that fill tiles, and shorter ones for slow devices."""
     lengths = {part * 2**power for power in range(12) for part in parts}
     return sorted(
         length
@@ -230,7 +240,8 @@ def _lengths(parts: Sequence[int]) -> list[int]:
     )
 
 
-# Few, which share buffers: 4, 6, 8, 12 ... 1536, 2048. Beside replies four in each octave: a stall counts.
+# Few lengths, so that chunks reuse buffers: 4, 6, 8, 12 ... 1536, 2048. While replies run, four in each
+# octave, because a pause matters then.
 _LENGTHS_ALONE, _LENGTHS_BESIDE = _lengths((2, 3)), _lengths((4, 5, 6, 7))
 
 

@@ -1,4 +1,4 @@
-"""From sampled tokens to the events of one reply. A state machine without I/O."""
+"""Turn sampled tokens into the events of one reply. A state machine without I/O."""
 
 from __future__ import annotations
 
@@ -7,52 +7,53 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished, FinishReason, Text, TokenLogprobs, Usage
-from start_llm.core.job import Job
 from start_llm.engine.detokenize import Detokenizer
-from start_llm.engine.thought import ThoughtWatch
+from start_llm.engine.reasoning_budget import ReasoningBudget
 
 
 class ReplyWriter:
-    """Decodes tokens, looks for the end of the reply, and says when it has come.
+    """Decodes tokens, detects the end of the reply and reports it.
 
     Args:
-        job: its limit ends the reply, and so do `end_tokens`.
-        token_bytes: the bytes that a token id stands for.
-        cached: prompt tokens that are not computed.
+        request: its `max_tokens` ends the reply, and so do `eos_token_ids`.
+        token_bytes: returns the bytes of a token id.
+        cached: prompt tokens that were restored from the cache.
 
     Attributes:
         produced: tokens fed so far.
-        dictated: tokens that must be fed next, whatever the model would say. Whoever feeds one takes it out.
+        forced_tokens: tokens that must be fed next in place of sampled ones. The caller removes each one that
+            it feeds.
     """
 
     def __init__(
         self,
-        job: Job,
+        request: EngineRequest,
         token_bytes: Callable[[int], bytes],
-        end_tokens: frozenset[int],
+        eos_token_ids: frozenset[int],
         *,
         cached: int = 0,
     ) -> None:
-        self._job = job
+        self._job = request
         self._cached = cached
-        self._end_tokens = end_tokens
-        self._detokenizer = Detokenizer(token_bytes, trims_leading_space=job.trims_leading_space)
+        self._eos_token_ids = eos_token_ids
+        self._detokenizer = Detokenizer(token_bytes, trims_leading_space=request.trims_leading_space)
         self._unsent_tokens: list[int] = []
         self._unsent_logprobs: list[TokenLogprobs] = []
         self._unsent_surprisal = 0.0
-        self._thought = ThoughtWatch(job.thought) if job.thought else None
+        self._reasoning = ReasoningBudget(request.reasoning) if request.reasoning else None
         self.produced = 0
-        self.dictated: deque[int] = deque()
+        self.forced_tokens: deque[int] = deque()
 
     def feed(
         self, token: int, logprobs: TokenLogprobs | None = None, surprisal: float = 0.0
     ) -> list[Text | Finished]:
-        """The events that one more token causes; the last of them is `Finished` if it ends the reply."""
+        """Return the events that one more token causes; `Finished` is last if the token ends the reply."""
         self.produced += 1
         self._unsent_tokens.append(token)
         self._unsent_surprisal += surprisal
-        if token in self._end_tokens:
+        if token in self._eos_token_ids:
             return self._finish(self._detokenizer.close(), "stop")
         if logprobs is not None:
             self._unsent_logprobs.append(logprobs)
@@ -63,13 +64,13 @@ class ReplyWriter:
 
     def _decode(self, token: int) -> str:
         text = self._detokenizer.feed(token)
-        if self._thought:
+        if self._reasoning:
             is_inside_character = self._detokenizer.is_inside_character
-            self.dictated.extend(self._thought.feed(text, is_inside_character=is_inside_character))
+            self.forced_tokens.extend(self._reasoning.feed(text, is_inside_character=is_inside_character))
         return text
 
     def cut(self) -> list[Text | Finished]:
-        """The events of a reply that ends here, whatever it has come to."""
+        """End the reply here, and return its last events."""
         *texts, end = self._finish_at_limit("")
         return [*texts, replace(cast("Finished", end), was_cut=True)]
 

@@ -1,9 +1,11 @@
-"""Choosing the next tokens. Everything here runs on the engine thread.
+"""Sample the next tokens. Everything here runs on the engine thread.
 
-Ours instead of mlx_lm's: its filters are compiled against the global random state, so one exception inside
-them leaves that state unusable for the whole process (lesson 1), and its seeds are global to a thread. Here
-each request has random numbers of its own, one for each token, so its choices do not depend on who shares
-the batch. They come from the host: a few floats cost less than keys that are split on the device.
+This replaces mlx_lm's sampling. Its filters are compiled against the global random state, so one exception
+inside them leaves that state unusable for the whole process (lesson 1), and its seeds are global to a thread.
+
+Here each request has its own random numbers, one for each token, so its choices do not depend on the other
+sequences of the batch. They come from the host: a few floats cost less than keys that are split on the
+device.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ import mlx.core as mx
 from start_llm.core.sampling import Sampling
 
 type LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-"""All tokens so far [n] and logits [1, vocabulary] to logits [1, vocabulary]."""
+"""Maps all tokens so far [n] and logits [1, vocabulary] to logits [1, vocabulary]."""
 
 type _Draw = Callable[[mx.array, _Columns], Drawn]
-"""Logits [rows, vocabulary] in float32, and what these rows want, to tokens."""
+"""Draws tokens from logits [sequences, vocabulary] in float32 with the sequences' parameters."""
 
 _MASKED = float("-inf")
 _SEED_BITS = 64
 _UNIFORM_BITS = 23
-"""The largest number below 1 of so many bits, times any float32, is less than that float32."""
+"""Bits of a random number. The largest such number below 1, times any float32, is less than that float32."""
 _OFF = 2.0
-"""A top_p that every mass is below."""
+"""A top_p that disables the filter: every cumulative probability is below it."""
 
 
 class Drawn(NamedTuple):
-    """Tokens that were chosen.
+    """Drawn tokens.
 
     Attributes:
-        ids: [rows].
-        chances: [rows], that each had of being chosen, after all filters; 1 where the likeliest is taken.
+        ids: [sequences].
+        chances: [sequences], the probability that each had after all filters; 1 for greedy decoding.
     """
 
     ids: mx.array
@@ -45,7 +47,7 @@ class Drawn(NamedTuple):
 
 
 class Chooser:
-    """What one request wants of its tokens, and its random numbers."""
+    """One request's sampling parameters and random numbers."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -54,19 +56,22 @@ class Chooser:
         )
 
     def uniform(self) -> float:
-        """The next number from 0 up to, and without, 1."""
+        """Return the next random number in [0, 1)."""
         return self._random.getrandbits(_UNIFORM_BITS) / 2**_UNIFORM_BITS
 
     def surprisal(self, chance: float) -> float:
-        """Bits of chance in a choice; none where the client knows the random numbers by their seed."""
+        """Return the information content of a choice in bits.
+
+        0 if the client gave the seed, because it then knows the random numbers.
+        """
         return -math.log2(chance) if self.sampling.seed is None and chance > 0 else 0.0
 
 
 class BatchSampler:
-    """Chooses one token for each row, in a few operations for all of them.
+    """Draws one token for each sequence, in a few operations for all of them.
 
-    The order is temperature, top-k, top-p, min-p, which authors' generation_config.json assumes. It is made
-    anew when rows come or go.
+    The order is temperature, top-k, top-p, min-p, which authors' generation_config.json assumes. A new
+    sampler is made whenever sequences join or leave.
 
     Args:
         vocabulary: width of the logits.
@@ -78,7 +83,7 @@ class BatchSampler:
         self._back = mx.array(sorted(range(len(places)), key=places.__getitem__))
 
     def __call__(self, logits: mx.array) -> Drawn:
-        """One token for each row of logits [rows, vocabulary]."""
+        """Draw one token for each sequence of logits [sequences, vocabulary]."""
         if len(self._groups) == 1:
             return self._groups[0].draw(logits)
         drawn = [group.draw(logits[mx.array(group.places)]) for group in self._groups]
@@ -87,7 +92,7 @@ class BatchSampler:
 
 
 class _Columns(NamedTuple):
-    """One number for each row, as [rows, 1].
+    """The sequences' parameters, each as [sequences, 1].
 
     Attributes:
         candidates: the largest top_k.
@@ -103,7 +108,7 @@ class _Columns(NamedTuple):
 
 
 class _Group:
-    """Rows that are sampled in the same way."""
+    """Sequences that are sampled by the same method."""
 
     def __init__(self, draw: _Draw, places: Sequence[int], choosers: Sequence[Chooser]) -> None:
         self.places = list(places)
@@ -120,14 +125,14 @@ class _Group:
         )
 
     def draw(self, logits: mx.array) -> Drawn:
-        if self._draw is _most_likely:
-            return _most_likely(logits, self._columns)
+        if self._draw is _max_likely:
+            return _max_likely(logits, self._columns)
         numbers = _column([chooser.uniform() for chooser in self._choosers])
         return self._draw(logits.astype(mx.float32), self._columns._replace(uniform=numbers))
 
 
 def _grouped(choosers: Sequence[Chooser], vocabulary: int) -> list[_Group]:
-    """Rows by the way in which they are sampled, which depends on each row alone."""
+    """Group sequences by sampling method, which depends on each sequence alone."""
     places: dict[_Draw, list[int]] = {}
     for place, chooser in enumerate(choosers):
         places.setdefault(_way(chooser.sampling, vocabulary), []).append(place)
@@ -136,18 +141,18 @@ def _grouped(choosers: Sequence[Chooser], vocabulary: int) -> list[_Group]:
 
 def _way(sampling: Sampling, vocabulary: int) -> _Draw:
     if sampling.is_greedy:
-        return _most_likely
+        return _max_likely
     if 0 < sampling.top_k < vocabulary:
         return _of_the_likeliest
     return _of_the_nucleus if 0 < sampling.top_p < 1 else _of_all
 
 
-def _most_likely(logits: mx.array, _: _Columns) -> Drawn:
+def _max_likely(logits: mx.array, _: _Columns) -> Drawn:
     return Drawn(mx.argmax(logits, axis=-1), mx.ones(logits.shape[0]))
 
 
 def _of_the_likeliest(logits: mx.array, columns: _Columns) -> Drawn:
-    """Rows with a top-k: only so many candidates are looked at, the likeliest first."""
+    """Sample with top-k: only `candidates` tokens are considered, the most likely first."""
     ids = top_k_ids(logits, columns.candidates)
     scores = mx.take_along_axis(logits, ids, axis=-1)
     order = mx.argsort(-scores, axis=-1)
@@ -160,21 +165,21 @@ def _of_the_likeliest(logits: mx.array, columns: _Columns) -> Drawn:
 
 
 def _of_the_nucleus(logits: mx.array, columns: _Columns) -> Drawn:
-    """Rows with a top-p and no top-k: the whole vocabulary has to be sorted."""
+    """Sample with top-p and without top-k, which sorts the whole vocabulary."""
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
     descending = -mx.sort(-probabilities, axis=-1)
     return _drawn(_filtered(probabilities, descending, columns), columns.uniform)
 
 
 def _of_all(logits: mx.array, columns: _Columns) -> Drawn:
-    """Rows with a min-p at most."""
+    """Sample with min-p or without any filter."""
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
     floor = columns.min_p * probabilities.max(axis=-1, keepdims=True)
     return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)
 
 
 def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) -> mx.array:
-    """What top-p and min-p leave; 0 for the rest.
+    """Return the probabilities that top-p and min-p leave; 0 for the rest.
 
     Args:
         descending: the same probabilities, the highest first.
@@ -187,12 +192,12 @@ def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) 
 
 
 def _drawn(weights: mx.array, uniform: mx.array) -> Drawn:
-    """One place for each row of weights [rows, candidates], with a chance that is its weight.
+    """Draw one index for each sequence of weights [sequences, candidates], each with its weight's chance.
 
-    It is where the sum of the weights first passes `uniform`'s part of the whole.
+    It is the first index at which the cumulative sum exceeds `uniform` times the total.
     """
     sums = mx.cumsum(weights, axis=-1)
-    # On a GPU parts are summed in another order each: a sum may pass where nothing is added, or not at all.
+    # A GPU adds the parts in varying order: the sum may pass at an index of weight 0, or nowhere.
     passed = (sums > uniform * sums[:, -1:]) & (weights > 0)
     place = mx.argmax(passed, axis=-1, keepdims=True)
     has_passed = mx.take_along_axis(passed, place, axis=-1)
@@ -206,12 +211,12 @@ def _column(numbers: Sequence[float]) -> mx.array:
 
 
 def top_k_ids(scores: mx.array, k: int) -> mx.array:
-    """Ids [rows, k] of the k highest scores, in no order."""
+    """Return the ids [sequences, k] of the k highest scores, unordered."""
     return mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k]
 
 
 def make_processors(sampling: Sampling, prompt_length: int) -> list[LogitsProcessor]:
-    """Bias and penalties; none if nothing is asked for."""
+    """Make the processors for logit bias and penalties; none if the request uses none."""
     processors: list[LogitsProcessor] = []
     if sampling.logit_bias:
         processors.append(_bias(sampling))

@@ -1,8 +1,8 @@
-"""Whose turn comes next.
+"""Order waiting requests: earliest deadline first.
 
-Everybody is due once the engine could have done their work, counted from their arrival. So a short prompt
-goes in front of a long one that came a little earlier, and in front of nobody who has waited long enough. A
-session's requests are due one after the other: many at once from one session do not hold up another.
+A request is due once the engine could have prefilled its prompt, counted from its arrival. So a short prompt
+overtakes a long one that came a little earlier, but no request that has waited long enough. Requests of one
+session are due one after the other, so many at once from one session do not hold up other clients.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from start_llm.core.job import Job
+from start_llm.core.engine_request import EngineRequest
 from start_llm.engine.generation import Generation
-from start_llm.engine.row import Row
+from start_llm.engine.sequence import EngineSequence
 
 _BACKGROUND = 2.0
-"""Requests that nobody looks at are taken for so many times as long."""
+"""Factor on the estimated time of a background request, so that it is due later."""
 _WORTH_STOPPING = 4
-"""A prompt is stopped half way for those that need a part of what it still needs."""
+"""Preempt a prefill only for a request that needs at most 1/4 of the tokens that it still needs."""
 
 
-class Due(Protocol):
-    """A request, and when it is due: seconds on the engine's clock."""
+class HasDeadline(Protocol):
+    """A request and the time at which it is due, in seconds on the engine's clock."""
 
     @property
     def generation(self) -> Generation: ...
@@ -32,26 +32,26 @@ class Due(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
-    """A request that waits for its turn, or for its next one.
+class QueuedRequest:
+    """A request that waits to start, or to continue after it was preempted.
 
     Attributes:
         due: seconds on the engine's clock; the earliest is next.
-        row: what it has so far, if it was interrupted.
+        sequence: its sequence, if it was preempted.
     """
 
     generation: Generation
     due: float
-    row: Row | None = None
+    sequence: EngineSequence | None = None
 
     @property
     def tokens(self) -> int:
-        """Of its prompt, and of its reply so far."""
-        return len(self.row.tokens) if self.row else len(self.generation.job.prompt)
+        """Tokens of its prompt and of its reply so far."""
+        return len(self.sequence.tokens) if self.sequence else len(self.generation.request.prompt)
 
 
 class Schedule:
-    """All who wait.
+    """All waiting requests.
 
     Args:
         clock: seconds.
@@ -59,48 +59,52 @@ class Schedule:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: list[Waiting] = []
+        self._waiting: list[QueuedRequest] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def interrupted(self) -> list[Row]:
-        return [one.row for one in self._waiting if one.row]
+    def preempted(self) -> list[EngineSequence]:
+        return [one.sequence for one in self._waiting if one.sequence]
 
-    def add(self, generation: Generation, speed: float, computing: Due | None = None) -> None:
-        """A new request.
+    def add(self, generation: Generation, speed: float, computing: HasDeadline | None = None) -> None:
+        """Queue a new request.
 
         Args:
-            speed: tokens of a prompt that the engine computes in a second.
-            computing: whose prompt is being computed.
+            speed: prefill speed in tokens per second.
+            computing: the sequence that is being prefilled.
         """
-        job = generation.job
+        request = generation.request
         prompts = [*self._prompts, *([computing] if computing else [])]
         wanted = [one for one in prompts if not one.generation.cancelled]
-        owed = [one.due for one in wanted if _is_one_session(one.generation.job, job)]
+        owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
         begins = max([self._clock(), *owed])
-        self._waiting.append(Waiting(generation, begins + _seconds(job, len(job.prompt) - job.known, speed)))
+        self._waiting.append(
+            QueuedRequest(
+                generation, begins + _seconds(request, len(request.prompt) - request.repeated_tokens, speed)
+            )
+        )
 
     @property
-    def _prompts(self) -> list[Waiting]:
-        """Those whose prompts are still to be computed."""
-        return [one for one in self._waiting if one.row is None or not one.row.has_begun]
+    def _prompts(self) -> list[QueuedRequest]:
+        """Waiting requests whose prompts are not computed yet."""
+        return [one for one in self._waiting if one.sequence is None or not one.sequence.has_begun]
 
-    def put_back(self, row: Row, due: float | None = None) -> None:
-        """A row that was interrupted; it is due now, if it is not said when."""
+    def requeue(self, sequence: EngineSequence, due: float | None = None) -> None:
+        """Queue a preempted sequence, due at `due`, by default now."""
         due = self._clock() if due is None else due
-        self._waiting.append(Waiting(row.generation, due, row))
+        self._waiting.append(QueuedRequest(sequence.generation, due, sequence))
 
     @property
-    def first(self) -> Waiting | None:
+    def first(self) -> QueuedRequest | None:
         return min(self._waiting, key=lambda one: one.due, default=None)
 
-    def take(self, waiting: Waiting) -> None:
+    def take(self, waiting: QueuedRequest) -> None:
         self._waiting.remove(waiting)
 
-    def take_cancelled(self) -> list[Waiting]:
-        """Those who have given up."""
+    def drop_cancelled(self) -> list[QueuedRequest]:
+        """Remove the cancelled requests and return them."""
         gone = [one for one in self._waiting if one.generation.cancelled]
         self._waiting = [one for one in self._waiting if not one.generation.cancelled]
         return gone
@@ -111,34 +115,36 @@ class Schedule:
         return generations
 
 
-def _seconds(job: Job, tokens: int, speed: float) -> float:
-    """What so many tokens of a prompt are taken to last."""
-    return max(tokens, 1) / speed * (_BACKGROUND if job.is_background else 1)
+def _seconds(request: EngineRequest, tokens: int, speed: float) -> float:
+    """Return the estimated seconds to prefill `tokens` tokens of a request."""
+    return max(tokens, 1) / speed * (_BACKGROUND if request.is_background else 1)
 
 
-def due_with(waiting: Waiting, restored: int, speed: float) -> float:
-    """When it is due, now that so many of its tokens are found: what was known may be kept no longer.
+def deadline_after_restore(waiting: QueuedRequest, restored: int, speed: float) -> float:
+    """Return when a request is due once it is known how many of its tokens were restored.
+
+    If fewer were restored than `repeated_tokens` promised, it is due later, because more has to be computed.
 
     Args:
-        speed: tokens of a prompt that the engine computes in a second.
+        speed: prefill speed in tokens per second.
     """
-    job = waiting.generation.job
-    lost = job.known - restored
-    return waiting.due + _seconds(job, lost, speed) if lost > 0 else waiting.due
+    request = waiting.generation.request
+    lost = request.repeated_tokens - restored
+    return waiting.due + _seconds(request, lost, speed) if lost > 0 else waiting.due
 
 
-def _is_one_session(one: Job, other: Job) -> bool:
+def _is_one_session(one: EngineRequest, other: EngineRequest) -> bool:
     return bool(one.session) and (one.salt, one.session) == (other.salt, other.session)
 
 
-def goes_first(waiting: Waiting, row: Row, done: int) -> bool:
-    """Whether a prompt that is being computed should be stopped for one that waits.
+def should_preempt(waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
+    """Return whether a waiting request should preempt the prompt that is being prefilled.
 
-    If both begin alike, the one that goes first computes that for the other too.
+    If both share a prefix, the one that runs first computes it for the other too.
 
     Args:
-        row, done: the prompt that is being computed: `done` of its tokens are.
+        sequence, done: the sequence that is being prefilled, and the number of its tokens that are computed.
     """
-    job = waiting.generation.job
-    to_do = 1 if waiting.row else len(job.prompt) - job.known
-    return waiting.due < row.due and to_do * _WORTH_STOPPING <= len(row.tokens) - done
+    request = waiting.generation.request
+    to_do = 1 if waiting.sequence else len(request.prompt) - request.repeated_tokens
+    return waiting.due < sequence.due and to_do * _WORTH_STOPPING <= len(sequence.tokens) - done

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, for the requests that ask for them. Runs on the engine thread."""
+"""Compute log-probabilities of sampled tokens, for requests that ask for them. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from start_llm.engine.sampling import top_k_ids
 
 
 class Scores:
-    """Of one row and one step, computed together with the token: nothing waits for the step behind it.
+    """The log-probabilities of one sequence and one step.
+
+    They are computed together with the token, so nothing has to wait for the next step.
 
     Args:
         logits: [vocabulary], after all processors.
         sampled: the token's id, [].
-        alternatives: how many of the likeliest tokens are told beside it.
+        alternatives: number of most likely tokens to report beside it.
     """
 
     def __init__(self, logits: mx.array, sampled: mx.array, alternatives: int) -> None:
@@ -31,13 +33,14 @@ class Scores:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What has to be computed before `told` is asked for."""
+        """The arrays that must be evaluated before `told` is called."""
         return [one for one in (self._scores, self._chosen, self._ids, self._best) if one is not None]
 
     def told(self, token: int) -> TokenLogprobs:
-        """The token that was taken, which may be another than the one sampled, and the likeliest ones.
+        """Return the log-probability of `token` and its alternatives.
 
-        Tokens that could not have been chosen are none: their score is no number in JSON.
+        `token` may be a forced one instead of the sampled one. Alternatives of probability 0 are left out:
+        JSON has no number for their score.
         """
         chosen = self._chosen if token == self._sampled.item() else self._scores[token]
         return TokenLogprobs(ScoredToken(token, cast("float", chosen.item())), self._alternatives())

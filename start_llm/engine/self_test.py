@@ -1,7 +1,7 @@
-"""Whether rows that share a forward pass say what each says alone, found out before any request comes.
+"""Check at start-up that batched sequences get the same logits as each gets alone.
 
-That a cache class can be merged proves nothing: gemma2 adds a mask for rows to scores for heads, which
-gives wrong numbers where there are as many of one as of the other, and an exception elsewhere.
+A cache class that can be merged does not prove it: gemma2 adds a mask per sequence to scores per head, which
+gives wrong numbers if there are as many sequences as heads, and an exception otherwise.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from start_llm.cache.layers import leaves
 from start_llm.engine import merging
 
 _LENGTHS = (9, 4, 14, 6, 11, 3, 8, 5)
-"""Tokens of the prompts: all different, so that every row but the longest is padded."""
+"""Tokens of the prompts. All differ, so that every sequence but the longest is padded."""
 _VOCABULARY = 64
 _ROUNDING = 4.0
-"""A difference may be so many times that of several equal rows, where nothing is padded."""
+"""Allowed difference, as a multiple of the difference between equal sequences without padding."""
 _LEAST, _MOST = 0.1, 0.5
-"""But no less and no more than this, in parts of the spread of the logits: bfloat16 rounds to 1/256."""
+"""Bounds of the allowed difference, in standard deviations of the logits: bfloat16 rounds to 1/256."""
 
 _WRONG_IN_LONG_BATCHES = {
     "minimax_m3_vl": "its sparse attention counts the blocks that it drops from the padding on"
 }
-"""Types of mlx_lm 0.32.2 that are right in short batches alone. `benchmarks/families.py` finds such."""
+"""Model types of mlx_lm 0.32.2 that only short batches compute right; see `benchmarks/families.py`."""
 
 type Caches = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """What came out.
+    """The result of the check.
 
     Attributes:
-        batches: rows may share a pass.
+        batches: whether sequences may share a forward pass.
         reason: why not, in words for the person who runs the server; empty if they may.
     """
 
@@ -45,35 +45,38 @@ class BatchVerdict:
     reason: str = ""
 
 
-def check_batching(network: Any, fresh: Callable[[], Caches], most_rows: int) -> BatchVerdict:
-    """Let two rows and more join each other one by one, and the first one leave again.
+def check_batching(network: Any, fresh: Callable[[], Caches], max_sequences: int) -> BatchVerdict:
+    """Merge sequences one by one, remove the first, and compare their logits with those of each alone.
 
     Args:
         fresh: makes empty caches.
-        most_rows: rows that decode at once. More than eight are taken to do what eight do.
+        max_sequences: sequences that decode at once. At most eight are tried; more are assumed to behave
+            alike.
     """
-    if most_rows < 2:
+    if max_sequences < 2:
         return BatchVerdict(batches=False, reason="one reply at a time is all that BATCH allows")
     if reason := _WRONG_IN_LONG_BATCHES.get(getattr(network, "model_type", "")):
         return BatchVerdict(batches=False, reason=reason)
     if not merging.can_merge(fresh()):
         return BatchVerdict(batches=False, reason="its caches cannot be merged")
-    rows = [_Row(network, fresh(), place) for place in range(min(most_rows, len(_LENGTHS)))]
+    sequences = [
+        _TrialSequence(network, fresh(), place) for place in range(min(max_sequences, len(_LENGTHS)))
+    ]
     try:
-        worst = _worst_difference(network, rows)
-    except Exception as error:  # noqa: BLE001 - whatever a network raises for several rows, it runs one
+        worst = _worst_difference(network, sequences)
+    except Exception as error:  # noqa: BLE001 - whatever a network raises for several sequences, it runs one
         return BatchVerdict(
-            batches=False, reason=f"several rows at once raise {type(error).__name__}: {error}"
+            batches=False, reason=f"several sequences at once raise {type(error).__name__}: {error}"
         )
     if worst is not None:
         return BatchVerdict(
-            batches=False, reason=f"with {worst} rows at once it computes other logits than alone"
+            batches=False, reason=f"with {worst} sequences at once it computes other logits than alone"
         )
     return BatchVerdict(batches=True)
 
 
-class _Row:
-    """A prompt that is computed, and what the network says of each token behind it when the row is alone."""
+class _TrialSequence:
+    """A prefilled prompt, and the logits of the tokens after it when the sequence runs alone."""
 
     def __init__(self, network: Any, caches: Caches, place: int) -> None:
         self._network = network
@@ -92,49 +95,55 @@ class _Row:
         return self._token(self.steps)
 
     def step(self) -> mx.array:
-        """Logits [vocabulary] of the next token, computed alone."""
+        """Return the logits [vocabulary] after the next token, computed alone."""
         logits = _logits(self._network, [self.next_token], self._alone)[0]
         self.steps += 1
         return logits
 
 
-def _worst_difference(network: Any, rows: Sequence[_Row]) -> int | None:
-    """Of two, three and all rows, how many shared the first pass that was wrong; None if none was."""
-    rounding = max(_rounding(network, rows[0], count) for count in (2, len(rows)))
+def _worst_difference(network: Any, sequences: Sequence[_TrialSequence]) -> int | None:
+    """Return the size of the first batch whose logits are wrong; None if none is.
+
+    Batches of two, three and all sequences are checked, then the first sequence and the others after it has
+    left.
+    """
+    rounding = max(_rounding(network, sequences[0], count) for count in (2, len(sequences)))
     allowed = min(max(_ROUNDING * rounding, _LEAST), _MOST)
-    caches = merging.merge([rows[0].start, rows[1].start])
-    for count in range(2, len(rows) + 1):
+    caches = merging.merge([sequences[0].start, sequences[1].start])
+    for count in range(2, len(sequences) + 1):
         if count > 2:
-            merging.extend(caches, rows[count - 1].start)
-        if count in (2, 3, len(rows)) and not _is_right(network, rows[:count], caches, allowed):
+            merging.extend(caches, sequences[count - 1].start)
+        if count in (2, 3, len(sequences)) and not _is_right(network, sequences[:count], caches, allowed):
             return count
-    leaving = merging.take_out(caches, 0, len(rows))
-    if not _is_right(network, rows[:1], leaving, allowed):
-        return len(rows)
-    if len(rows) == 2:
+    leaving = merging.take_out(caches, 0, len(sequences))
+    if not _is_right(network, sequences[:1], leaving, allowed):
+        return len(sequences)
+    if len(sequences) == 2:
         merging.unmerge(caches)
-    return None if _is_right(network, rows[1:], caches, allowed) else len(rows) - 1
+    return None if _is_right(network, sequences[1:], caches, allowed) else len(sequences) - 1
 
 
-def _rounding(network: Any, row: _Row, count: int) -> float:
-    """The difference that other kernels make, for so many rows that are equal."""
-    caches = merging.merge([copy.deepcopy(row.start) for _ in range(count)])
-    together = _logits(network, [row.next_token] * count, caches)
-    alone = _logits(network, [row.next_token], copy.deepcopy(row.start))
+def _rounding(network: Any, sequence: _TrialSequence, count: int) -> float:
+    """Return the difference that other kernels cause, measured on `count` equal sequences."""
+    caches = merging.merge([copy.deepcopy(sequence.start) for _ in range(count)])
+    together = _logits(network, [sequence.next_token] * count, caches)
+    alone = _logits(network, [sequence.next_token], copy.deepcopy(sequence.start))
     return max(_difference(together[place], alone[0]) for place in range(count))
 
 
-def _is_right(network: Any, rows: Sequence[_Row], caches: Caches, allowed: float) -> bool:
-    together = _logits(network, [row.next_token for row in rows], caches)
-    return all(_difference(together[place], row.step()) <= allowed for place, row in enumerate(rows))
+def _is_right(network: Any, sequences: Sequence[_TrialSequence], caches: Caches, allowed: float) -> bool:
+    together = _logits(network, [sequence.next_token for sequence in sequences], caches)
+    return all(
+        _difference(together[place], sequence.step()) <= allowed for place, sequence in enumerate(sequences)
+    )
 
 
 def _logits(network: Any, tokens: Sequence[int], caches: Caches) -> mx.array:
-    """[rows, vocabulary] in float32."""
+    """Return logits [sequences, vocabulary] in float32."""
     return network(mx.array(list(tokens))[:, None], cache=caches)[:, -1, :].astype(mx.float32)
 
 
 def _difference(left: mx.array, right: mx.array) -> float:
-    """The largest difference, in parts of the spread of the logits; infinite if any is no number."""
+    """Return the largest difference relative to the standard deviation; infinite if any value is NaN."""
     difference = mx.abs(left - right).max() / mx.maximum(mx.std(right), 1e-6)
     return cast("float", mx.where(mx.isnan(difference), float("inf"), difference).item())

@@ -1,4 +1,4 @@
-"""The memory that computing a chunk of a prompt takes, measured before any request comes."""
+"""Measure at start-up the memory and the time that prefill chunks take."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from start_llm.cache.layers import Layers, leaves
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 
 _SHORT, _LONGER, _LONG, _BEHIND = 64, 128, 512, 16
-"""Tokens of the chunks that are measured, and how often the short one stands in front of a chunk."""
+"""Tokens of the measured chunks; `_BEHIND` short chunks are put before the later ones."""
 _PATIENCE_S = 2.0
-"""The long chunk is tried where it takes no longer: it tells more of what a mixture of experts takes."""
+"""Predicted seconds up to which the long chunk is tried. It tells more of what a mixture of experts takes."""
 _SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class WorkCost:
-    """Bytes of a chunk of L tokens behind n others, beside what it leaves in the caches.
+class PrefillMemoryCost:
+    """Bytes for a chunk of L tokens after n others, without what it adds to the caches.
 
     They are L (token + pair n) + before n.
 
     Attributes:
-        token_bytes: activations of each token.
-        pair_bytes: scores of each token with each one before it, for all heads, where attention is not fused.
-        before_bytes: what is made of each token before the chunk: MLA decompresses them.
+        token_bytes: activations per token.
+        pair_bytes: attention scores per token and token before it, for all heads, if attention is not fused.
+        before_bytes: per token before the chunk, which MLA decompresses.
     """
 
     token_bytes: float
@@ -39,31 +39,31 @@ class WorkCost:
         return int(tokens * (self.token_bytes + self.pair_bytes * before) + self.before_bytes * before)
 
     def longest(self, nbytes: int, before: int) -> int:
-        """The longest chunk that takes no more than this; a short one always may."""
+        """Return the longest chunk, in tokens, that takes at most `nbytes`, but at least 16."""
         left = nbytes - self.before_bytes * before
         each = max(self.token_bytes + self.pair_bytes * before, 1.0)
         return min(max(int(left / each), _SHORTEST), LONGEST_CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredWork:
-    """What computing cost when it was tried.
+class PrefillProfile:
+    """The measured cost of prefill chunks.
 
     Attributes:
         cost: in memory.
         chunks: in time.
     """
 
-    cost: WorkCost
+    cost: PrefillMemoryCost
     chunks: tuple[Chunk, ...]
 
 
 def measure_work(
     network: Any, layers: Layers, clock: Callable[[], float] = time.perf_counter
-) -> MeasuredWork:
-    """Compute short chunks with little and with more in front of them.
+) -> PrefillProfile:
+    """Compute short chunks with few and with many tokens before them, and return what they cost.
 
-    What stands in front is one short chunk's KV, many times over: its values do not matter, only its length.
+    The tokens before are one short chunk's KV, repeated: only their number matters, not their values.
 
     Args:
         clock: seconds.
@@ -73,15 +73,15 @@ def measure_work(
     probe.compute(near, _SHORT, 0)
     short = probe.compute(near, _SHORT, _SHORT)
     far, before = near, 2 * _SHORT
-    if layers.is_sliced and not layers.unknown:
+    if layers.has_trimmable and not layers.unknown:
         far, before = _repeated(layers, near), _BEHIND * _SHORT
     probe.compute(far, _SHORT, before)
-    behind = probe.compute(far, _SHORT, before + _SHORT)
+    after = probe.compute(far, _SHORT, before + _SHORT)
     longer = probe.compute(far, _LONGER, before + 2 * _SHORT)
-    tried = [short, behind, longer]
-    if _seconds_of_a_long_one(behind.chunk, longer.chunk) <= _PATIENCE_S:
+    tried = [short, after, longer]
+    if _seconds_of_a_long_one(after.chunk, longer.chunk) <= _PATIENCE_S:
         tried.append(probe.compute(far, _LONG, before + 2 * _SHORT + _LONGER))
-    return MeasuredWork(_cost_of(short, behind, longer), tuple(one.chunk for one in tried))
+    return PrefillProfile(_cost_of(short, after, longer), tuple(one.chunk for one in tried))
 
 
 def _seconds_of_a_long_one(short: Chunk, longer: Chunk) -> float:
@@ -96,7 +96,7 @@ class _Tried:
 
 
 class _Probe:
-    """Computes chunks and looks at the clock and at MLX's memory."""
+    """Computes chunks, and measures the time and MLX's peak memory."""
 
     def __init__(self, network: Any, clock: Callable[[], float]) -> None:
         self._network = network
@@ -114,16 +114,16 @@ class _Probe:
 
 
 def _repeated(layers: Layers, caches: list[Any]) -> list[Any]:
-    """Caches with the first tokens of these many times over."""
+    """Return caches that hold the first `_SHORT` tokens of `caches` `_BEHIND` times."""
     parts = [layers.borrow(caches, 0, _SHORT) for _ in range(_BEHIND)]
     return layers.assemble(parts, layers.state(caches) if layers.has_state else None, _SHORT * _BEHIND)
 
 
-def _cost_of(short: _Tried, behind: _Tried, longer: _Tried) -> WorkCost:
-    """Three numbers out of three chunks; none is below zero."""
-    near, far = short.chunk.before, behind.chunk.before
-    each_far = max(longer.nbytes - behind.nbytes, 0) / (longer.chunk.tokens - behind.chunk.tokens)
-    before = max(behind.nbytes - each_far * behind.chunk.tokens, 0.0) / far
+def _cost_of(short: _Tried, after: _Tried, longer: _Tried) -> PrefillMemoryCost:
+    """Derive the three costs from three chunks; none is negative."""
+    near, far = short.chunk.before, after.chunk.before
+    each_far = max(longer.nbytes - after.nbytes, 0) / (longer.chunk.tokens - after.chunk.tokens)
+    before = max(after.nbytes - each_far * after.chunk.tokens, 0.0) / far
     each_near = max(short.nbytes - before * near, 0.0) / short.chunk.tokens
     pair = max(each_far - each_near, 0.0) / (far - near)
-    return WorkCost(each_near, pair, before)
+    return PrefillMemoryCost(each_near, pair, before)

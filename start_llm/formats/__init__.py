@@ -1,1 +1,1 @@
-"""The text forms of models: a file for each model format, a registry, and what reads and writes calls."""
+"""Model text formats: one file per format, a registry, and the code that parses and writes tool calls."""

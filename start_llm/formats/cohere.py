@@ -4,7 +4,7 @@
         {"tool_call_id": "0", "tool_name": NAME, "parameters": {…}}
     ]<|END_ACTION|>
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader
 from start_llm.formats.reading.lists import json_list
-from start_llm.formats.thoughts import COHERE as MARKS
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 
+_REASONING = unmistakable("<|START_THINKING|>", "<|END_THINKING|>")
 _AROUND_ANSWER = (("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>"))
 
 COHERE = ModelFormat(
     name="cohere",
     marks=("<|START_ACTION|>",),
     types=("cohere",),
-    thought=MARKS,
+    reasoning=_REASONING,
     answer_marks=tuple(mark for pair in _AROUND_ANSWER for mark in pair),
     around_answer=_AROUND_ANSWER,
     notations=(

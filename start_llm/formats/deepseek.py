@@ -1,11 +1,11 @@
-"""DeepSeek up to V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, earlier fenced.
+"""DeepSeek up to V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`; older: fenced.
 
     <｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
     ```json
     {…}
     ```<｜tool▁call▁end｜>
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 
 _OPENER = "<｜tool▁calls▁begin｜>"
@@ -27,7 +27,7 @@ _NAME = r"(?P<name>[\w.\-]{1,256})"
 
 
 def _objects(head: str, fence: str) -> Objects:
-    """Calls with this head; a fence that closes may be missing, and the end behind it."""
+    """Return the patterns of calls with this head. The closing fence and the end mark are optional."""
     end = rf"(?:\s{{0,64}}{fence})?(?:\s{{0,64}}{_END})?\s{{0,64}}"
     return Objects(
         head=rf"(?:{end}{_BEGIN})?\s{{0,64}}{head}\s{{0,64}}(?=\{{)",
@@ -43,7 +43,7 @@ DEEPSEEK = ModelFormat(
     name="deepseek",
     marks=(_OPENER,),
     types=("deepseek",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="deepseek_fenced",

@@ -1,9 +1,9 @@
 """DeepSeek V3.2 and V4: `<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</…>`.
 
-The calls stand in `function_calls` (V3.2), in `tool_calls` (V4), or in `calls` with a space behind each mark.
-An argument says itself if it is text; if it is not, it is JSON.
+The calls are wrapped in `function_calls` (V3.2), in `tool_calls` (V4), or in `calls` with a space after each
+mark. The `string` attribute marks an argument as text or JSON.
 
-Ours: mlx_lm has no parser for it.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import regex
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.schema import JSON_TYPES
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
@@ -25,10 +25,10 @@ _TYPES = {**dict.fromkeys(JSON_TYPES, "false"), "string": "true"}
 
 
 def _notation(name: str, wrapper: str, mark: str) -> Notation:
-    """Calls in a wrapper of this name.
+    """Return the notation of calls inside a wrapper of this name.
 
     Args:
-        mark: what stands in front of the name of each tag.
+        mark: the text before the name of each tag.
     """
     opener, closer = f"<{mark}{wrapper}>", f"</{mark}{wrapper}>"
     value_end = f"</{mark}parameter>"
@@ -44,7 +44,7 @@ def _notation(name: str, wrapper: str, mark: str) -> Notation:
             arguments=TaggedArguments(
                 key=f'<{mark}parameter name="KEY" string="TYPE">',
                 value_end=value_end,
-                behind="\n",
+                after="\n",
                 types=_TYPES,
             ),
             after=closer,
@@ -71,7 +71,7 @@ DSML = ModelFormat(
     name="deepseek_v32",
     marks=(_MARK,),
     types=("deepseek_v32", "deepseek_v4"),
-    thought=replace(THINK, cut="</think>"),
+    reasoning=replace(THINK, cut="</think>"),
     notations=(
         _notation("dsml_functions", "function_calls", _MARK),
         _notation("dsml_tools", "tool_calls", _MARK),

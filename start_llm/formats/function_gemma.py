@@ -1,6 +1,6 @@
 """FunctionGemma: `<start_function_call>call:NAME{key:<escape>text<escape>,number:1}<end_function_call>`.
 
-Ours: mlx_lm's parser ends a call at its first closing brace, and gives back the first call alone.
+Own parser: mlx_lm's parser ends a call at its first closing brace and returns only the first call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>,number:1}<tool_call|>`, or that without its marks.
+"""Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>,number:1}<tool_call|>`, or the call without its marks.
 
-Ours: mlx_lm's parser does not find braces in texts that are cut, loses good calls before a bad one, and takes
-tools that were not offered.
+Own parser: mlx_lm's parser misses braces in texts that are cut, loses valid calls before a malformed one, and
+accepts tools that were not offered.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.gemma import gemma_calls
 from start_llm.formats.reading.json_calls import ObjectReader
-from start_llm.formats.thoughts import GEMMA
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.gemma_arguments import GemmaArguments
 
 _QUOTE = '<|"|>'
+_REASONING = unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>")
 
 GEMMA4 = ModelFormat(
     name="gemma4",
     marks=("<|channel>", "<|tool_call>"),
     types=("gemma4",),
-    thought=GEMMA,
+    reasoning=_REASONING,
     notations=(
         Notation(
             name="gemma4",

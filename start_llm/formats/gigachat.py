@@ -1,6 +1,6 @@
-"""GigaChat 3: a message of its own, `function call<|role_sep|>` and `{"name": NAME, "arguments": {…}}`.
+"""GigaChat 3: a separate message, `function call<|role_sep|>` and `{"name": NAME, "arguments": {…}}`.
 
-Newer ones write `<|function_call|>` in front of the object. Ours: mlx_lm has no parser for them.
+Newer models write `<|function_call|>` before the object. Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations

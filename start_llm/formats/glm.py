@@ -1,6 +1,6 @@
 """GLM-4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
 
-Ours: mlx_lm's parser reads a finished block only and ends values at the first `</arg_value>`.
+Own parser: mlx_lm's parser reads only finished blocks and ends a value at the first `</arg_value>`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
 
 def tags_of_keys_and_values(prefix: str = "") -> Tags:
-    """A name, then keys and values in turn.
+    """Return the patterns of a call with a name, then alternating keys and values.
 
     Args:
-        prefix: what the names of all tags begin with.
+        prefix: prefix of all tag names.
     """
     key, value, end = f"{prefix}arg_key", f"{prefix}arg_value", f"</{prefix}tool_call>"
     return Tags(
@@ -34,7 +34,7 @@ GLM = ModelFormat(
     name="glm4",
     marks=("<arg_key>", "<|observation|>"),
     types=("glm4", "chatglm"),
-    thought=replace(THINK, cut="</think>"),
+    reasoning=replace(THINK, cut="</think>"),
     orphan_close=True,
     notations=(
         Notation(
@@ -46,7 +46,7 @@ GLM = ModelFormat(
                 head="<tool_call>NAME\n",
                 tail="</tool_call>",
                 arguments=TaggedArguments(
-                    key="<arg_key>KEY</arg_key>\n<arg_value>", value_end="</arg_value>", behind="\n"
+                    key="<arg_key>KEY</arg_key>\n<arg_value>", value_end="</arg_value>", after="\n"
                 ),
                 between="\n",
             ),

@@ -1,6 +1,6 @@
 """Granite 3: `<|tool_call|>[{"name": NAME, "arguments": {…}}]`. Phi 4 mini ends it with `<|/tool_call|>`.
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations

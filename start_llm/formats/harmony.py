@@ -1,15 +1,19 @@
-"""gpt-oss: messages with headers, a thought and a call among them. `output.channels` reads them."""
+"""gpt-oss: messages with headers, including reasoning and calls. `output.channels` parses them."""
 
 from __future__ import annotations
 
+from start_llm.core.family import ReasoningMarks
 from start_llm.formats.model_format import ModelFormat
-from start_llm.formats.thoughts import HARMONY as MARKS
 
 HARMONY = ModelFormat(
     name="gpt_oss",
     marks=("<|channel|>",),
     types=("gpt_oss",),
-    thought=MARKS,
+    reasoning=ReasoningMarks(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        cut="<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
     channels=True,
     around_text=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
 )

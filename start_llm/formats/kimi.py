@@ -1,17 +1,20 @@
 """Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
 
-Ours: mlx_lm's parser ends a call at the first end token, also inside a text, and takes Python literals.
+Own parser: mlx_lm's parser ends a call at the first end token, even inside a text, and accepts Python
+literals.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
-from start_llm.formats.thoughts import THINK_OF_KIMI
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 
+_OPENER = "<|tool_calls_section_begin|>"
 _END = r"(?:\s{0,64}<\|tool_call_end\|>)?\s{0,64}"
 _OBJECTS = Objects(
     head=rf"(?:{_END}<\|tool_call_begin\|>)?"
@@ -23,18 +26,18 @@ _OBJECTS = Objects(
 
 KIMI = ModelFormat(
     name="kimi",
-    marks=("<|tool_calls_section_begin|>",),
+    marks=(_OPENER,),
     types=("kimi",),
-    thought=THINK_OF_KIMI,
+    reasoning=replace(THINK, ended_by=(_OPENER,)),
     call_ids="kimi",
     notations=(
         Notation(
             name="kimi",
-            openers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+            openers=(_OPENER, "<|tool_call_begin|>"),
             reader=partial(ObjectReader, _OBJECTS),
             text=CallText(
                 mark="<|tool_call_begin|>",
-                before="<|tool_calls_section_begin|>",
+                before=_OPENER,
                 head="<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>",
                 tail="<|tool_call_end|>",
                 after="<|tool_calls_section_end|>",

@@ -1,10 +1,10 @@
-"""Kimi K3: `<|open|>call tool="NAME" index="1"<|sep|>`, then arguments, each with its type, or an object.
+"""Kimi K3: `<|open|>call tool="NAME" index="1"<|sep|>`, then typed arguments or one JSON object.
 
     <|open|>argument key="KEY" type="string"<|sep|>VALUE<|close|>argument<|sep|>
     <|open|>json type="object"<|sep|>{…}<|close|>json<|sep|>
 
-Ours: mlx_lm's parser reads a finished block only, ends values at the first end mark, also inside a text, and
-loses every call of a block if one is malformed.
+Own parser: mlx_lm's parser reads only finished blocks, ends a value at the first end mark, even inside a
+text, and loses every call of a block if one is malformed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import OPEN_CLOSE
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
+_REASONING = unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 _OPENER, _BLOCK_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _CALL, _CALL_END = "<|open|>call", "<|close|>call<|sep|>"
 _OPENERS = (_OPENER, _CALL)
@@ -73,7 +74,7 @@ KIMI_K3 = ModelFormat(
     name="kimi_k3",
     marks=("<|open|>",),
     types=("kimi_k3",),
-    thought=OPEN_CLOSE,
+    reasoning=_REASONING,
     answer_marks=(_ANSWER, _ANSWER_END, _MESSAGE_END),
     around_answer=((_ANSWER, _ANSWER_END + _MESSAGE_END),),
     notations=(

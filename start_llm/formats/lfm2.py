@@ -1,7 +1,7 @@
 """LFM2: `<|tool_call_start|>[NAME(key='text', number=1), NAME()]<|tool_call_end|>`, or a JSON list there.
 
-Ours: mlx_lm's parser reads a finished block only, guesses where the block is no Python, and takes tools that
-were not offered.
+Own parser: mlx_lm's parser reads only finished blocks, guesses where a block is not Python, and accepts
+tools that were not offered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader
 from start_llm.formats.reading.lists import json_list
 from start_llm.formats.reading.pythonic import call_list
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.python_arguments import PythonArguments
 
@@ -22,7 +22,7 @@ LFM2 = ModelFormat(
     name="lfm2",
     marks=(_OPENER,),
     types=("lfm2",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="lfm2",

@@ -1,6 +1,6 @@
 """Llama 3: a bare `{"name": NAME, "parameters": {…}}`, several with `;`, and `<function=NAME>{…}</function>`.
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.writing.call_text import CallText
 
-# Without an opener the first member tells a call from an answer in JSON, which must not wait for its end.
+# Without an opener, the first member tells a call from a JSON answer, which must stream without delay.
 _BARE = Objects(
     head=r"(?:\s{0,64}[;,])?\s{0,64}"
     r"(?=\{\s{0,64}\"(?:(?:name|parameters|arguments)\"|type\"\s{0,64}:\s{0,64}\"function\"))",

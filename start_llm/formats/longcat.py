@@ -1,11 +1,11 @@
-"""LongCat: GLM's tags with names of their own, or an object in a `<longcat_tool_call>`.
+"""LongCat: GLM's tags with other names, or a JSON object in a `<longcat_tool_call>`.
 
     <longcat_tool_call>NAME
     <longcat_arg_key>KEY</longcat_arg_key>
     <longcat_arg_value>VALUE</longcat_arg_value>
     </longcat_tool_call>
 
-Ours: mlx_lm's parser reads a finished block only and ends values at the first `</longcat_arg_value>`.
+Own parser: mlx_lm's parser reads only finished blocks and ends a value at the first `</longcat_arg_value>`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from start_llm.formats.glm import tags_of_keys_and_values
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.reading.tagged import TaggedReader
-from start_llm.formats.thoughts import LONGCAT as MARKS
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
+_REASONING = unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n")
 _OPENER, _END = "<longcat_tool_call>", "</longcat_tool_call>"
 _KEY = "<longcat_arg_key>"
 _OBJECTS = Objects(
@@ -32,7 +33,7 @@ LONGCAT = ModelFormat(
     name="longcat",
     marks=(_OPENER,),
     types=("longcat",),
-    thought=MARKS,
+    reasoning=_REASONING,
     notations=(
         Notation(
             name="longcat",
@@ -45,7 +46,7 @@ LONGCAT = ModelFormat(
                 arguments=TaggedArguments(
                     key=f"{_KEY}KEY</longcat_arg_key>\n<longcat_arg_value>",
                     value_end="</longcat_arg_value>",
-                    behind="\n",
+                    after="\n",
                 ),
                 between="\n",
             ),

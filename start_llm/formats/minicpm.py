@@ -1,6 +1,7 @@
 """MiniCPM: `<function name="NAME"><param name="KEY">VALUE</param></function>`, markup inside CDATA.
 
-Ours: mlx_lm's parser reads a finished block only, ends values at the first `</param>` and strips them.
+Own parser: mlx_lm's parser reads only finished blocks, ends a value at the first `</param>` and strips
+values.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
@@ -25,7 +26,7 @@ MINICPM = ModelFormat(
     name="minicpm",
     marks=('<function name="',),
     types=("minicpm",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="minicpm",

@@ -1,6 +1,7 @@
 """MiniMax-M2: `<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>…`.
 
-Ours: mlx_lm's parser reads a finished block only, ends values at the first `</parameter>` and strips them.
+Own parser: mlx_lm's parser reads only finished blocks, ends a value at the first `</parameter>` and strips
+values.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
@@ -29,7 +30,7 @@ MINIMAX = ModelFormat(
     name="minimax",
     marks=(_OPENER,),
     types=("minimax",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="minimax",
@@ -40,9 +41,7 @@ MINIMAX = ModelFormat(
                 before=f"{_OPENER}\n",
                 head='<invoke name="NAME">\n',
                 tail="</invoke>\n",
-                arguments=TaggedArguments(
-                    key='<parameter name="KEY">', value_end="</parameter>", behind="\n"
-                ),
+                arguments=TaggedArguments(key='<parameter name="KEY">', value_end="</parameter>", after="\n"),
                 after=_END,
             ),
         ),

@@ -1,8 +1,9 @@
-"""MiniMax-M3: `<tool_call><invoke name="NAME"><KEY>VALUE</KEY></invoke>…`, a mark in front of every tag.
+"""MiniMax-M3: `<tool_call><invoke name="NAME"><KEY>VALUE</KEY></invoke>…`, with a mark before every tag.
 
-The tag of an argument is its name, an array holds `<item>` elements and an object an element for each member.
+The tag of an argument is the argument's name. An array contains `<item>` elements; an object contains one
+element per member.
 
-Ours: mlx_lm has no parser for it.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import regex
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.nested import decode_nested
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import MINIMAX as MARKS
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.nested_arguments import NestedArguments
 
+_REASONING = unmistakable("<mm:think>", "</mm:think>")
 _MARK = "]<]minimax[>["
 _OPENER, _END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _TAG = regex.escape(_MARK, literal_spaces=True)
@@ -36,7 +38,7 @@ MINIMAX_M3 = ModelFormat(
     name="minimax_m3",
     marks=(_MARK,),
     types=("minimax_m3",),
-    thought=MARKS,
+    reasoning=_REASONING,
     notations=(
         Notation(
             name="minimax_m3",

@@ -1,7 +1,7 @@
-"""Mistral: `[TOOL_CALLS][{"name": NAME, "arguments": {…}}]`, and newer `[TOOL_CALLS]NAME[ARGS]{…}`,
-the second mark of which may be missing.
+"""Mistral: `[TOOL_CALLS][{"name": NAME, "arguments": {…}}]`; newer models write `[TOOL_CALLS]NAME[ARGS]{…}`.
 
-Ours: mlx_lm's parser loses every call of a block if one is malformed, and takes tools that were not offered.
+`[ARGS]` is optional. Own parser: mlx_lm's parser loses every call of a block if one is malformed, and accepts
+tools that were not offered.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
-from start_llm.formats.thoughts import BRACKETS
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 
+_REASONING = unmistakable("[THINK]", "[/THINK]")
 _OPENER = "[TOOL_CALLS]"
 _LIST = Objects(
     head=r"(?:\s{0,64}[\[,])?\s{0,64}(?=\{)",
@@ -27,7 +28,7 @@ MISTRAL = ModelFormat(
     name="mistral",
     marks=(_OPENER,),
     types=("mistral", "ministral"),
-    thought=BRACKETS,
+    reasoning=_REASONING,
     call_ids="nine",
     notations=(
         Notation(

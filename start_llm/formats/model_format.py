@@ -1,44 +1,44 @@
-"""What one file of this package says of a model format."""
+"""Defines the record that describes a model format. Each format module fills in one or more of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from start_llm.core.family import CallIds, Family, ThoughtMarks
-from start_llm.formats.reading.parts import Reader
+from start_llm.core.family import CallIds, Family, ReasoningMarks
+from start_llm.formats.reading.parts import CallReader
 from start_llm.formats.reading.schema import Tools
 from start_llm.formats.writing.call_text import CallText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notation:
-    """One way to write calls.
+    """One way to write tool calls.
 
     Attributes:
         openers: texts that begin a block of calls.
-        reader: makes a reader for the block behind one of them.
-        bare: texts that begin a block too, as the very first text of an answer; they are part of it.
-        text: how calls are written; None for what models write by mistake alone.
+        reader: creates a reader for the block after an opener.
+        bare: texts that also begin a block, but only at the start of an answer; they are part of the block.
+        text: how calls are written; None for a notation that models only write by mistake.
     """
 
     name: str
     openers: tuple[str, ...]
-    reader: Callable[[Tools], Reader]
+    reader: Callable[[Tools], CallReader]
     bare: tuple[str, ...] = ()
     text: CallText | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFormat:
-    """What a model's text is like, and how that is told from its files.
+    """The text format of a model, and the evidence by which it is detected from the model's files.
 
     Attributes:
         name: as in `MODEL_FAMILY`.
-        marks: texts of which one must stand in the chat template, in what it renders, or be an added token.
-        types: beginnings of `model_type` in config.json, for files that say too little.
+        marks: the format fits if the chat template, its rendered text or the added tokens contain one.
+        types: prefixes of `model_type` in config.json, used if no marks are found.
         notations: of calls, the likeliest first.
-        thought: of models that think; None: their marks are found in the template and the vocabulary.
+        reasoning: the usual marks, tried before `REASONING_MARKS`; None: only those are tried.
         channels, orphan_close, answer_marks, around_answer, around_text, call_ids: see `core.family.Family`.
     """
 
@@ -46,7 +46,7 @@ class ModelFormat:
     marks: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     notations: tuple[Notation, ...] = ()
-    thought: ThoughtMarks | None = None
+    reasoning: ReasoningMarks | None = None
     channels: bool = False
     orphan_close: bool = False
     answer_marks: tuple[str, ...] = ()
@@ -56,10 +56,10 @@ class ModelFormat:
 
     @property
     def family(self) -> Family:
-        """With the marks of thoughts that its models have as a rule."""
+        """The family of this format, with the usual marks of reasoning."""
         return Family(
             name=self.name,
-            thought=self.thought,
+            reasoning=self.reasoning,
             channels=self.channels,
             orphan_close=self.orphan_close,
             answer_marks=self.answer_marks,

@@ -1,6 +1,6 @@
 """Nemotron Nano 2: `<TOOLCALL>[{"name": NAME, "arguments": {…}}]</TOOLCALL>`.
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader
 from start_llm.formats.reading.lists import json_list
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 
 NEMOTRON = ModelFormat(
     name="nemotron_h",
     marks=("<TOOLCALL>",),
     types=("nemotron_h",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="toolcall",

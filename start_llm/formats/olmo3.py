@@ -1,6 +1,6 @@
-"""Olmo 3: `<function_calls>NAME(key="text")` and a line for each further call, `</function_calls>`.
+"""Olmo 3: `<function_calls>NAME(key="text")`, one call per line, `</function_calls>`.
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader
 from start_llm.formats.reading.pythonic import call_lines
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.python_arguments import PythonArguments
 
@@ -20,7 +20,7 @@ OLMO3 = ModelFormat(
     name="olmo3",
     marks=(_OPENER,),
     types=("olmo3",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="olmo3",

@@ -1,7 +1,7 @@
 """Llama 3.2, Llama 4 and Gemma 3 where a template asks for Python: a bare `[NAME(key='text'), NAME()]`.
 
-Llama 4 may put it between `<|python_start|>` and `<|python_end|>`. Ours: mlx_lm has a parser for what stands
-between LFM2's marks alone.
+Llama 4 may put it between `<|python_start|>` and `<|python_end|>`. Own parser: mlx_lm's parser only accepts
+text between LFM2's marks.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     <tool_call>{"name": NAME, "arguments": {…}}</tool_call>
     <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 
-Ours: mlx_lm's parser reads a finished block only, ends values at the first `</parameter>`, and makes None of
-the text "null". The first tag may be missing: Qwen3-Coder drops it in up to half of the turns in which it
-talks before it calls (measured by others: ollama/ollama#17742).
+Own parser: mlx_lm's parser reads only finished blocks, ends a value at the first `</parameter>`, and
+converts the text "null" to None. The first tag may be missing: Qwen3-Coder drops it in up to half of the
+turns that contain text before the call (measured in ollama/ollama#17742).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.reading.tagged import TaggedReader, Tags
-from start_llm.formats.thoughts import THINK
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
@@ -41,7 +41,7 @@ QWEN = ModelFormat(
     name="qwen3",
     marks=("<tool_call>",),
     types=("qwen",),
-    thought=THINK,
+    reasoning=THINK,
     notations=(
         Notation(
             name="qwen_xml",
@@ -52,7 +52,7 @@ QWEN = ModelFormat(
                 head="<tool_call>\n<function=NAME>\n",
                 tail="</function>\n</tool_call>",
                 arguments=TaggedArguments(
-                    key="<parameter=KEY>", padding="\n", value_end="</parameter>", behind="\n"
+                    key="<parameter=KEY>", padding="\n", value_end="</parameter>", after="\n"
                 ),
                 between="\n",
             ),

@@ -1,4 +1,4 @@
-"""The table of model formats, and what follows from it. A new format is a file, and a name here."""
+"""Lists the model formats and detects the format of a model. A new format is a file and a name here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from start_llm.core.chat import Json
-from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.family import Family, ReasoningMarks
 from start_llm.formats.cohere import COHERE
 from start_llm.formats.deepseek import DEEPSEEK
 from start_llm.formats.dsml import DSML
@@ -32,12 +32,12 @@ from start_llm.formats.nemotron import NEMOTRON
 from start_llm.formats.olmo3 import OLMO3
 from start_llm.formats.pythonic import PYTHONIC
 from start_llm.formats.qwen import QWEN, QWEN_BARE
+from start_llm.formats.reasoning_marks import OTHER_MARKS, THINK
 from start_llm.formats.seed import SEED
-from start_llm.formats.thoughts import THINK, THOUGHT_MARKS
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.xlam import XLAM
 
-GENERIC = ModelFormat(name="generic", thought=THINK)
+GENERIC = ModelFormat(name="generic", reasoning=THINK)
 MODEL_FORMATS: tuple[ModelFormat, ...] = (
     HARMONY,
     GEMMA4,
@@ -66,26 +66,34 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     LLAMA,
     XLAM,
 )
-"""The first one that fits counts: marks of the stronger evidence stand first."""
+"""The first match wins, so formats with more distinctive marks come first."""
 
 FAMILIES: Mapping[str, ModelFormat] = {one.name: one for one in (*MODEL_FORMATS, GENERIC)}
-"""By what `MODEL_FAMILY` may say."""
+"""Formats by their name in `MODEL_FAMILY`."""
+
+_OWN_MARKS = tuple(one.reasoning for one in MODEL_FORMATS if one.reasoning and one.reasoning.is_unmistakable)
+REASONING_MARKS: tuple[ReasoningMarks, ...] = (*_OWN_MARKS, *OTHER_MARKS)
+"""Those that any model may have, whatever its calls are: the more unmistakable first."""
 
 NOTATIONS: Mapping[str, Notation] = {
     one.name: one for one in (*(one for family in MODEL_FORMATS for one in family.notations), QWEN_BARE)
 }
-"""Harmony is not here: its calls are messages."""
+"""Notations by name. Harmony is missing because its calls are messages."""
 
 
 @cache
-def ordered(first: tuple[str, ...]) -> tuple[Notation, ...]:
-    """Every notation, those named in `first` before the others. KeyError for a name that no row has."""
-    named = tuple(NOTATIONS[name] for name in first)
-    return (*named, *(one for one in NOTATIONS.values() if one not in named))
+def all_notations(first: tuple[str, ...]) -> tuple[Notation, ...]:
+    """Return every notation, those named in `first` before the others.
+
+    Raises:
+        KeyError: no notation has this name.
+    """
+    family_by_name = tuple(NOTATIONS[name] for name in first)
+    return (*family_by_name, *(one for one in NOTATIONS.values() if one not in family_by_name))
 
 
-def native(names: Sequence[str], template: str) -> CallText:
-    """How a model calls: as its template shows it, else as its family does, else as most do."""
+def preferred_call_text(names: Sequence[str], template: str) -> CallText:
+    """Return the call text that the template shows, else the first of these notations, else `_USUAL`."""
     texts = [text for name in (*names, _USUAL) if (text := NOTATIONS[name].text)]
     return next((text for text in texts if text.mark and text.mark in template), texts[0])
 
@@ -93,28 +101,32 @@ def native(names: Sequence[str], template: str) -> CallText:
 _USUAL = "hermes"
 
 
-def named(name: str) -> Family:
-    """The family that `MODEL_FAMILY` names. KeyError for a name that no format has."""
+def family_by_name(name: str) -> Family:
+    """Return the family that `MODEL_FAMILY` names.
+
+    Raises:
+        KeyError: no format has this name.
+    """
     return FAMILIES[name].family
 
 
 def detect(
     config: Mapping[str, Json], template: str, added_tokens: Sequence[str], rendered: str = ""
 ) -> Family:
-    """The family of a model, from what its files say.
+    """Detect the family of a model from its files.
 
-    The template counts more than the vocabulary, and that more than the architecture's name: a fine-tune may
-    change the template, and keeps the others.
+    The template counts more than the vocabulary, and the vocabulary more than `model_type`: a fine-tune may
+    change the template, but it keeps the others.
 
     Args:
-        rendered: conversations as the template renders them: marks may be put together there.
+        rendered: conversations rendered by the template, because a template may assemble marks from parts.
     """
     known, shown = frozenset(added_tokens), f"{template}\n{rendered}"
-    return _with_real_thoughts(_likeliest(config, shown, known), shown, known)
+    return _with_real_reasoning(_likeliest(config, shown, known), shown, known)
 
 
 def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozenset[str]) -> ModelFormat:
-    """By the strongest evidence that there is; the vocabulary of a fine-tune has the marks of its origin."""
+    """Return the format with the strongest evidence. A fine-tune's vocabulary has its base model's marks."""
     model_type = str(config.get("model_type", ""))
     evidence: tuple[Callable[[ModelFormat], bool], ...] = (
         lambda one: any(mark in template for mark in one.marks),
@@ -128,22 +140,22 @@ def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozense
 
 
 def _of_type(model_type: str) -> ModelFormat:
-    """The format with the longest beginning of this name: MiniMax-M1 writes otherwise than M2."""
+    """Return the format with the longest matching prefix: MiniMax-M1 writes differently from M2."""
     known = {kind: one for one in MODEL_FORMATS for kind in one.types if model_type.startswith(kind)}
     return known[max(known, key=len)] if known else GENERIC
 
 
-def _with_real_thoughts(model: ModelFormat, template: str, added_tokens: frozenset[str]) -> Family:
-    """A model that knows no mark of thoughts writes none, so an answer that quotes one is an answer."""
-    candidates = dict.fromkeys(filter(None, (model.thought, *THOUGHT_MARKS)))
+def _with_real_reasoning(model: ModelFormat, template: str, added_tokens: frozenset[str]) -> Family:
+    """Use only marks that the model knows. If it knows none, an answer that quotes a mark is an answer."""
+    candidates = dict.fromkeys(filter(None, (model.reasoning, *REASONING_MARKS)))
     shown = [marks for marks in candidates if marks.closing in template]
     known = [marks for marks in candidates if marks.closing in added_tokens]
     for marks in (*shown, *known):
-        return replace(model.family, thought=_as_usual(marks, model))
-    return replace(model.family, thought=None, orphan_close=False)
+        return replace(model.family, reasoning=_as_usual(marks, model))
+    return replace(model.family, reasoning=None, orphan_close=False)
 
 
-def _as_usual(marks: ThoughtMarks, model: ModelFormat) -> ThoughtMarks:
-    """As this model closes them, if they are those that it has as a rule."""
-    usual = model.thought
+def _as_usual(marks: ReasoningMarks, model: ModelFormat) -> ReasoningMarks:
+    """Return the format's own marks if the pair is the same, because their `cut` fits this model."""
+    usual = model.reasoning
     return usual if usual and (usual.opening, usual.closing) == (marks.opening, marks.closing) else marks

@@ -1,7 +1,7 @@
 """Seed-OSS: `<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>`.
 
-Ours: mlx_lm has no parser for it. Models write a value right behind its tag or on lines of its own; we write
-lines of its own, so that a text may begin with a newline.
+Own parser, because mlx_lm has none. Models write a value directly after its tag or on lines of its own. We
+write it on lines of its own, so that a text may begin with a newline.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.qwen import TAGS
 from start_llm.formats.reading.tagged import TaggedReader
-from start_llm.formats.thoughts import SEED as MARKS
+from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
+_REASONING = unmistakable("<seed:think>", "</seed:think>")
 _OPENER = "<seed:tool_call>"
 _END = "</seed:tool_call>"
 _TAGS = replace(
@@ -24,9 +25,9 @@ _TAGS = replace(
 
 SEED = ModelFormat(
     name="seed_oss",
-    marks=(_OPENER, MARKS.opening),
+    marks=(_OPENER, _REASONING.opening),
     types=("seed_oss",),
-    thought=MARKS,
+    reasoning=_REASONING,
     notations=(
         Notation(
             name="seed",
@@ -37,7 +38,7 @@ SEED = ModelFormat(
                 head=f"{_OPENER}\n<function=NAME>\n",
                 tail=f"</function>\n{_END}",
                 arguments=TaggedArguments(
-                    key="<parameter=KEY>", padding="\n", value_end="</parameter>", behind="\n"
+                    key="<parameter=KEY>", padding="\n", value_end="</parameter>", after="\n"
                 ),
                 between="\n",
             ),

@@ -1,6 +1,6 @@
 """xLAM: a bare `[{"name": NAME, "arguments": {…}}]`.
 
-Ours: mlx_lm has no parser for them.
+Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from start_llm.formats.reading.json_calls import ObjectReader
 from start_llm.formats.reading.lists import json_list
 from start_llm.formats.writing.call_text import CallText
 
-# Without an opener the first member tells a call from an answer in JSON, which must not wait for its end.
+# Without an opener, the first member tells a call from a JSON answer, which must stream without delay.
 _BARE = replace(
     json_list(),
     head=r"\s{0,64}[\[,]\s{0,64}(?=\{\s{0,64}\"(?:name|parameters|arguments)\")",

@@ -1,1 +1,1 @@
-"""Coding clients for this server: what each is told, in environment and files of its own, and its start."""
+"""Configure coding clients for this server, with private environment variables and files, and start them."""

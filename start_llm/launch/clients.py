@@ -1,7 +1,7 @@
-"""The clients: one row each, with what it is told of a server.
+"""The table of coding clients, with the environment variables and files that each needs for a server.
 
-What the names mean to each client was read in its documents and measured with the client itself. Idle limits
-are lifted for what may stand between: clients give up after 300 s without a sign of life.
+The meaning of each name comes from the client's documentation and from tests with the client itself. Idle
+limits are raised, because clients otherwise give up after 300 s without an event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm.core.chat import Json
-from start_llm.launch.served import Served
+from start_llm.launch.server_info import ServerInfo
 
 PROVIDER = "start_llm"
 KEY_VARIABLE = "START_LLM_API_KEY"
@@ -23,24 +23,26 @@ _FREE: Json = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 
 type Environment = Mapping[str, str]
 type Files = Mapping[str, Mapping[str, Json]]
-"""Name to content, which `files` writes as the ending says."""
+"""File name to content. `launch.files` writes it in the format of the name's suffix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client and its two questions: which variables, and which files, for a server and a private folder.
+    """A coding client.
 
     Attributes:
-        command: its program.
-        install: how to get it.
-        foreign: variables that would lead it to another server, and are taken away.
-        own_place: where its user keeps what we keep in a private folder.
+        command: the name of its program.
+        install: the command that installs it.
+        environment: returns its variables, for a server and the client's private folder.
+        files: returns its files, for a server and the client's private folder.
+        foreign: variables that would lead it to another server; they are removed.
+        own_place: where the user's own configuration of this client is.
     """
 
     command: str
     install: str
-    environment: Callable[[Served, Path], Environment]
-    files: Callable[[Served, Path], Files]
+    environment: Callable[[ServerInfo, Path], Environment]
+    files: Callable[[ServerInfo, Path], Files]
     foreign: tuple[str, ...]
     own_place: str
 
@@ -48,7 +50,7 @@ class Client:
 # --------------------------------------------------------------------------------------------- Claude Code
 
 
-def _claude_environment(served: Served, folder: Path) -> Environment:
+def _claude_environment(served: ServerInfo, folder: Path) -> Environment:
     models = dict.fromkeys(
         (
             "ANTHROPIC_MODEL",
@@ -75,10 +77,11 @@ def _claude_environment(served: Served, folder: Path) -> Environment:
     }
 
 
-def _claude_limits(served: Served) -> Environment:
-    """Without them it takes an unknown model's window for a million tokens, and never compacts in time.
+def _claude_limits(served: ServerInfo) -> Environment:
+    """Return the token limits.
 
-    It complains of a compaction window below 100,000; there the context alone has to do.
+    Without them Claude Code assumes a window of a million tokens for an unknown model, and compacts too late.
+    It complains about a compaction window below 100,000 tokens, so smaller windows set the context size only.
     """
     limits = {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.window),
@@ -89,8 +92,8 @@ def _claude_limits(served: Served) -> Environment:
     return limits
 
 
-def _claude_files(_served: Served, _folder: Path) -> Files:
-    """It asks for a login otherwise."""
+def _claude_files(_served: ServerInfo, _folder: Path) -> Files:
+    """Mark the onboarding as done: otherwise Claude Code asks for a login."""
     return {".claude.json": {"hasCompletedOnboarding": True}}
 
 
@@ -98,21 +101,21 @@ def _claude_files(_served: Served, _folder: Path) -> Files:
 
 
 _CODEX_PROMPT = 12_000
-"""Tokens of its own prompt: about 10,000, with other tokenizers more."""
+"""Tokens of Codex's own prompt: about 10,000, and more with some tokenizers."""
 
 
-def _codex_environment(served: Served, folder: Path) -> Environment:
+def _codex_environment(served: ServerInfo, folder: Path) -> Environment:
     return {"CODEX_HOME": str(folder), KEY_VARIABLE: served.key}
 
 
-def _codex_files(served: Served, _folder: Path) -> Files:
+def _codex_files(served: ServerInfo, _folder: Path) -> Files:
     provider: Json = {
         "name": PROVIDER,
         "base_url": f"{served.url}/v1",
         "env_key": KEY_VARIABLE,
         "wire_api": "responses",
         "stream_idle_timeout_ms": _IDLE_MS,
-        # From 0.2 s on, each twice as long: 5 tries are over before a server that was started again is there.
+        # Waits start at 0.2 s and double. Five attempts end before a restarted server is ready.
         "request_max_retries": 9,
         "stream_max_retries": 9,
     }
@@ -134,10 +137,10 @@ def _codex_files(served: Served, _folder: Path) -> Files:
     }
 
 
-def _codex_growth(served: Served) -> int:
-    """Tokens that may come to a conversation before it is compacted, without those that it begins with.
+def _codex_growth(served: ServerInfo) -> int:
+    """Return by how many tokens a conversation may grow beyond its first prefix before Codex compacts it.
 
-    Its own prompt, and questions of 20,000 tokens, are there again behind a compaction (lesson 35).
+    After a compaction, Codex's own prompt and up to 20,000 tokens of questions are still there (lesson 35).
     """
     return max(served.window - served.reply - _CODEX_PROMPT, served.window // 4)
 
@@ -145,8 +148,12 @@ def _codex_growth(served: Served) -> int:
 # ------------------------------------------------------------------------------------------------ opencode
 
 
-def _opencode_environment(served: Served, folder: Path) -> Environment:
-    """The file comes before a project's own; what makes it ours comes after that."""
+def _opencode_environment(served: ServerInfo, folder: Path) -> Environment:
+    """Return the variables.
+
+    opencode reads OPENCODE_CONFIG before the project's own file, and OPENCODE_CONFIG_CONTENT after it. So the
+    choice of model and provider is in the latter, where a project cannot override it.
+    """
     name = f"{PROVIDER}/{served.model}"
     chosen: Json = {"model": name, "small_model": name, "enabled_providers": [PROVIDER]}
     return {
@@ -162,7 +169,7 @@ def _opencode_environment(served: Served, folder: Path) -> Environment:
     }
 
 
-def _opencode_files(served: Served, _folder: Path) -> Files:
+def _opencode_files(served: ServerInfo, _folder: Path) -> Files:
     options: Json = {
         "baseURL": f"{served.url}/v1",
         "apiKey": f"{{env:{KEY_VARIABLE}}}",
@@ -195,22 +202,26 @@ def _opencode_files(served: Served, _folder: Path) -> Files:
 
 
 _PI_MARGIN = 4096
-"""Tokens that it leaves free besides those of the reply, which it asks for that many less of."""
+"""Tokens that pi keeps free besides those of the reply; it asks for a reply that much shorter."""
 
 
-def _pi_environment(served: Served, folder: Path) -> Environment:
+def _pi_environment(served: ServerInfo, folder: Path) -> Environment:
     return {
         "PI_CODING_AGENT_DIR": str(folder),
         KEY_VARIABLE: served.key,
-        # It names its session then.
+        # With this, pi sends a session id.
         "PI_CACHE_RETENTION": "long",
         "PI_SKIP_VERSION_CHECK": "1",
         "PI_TELEMETRY": "0",
     }
 
 
-def _pi_files(served: Served, _folder: Path) -> Files:
-    """It counts four characters for a token of what it keeps, and there may be four tokens in them."""
+def _pi_files(served: ServerInfo, _folder: Path) -> Files:
+    """Return the files.
+
+    pi estimates the tokens that it keeps after a compaction as characters / 4. Four characters can be up to
+    four tokens, so `keepRecentTokens` is at most an eighth of the window.
+    """
     provider: Json = {
         "baseUrl": f"{served.url}/v1",
         "api": "openai-completions",
@@ -223,7 +234,7 @@ def _pi_files(served: Served, _folder: Path) -> Files:
             "defaultProvider": PROVIDER,
             "defaultModel": served.model,
             "httpIdleTimeoutMs": 0,
-            # After 2 s, 4 s and so on; a server that is started again takes longer than the usual three.
+            # Waits are 2 s, 4 s and so on. A restart of the server outlasts the default of three retries.
             "retry": {"maxRetries": 6},
             "compaction": {
                 "reserveTokens": served.reply + _PI_MARGIN,
@@ -233,8 +244,8 @@ def _pi_files(served: Served, _folder: Path) -> Files:
     }
 
 
-def _pi_model(served: Served) -> dict[str, Json]:
-    """OpenClaw, which is built on pi, has the same entry."""
+def _pi_model(served: ServerInfo) -> dict[str, Json]:
+    """Return the entry of the model, for pi and for OpenClaw, which is built on pi."""
     return {
         "id": served.model,
         "name": served.model,
@@ -249,7 +260,7 @@ def _pi_model(served: Served) -> dict[str, Json]:
 # ------------------------------------------------------------------------------------------------ OpenClaw
 
 
-def _openclaw_environment(served: Served, folder: Path) -> Environment:
+def _openclaw_environment(served: ServerInfo, folder: Path) -> Environment:
     return {
         "OPENCLAW_STATE_DIR": str(folder),
         "OPENCLAW_CONFIG_PATH": str(folder / "openclaw.json"),
@@ -258,9 +269,9 @@ def _openclaw_environment(served: Served, folder: Path) -> Environment:
     }
 
 
-def _openclaw_files(served: Served, folder: Path) -> Files:
-    """Its workspace is private too: it writes notes of its own there, and not into a project."""
-    # Without the flag nothing that it sends names its session.
+def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
+    """Return the files. The workspace is in the private folder, because OpenClaw writes notes into it."""
+    # Without this flag, no field of OpenClaw's requests identifies the session.
     model: Json = {**_pi_model(served), "compat": {"supportsPromptCacheKey": True}}
     provider: Json = {
         "baseUrl": f"{served.url}/v1",
@@ -332,4 +343,4 @@ CLIENTS: Mapping[str, Client] = {
         own_place="~/.config/opencode/opencode.json",
     ),
 }
-"""By the name that `launch` and `config` take."""
+"""The clients by the names that the commands `launch` and `config` take."""

@@ -1,7 +1,7 @@
-"""Files of a client in its private folder.
+"""Write a client's configuration files into its private folder.
 
-The client writes into them too: what it was told to trust, which notes it has shown. So ours is laid over
-what stands there, and nothing is written that stands there already.
+The client writes into the same files: which folders it trusts, which notices it has shown. So our values are
+merged into the existing content, and a file that already has them is not written.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FORMATS: Mapping[str, _Format] = {
 
 
 def text_of(path: Path, content: Mapping[str, Any]) -> str:
-    """The file that says `content`, in the form that its name asks for."""
+    """Return `content` in the format of the path's suffix, JSON or TOML."""
     return _FORMATS[path.suffix].write(content)
 
 
 def write_all(folder: Path, contents: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Make the folder and lay the contents over the files in it, all for their owner alone.
+    """Create the folder and merge the contents into its files. Only their owner can read them.
 
     Raises:
         LaunchError: the folder cannot be written.
@@ -54,27 +54,27 @@ def write_all(folder: Path, contents: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     before = _read(path)
-    if (after := laid_over(before, content)) != before:
+    if (after := deep_merge(before, content)) != before:
         _replace(path, text_of(path, after))
 
 
-def laid_over(before: Any, ours: Any) -> Any:
-    """`ours`, and of `before` what it does not mention."""
+def deep_merge(before: Any, ours: Any) -> Any:
+    """Return `ours` merged into `before`, recursively; `ours` wins."""
     if not isinstance(before, Mapping) or not isinstance(ours, Mapping):
         return ours
-    return {**before, **{key: laid_over(before.get(key), value) for key, value in ours.items()}}
+    return {**before, **{key: deep_merge(before.get(key), value) for key, value in ours.items()}}
 
 
 def _read(path: Path) -> Any:
     try:
         return _FORMATS[path.suffix].read(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        # None yet, or one that its client could not read either.
+        # There is no file yet, or one that the client could not parse either.
         return None
 
 
 def _replace(path: Path, text: str) -> None:
-    """A client that reads it meanwhile sees the old file or the new one."""
+    """Replace the file atomically: a client that reads it meanwhile sees the old content or the new."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as new:
         new.write(text)
     Path(new.name).replace(path)

@@ -1,4 +1,4 @@
-"""All that a client needs to work with a server: one answer for starting it and for printing."""
+"""Compute a client's setup (variables and files), and print it as a shell script."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from start_llm.core.chat import Json
 from start_llm.launch.clients import Client
 from start_llm.launch.files import text_of
-from start_llm.launch.served import LOOPBACK, Served
+from start_llm.launch.server_info import LOOPBACK, ServerInfo
 
 _END = "END_OF_FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is set, what is taken away, and what stands in the private folder."""
+    """A client's complete setup for one server: its private folder, its variables and its files."""
 
     client: Client
-    served: Served
+    served: ServerInfo
     folder: Path
     environment: Mapping[str, str]
     files: Mapping[Path, Mapping[str, Json]]
 
     def over(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The variables of the client's process."""
+        """Return the variables of the client's process: `inherited` without the foreign ones, then ours."""
         foreign = self.client.foreign
         return {
             **{name: value for name, value in inherited.items() if name not in foreign},
@@ -34,10 +34,12 @@ class Setup:
         }
 
 
-def make_setup(client: Client, served: Served, folder: Path, inherited: Mapping[str, str]) -> Setup:
-    """Args:
-    folder: the client's private folder, as an absolute path.
-    inherited: the variables of the user, none of which is changed but those that the setup is about.
+def make_setup(client: Client, served: ServerInfo, folder: Path, inherited: Mapping[str, str]) -> Setup:
+    """Compute a client's setup for a server.
+
+    Args:
+        folder: the client's private folder, as an absolute path.
+        inherited: the user's variables; the setup extends `NO_PROXY` of them for a local server.
     """
     return Setup(
         client=client,
@@ -48,8 +50,8 @@ def make_setup(client: Client, served: Served, folder: Path, inherited: Mapping[
     )
 
 
-def _past_proxies(served: Served, inherited: Mapping[str, str]) -> Mapping[str, str]:
-    """A proxy of the environment would be asked for 127.0.0.1 too."""
+def _past_proxies(served: ServerInfo, inherited: Mapping[str, str]) -> Mapping[str, str]:
+    """Exclude loopback from the environment's proxy, which would be asked for 127.0.0.1 otherwise."""
     if not served.is_local:
         return {}
     theirs = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
@@ -58,7 +60,7 @@ def _past_proxies(served: Served, inherited: Mapping[str, str]) -> Mapping[str, 
 
 
 def as_script(name: str, setup: Setup) -> str:
-    """Lines for a shell that do what `launch` does."""
+    """Return shell commands that do what `launch` does."""
     return "\n".join(_lines(name, setup)) + "\n"
 
 

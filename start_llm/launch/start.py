@@ -1,4 +1,4 @@
-"""Becoming the client: its process takes the place of ours."""
+"""Replace this process by the client's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def program_of(client: Client, inherited: Mapping[str, str]) -> str:
-    """The path of the client's program.
+    """Return the path of the client's program.
 
     Raises:
-        LaunchError: it is not installed.
+        LaunchError: the program is not on PATH.
     """
     program = shutil.which(client.command, path=inherited.get("PATH"))
     if program is None:
@@ -29,14 +29,16 @@ def program_of(client: Client, inherited: Mapping[str, str]) -> str:
 
 
 def become(program: str, setup: Setup, arguments: Sequence[str], inherited: Mapping[str, str]) -> NoReturn:
-    """Write the client's files and run it here: the terminal, signals and the exit status are its own.
+    """Write the client's files, then replace this process by the client through exec.
+
+    So the client has the terminal and the signals, and its exit status is the caller's.
 
     Raises:
-        LaunchError: the folder cannot be written, or the program is none.
+        LaunchError: the folder cannot be written, or the program cannot be executed.
     """
     files.write_all(setup.folder, setup.files)
     for number in _IGNORED_BY_PYTHON:
-        # What a process ignores, those that it becomes ignore too.
+        # Ignored signals stay ignored across exec.
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(program, [program, *arguments], setup.over(inherited))  # noqa: S606 - that is the point

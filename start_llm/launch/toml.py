@@ -1,4 +1,4 @@
-"""Writing TOML, which the standard library only reads."""
+"""Write TOML, which the standard library can only read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def as_toml(document: Mapping[str, Any]) -> str:
-    """Text that `tomllib` reads as `document`."""
+    """Return text that `tomllib` parses into `document`."""
     return "\n".join(_table(document, ())) + "\n"
 
 
 def _table(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """Values first: what stands behind a heading belongs to it."""
+    """Yield the lines of a table, values before subtables: every line after a heading belongs to it."""
     tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     values = {key: value for key, value in table.items() if key not in tables}
     if path and (values or not tables):
@@ -46,5 +46,5 @@ def _key(key: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A basic string: JSON's, but for one character that TOML wants escaped."""
+    """Return a basic string. It equals JSON's, except that TOML requires U+007F to be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""Model folders: finding, downloading, loading, describing them.
+"""Finds, downloads, loads and describes model folders.
 
-mlx_lm is imported here first, whoever needs it: its import sets the limit on open files to 2048, which lowers
-it on most machines, and an ordinary user cannot raise it again (lesson 2).
+Import mlx_lm through this package. Its import sets the limit on open files to 2048, which is lower than the
+limit of most machines, and an ordinary user cannot raise it again (lesson 2).
 """
 
 import resource
@@ -17,7 +17,7 @@ def _file_limit_left_alone() -> Generator[None]:
     set_limit = resource.setrlimit
 
     def ignore(*_: Any) -> None:
-        """Stands in for `resource.setrlimit` while mlx_lm is imported."""
+        """Replaces `resource.setrlimit` while mlx_lm is imported."""
 
     resource.setrlimit = ignore
     try:
@@ -27,7 +27,7 @@ def _file_limit_left_alone() -> Generator[None]:
 
 
 def _raise_file_limit() -> None:
-    """A server needs a descriptor for each client; some systems begin with 256."""
+    """Raise the limit on open files: a server needs one for each client, and some systems start with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""The memory that models run in: a GPU's own, one that it shares with the host, or the host's."""
+"""Reports the memory that models use: a GPU's own, memory shared with the host, or the host's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import mlx.core as mx
 
 _MEMINFO = Path("/proc/meminfo")
 _FREE_SHARE = 0.03
-"""Of the memory, for everybody else on this machine."""
+"""Share of the host's memory to leave to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where arrays live.
+    """The device that holds the arrays.
 
     Attributes:
-        name: as MLX or the system tells it.
-        info: what MLX tells of it: on Metal `max_recommended_working_set_size`, on CUDA `total_memory` and
+        name: as MLX or the system reports it.
+        info: what MLX reports: on Metal `max_recommended_working_set_size`, on CUDA `total_memory` and
             `free_memory`, on a CPU neither.
-        meminfo: of Linux. Other systems have none; there MLX's own figures have to do.
+        meminfo: Linux's memory figures; other systems have no such file, and their shortage is not known.
     """
 
     name: str
@@ -31,17 +31,17 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What models and caches may use: what Metal recommends, a card's own memory, else the host's."""
+        """Bytes for models and caches: Metal's recommendation, a card's memory, or the host's."""
         wanted = self.info.get("max_recommended_working_set_size") or self.info.get("total_memory")
         return int(wanted or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
     @property
     def has_own_memory(self) -> bool:
-        """Arrays are not in the host's memory, so what the host lacks is no reason to let go of any."""
+        """True if arrays are not in the host's memory: evicting them does not help the host."""
         return "total_memory" in self.info
 
     def lacking_bytes(self) -> int:
-        """What others on this machine lack; 0 if nobody does."""
+        """Return the bytes that other processes are short of, 0 if none; 0 too where it cannot be told."""
         if self.has_own_memory:
             return 0
         try:
@@ -54,15 +54,15 @@ class Device:
 
 
 def this_device() -> Device:
-    """The one that MLX computes on."""
+    """Return the device that MLX computes on."""
     info = mx.device_info()
     return Device(str(info.get("device_name", mx.default_device())), info)
 
 
 def wire_memory() -> None:
-    """Keep weights and caches from being paged out, where there is a limit for that (Metal).
+    """Keep weights and caches from being paged out, where MLX has a limit for that (Metal).
 
-    Once, for good: the limit must not change while anything is computed.
+    Call it once, before anything is computed: the limit must not change during a computation.
     """
     wanted = mx.device_info().get("max_recommended_working_set_size")
     if wanted is not None:

@@ -1,4 +1,4 @@
-"""From what the user names (a folder or a Hugging Face repository) to a folder on disk."""
+"""Resolves the name of a model (a folder or a Hugging Face repository) to a folder on disk."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from huggingface_hub.file_download import repo_folder_name
 from start_llm.core.errors import ModelError
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# Weights, tokenizer, template, configuration. No Python: no code of a model is ever run.
+# Weights, tokenizer, template, configuration. No Python files: code from a model is never run.
 _FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
-# The hub's library gives up a connection that is silent for a minute, so nobody writes to older files.
+# huggingface_hub drops a connection that is silent for a minute, so no process still writes to older files.
 _ABANDONED_S = 600
 
 
 def resolve(name: str) -> Path:
-    """The model folder for `name`, downloaded with progress; files that are here already do not come again.
+    """Return the model folder for `name`; download missing files and show the progress.
 
     Raises:
-        ModelError: neither a folder nor a repository, or the download failed.
+        ModelError: `name` is neither a folder nor a repository, or the download failed.
     """
     folder = _as_path(name)
     if folder.is_dir():
@@ -51,12 +51,12 @@ def _as_path(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        # "~name" without such a user: then it is a folder of that name, or nothing.
+        # `~name` without such a user: treat it as the literal name of a folder.
         return Path(name)
 
 
 def _drop_partial_files(name: str) -> None:
-    """Remove what interrupted downloads have left; each download writes to a new name and never reads it."""
+    """Remove files of interrupted downloads: each download writes to a new name and never reads them."""
     blobs = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
     for partial in blobs.glob("*.incomplete"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a model is made of: bytes of weights, layers by the kind of cache they need."""
+"""Measures a model: bytes of weights, layers by kind of cache, context window."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from start_llm.models.loader import LoadedModel
 
 _SAID_OUTRIGHT = ("model_max_length", "max_sequence_length")
-"""These win: Command R states 8,192 positions beside its 131,072 tokens, Vicuna 16k 4,096 beside 16,384."""
+"""They win: Command R states 8,192 positions beside its 131,072 tokens, Vicuna 16k 4,096 beside 16,384."""
 _POSITIONS = (
     *("max_position_embeddings", "n_positions", "n_ctx"),
     *("max_seq_len", "seq_length", "max_context_length", "block_size"),
 )
-"""Most models; GPT-2, GPT-J, StarCoder, Phi; DBRX; the first Qwen, ChatGLM; OpenELM; Lille. The least of them
-counts: the first Qwen states 32,768 positions that it reaches with a rotation which mlx_lm does not have."""
+"""Most models; GPT-2, GPT-J, StarCoder, Phi; DBRX; the first Qwen, ChatGLM; OpenELM; Lille. The smallest
+value counts: the first Qwen states 32,768 positions, which it reaches with a rotation that mlx_lm does not
+have.
+"""
 _ROTATIONS = ("rope_scaling", "rope_parameters")
 _YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
 
@@ -32,10 +34,11 @@ class Footprint:
     """Facts for the start-up summary and `/stats`.
 
     Attributes:
-        model_type: of config.json.
+        model_type: from config.json.
         weights_bytes: bytes of all parameters.
-        layers: number of caches by kind, in the words of the field.
-        context_window: longest sequence that the model was made for, in tokens; None if it does not say.
+        layers: number of caches by kind, as users know the kinds.
+        context_window: longest sequence in tokens that the model was made for; None if the config does not
+            say.
     """
 
     model_type: str
@@ -45,10 +48,10 @@ class Footprint:
 
 
 def measure(model: LoadedModel, words_of: Callable[[Any], str]) -> Footprint:
-    """Read a loaded model's footprint; allocates nothing.
+    """Measure a loaded model without allocating anything.
 
     Args:
-        words_of: the kind of a layer's cache, in the words of the field.
+        words_of: returns the name of a cache's kind, as users know it.
     """
     caches: list[Any] = make_prompt_cache(model.network)
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
@@ -61,12 +64,12 @@ def measure(model: LoadedModel, words_of: Callable[[Any], str]) -> Footprint:
 
 
 def _context_window(config: Mapping[str, Json]) -> int | None:
-    """What the config states, or what YaRN makes of it, if that is more.
+    """Return the window that the config states, or the one that YaRN extends it to if that is longer.
 
-    Config files state the unscaled window with YaRN alone (Qwen: 32,768 positions, times 4), and some the
-    scaled one there too (DeepSeek, gpt-oss). With every other scaling they state the scaled one: Llama 3.1,
-    Phi's longrope, the linear one of Gemma 3 and DeepSeek Coder. vLLM's rule is the same but for linear and
-    dynamic scaling, which it multiplies in; for those of whom this is right, `max_sequence_length` says it.
+    With YaRN some configs state the original window (Qwen: 32,768 positions, times 4), others the extended
+    one (DeepSeek, gpt-oss). With other scalings they state the extended one: Llama 3.1, Phi's longrope, the
+    linear scaling of Gemma 3 and DeepSeek Coder. vLLM has the same rule, except that it multiplies linear and
+    dynamic scaling too; models for which that is right state `max_sequence_length`.
     """
     text_config = config.get("text_config")
     for place in (config, text_config if isinstance(text_config, dict) else {}):
@@ -88,7 +91,7 @@ def _lengths(place: Mapping[str, Json], names: tuple[str, ...]) -> Iterator[int]
 
 
 def _stretched(place: Mapping[str, Json]) -> Iterator[int]:
-    """Windows that YaRN makes, for all layers or for those of a type."""
+    """Yield the windows that YaRN extends to, for all layers or for one type of layer."""
     for name in _ROTATIONS:
         rotation = place.get(name)
         if not isinstance(rotation, dict):

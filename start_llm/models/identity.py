@@ -1,10 +1,11 @@
-"""Which model computed a piece of KV: stored KV may be used again only under an equal identity.
+"""Computes the identity of a model: stored KV may be reused only under an equal identity.
 
-Every parameter is read once, by MLX. Its raw bits are taken as words of 32 bits (fewer where the bytes do not
-divide so), and each row of `_ROW` words gives one checksum: the sum of word times key, modulo 2**64. The keys
-are random, odd and of 64 bits. One changed word always changes the sum; any other change goes unseen with a
-probability of about 2**-32 or less. (With keys of 32 bits, x and -x could change places: they differ in the
-top bit alone, and an odd key keeps it there.) The checksums of all rows go into one digest in order.
+MLX reads every parameter once. Its raw bits are taken as 32-bit words (narrower ones if the size is not a
+multiple of 4 bytes). Each row of `_ROW` words gives one checksum: the sum of word times key, modulo 2**64.
+The keys are random, odd 64-bit numbers. One changed word always changes the sum; any other change goes
+unnoticed with a probability of about 2**-32 or less. (With 32-bit keys, x and -x could be exchanged: they
+differ only in the top bit, and an odd key keeps it there.) One digest covers the checksums of all rows in
+order.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
     from start_llm.models.loader import LoadedModel
 
 PAGE_FORMAT = 1
-"""How KV is cut into pages and written; to be raised with every change of it."""
+"""Version of the layout of KV pages; increase it with every change of that layout."""
 IDENTITY_BYTES = 16
 
 _ROW = 1 << 14
 _PIECE = 1 << 20
 _WORDS = ((4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
-"""Bytes of a word and its type, the widest first."""
+"""Bytes and type of a word, the widest first."""
 
 
 def identity(model: LoadedModel) -> bytes:
-    """16 bytes that change with the weights, the config, the tokenizer, the template or the page format.
+    """Return 16 bytes that change with the weights, config, tokenizer, template or page format.
 
-    Runs on the thread that loaded the model.
+    Call it on the thread that loaded the model.
     """
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
     parts = (
@@ -51,12 +52,12 @@ def identity(model: LoadedModel) -> bytes:
 
 
 def weights_digest(weights: Iterable[tuple[str, mx.array]], *, piece: int = _PIECE) -> bytes:
-    """16 bytes for names, shapes, types and content of parameters, whatever order they come in.
+    """Return 16 bytes for names, shapes, types and contents of parameters, in any order.
 
     Args:
-        weights: name and array, of any shape and type; an array need not be contiguous.
-        piece: elements that are worked on at once, which take 16 bytes each of temporary memory, and for
-            items of 8 bytes twice that. The digest depends on it.
+        weights: names and arrays of any shape and type; an array need not be contiguous.
+        piece: elements to process at once. Each takes 16 bytes of temporary memory, or 32 if it has 8 bytes
+            itself. The digest depends on this number.
     """
     keys = _keys()
     digest = hashlib.blake2b(digest_size=IDENTITY_BYTES)
@@ -68,21 +69,21 @@ def weights_digest(weights: Iterable[tuple[str, mx.array]], *, piece: int = _PIE
 
 
 def _add(digest: Any, part: bytes) -> None:
-    """With its length in front, so that no two sequences of parts are the same bytes."""
+    """Add a part with its length in front, so that different sequences of parts give different bytes."""
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)
 
 
 def _keys() -> mx.array:
-    """uint64 [_ROW], odd; the same in every process and on every machine."""
+    """Return the keys: uint64 [_ROW], odd, the same in every process and on every machine."""
     noise = array.array("Q", hashlib.shake_256(b"start_llm weights").digest(8 * _ROW))
     return mx.array(cast("Any", noise)) | mx.array(1, dtype=mx.uint64)
 
 
 def _pieces(values: mx.array, most: int) -> Iterator[mx.array]:
-    """An array in order, as flat arrays of 1 to `most` elements.
+    """Yield an array in order, as flat arrays of 1 to `most` elements.
 
-    It is cut along its axes and never flattened as a whole: that would copy one that is not contiguous, and
+    Slice along the axes instead of flattening the whole array: that would copy a non-contiguous array, and
     MLX counts an axis in 32 bits.
     """
     if values.size <= most:
@@ -96,7 +97,7 @@ def _pieces(values: mx.array, most: int) -> Iterator[mx.array]:
 
 
 def _checksums(values: mx.array, keys: mx.array) -> bytes:
-    """8 bytes for each row of words of a flat array; the last row may be shorter."""
+    """Return 8 bytes for each row of words of a flat array; the last row may be shorter."""
     words = _as_words(values)
     whole = words.size // _ROW * _ROW
     rows, rest = words[:whole].reshape(-1, _ROW), words[whole:]
@@ -105,5 +106,5 @@ def _checksums(values: mx.array, keys: mx.array) -> bytes:
 
 
 def _as_words(values: mx.array) -> mx.array:
-    """The raw bits of a flat array, as the widest words that divide them."""
+    """Return the raw bits of a flat array as the widest words that divide its size."""
     return next(mx.view(values, kind) for size, kind in _WORDS if values.nbytes % size == 0)

@@ -1,4 +1,4 @@
-"""A model folder into memory. Runs on the engine thread, which then owns the arrays."""
+"""Loads a model folder. Runs on the engine thread, which then owns the arrays."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class LoadedModel:
     """A model that is ready to run.
 
     Attributes:
-        network: mlx_lm's module; `network(tokens[1, n], cache=...)` gives logits [1, n, vocabulary].
+        network: mlx_lm's module; `network(tokens[1, n], cache=...)` returns logits [1, n, vocabulary].
         tokenizer: see `models.tokenizer`.
-        config: config.json.
+        config: content of config.json.
         vocabulary: width of the logits; at least the tokenizer's size, often padded.
         sampling: the model author's defaults, from generation_config.json.
     """
@@ -46,7 +46,7 @@ class ReadModel:
 
 
 def read(folder: Path) -> ReadModel:
-    """Everything but the weights.
+    """Read everything except the weights.
 
     Raises:
         ModelError: the folder has no tokenizer that mlx_lm can load, or no config.
@@ -57,7 +57,7 @@ def read(folder: Path) -> ReadModel:
         wrapper = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
         tokenizer = Tokenizer(wrapper)
     except Exception as error:
-        # As with a whole model, the libraries raise anything.
+        # The libraries may raise anything, as in `load`.
         raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_told(error)}") from error
     return ReadModel(tokenizer, config, author_sampling(folder))
 
@@ -65,8 +65,10 @@ def read(folder: Path) -> ReadModel:
 def load(folder: Path) -> LoadedModel:
     """Load weights and tokenizer, and run one token through the model.
 
+    Code from the folder is never executed.
+
     Raises:
-        ModelError: the folder is not a model that mlx_lm can run. No code from the folder is ever executed.
+        ModelError: the folder is not a model that mlx_lm can run.
     """
     _require_model_folder(folder)
     try:
@@ -75,7 +77,7 @@ def load(folder: Path) -> LoadedModel:
         )
         tokenizer = Tokenizer(wrapper)
     except Exception as error:
-        # A broken or unknown folder makes the libraries raise anything; the cause is chained.
+        # The libraries may raise anything for a broken or unknown folder; the cause is chained.
         raise ModelError(f"The model in {folder} cannot be loaded: {_told(error)}") from error
     return LoadedModel(
         network=network,
@@ -99,7 +101,7 @@ def _require_model_folder(folder: Path) -> None:
 
 
 def _told(error: Exception) -> str:
-    """What an error says, with its type: a bare KeyError would say only 'model_type'."""
+    """Return an error's message with its type: the message of a KeyError would be 'model_type' alone."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -113,11 +115,11 @@ def _logits_width(network: Any, folder: Path) -> int:
 
 
 def author_sampling(folder: Path) -> SamplingChoice:
-    """Sampling defaults of generation_config.json; values out of range are as good as absent."""
+    """Return the sampling defaults of generation_config.json, without values that are out of range."""
     try:
         said = cast("Json", json.loads((folder / "generation_config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        # The file is optional, and mlx_lm too goes on without it.
+        # The file is optional; mlx_lm ignores a missing one too.
         return SamplingChoice()
     if not isinstance(said, dict):
         return SamplingChoice()

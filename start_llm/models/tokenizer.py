@@ -1,4 +1,4 @@
-"""The tokenizer of the loaded model, for every thread."""
+"""Makes the tokenizer of the loaded model usable from every thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from start_llm.models import chat_template
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes for the 256 bytes (GPT-2's `bytes_to_unicode`, inverted)."""
+    """Return the byte of each character in byte-level BPE (GPT-2's `bytes_to_unicode`, inverted)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
@@ -23,27 +23,27 @@ def _byte_alphabet() -> dict[str, int]:
 
 _BYTE_ALPHABET = frozenset(_byte_alphabet())
 _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _byte_alphabet().items()})
-"""From the byte alphabet to the encoding whose characters are the bytes themselves."""
+"""Maps the byte alphabet to Latin-1, whose characters are the bytes themselves."""
 
 _ENCODING = ("encode", "_encode_plus")
-"""Methods of transformers between a text and the ids that the tokenizers library makes of it."""
+"""Methods of transformers between a text and the ids that the tokenizers library returns."""
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer inside mlx_lm's wrapper, made safe for threads.
+    """A Hugging Face tokenizer in mlx_lm's wrapper, made thread-safe.
 
-    The tokenizers library changes its own state while it encodes ("Already borrowed" when two threads meet),
-    so one lock guards every call. What the engine thread asks for is a table, made once: it never waits for a
-    text that another thread tokenises.
+    The tokenizers library changes its own state while it encodes ("Already borrowed" if two threads meet), so
+    one lock guards every call. The engine thread only uses a table that is built once, so it never waits
+    while another thread tokenises.
 
     Attributes:
         has_chat_template: whether conversations can be rendered.
-        chat_template: its text; empty if there is none.
-        end_tokens: tokens that end a reply.
-        end_texts: their texts.
-        added_tokens: texts that are one token wherever they stand, and take no white space on their left with
-            them: in front of one a text may be cut.
-        control_tokens: texts of tokens that are no text, and their ids: only such a token says one of them.
+        chat_template: text of the template; empty if there is none.
+        eos_token_ids: ids of the tokens that end a reply.
+        end_texts: texts of those tokens.
+        added_tokens: texts that are always one token and that do not absorb white space on their left, so
+            that a text may be cut before them.
+        control_tokens: ids of special tokens by their text; only such a token produces that text.
         trims_leading_space: whether decoding drops the space that marks the start of a text (SentencePiece).
     """
 
@@ -59,8 +59,8 @@ class Tokenizer:
         self.has_chat_template = bool(wrapper.has_chat_template)
         self.chat_template = str(wrapper.chat_template or "")
         self._renders_itself = _renders_itself(wrapper)
-        self.end_tokens = frozenset(int(token) for token in wrapper.eos_token_ids)
-        self.end_texts = frozenset(added[token] for token in self.end_tokens if token in added)
+        self.eos_token_ids = frozenset(int(token) for token in wrapper.eos_token_ids)
+        self.end_texts = frozenset(added[token] for token in self.eos_token_ids if token in added)
         self.added_tokens = tuple(
             str(token)
             for token in wrapper.added_tokens_decoder.values()
@@ -77,31 +77,38 @@ class Tokenizer:
         tools: list[dict[str, Json]] | None,
         options: Mapping[str, Json],
         *,
-        with_tail: bool,
+        add_generation_prompt: bool,
         strftime_now: Callable[[str], str],
     ) -> str:
-        """See `prompt.template.TemplateTokenizer`."""
+        """Render a conversation; see `prompt.template.TemplateTokenizer`."""
         with self._lock:
             if self._renders_itself:
                 return str(
                     self._wrapper.apply_chat_template(
-                        messages, tools=tools, add_generation_prompt=with_tail, tokenize=False, **options
+                        messages,
+                        tools=tools,
+                        add_generation_prompt=add_generation_prompt,
+                        tokenize=False,
+                        **options,
                     )
                 )
             template = self._compiled(tools)
-            # A compiled template has globals of its own, and the lock keeps everybody else away from them.
+            # A compiled template has its own globals, and the lock keeps other threads from using them.
             template.globals["strftime_now"] = strftime_now
             variables = {
                 **self._wrapper.special_tokens_map,
                 "documents": None,
                 **options,
             }
-            return template.render(variables, messages=messages, tools=tools, add_generation_prompt=with_tail)
+            return template.render(
+                variables, messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
+            )
 
     def _compiled(self, tools: list[dict[str, Json]] | None) -> Any:
-        """The template. Some models have a second one for use with tools.
+        """Return the compiled template. Some models have a second template for use with tools.
 
-        `apply_chat_template` would copy every message to make plain data of it, which it is already.
+        `apply_chat_template` is not used: it copies every message to make plain data, which the messages
+        already are.
         """
         return chat_template.compiled(str(self._wrapper.get_chat_template(None, tools)))
 
@@ -109,15 +116,15 @@ class Tokenizer:
         with self._lock:
             if self._backend is None:
                 return list(self._wrapper.encode(text, add_special_tokens=as_document))
-            # Of all its ways to encode this one lets other threads run meanwhile, and makes nothing but ids.
+            # This method releases the GIL while it encodes, and it computes nothing but ids.
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=as_document)
             return encoded.ids
 
     def definition(self) -> str:
-        """All that decides which tokens a text becomes, as JSON: vocabulary, merges, normalisation.
+        """Return as JSON everything that decides how a text is tokenised: vocabulary, merges, normalisation.
 
-        A tokenizer without a backend of the tokenizers library tells its vocabulary alone. How texts are cut
-        to a length and padded is left out: `encode` does neither.
+        Without a backend of the tokenizers library it is the vocabulary alone. Truncation and padding are
+        left out, because `encode` uses neither.
         """
         with self._lock:
             backend = getattr(self._wrapper, "backend_tokenizer", None)
@@ -127,12 +134,12 @@ class Tokenizer:
         return json.dumps(rules | {"truncation": None, "padding": None}, sort_keys=True)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; none for ids that the tokenizer does not know. Never waits."""
+        """Return the bytes of a token; empty for an id that the tokenizer does not know. It never waits."""
         return self._bytes.get(token, b"")
 
 
 def _lone_backend(wrapper: Any) -> Any:
-    """The tokenizers library's own, set as transformers sets it; None if that adds steps of its own."""
+    """Return the tokenizers library's tokenizer, set up as transformers does; None if that adds steps."""
     kind = type(wrapper._tokenizer)
     if any(getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name) for name in _ENCODING):
         return None
@@ -144,13 +151,13 @@ def _lone_backend(wrapper: Any) -> Any:
 
 
 def _renders_itself(wrapper: Any) -> bool:
-    """Conversations are rendered by a program of the model's or of mlx_lm's, and not by a template alone."""
+    """Return whether a program of the model or of mlx_lm renders conversations, not a template alone."""
     renderer = getattr(type(wrapper._tokenizer), "apply_chat_template", None)
     return wrapper._chat_template is not None or renderer is not PreTrainedTokenizerBase.apply_chat_template
 
 
 def _decoder_kinds(wrapper: Any) -> frozenset[str]:
-    """The steps of the tokenizer's decoder, by type."""
+    """Return the types of the steps of the tokenizer's decoder."""
     backend = getattr(wrapper, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return frozenset()
@@ -159,7 +166,7 @@ def _decoder_kinds(wrapper: Any) -> frozenset[str]:
 
 
 def _bytes_of_pieces(wrapper: Any, decoder_kinds: frozenset[str]) -> dict[int, bytes]:
-    """The bytes of every token of the vocabulary. About half a second for 250,000 of them."""
+    """Return the bytes of every token in the vocabulary. Takes about half a second for 250,000 tokens."""
     if "ByteLevel" in decoder_kinds:
         return {token: _from_byte_alphabet(piece) for token, piece in _pieces(wrapper).items()}
     if "ByteFallback" in decoder_kinds or "Metaspace" in decoder_kinds:
@@ -168,9 +175,9 @@ def _bytes_of_pieces(wrapper: Any, decoder_kinds: frozenset[str]) -> dict[int, b
 
 
 def _pieces(wrapper: Any) -> dict[int, str]:
-    """How the vocabulary spells each token."""
+    """Return the vocabulary's spelling of each token."""
     pieces: dict[int, str] = {token: piece for piece, token in wrapper.get_vocab().items()}
-    # The vocabulary goes by spelling: of two tokens that are spelled alike it tells one.
+    # The vocabulary is a map from spelling to token, so it has only one of two tokens with the same spelling.
     untold = [token for token in range(max(pieces, default=-1)) if token not in pieces]
     told = zip(untold, wrapper.convert_ids_to_tokens(untold), strict=True)
     pieces.update((token, piece) for token, piece in told if isinstance(piece, str))

@@ -1,1 +1,1 @@
-"""From the text that a model writes to what it means: thought, answer, calls. No I/O."""
+"""Splits the text that a model writes into reasoning, answer and tool calls. No I/O."""

@@ -1,11 +1,11 @@
-"""Blocks of calls while they are read: what follows an opener, and who can read it. Without I/O."""
+"""Parses a block of tool calls with every notation that its opener fits. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from start_llm.formats.model_format import Notation
-from start_llm.formats.reading.parts import Part, Plain, Reader
+from start_llm.formats.reading.parts import CallReader, ParsedText, Part
 from start_llm.formats.reading.schema import Tools
 
 
@@ -14,7 +14,7 @@ class CallFormats:
 
     Args:
         notations: the likeliest first.
-        tools: without tools nothing is a call.
+        tools: the offered tools; without tools nothing is a call.
     """
 
     def __init__(self, notations: Sequence[Notation], tools: Tools) -> None:
@@ -23,20 +23,20 @@ class CallFormats:
         self.openers = tuple(dict.fromkeys(opener for one in self._notations for opener in one.openers))
         self.bare = tuple(dict.fromkeys(text for one in self._notations for text in one.bare))
 
-    def block(self, opener: str, behind: str) -> CallBlock:
-        """The block behind this opener; without one, what begins with a text that needs none."""
+    def block(self, opener: str, after: str) -> CallBlock:
+        """Return the block after this opener. An empty opener means that `after` begins a bare block."""
         fitting = [
             one
             for one in self._notations
-            if (opener in one.openers if opener else behind.startswith(one.bare))
+            if (opener in one.openers if opener else after.startswith(one.bare))
         ]
         return CallBlock(opener, [one.reader(self._tools) for one in fitting])
 
 
 class CallBlock:
-    """What follows an opener. Every format that has it reads along; the first that is certain wins."""
+    """The text after an opener. Every matching notation parses it; the first to return parts wins."""
 
-    def __init__(self, opener: str, readers: list[Reader]) -> None:
+    def __init__(self, opener: str, readers: list[CallReader]) -> None:
         self._readers = readers
         self._is_certain = False
         self._opener = opener
@@ -58,12 +58,12 @@ class CallBlock:
                 return parts
         return []
 
-    def _settled(self, reader: Reader, parts: list[Part]) -> bool:
+    def _settled(self, reader: CallReader, parts: list[Part]) -> bool:
         if reader.state == "failed":
             self._readers.remove(reader)
         if parts and not self._is_certain:
-            if isinstance(parts[0], Plain):
-                parts[0] = Plain(self._opener + parts[0].text)
+            if isinstance(parts[0], ParsedText):
+                parts[0] = ParsedText(self._opener + parts[0].text)
             self._readers = [reader]
             self._is_certain = True
             self._read = []
@@ -71,16 +71,16 @@ class CallBlock:
 
     @property
     def text(self) -> str:
-        """Everything read, while it may still turn out to be no call."""
+        """Everything read so far, while the block may still turn out to be text."""
         return "".join(self._read)
 
     @property
     def is_none(self) -> bool:
-        """No format takes it for calls."""
+        """True once every reader has failed: the block contains no calls."""
         return not self._readers
 
     @property
     def rest(self) -> str | None:
-        """The text behind the block; None while it goes on."""
+        """The text after the block; None until the block ends."""
         done = [reader for reader in self._readers if reader.state == "done"]
         return done[0].rest if done else None

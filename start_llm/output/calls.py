@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.markers import first_marker, longest_beginning
-from start_llm.formats.reading.parts import Arguments, CallPart, Ended, Part, Plain, Started
+from start_llm.formats.reading.parts import CallPart, ParsedArguments, ParsedEnd, ParsedName, ParsedText, Part
 from start_llm.output.blocks import CallBlock, CallFormats
 from start_llm.output.rereading import RereadableText
 from start_llm.output.spacing import TrailingSpace
 
 _LEAST_MARKUP = 3
-"""So many characters of a mark that is cut are markup; fewer may be text."""
+"""A cut mark of at least this many characters is markup; a shorter one may be text."""
 
 
 class CallCounter:
-    """Turns the parts of calls into events; the calls of a reply are counted through."""
+    """Converts the parts of calls into events and numbers the calls of a reply from 0."""
 
     def __init__(self) -> None:
         self._index = -1
@@ -24,17 +24,17 @@ class CallCounter:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call has begun and not ended."""
+        """True if a call has begun and not ended."""
         return self._index >= self.completed
 
     def event(self, part: CallPart) -> Output:
         match part:
-            case Started(name):
+            case ParsedName(name):
                 self._index += 1
                 return CallStarted(self._index, name)
-            case Arguments(text):
+            case ParsedArguments(text):
                 return CallArguments(self._index, text)
-            case Ended():
+            case ParsedEnd():
                 self.completed += 1
                 return CallEnded(self._index)
 
@@ -42,12 +42,12 @@ class CallCounter:
 class CallFinder:
     """Separates an answer into text and calls, up to the next mark.
 
-    White space in front of a call is dropped: clients drop it too, and what they send back would differ.
+    Drops white space before a call: clients drop it too, so the text that they send back would differ.
 
     Args:
-        text: where the pieces come from, and what is read again goes back to.
-        marks: texts that are no part of an answer, wherever they stand in it.
-        calls_come_first: nothing behind text is a call.
+        text: the source of the pieces; takes back text that has to be read again.
+        marks: texts that are never part of an answer.
+        calls_come_first: nothing after text is a call.
     """
 
     def __init__(
@@ -66,40 +66,40 @@ class CallFinder:
         self._text = text
         self._held = ""
         self._space = TrailingSpace()
-        self._behind_call = False
+        self._after_call = False
         self._was_cut = False
         self.was_cut_in_block = False
-        """The reply was cut in an opener or a mark, or in front of the end that belongs to an opener."""
+        """The reply was cut in an opener or a mark, or after an opener and before the end of its block."""
         self.is_silent = True
-        """Nothing but white space has come so far."""
+        """Only white space has arrived so far."""
 
     @property
     def completed(self) -> int:
-        """Calls that were read to their end."""
+        """Number of calls that were read to their end."""
         return self._counter.completed
 
     @property
     def call_is_open(self) -> bool:
-        """Whether a call has begun and not ended."""
+        """True if a call has begun and not ended."""
         return self._counter.is_open
 
     @property
     def was_cut_in_call(self) -> bool:
-        """Whether the reply was cut in a call, or in what might have become one."""
+        """True if the reply was cut inside a call, or inside text that might have become one."""
         return self._counter.is_open or self._was_cut
 
     def read(self, piece: str, events: list[Output]) -> str | None:
-        """Read a piece, or what stands in front of a mark, which is told; what is behind it is given back."""
+        """Read a piece. If it has a mark, return the mark and give back the text after it."""
         if self._block:
             self._read_block(self._block, piece, events)
             return None
         return self._read_text(piece, events)
 
     def end_block(self, complete: bool, events: list[Output]) -> bool:
-        """The reply is over; `complete` if the model ended it. True if there is text to be read again.
+        """End the reply; `complete` if the model ended it. Return True if there is text to be read again.
 
-        A block that the model has ended too early is malformed, and a good call may stand in what it gives
-        back. A block that was cut is most likely one call, and nothing in its arguments is another.
+        A block that the model ended too early is malformed, and the text it gives back may contain a valid
+        call. A block that was cut is most likely one call, so nothing in its arguments is treated as another.
         """
         block = self._block
         if block is None:
@@ -115,17 +115,17 @@ class CallFinder:
         return complete
 
     def close(self, complete: bool, events: list[Output]) -> None:
-        """No block is open, and nothing is left to be read: what is held goes out, unless it is markup."""
+        """Emit the held text, unless it is markup. No block may be open and no text may be left to read."""
         held, self._held = self._held, ""
         self.was_cut_in_block |= bool(held) and not complete
         if not is_half_a_mark(held, self._marks):
             self._say(held, events)
         space = self._space.release()
-        if space and not self._behind_call:
+        if space and not self._after_call:
             events.append(Content(space))
 
     def _read_text(self, piece: str, events: list[Output]) -> str | None:
-        """Text up to the next opener or mark."""
+        """Read text up to the next opener or mark."""
         buffer, self._held = self._held + piece, ""
         bare = self._formats.bare
         if self.is_silent and bare and (begun := buffer.lstrip()):
@@ -145,49 +145,49 @@ class CallFinder:
             return None
         start, marker = found
         self._say(buffer[:start], events)
-        behind = buffer[start + len(marker) :]
+        after = buffer[start + len(marker) :]
         if marker in self._marks:
-            self._pass_mark(behind)
+            self._pass_mark(after)
             return marker
-        self._open(marker, behind)
+        self._open(marker, after)
         return None
 
     def _openers(self, buffer: str) -> tuple[str, ...]:
-        """What may begin a call here."""
-        is_behind_text = self._calls_come_first and not self._may_begin_with_call(buffer)
-        return () if is_behind_text or self._text.is_used_up else self._formats.openers
+        """Return the openers that may begin a call here."""
+        is_after_text = self._calls_come_first and not self._may_begin_with_call(buffer)
+        return () if is_after_text or self._text.is_used_up else self._formats.openers
 
     def _may_become_bare(self, begun: str) -> bool:
-        """It depends on the next character whether this begins a bare block, or an opener in its place."""
+        """Return True if the next character is needed to tell a bare block from an opener or a mark."""
         bare, marks = self._formats.bare, (*self._formats.openers, *self._marks)
         longer = (*bare, *marks) if begun.startswith(bare) else bare
         return any(text.startswith(begun) and text != begun for text in longer)
 
     def _may_begin_with_call(self, buffer: str) -> bool:
-        """Behind a call there may be another one."""
+        """Return True if the answer begins with an opener here, or if a call came before."""
         begun, openers = buffer.lstrip(), self._formats.openers
         is_opener = begun.startswith(openers) or any(one.startswith(begun) for one in openers)
         return self.completed > 0 or (self.is_silent and is_opener)
 
-    def _pass_mark(self, behind: str) -> None:
-        """White space in front of the answer's first mark is no part of it either."""
+    def _pass_mark(self, after: str) -> None:
+        """Drop white space before the answer's first mark, and give back the text after the mark."""
         if self.is_silent:
             self._space.drop()
-        self._text.give_back(behind)
+        self._text.give_back(after)
 
-    def _open(self, opener: str, behind: str) -> None:
+    def _open(self, opener: str, after: str) -> None:
         self._text.begin_attempt()
-        self._block = self._formats.block(opener, behind)
-        self._text.give_back(behind)
+        self._block = self._formats.block(opener, after)
+        self._text.give_back(after)
 
     def _read_block(self, block: CallBlock, piece: str, events: list[Output]) -> None:
         self.note(block.feed(piece), events)
         self._leave(block, events)
 
     def _leave(self, block: CallBlock, events: list[Output]) -> None:
-        """Give back what is behind the block, or what turned out to be none."""
+        """Give back the text after a finished block, or the text of a block that contains no calls."""
         if block.is_none:
-            # Its first character is text; the rest may hold an opener.
+            # The first character is text. The rest may contain an opener.
             text = block.text
             self._block = None
             self._say(text[0], events)
@@ -197,27 +197,27 @@ class CallFinder:
             self._text.give_back(block.rest)
 
     def note(self, parts: Sequence[Part], events: list[Output]) -> None:
-        """Tell the parts of calls."""
+        """Emit events for the parts of calls."""
         for part in parts:
-            if isinstance(part, Plain):
+            if isinstance(part, ParsedText):
                 self._say(part.text, events)
                 continue
             self._space.drop()
             self.is_silent = False
-            self._behind_call = isinstance(part, Ended)
+            self._after_call = isinstance(part, ParsedEnd)
             events.append(self._counter.event(part))
 
     def _say(self, text: str, events: list[Output]) -> None:
-        """Text of the answer; white space at its end waits, if a call or a mark behind it would drop it."""
+        """Emit answer text. Hold back trailing white space if a call or a mark after it would drop it."""
         may_be_dropped = self._formats.openers or self.is_silent
         said = self._space.pass_on(text) if may_be_dropped else self._space.release() + text
-        if self._behind_call:
+        if self._after_call:
             said = said.lstrip("\n")
         if said:
-            self.is_silent = self._behind_call = False
+            self.is_silent = self._after_call = False
             events.append(Content(said))
 
 
 def is_half_a_mark(text: str, marks: Sequence[str]) -> bool:
-    """Whether a text at the end of a reply is the beginning of a mark, and nothing that one might write."""
+    """Return True if the end of a reply is the start of a mark and too long to be ordinary text."""
     return len(text) >= _LEAST_MARKUP and any(mark.startswith(text) for mark in marks)

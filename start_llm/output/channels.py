@@ -1,10 +1,10 @@
-"""Replies made of messages with headers (Harmony, gpt-oss). A state machine without I/O.
+"""Splits replies that consist of messages with headers (Harmony, gpt-oss). A state machine without I/O.
 
-    <|channel|>analysis<|message|>thought<|end|>
+    <|channel|>analysis<|message|>reasoning<|end|>
     <|start|>assistant<|channel|>final<|message|>answer
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{"key": "value"}<|call|>
 
-Calls are read here because they are messages. Ours: mlx_lm has no parser for them.
+Calls are parsed here because each call is a message. Own parser, because mlx_lm has none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import regex
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.markers import first_marker, longest_beginning
 from start_llm.formats.reading.json_calls import arguments_of
-from start_llm.formats.reading.parts import Arguments, Ended, Started
+from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName
 from start_llm.formats.reading.schema import Tools
 from start_llm.output.calls import CallCounter
 from start_llm.output.spacing import TrailingSpace
@@ -32,21 +32,21 @@ _HEADER = regex.compile(rf"{_WORDS}<\|message\|>")
 _INTERRUPTED = regex.compile(
     rf"(?=\s{{0,16}}(?:<\|(?:start|channel)\|>|to=))(?>{_WORDS})(?=<\|(?:start|channel)\|>)"
 )
-"""A header in which another one begins."""
+"""A header inside which another header begins."""
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _RECIPIENT = "to="
 _BEGINNINGS = ("<|start|>", "<|channel|>")
 _BEGINNING = regex.compile(r"\s{0,16}<\|(?:start|channel)\|>")
 
 _PIECE = 1_024
-"""Characters that are read at once: what is left behind each message is copied."""
+"""Characters read at once. The text after each message is copied, so small pieces keep that cheap."""
 
-type _Kind = Literal["header", "thought", "answer", "call"]
+type _Kind = Literal["header", "reasoning", "answer", "call"]
 
 
 @dataclass(slots=True)
 class _Message:
-    """The message that is being read: what its text is, and what has been held back of it."""
+    """The message being read: its kind and the text held back from it."""
 
     kind: _Kind
     name: str = ""
@@ -55,12 +55,12 @@ class _Message:
 
 
 class ChannelSplitter:
-    """Separates the messages of one reply by their channels and recipients."""
+    """Splits the messages of one reply by channel and recipient."""
 
-    def __init__(self, tools: Tools, *, thought_is_open: bool = False) -> None:
+    def __init__(self, tools: Tools, *, reasoning_is_open: bool = False) -> None:
         self._tools = tools
         self._counter = CallCounter()
-        self._message = _Message("thought" if thought_is_open else "header")
+        self._message = _Message("reasoning" if reasoning_is_open else "header")
         self._held = ""
         self._space = TrailingSpace()
         self._has_said = False
@@ -68,8 +68,8 @@ class ChannelSplitter:
         self.has_loose_end = False
 
     @property
-    def in_thought(self) -> bool:
-        return self._message.kind == "thought"
+    def in_reasoning(self) -> bool:
+        return self._message.kind == "reasoning"
 
     @property
     def calls(self) -> int:
@@ -98,7 +98,7 @@ class ChannelSplitter:
                 buffer = self._read_body(buffer, events)
 
     def close(self, complete: bool) -> list[Output]:
-        """A whole object is a call, cut or not."""
+        """End the reply. A complete JSON object is a call, even if the reply was cut."""
         events: list[Output] = []
         held, self._held = self._held, ""
         if self._message.kind != "header":
@@ -107,7 +107,7 @@ class ChannelSplitter:
             self._end_message("", events, is_whole=complete)
             self._was_cut = not complete and self._message.kind == "call" and self.calls == before
         elif held and not any(mark in held for mark in _BEGINNINGS):
-            # Half a header is markup; else it is what the model had to say, or a recipient that was cut.
+            # Half a header is markup. Anything else is text of the answer, or a recipient that was cut.
             self._say(held, events)
             self.has_loose_end = not complete and _RECIPIENT.startswith(held.strip()[: len(_RECIPIENT)])
         else:
@@ -130,7 +130,7 @@ class ChannelSplitter:
         return self._read_no_header(buffer, events)
 
     def _read_no_header(self, buffer: str, events: list[Output]) -> str:
-        """A marker that begins no header is text of the answer, and would end that if it were read again."""
+        """Emit a marker that begins no valid header as text. Read again, it would end the answer."""
         marker = _BEGINNING.match(buffer)
         end = marker.end() if marker else 0
         self._say(buffer[:end], events)
@@ -140,7 +140,7 @@ class ChannelSplitter:
         recipient = header["to"]
         if recipient is not None:
             return _Message("call", recipient.removeprefix("functions."), header[0])
-        return _Message("thought" if header["channel"] == "analysis" else "answer")
+        return _Message("reasoning" if header["channel"] == "analysis" else "answer")
 
     def _read_body(self, buffer: str, events: list[Output]) -> str:
         found = first_marker(buffer, _ENDS)
@@ -158,7 +158,7 @@ class ChannelSplitter:
 
     def _take(self, text: str, events: list[Output]) -> None:
         match self._message.kind:
-            case "thought":
+            case "reasoning":
                 events += [Reasoning(text)] if text else []
             case "call":
                 self._message.body.append(text)
@@ -166,7 +166,7 @@ class ChannelSplitter:
                 self._say(text, events)
 
     def _say(self, text: str, events: list[Output]) -> None:
-        """White space at the end of an answer waits for what follows: in front of a call it is dropped."""
+        """Emit answer text. White space at its end waits, because it is dropped before a call."""
         said = self._space.pass_on(text)
         self._has_said = self._has_said or bool(said)
         events += _content(said)
@@ -181,12 +181,12 @@ class ChannelSplitter:
             self._say(message.header + body + end, events)
             return
         self._space.drop()
-        parts = (Started(message.name), Arguments(arguments), Ended())
+        parts = (ParsedName(message.name), ParsedArguments(arguments), ParsedEnd())
         events += [self._counter.event(part) for part in parts]
 
 
 def _arguments(body: str, *, is_whole: bool) -> str | None:
-    """None if they are no object. An empty message has none, unless it was cut."""
+    """Return the arguments as JSON text, or None if they are not an object. An empty, uncut body is "{}"."""
     if is_whole and not body.strip():
         return "{}"
     try:

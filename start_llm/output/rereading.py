@@ -1,11 +1,11 @@
-"""A text in pieces, parts of which are read again. A state machine without I/O.
+"""Hands out a text in pieces, and again where a parser gives it back. A state machine without I/O.
 
-Much may have been read of what looks like a call before it turns out to be none. A good call may stand in
-that text, so it is given back and read again, and the same may happen at the next opener. Without a limit the
-work would grow with the square of the text, so there is a budget that grows with the text.
+A long text may look like a call before it turns out to be text. It may contain a valid call, so it is given
+back and read again, and the same may happen at the next opener. Without a limit the work would grow with the
+square of the text, so there is a budget that grows with the text.
 
-Everything is counted in cells of the text. The piece that shows that a call is none lies in one cell, so what
-is read again does not depend on how the text was cut.
+The text is counted in cells of fixed size. The piece that rules out a call lies in a single cell, so the text
+that is read again does not depend on how the input was split.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 CELL = 1_024
-"""Characters. No piece reaches over the end of a cell."""
+"""Characters. No piece crosses the end of a cell."""
 FREE_CELLS = 2
-"""A text that touches no more cells than these is given back free of charge."""
+"""Giving back text that touches at most this many cells is free."""
 BUDGET = 128
-"""Cells that may be read again in every reply, and one more for each that was given back."""
+"""Cells that every reply may read again, plus one for each cell that is given back for the first time."""
 
 
 class RereadableText:
-    """Hands out a text in pieces, and hands out again what is given back."""
+    """A text in pieces, of which parts can be given back and read again."""
 
     def __init__(self) -> None:
         self._place = 0
@@ -31,7 +31,7 @@ class RereadableText:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no attempt at a call may begin in the last piece, because too much has been read again."""
+        """True if the budget is spent and the last piece was read before; no call attempt may begin in it."""
         return self._is_read_again and self._budget <= 0
 
     @property
@@ -39,11 +39,11 @@ class RereadableText:
         return self._place <= self._given_back * CELL
 
     def append(self, text: str) -> None:
-        """Take text that follows all that has been handed out. No piece may be left."""
+        """Add text after everything that was handed out. No piece may be left."""
         self._cut(text)
 
     def _cut(self, text: str) -> None:
-        """Make pieces of a text that begins here; they come before all others."""
+        """Split a text that begins at the current position, and put its pieces before all others."""
         first = CELL - self._place % CELL
         if len(text) <= first:
             self._pieces.append(text)
@@ -52,21 +52,21 @@ class RereadableText:
         self._pieces += reversed([text[start:end] for start, end in pairwise(cuts)])
 
     def next_piece(self) -> str:
-        """The empty text at the end."""
+        """Return the next piece, or the empty string at the end."""
         piece = self._pieces.pop() if self._pieces else ""
         self._place += len(piece)
         return piece
 
     def everything_left(self) -> str:
-        """All pieces at once."""
+        """Return all remaining pieces as one text."""
         return "".join(iter(self.next_piece, ""))
 
     def begin_attempt(self) -> None:
-        """A call may begin in the last piece. An attempt costs a cell where the text is read again."""
+        """Record that a call may begin in the last piece. In text that is read again this costs one cell."""
         self._budget -= self._is_read_again
 
     def give_back(self, text: str) -> None:
-        """Take back the end of what was handed out."""
+        """Take back the end of the text that was handed out."""
         if not text:
             return
         end = -(-self._place // CELL)
@@ -77,7 +77,7 @@ class RereadableText:
         self._cut(text)
 
     def _charge(self, start: int, end: int) -> None:
-        """Cells from `start` to `end` are read again. What is new among them adds to the budget."""
+        """Charge for cells `start` to `end`, which are read again. First-time cells add to the budget."""
         new = max(0, end - max(start, self._given_back))
         self._budget += new - (end - start - new)
         self._given_back = max(self._given_back, end)

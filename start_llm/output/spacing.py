@@ -1,15 +1,15 @@
-"""White space that waits for what follows. A state machine without I/O."""
+"""Holds back trailing white space. A state machine without I/O."""
 
 from __future__ import annotations
 
 
 class TrailingSpace:
-    """Holds back white space at the end of a text until it is known whether it counts.
+    """Holds back white space at the end of a text until it is known whether it belongs to the text.
 
-    Costs the same for each piece, also when a model writes nothing but line breaks.
+    The cost per piece is constant, even if a model writes nothing but line breaks.
 
     Args:
-        characters: what counts as white space; all of it if None.
+        characters: the characters to hold back; all white space if None.
     """
 
     def __init__(self, characters: str | None = None) -> None:
@@ -17,7 +17,7 @@ class TrailingSpace:
         self._held: list[str] = []
 
     def pass_on(self, text: str) -> str:
-        """What may go out now that `text` has come; white space at its end stays here."""
+        """Return the text that can be sent after `text` arrived. White space at its end is held back."""
         said = text.rstrip(self._characters)
         ready = self.release() + said if said else ""
         if len(said) < len(text):
@@ -25,11 +25,11 @@ class TrailingSpace:
         return ready
 
     def release(self) -> str:
-        """What is held, which counts after all."""
+        """Return the held white space, which belongs to the text."""
         held = "".join(self._held)
         self._held.clear()
         return held
 
     def drop(self) -> None:
-        """What is held does not count."""
+        """Discard the held white space."""
         self._held.clear()

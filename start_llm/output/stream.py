@@ -1,4 +1,4 @@
-"""From the text events of the engine to what they mean, tokens accounted for."""
+"""Converts the engine's text events into output events, and assigns every token to one of them."""
 
 from __future__ import annotations
 
@@ -18,52 +18,53 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.output.splitter import Splitter
-from start_llm.output.stops import StopScanner
+from start_llm.output.stop_sequences import StopSequenceMatcher
 
 
 class OutputStream:
-    """Feeds a splitter and gives every token of the reply to one of its events.
+    """Feeds a splitter and attaches every token of the reply to one of its events.
 
     Args:
-        most_calls: that are told of; None: all.
-        stops: strings that end the reply where they stand in its answer.
+        max_calls: number of calls to emit; None: all.
+        stops: strings that end the reply where they occur in its answer.
 
     Attributes:
-        is_over: one more call has begun, or a stop string is complete. Nothing from it on is told.
-        told_bits, thought_bits: of chance, in what is told outside of thoughts and in thoughts (`Text`).
+        is_over: a call beyond `max_calls` has begun, or a stop string is complete. Nothing is emitted after.
+        reply_surprisal_bits, reasoning_surprisal_bits: bits of surprisal outside of reasoning and inside it
+            (`Text`).
     """
 
     def __init__(
-        self, splitter: Splitter, *, most_calls: int | None = None, stops: Sequence[str] = ()
+        self, splitter: Splitter, *, max_calls: int | None = None, stops: Sequence[str] = ()
     ) -> None:
         self._splitter = splitter
-        self._most_calls = most_calls
-        self._scanner = StopScanner(stops)
+        self._max_calls = max_calls
+        self._scanner = StopSequenceMatcher(stops)
         self._stop: str | None = None
         self._told_calls = 0
         self.is_over = False
-        self.told_bits, self.thought_bits = 0.0, 0.0
+        self.reply_surprisal_bits, self.reasoning_surprisal_bits = 0.0, 0.0
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._reasoning_tokens = 0
         self._undecided_tokens = 0
 
     def feed(self, piece: Text) -> list[Output]:
-        """What a piece of text turns out to be; nothing, if that depends on the next one."""
+        """Return the events of a piece of text; an empty list if they depend on the next piece."""
         self._tokens += piece.tokens
         self._logprobs += piece.logprobs
-        was_in_thought = self._splitter.in_thought
+        was_in_reasoning = self._splitter.in_reasoning
         outputs = self._told(self._splitter.feed(piece.text))
-        in_thought = was_in_thought or self._splitter.in_thought
-        self._count(len(piece.tokens), in_thought, bool(outputs))
-        if in_thought:
-            self.thought_bits += piece.surprisal
+        in_reasoning = was_in_reasoning or self._splitter.in_reasoning
+        self._count(len(piece.tokens), in_reasoning, bool(outputs))
+        if in_reasoning:
+            self.reasoning_surprisal_bits += piece.surprisal
         elif not self.is_over:
-            self.told_bits += piece.surprisal
+            self.reply_surprisal_bits += piece.surprisal
         return self._accounted(outputs)
 
     def close(self, end: Finished) -> tuple[list[Output], Finished]:
-        """What was held back, and the end as clients are told it."""
+        """Return the events held back, and the final event for clients."""
         outputs = self._told(self._splitter.close(end.ended_itself))
         if not self.is_over:
             outputs += self._held_back()
@@ -77,13 +78,13 @@ class OutputStream:
         return self._accounted(outputs), replace(end, reason=reason, usage=usage)
 
     def cut(self, usage: Usage) -> Finished:
-        """The end of a reply that is over, as clients are told it."""
+        """Return the final event of a reply that is over."""
         reasoning = min(self._reasoning_tokens, usage.completion)
         reason = "tool_calls" if self._told_calls else "stop"
         return Finished(reason, replace(usage, reasoning=reasoning), self._stop)
 
     def _told(self, outputs: Iterable[Output]) -> list[Output]:
-        """What clients are told of it."""
+        """Return the events to emit, up to a stop string or the limit of calls."""
         told: list[Output] = []
         for output in outputs:
             told += self._up_to_stop(output) if isinstance(output, Content) else self._up_to_limit(output)
@@ -97,9 +98,9 @@ class OutputStream:
         return [Content(scan.text)] if scan.text else []
 
     def _up_to_limit(self, output: Output) -> list[Output]:
-        """What might have begun a stop string has not."""
+        """Emit the text held for a stop string first: an event that is not content rules the match out."""
         before = self._held_back()
-        if isinstance(output, CallStarted) and output.index == self._most_calls:
+        if isinstance(output, CallStarted) and output.index == self._max_calls:
             self.is_over = True
             return before
         self._told_calls += isinstance(output, CallEnded)
@@ -110,23 +111,23 @@ class OutputStream:
         return [Content(held)] if held else []
 
     def _nothing(self) -> list[Output]:
-        """For the tokens of a stop string: their log-probabilities are not told."""
+        """Return an empty event for the tokens of a stop string, without their log-probabilities."""
         self._logprobs.clear()
         return [Content("")]
 
     @property
     def is_whole(self) -> bool:
-        """What has come so far ends outside of thoughts, calls and markup."""
+        """True if the output so far ends outside of reasoning, calls and markup."""
         splitter = self._splitter
         is_in_call = splitter.call_is_open or splitter.was_cut_in_call
-        return not (self.is_over or splitter.in_thought or is_in_call or splitter.has_loose_end)
+        return not (self.is_over or splitter.in_reasoning or is_in_call or splitter.has_loose_end)
 
-    def _count(self, tokens: int, in_thought: bool, has_said: bool) -> None:
-        """Tokens that say nothing may be the mark that opens a thought, which is part of it."""
+    def _count(self, tokens: int, in_reasoning: bool, has_said: bool) -> None:
+        """Count reasoning tokens. Tokens without output count too if they turn out to open reasoning."""
         self._undecided_tokens += tokens
-        if in_thought:
+        if in_reasoning:
             self._reasoning_tokens += self._undecided_tokens
-        if in_thought or has_said:
+        if in_reasoning or has_said:
             self._undecided_tokens = 0
 
     def _accounted(self, outputs: list[Output]) -> list[Output]:
@@ -138,8 +139,8 @@ class OutputStream:
         return [first, *outputs[1:]]
 
 
-def joined(outputs: Iterable[Output]) -> Iterator[Output]:
-    """Neighbours of one kind as one event: what has piled up goes out together."""
+def merge_adjacent(outputs: Iterable[Output]) -> Iterator[Output]:
+    """Merge adjacent events of one kind, so that queued events go out together."""
     pile: list[Output] = []
     for output in outputs:
         if pile and not _is_one(pile[-1], output):

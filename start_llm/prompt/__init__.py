@@ -1,1 +1,1 @@
-"""From messages to the tokens that the model reads."""
+"""Turns the messages of a request into the tokens that the model reads."""

@@ -1,6 +1,6 @@
-"""Fits a conversation to what its template can show: one row for each thing that a template may not do.
+"""Adapts a conversation to what its chat template can show: a table with one row for each limitation.
 
-Nothing that the client said is lost, and every message stays where it stands.
+Everything that the client said is kept, and every message stays in its place.
 """
 
 from __future__ import annotations
@@ -11,29 +11,36 @@ from dataclasses import dataclass
 
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt import changes
-from start_llm.prompt.changes import Turn
+from start_llm.prompt.changes import PromptTurn
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.schemas import fitted
-from start_llm.prompt.template import Seen
+from start_llm.prompt.template import TemplateMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """One row: what is done, for which templates, in words for the user."""
+    """One row of the table.
+
+    Attributes:
+        told: description for the user; empty if it is not reported.
+        applies: whether a template needs it.
+        change: the function that applies it to the turns of a request.
+    """
 
     told: str
     applies: Callable[[TemplateFacts], bool]
-    change: Callable[[list[Turn], ChatRequest], list[Turn]]
+    change: Callable[[list[PromptTurn], ChatRequest], list[PromptTurn]]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
     """A conversation as the template gets it.
 
-    `lasts[i]` is the last message of the request of which `messages[i]` holds something.
+    Attributes:
+        lasts: `lasts[i]` is the index of the last request message that `messages[i]` holds a part of.
     """
 
-    messages: list[Seen]
+    messages: list[TemplateMessage]
     lasts: list[int]
     tools: tuple[Mapping[str, Json], ...]
 
@@ -74,7 +81,7 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         changes.fold_system,
     ),
     Adaptation(
-        "user text behind a result joined to it",
+        "user text after a result joined to it",
         lambda facts: not facts.takes_user_after_result,
         changes.join_to_results,
     ),
@@ -94,31 +101,31 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         changes.part_text_from_calls,
     ),
     Adaptation(
-        "text beside calls in front of their result",
+        "text beside calls before their result",
         lambda facts: facts.text_beside_calls == "moved",
         changes.move_text_to_results,
     ),
 )
 
 IN_THE_FORM: tuple[tuple[str, Callable[[TemplateFacts], bool]], ...] = (
-    ("text beside calls set in front of them", lambda facts: facts.text_beside_calls == "set in"),
+    ("text beside calls set before them", lambda facts: facts.text_beside_calls == "set in"),
     ("marks that a reply quotes kept from the template", lambda facts: bool(facts.stand_ins.quoted)),
-    ("no thoughts beside answers", lambda facts: "answers" in facts.thoughts_hide),
-    ("no thoughts beside calls", lambda facts: "calls" in facts.thoughts_hide),
+    ("no reasoning beside answers", lambda facts: "answers" in facts.reasoning_hide),
+    ("no reasoning beside calls", lambda facts: "calls" in facts.reasoning_hide),
     ("empty messages as a space", lambda facts: bool(facts.refuses_empty)),
     ("empty descriptions and parameters for tools without", lambda facts: not facts.takes_bare_tools),
     ("schemas told in the descriptions of tools", lambda facts: facts.schema_parts is not None),
 )
-"""What is done in the template's own form, in words, and for which templates."""
+"""Adaptations of the form in which messages and tools are passed: description and condition."""
 
 
 def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
-    """Every row that this template needs, then its own form.
+    """Apply every adaptation that this template needs, then convert the messages to the template's form.
 
     Args:
         request: its messages are in native form (`call_ids.in_native_form`).
     """
-    turns = list(map(Turn, request.messages, range(len(request.messages))))
+    turns = list(map(PromptTurn, request.messages, range(len(request.messages))))
     for row in ADAPTATIONS:
         if row.applies(facts):
             turns = row.change(turns, request)
@@ -130,17 +137,17 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
 
 
 def needed(facts: TemplateFacts) -> list[str]:
-    """What is done for this template, in words."""
+    """Return descriptions of the adaptations that this template needs."""
     rows = [row.told for row in ADAPTATIONS if row.told and row.applies(facts)]
     return [*rows, *(told for told, applies in IN_THE_FORM if applies(facts))]
 
 
-def _seen(message: Message, facts: TemplateFacts) -> Seen:
-    """The message as a template expects it."""
-    seen: Seen = {"role": message.role, "content": _content(message, facts)}
+def _seen(message: Message, facts: TemplateFacts) -> TemplateMessage:
+    """Convert a message to the form that the template expects."""
+    seen: TemplateMessage = {"role": message.role, "content": _content(message, facts)}
     beside = "calls" if message.tool_calls else "answers"
-    if message.reasoning is not None and facts.thought_key and beside not in facts.thoughts_hide:
-        seen[facts.thought_key] = message.reasoning
+    if message.reasoning is not None and facts.reasoning_key and beside not in facts.reasoning_hide:
+        seen[facts.reasoning_key] = message.reasoning
     if message.tool_calls:
         seen["tool_calls"] = [_seen_call(call, facts) for call in message.tool_calls]
     if message.tool_call_id is not None:
@@ -154,7 +161,7 @@ def _content(message: Message, facts: TemplateFacts) -> str:
     lead = facts.lead if message.role == "assistant" else ""
     content = message.content.removeprefix(lead)
     if message.tool_calls:
-        # White space is no text, but a template that shows no text beside calls may take it for one.
+        # White space is not text, but a template that shows no text beside calls may treat it as text.
         return content if facts.text_beside_calls == "kept" or content.strip() else ""
     return " " if not content and message.role in facts.refuses_empty else content
 

@@ -1,4 +1,4 @@
-"""Learns which messages a chat template cuts short or refuses: those that quote marks or say nothing."""
+"""Finds out which messages a chat template cuts or refuses: replies that quote marks, and empty messages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from start_llm.core.family import Family
-from start_llm.prompt.boundaries import Closers
+from start_llm.prompt.boundaries import TurnClosers
 from start_llm.prompt.call_probes import samples_for
 from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.probe import NEXT, REPLY, TOOL, USER, Probe
-from start_llm.prompt.template import Seen
+from start_llm.prompt.probe import NEXT, REPLY, TOOL, USER, TemplateProbe
+from start_llm.prompt.template import TemplateMessage
 
 
-def answer_facts(probe: Probe, facts: TemplateFacts, family: Family) -> TemplateFacts:
-    """What replies cannot quote, and which messages have to say something."""
+def answer_facts(probe: TemplateProbe, facts: TemplateFacts, family: Family) -> TemplateFacts:
+    """Add which marks a reply cannot quote, and which messages must not be empty."""
     quoted = _unquotable(probe, facts, family)
-    inline = family.thought if quoted and _reads_inline(probe, family) else None
+    inline = family.reasoning if quoted and _reads_inline(probe, family) else None
     return replace(
         facts,
         stand_ins=replace(facts.stand_ins, quoted=quoted, inline=inline),
@@ -28,53 +28,59 @@ def answer_facts(probe: Probe, facts: TemplateFacts, family: Family) -> Template
 # -------------------------------------------------------------------------------------------- quoted marks
 
 
-def _unquotable(probe: Probe, facts: TemplateFacts, family: Family) -> tuple[str, ...]:
-    """All marks of the model, if it cannot quote them all."""
+def _unquotable(probe: TemplateProbe, facts: TemplateFacts, family: Family) -> tuple[str, ...]:
+    """Return all marks of the model if a reply cannot quote every one of them, else none."""
     marks = tuple(_marks(probe, facts, family))
     quote = " ".join(("probequote", *(f"{mark} probemark{number}" for number, mark in enumerate(marks))))
     return () if all(_quotes(probe, facts, quote)) else marks
 
 
-def _marks(probe: Probe, facts: TemplateFacts, family: Family) -> list[str]:
-    """Those of thoughts, and the added tokens that the template writes."""
-    samples, key = samples_for(facts), facts.thought_key
-    thought: Seen = {key: "probethought"} if key else {}
-    added = Closers.of(probe.tokenizer.added_tokens, frozenset()).added
-    talks = ((USER, REPLY | thought, NEXT), (USER, samples.calling() | thought, samples.result()))
+def _marks(probe: TemplateProbe, facts: TemplateFacts, family: Family) -> list[str]:
+    """Return the marks of reasoning and the added tokens that the template writes."""
+    samples, key = samples_for(facts), facts.reasoning_key
+    reasoning: TemplateMessage = {key: "probethought"} if key else {}
+    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
+    talks = ((USER, REPLY | reasoning, NEXT), (USER, samples.calling() | reasoning, samples.result()))
     shown = [
-        mark for talk in talks for mark in added.findall(probe.text(*talk, tools=(TOOL,), with_tail=True))
+        mark
+        for talk in talks
+        for mark in added.findall(probe.text(*talk, tools=(TOOL,), add_generation_prompt=True))
     ]
-    thoughts = (family.thought.opening, family.thought.closing) if family.thought else ()
-    return [mark for mark in dict.fromkeys((*thoughts, *shown)) if not mark.isspace()]
+    reasoning_texts = (family.reasoning.opening, family.reasoning.closing) if family.reasoning else ()
+    return [mark for mark in dict.fromkeys((*reasoning_texts, *shown)) if not mark.isspace()]
 
 
-def _quotes(probe: Probe, facts: TemplateFacts, quote: str) -> Iterator[bool]:
-    """For each place where a reply may quote: whether the quote is shown, or at least not refused."""
-    samples, key = samples_for(facts), facts.thought_key
-    answer: Seen = REPLY | {"content": quote}
+def _quotes(probe: TemplateProbe, facts: TemplateFacts, quote: str) -> Iterator[bool]:
+    """Yield for each place where a reply may quote a mark whether the template shows the quote.
+
+    For reasoning beside a call only the result has to be shown: the template may hide the reasoning but not
+    refuse it.
+    """
+    samples, key = samples_for(facts), facts.reasoning_key
+    answer: TemplateMessage = REPLY | {"content": quote}
     yield probe.has((quote,), USER, answer, NEXT)
     yield probe.has((quote,), USER, answer)
-    if key and "answers" not in facts.thoughts_hide:
+    if key and "answers" not in facts.reasoning_hide:
         yield probe.has((quote,), USER, answer | {key: "probethought"}, NEXT)
     if facts.takes_calls and facts.text_beside_calls == "kept":
         yield probe.has((quote,), USER, samples.calling(content=quote), samples.result())
-    if facts.takes_calls and key and "calls" not in facts.thoughts_hide:
+    if facts.takes_calls and key and "calls" not in facts.reasoning_hide:
         yield probe.has(("proberesult",), USER, samples.calling() | {key: quote}, samples.result())
 
 
-def _reads_inline(probe: Probe, family: Family) -> bool:
-    """A reply whose text begins with a thought is shown, with or without that."""
-    if family.thought is None:
+def _reads_inline(probe: TemplateProbe, family: Family) -> bool:
+    """Return whether a reply whose text begins with reasoning is shown, with or without that."""
+    if family.reasoning is None:
         return False
-    told = f"{family.thought.opening}\nprobethought\n{family.thought.closing}\n\nprobereply"
+    told = f"{family.reasoning.opening}\nprobethought\n{family.reasoning.closing}\n\nprobereply"
     return probe.has(("probereply",), USER, REPLY | {"content": told}, NEXT)
 
 
 # ------------------------------------------------------------------------------------------ empty messages
 
 
-def _refused_roles(probe: Probe, facts: TemplateFacts) -> Iterator[str]:
-    """Roles whose messages may be a space, but not nothing."""
+def _refused_roles(probe: TemplateProbe, facts: TemplateFacts) -> Iterator[str]:
+    """Yield the roles whose messages may be a space but not empty."""
     for message in (REPLY, USER, samples_for(facts).result()):
         if message["role"] == "tool" and not facts.takes_calls:
             continue
@@ -82,8 +88,8 @@ def _refused_roles(probe: Probe, facts: TemplateFacts) -> Iterator[str]:
             yield str(message["role"])
 
 
-def _takes(probe: Probe, message: Seen, content: str, facts: TemplateFacts) -> bool:
-    """Whether what stands around such a message is shown."""
+def _takes(probe: TemplateProbe, message: TemplateMessage, content: str, facts: TemplateFacts) -> bool:
+    """Return whether the template shows the texts around a message with this content."""
     blank = message | {"content": content}
     match message["role"]:
         case "assistant":

@@ -1,4 +1,4 @@
-"""Learns what a chat template does, by rendering a synthetic conversation in many ways, once, at load."""
+"""Finds out, once at load, what a chat template does, by rendering a synthetic conversation in many ways."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import replace
 from start_llm.core.chat import Json
 from start_llm.core.family import Family
 from start_llm.prompt.answer_probes import answer_facts
-from start_llm.prompt.boundaries import Closers
-from start_llm.prompt.call_probes import beside_facts, call_facts, samples_for, with_thoughts_facts
+from start_llm.prompt.boundaries import TurnClosers
+from start_llm.prompt.call_probes import beside_facts, call_facts, samples_for, with_reasoning_facts
 from start_llm.prompt.facts import Moving, TemplateFacts
 from start_llm.prompt.losses import losses
-from start_llm.prompt.probe import NEXT, REPLY, SYSTEM, TOOL, USER, Probe
-from start_llm.prompt.template import Seen, TemplateTokenizer
-from start_llm.prompt.thinking_probes import ThinkingProbe, options_described
+from start_llm.prompt.probe import NEXT, REPLY, SYSTEM, TOOL, USER, TemplateProbe
+from start_llm.prompt.reasoning_probes import ReasoningFacts, options_described
+from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
 from start_llm.prompt.tool_probes import tool_facts
 
 
 def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
-    """What the template of this tokenizer does."""
-    probe = Probe.of(tokenizer)
+    """Return what the chat template of this tokenizer does."""
+    probe = TemplateProbe.of(tokenizer)
     facts = _role_facts(probe, call_facts(probe, family))
-    thoughts = _thought_facts(probe, facts)
-    beside = beside_facts(probe, with_thoughts_facts(probe, thoughts), family)
+    reasoning_texts = _reasoning_facts(probe, facts)
+    beside = beside_facts(probe, with_reasoning_facts(probe, reasoning_texts), family)
     with_tools = _with_system(probe) if facts.tools_need_system else probe
     said = tool_facts(with_tools, answer_facts(probe, beside, family))
     said = replace(said, lead=_lead(probe))
@@ -37,10 +37,10 @@ def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
     )
 
 
-_OTHER: Seen = {"role": "assistant", "content": "probeother"}
+_OTHER: TemplateMessage = {"role": "assistant", "content": "probeother"}
 
 
-def _role_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
+def _role_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     needs_system = not _takes_tools(probe, facts) and _takes_tools(_with_system(probe), facts)
     facts = replace(
         facts,
@@ -57,67 +57,71 @@ def _role_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
     )
 
 
-def _talks(facts: TemplateFacts) -> tuple[tuple[Seen, ...], ...]:
-    """Conversations at their beginning, in a loop of calls, and further on."""
+def _talks(facts: TemplateFacts) -> tuple[tuple[TemplateMessage, ...], ...]:
+    """Return conversations with one question, with two questions, and with a call and its result."""
     samples = samples_for(facts)
     loop = ((USER, samples.calling(), samples.result()),) if facts.takes_calls else ()
     return ((USER,), (USER, REPLY, NEXT), *loop)
 
 
-def _takes_system(probe: Probe, facts: TemplateFacts) -> bool:
-    """In front of the first question, and not only as long as the last message is one."""
+def _takes_system(probe: TemplateProbe, facts: TemplateFacts) -> bool:
+    """Return whether a leading system message is shown, also when the conversation goes on."""
     return probe.shows(("probesystem", "probefirst"), SYSTEM, USER) and all(
         probe.has(("probesystem",), SYSTEM, *talk) for talk in _talks(facts)
     )
 
 
-def _takes_late_system(probe: Probe) -> bool:
-    """Without the tools once more."""
+def _takes_late_system(probe: TemplateProbe) -> bool:
+    """Return whether the template shows a late system message in its place, and the tools only once."""
     talk = (USER, REPLY, SYSTEM, NEXT)
     return probe.shows(("probefirst", "probereply", "probesystem", "probesecond"), *talk) and all(
         text.count("probedescription") <= 1 for text in probe.texts(*talk)
     )
 
 
-def _with_system(probe: Probe) -> Probe:
-    """One whose conversations always begin with a system message."""
+def _with_system(probe: TemplateProbe) -> TemplateProbe:
+    """Return a probe whose conversations always begin with a system message, empty or not."""
     return replace(probe, leads=(({"role": "system", "content": ""},), (SYSTEM,)))
 
 
-def _takes_lone_system(probe: Probe, facts: TemplateFacts) -> bool:
-    """With the tools, if those are shown elsewhere."""
-    texts = [probe.text(SYSTEM, tools=tools, with_tail=True) for tools in ((), (TOOL,))]
+def _takes_lone_system(probe: TemplateProbe, facts: TemplateFacts) -> bool:
+    """Return whether a conversation may be a system message alone, with and without tools."""
+    texts = [probe.text(SYSTEM, tools=tools, add_generation_prompt=True) for tools in ((), (TOOL,))]
     return all("probesystem" in text for text in texts) and ("probetool" in texts[1] or not facts.takes_tools)
 
 
-def _takes_tools(probe: Probe, facts: TemplateFacts) -> bool:
-    """A template that keeps descriptions back shows tools in the model's own way all the same."""
+def _takes_tools(probe: TemplateProbe, facts: TemplateFacts) -> bool:
+    """Return whether names and parameters of tools are shown.
+
+    Descriptions may be missing: a template that leaves them out still shows tools in the form that the model
+    knows.
+    """
     texts = (
-        probe.text(*lead, *talk, tools=(TOOL,), with_tail=True)
+        probe.text(*lead, *talk, tools=(TOOL,), add_generation_prompt=True)
         for talk in _talks(facts)
         for lead in probe.leads
     )
     return all(word in text for text in texts for word in ("probetool", "probekey"))
 
 
-# -------------------------------------------------------------------------------------------------- thoughts
+# -------------------------------------------------------------------------------------------------- reasoning
 
 
-def _thought_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
+def _reasoning_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     samples = samples_for(facts)
-    return ThinkingProbe(probe, samples.calling(), samples.result(), TOOL).facts(facts)
+    return ReasoningFacts(probe, samples.calling(), samples.result(), TOOL).facts(facts)
 
 
 # ------------------------------------------------------------------------------------------------- boundaries
 
 
-def _moving(probe: Probe, facts: TemplateFacts) -> Iterator[Moving]:
-    """What does not stay in front of the first question when the conversation goes on, if it is shown."""
+def _moving(probe: TemplateProbe, facts: TemplateFacts) -> Iterator[Moving]:
+    """Yield what does not stay before the first question when the conversation goes on."""
 
-    def front(*messages: Seen, tools: Sequence[Mapping[str, Json]]) -> str:
+    def front(*messages: TemplateMessage, tools: Sequence[Mapping[str, Json]]) -> str:
         return probe.text(*messages, tools=tools).partition("probefirst")[0]
 
-    parts: tuple[tuple[Moving, bool, tuple[Seen, ...], Sequence[Mapping[str, Json]]], ...] = (
+    parts: tuple[tuple[Moving, bool, tuple[TemplateMessage, ...], Sequence[Mapping[str, Json]]], ...] = (
         ("tools", facts.takes_tools, (), (TOOL,)),
         ("system", facts.takes_system, (SYSTEM,), ()),
     )
@@ -126,46 +130,46 @@ def _moving(probe: Probe, facts: TemplateFacts) -> Iterator[Moving]:
             yield name
 
 
-def _lead(probe: Probe) -> str:
-    """White space between the prompt for a reply and that reply in the history."""
-    prompt, history = probe.text(USER, with_tail=True), probe.text(USER, REPLY)
+def _lead(probe: TemplateProbe) -> str:
+    """Return the white space between the generation prompt and the reply in the history."""
+    prompt, history = probe.text(USER, add_generation_prompt=True), probe.text(USER, REPLY)
     lead = history[len(prompt) : history.find("probereply")]
     return lead if history.startswith(prompt) and lead.isspace() else ""
 
 
-def _closers(probe: Probe) -> frozenset[str]:
-    """What ends a reply; and where the history has none of that behind one, what it has there."""
+def _closers(probe: TemplateProbe) -> frozenset[str]:
+    """Return the eos texts; if none follows a reply in the history, also the added token that does."""
     text = probe.text(USER, REPLY, NEXT) or probe.text(USER, REPLY)
-    added = Closers.of(probe.tokenizer.added_tokens, frozenset()).added
-    behind = added.findall(text.partition("probereply")[2].partition("probesecond")[0])
+    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
+    after = added.findall(text.partition("probereply")[2].partition("probesecond")[0])
     ends = probe.tokenizer.end_texts & frozenset(probe.tokenizer.added_tokens)
-    return ends if ends.intersection(behind) else ends.union(behind[:1])
+    return ends if ends.intersection(after) else ends.union(after[:1])
 
 
-def _can_be_cut(probe: Probe) -> bool:
-    """Whether pieces tokenise to what the whole does, for texts with all sorts of things next to the cuts."""
-    added = Closers.of(probe.tokenizer.added_tokens, frozenset()).added
-    awkward: list[Seen] = [
+def _can_be_cut(probe: TemplateProbe) -> bool:
+    """Return whether text cut before added tokens tokenises like the whole, also at awkward cuts."""
+    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
+    awkward: list[TemplateMessage] = [
         {"role": "user", "content": content} for content in ("  Über \n\n", "日本 ", "a\t", " .", "\n", "1 ")
     ]
     texts = [probe.text(*awkward), *(probe.text(one, REPLY, one) for one in awkward)]
     return all(_pieces(probe, text, [match.start() for match in added.finditer(text)]) for text in texts)
 
 
-def _pieces(probe: Probe, text: str, cuts: Sequence[int]) -> bool:
+def _pieces(probe: TemplateProbe, text: str, cuts: Sequence[int]) -> bool:
     encode: Callable[[str], list[int]] = lambda piece: probe.tokenizer.encode(piece, as_document=False)  # noqa: E731
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     return [token for piece in pieces for token in encode(piece)] == encode(text)
 
 
 def described(facts: TemplateFacts) -> str:
-    """The facts that a user may want to know, in words."""
-    thoughts = "shows no thoughts"
-    if facts.thought_key:
-        thoughts = f"old thoughts {facts.old_thoughts}"
-        thoughts += f" unless {next(iter(facts.preserve))}" if facts.preserve else ""
+    """Describe the facts that a user may want to know."""
+    reasoning_texts = "shows no reasoning"
+    if facts.reasoning_key:
+        reasoning_texts = f"old reasoning {facts.old_reasoning}"
+        reasoning_texts += f" unless {next(iter(facts.preserve))}" if facts.preserve else ""
     parts = [
-        thoughts,
+        reasoning_texts,
         "tools" if facts.takes_tools else "no tools",
         *options_described(facts),
         f"writes dates ({', '.join(facts.dates)})" if facts.dates else "writes no dates",

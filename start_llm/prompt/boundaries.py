@@ -1,8 +1,9 @@
-"""Where each message ends in the rendered text.
+"""Finds where each message ends in the rendered text.
 
-One more rendering tells, whatever the template does: the same conversation with a mark at the end of each
-message's text. If it is the original once the marks are taken out, the marks stand where the texts end. From
-there a message reaches to its closer, which is an added token; a text may be cut in front of one.
+A second rendering shows it, whatever the template does: the same conversation with a mark at the end of each
+message's text. If removing the marks gives the original rendering, the marks stand where the texts end. From
+there a message reaches to its closer, which is an added token, so the text can be cut before it. See ADR
+7.
 """
 
 from __future__ import annotations
@@ -14,33 +15,33 @@ from typing import NamedTuple, cast
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.prompt.template import Seen
+from start_llm.prompt.template import TemplateMessage
 
 _RARE = range(0x10600, 0x10737)
-"""Signs of Linear A, which no text has, and which Python's literals show as they are."""
-# Kinds of marks: behind a text, behind the text of a message that has calls too, behind a name.
+"""Characters of Linear A, which texts do not use and which Python's string literals show unescaped."""
+# Kinds of marks: after a text, after the text of a message that also has calls, after a name.
 _TEXT, _BESIDE_CALLS, _NAME = "t", "b", "n"
 
-type Render = Callable[[Sequence[Seen]], str]
-type Marking = Callable[[Seen, str, str], Seen]
+type Render = Callable[[Sequence[TemplateMessage]], str]
+type Marking = Callable[[TemplateMessage, str, str], TemplateMessage]
 
 
-class Place(NamedTuple):
-    """A message of the request ends at character `offset` of the text, where its closer begins."""
+class MessageEnd(NamedTuple):
+    """The end of a request's message: its closer begins at character `offset` of the text."""
 
     message: int
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Closers:
-    """Added tokens: all of them, and those that end an assistant's message."""
+class TurnClosers:
+    """Patterns of all added tokens, and of those that end an assistant message."""
 
     added: re.Pattern[str]
     of_assistant: re.Pattern[str]
 
     @classmethod
-    def of(cls, added: Sequence[str], of_assistant: frozenset[str]) -> Closers:
+    def of(cls, added: Sequence[str], of_assistant: frozenset[str]) -> TurnClosers:
         return cls(_any_of(added), _any_of(sorted(of_assistant)))
 
 
@@ -54,25 +55,25 @@ class Rendered:
     """A conversation as text.
 
     Attributes:
-        messages: as the template got them.
-        lasts: for each message the last message of the request that it holds a part of.
+        messages: the messages as the template got them.
+        lasts: for each message the index of the last request message that it holds a part of.
         text: the whole text.
-        tail: the character of it at which the tail begins, which makes the model answer.
+        tail: character offset at which the generation prompt begins.
     """
 
-    messages: Sequence[Seen]
+    messages: Sequence[TemplateMessage]
     lasts: Sequence[int]
     text: str
     tail: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _MessageSpan:
     """A message in the text.
 
     Attributes:
-        start: a character of its text, the first one if that can be told.
-        end: where its text ends; None if that cannot be told.
+        start: offset of its text; of a later character of it if the beginning is not known.
+        end: offset of the end of its text; None if it is not known.
     """
 
     start: int
@@ -80,26 +81,26 @@ class _Span:
 
 
 class Located(NamedTuple):
-    """The ends of messages in a text, in ascending order, and the marking that told; None: none did."""
+    """The ends of messages in ascending order, and the marking that found them; None if none worked."""
 
-    places: Sequence[Place]
+    places: Sequence[MessageEnd]
     marking: Marking | None
 
 
 def locate(
-    rendered: Rendered, render: Render, closers: Closers, markings: Sequence[Marking] | None = None
+    rendered: Rendered, render: Render, closers: TurnClosers, markings: Sequence[Marking] | None = None
 ) -> Located:
-    """Where the messages end.
+    """Find the ends of the messages.
+
+    A message has no end if the template hides its text, moves it, or puts no added token after it.
 
     Args:
-        render: gives `rendered.text` for `rendered.messages`.
-        markings: that may tell; None: any.
-
-    A message has no place if the template hides its text, moves it, or puts no added token behind it.
+        render: renders messages; for `rendered.messages` it returns `rendered.text`.
+        markings: the markings to try; None: all.
     """
     spans, marking = _spans(rendered, render, MARKINGS if markings is None else markings)
     limits = _limits(rendered, spans)
-    places: list[Place] = []
+    places: list[MessageEnd] = []
     for index in _whole_prefixes(rendered.lasts):
         end = spans[index].end if index in spans else None
         if end is None:
@@ -107,12 +108,12 @@ def locate(
         is_reply = rendered.messages[index]["role"] == "assistant"
         closer = (closers.of_assistant if is_reply else closers.added).search(rendered.text, end)
         if closer and closer.start() <= limits[index]:
-            places.append(Place(rendered.lasts[index], closer.start()))
+            places.append(MessageEnd(rendered.lasts[index], closer.start()))
     return Located(places, marking)
 
 
 def _whole_prefixes(lasts: Sequence[int]) -> Iterator[int]:
-    """Indices at which everything so far is behind us: nothing of an earlier message comes later."""
+    """Yield the indices at which a prefix of the request is complete: no later message holds a part of it."""
     later = [*lasts[1:], max(lasts, default=0) + 1]
     for index in range(len(later) - 2, -1, -1):
         later[index] = min(later[index], later[index + 1])
@@ -123,22 +124,22 @@ def _whole_prefixes(lasts: Sequence[int]) -> Iterator[int]:
             yield index
 
 
-def _limits(rendered: Rendered, spans: Mapping[int, _Span]) -> list[int]:
-    """For each message the last position at which its closer may begin: in front of the texts behind it."""
+def _limits(rendered: Rendered, spans: Mapping[int, _MessageSpan]) -> list[int]:
+    """Return for each message the last offset, before the next text, at which its closer may begin."""
     limits: list[int] = []
     limit = rendered.tail
     for index in range(len(rendered.messages) - 1, -1, -1):
         span = spans.get(index)
         is_before_unseen = index + 1 < len(rendered.messages) and index + 1 not in spans
         if is_before_unseen and span and span.end is not None:
-            limits.append(min(limit, _behind_space(rendered.text, span.end)))
+            limits.append(min(limit, _after_space(rendered.text, span.end)))
         else:
             limits.append(limit)
         limit = min(limit, span.start - 1) if span else limit
     return limits[::-1]
 
 
-def _behind_space(text: str, place: int) -> int:
+def _after_space(text: str, place: int) -> int:
     while text[place : place + 1].isspace():
         place += 1
     return place
@@ -146,8 +147,8 @@ def _behind_space(text: str, place: int) -> int:
 
 def _spans(
     rendered: Rendered, render: Render, markings: Sequence[Marking]
-) -> tuple[dict[int, _Span], Marking | None]:
-    """The messages that can be marked, and how."""
+) -> tuple[dict[int, _MessageSpan], Marking | None]:
+    """Return the spans of the messages that can be marked, and the marking that worked."""
     free = (char for char in map(chr, _RARE) if char not in rendered.text)
     opening, closing = next(free, ""), next(free, "")
     if not closing:
@@ -159,38 +160,44 @@ def _spans(
                 [marked(seen, f"{opening}{i}", closing) for i, seen in enumerate(rendered.messages)]
             )
         except (InvalidRequest, RecursionError):
-            # The template looks at what a text says, or arguments are nested too deeply to be marked; the
-            # next, weaker marking may pass.
+            # The template depends on what a text says, or arguments are nested too deeply to be marked. The
+            # next, weaker marking may work.
             continue
         if mark.sub("", rendering) == rendered.text:
             return _measured(rendered, list(mark.finditer(rendering))), marked
     return {}, None
 
 
-def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _Span]:
-    """A name may be repeated further on, where a result refers to its call: there its first mark counts."""
-    spans: dict[int, _Span] = {}
+def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _MessageSpan]:
+    """Compute spans from the marks in the marked rendering.
+
+    A name may be repeated later, where a result refers to its call, so only its first mark counts.
+    """
+    spans: dict[int, _MessageSpan] = {}
     named: set[int] = set()
     removed = 0
     for match in found:
         index, kind = int(match[1]), match[2]
         place = match.start() - removed
         removed += len(match[0])
-        span = spans.get(index) or _Span(place - _length(rendered, index, place))
+        span = spans.get(index) or _MessageSpan(place - _length(rendered, index, place))
         is_end = kind != _BESIDE_CALLS and index not in named
-        spans[index] = _Span(span.start, place) if is_end else span
+        spans[index] = _MessageSpan(span.start, place) if is_end else span
         if kind == _NAME:
             named.add(index)
     return spans
 
 
 def _length(rendered: Rendered, index: int, place: int) -> int:
-    """Characters in front of the first mark that are surely of the message: its content, if it ends here."""
+    """Return how many characters before the first mark surely belong to the message.
+
+    That is the length of its content if the text has it there, else 1.
+    """
     body = str(rendered.messages[index]["content"]).strip()
     return len(body) if body and rendered.text.endswith(body, 0, place) else 1
 
 
-def mark_contents(seen: Seen, mark: str, closing: str) -> Seen:
+def mark_contents(seen: TemplateMessage, mark: str, closing: str) -> TemplateMessage:
     content = str(seen["content"])
     if not content.strip():
         return seen
@@ -198,8 +205,11 @@ def mark_contents(seen: Seen, mark: str, closing: str) -> Seen:
     return {**seen, "content": _marked(content, f"{mark}{kind}{closing}")}
 
 
-def mark_everything(seen: Seen, mark: str, closing: str) -> Seen:
-    """Calls, and empty texts too, but for empty replies: templates ask whether a reply is empty."""
+def mark_everything(seen: TemplateMessage, mark: str, closing: str) -> TemplateMessage:
+    """Mark empty texts and the last call too.
+
+    Empty replies are not marked: templates check whether a reply is empty.
+    """
     marked = mark_contents(seen, mark, closing)
     if marked is seen and seen["role"] != "assistant":
         return {**seen, "content": _marked(str(seen["content"]), f"{mark}{_TEXT}{closing}")}
@@ -217,18 +227,18 @@ def mark_everything(seen: Seen, mark: str, closing: str) -> Seen:
 
 
 MARKINGS: tuple[Marking, ...] = (mark_everything, mark_contents)
-"""The strongest first."""
+"""All markings, the strongest first."""
 
 
 def _mark_name(call: dict[str, Json], function: dict[str, Json], mark: str) -> None:
-    """Some templates show an id that holds the name instead of the name."""
+    """Mark the name of a call, and its id if that holds the name: some templates show the id instead."""
     if f".{function['name']}:" in str(call["id"]):
         call["id"] = f"{call['id']}{mark}"
     function["name"] = f"{function['name']}{mark}"
 
 
 def _mark_leaves(value: Json, mark: str) -> Json:
-    """Every text in a value, marked at its end."""
+    """Return the value with a mark at the end of every text in it."""
     match value:
         case str():
             return _marked(value, mark) if value.strip() else value
@@ -241,6 +251,6 @@ def _mark_leaves(value: Json, mark: str) -> Json:
 
 
 def _marked(text: str, mark: str) -> str:
-    """The mark stands in front of white space at the end, which templates trim."""
+    """Insert the mark before white space at the end, which templates trim."""
     body = text.rstrip()
     return body + mark + text[len(body) :]

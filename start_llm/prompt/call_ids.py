@@ -1,4 +1,4 @@
-"""Ids of calls in the template's own form. A client's spelling never reaches the model."""
+"""Renames call ids to the form that the template takes. The client's ids never reach the model."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from start_llm.core.ids import bare_id
 
 
 def in_native_form(messages: Sequence[Message], style: CallIds) -> tuple[Message, ...]:
-    """Native ids, and results in the order of their calls."""
+    """Return the messages with native ids and with results in the order of their calls."""
     return tuple(Calls(style).in_native_form(messages))
 
 
 def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message]:
-    """Calls are counted through the conversation, and each result gets the id of the call that it answers.
+    """Number the calls through the conversation, and give each result the id of the call that it answers.
 
-    So a prefix keeps its ids. A result without a call in front of it has no id.
+    So the ids of a prefix never change. A result without a call before it gets no id.
     """
     return list(map(Calls(style).renamed, messages))
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
-    """Results that follow each other stand as their calls do: a template may show no other sign.
+    """Sort neighbouring results in the order of their calls: a template may show no other relation.
 
     Args:
-        messages: with native ids. A run of results stays as it is, if the call of one of them is not known.
+        messages: with native ids. A run of results with an unknown call stays as it is.
     """
     calls = [call.id for message in messages for call in message.tool_calls]
     return _in_order(messages, {call_id: place for place, call_id in enumerate(calls)})
@@ -45,12 +45,12 @@ def _in_order(messages: Sequence[Message], places: Mapping[str, int]) -> list[Me
 
 
 def concerns_calls(message: Message) -> bool:
-    """Whether it makes some, or answers one."""
+    """Return whether the message makes or answers a call."""
     return bool(message.tool_calls) or message.role == "tool" or message.tool_call_id is not None
 
 
 class Calls:
-    """The calls so far, by what a client may call them."""
+    """The calls so far, and the ids that a client may use for them."""
 
     def __init__(self, style: CallIds) -> None:
         self._style: CallIds = style
@@ -59,22 +59,22 @@ class Calls:
         self._answered: set[str] = set()
 
     def copy(self) -> Calls:
-        """To go on from, whatever becomes of this one."""
+        """Return an independent copy."""
         other = Calls(self._style)
         other._places, other._meant = self._places.copy(), self._meant.copy()
         other._answered = self._answered.copy()
         return other
 
     def in_native_form(self, messages: Iterable[Message]) -> list[Message]:
-        """What follows, with native ids, and results in the order of their calls.
+        """Return the following messages with native ids and with results in the order of their calls.
 
         Args:
-            messages: begin with no result, if the one in front of them is one.
+            messages: must not begin with a result if the message before them is one.
         """
         return _in_order(list(map(self.renamed, messages)), self._places)
 
     def renamed(self, message: Message) -> Message:
-        """The next message, with native ids."""
+        """Return the next message with native ids."""
         if not concerns_calls(message):
             return message
         made = self.made(message.tool_calls)
@@ -82,13 +82,13 @@ class Calls:
         return replace(message, tool_calls=made, tool_call_id=answered)
 
     def made(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-        """The calls of a message with native ids, which their old ids mean from now on."""
+        """Return the calls of a message with native ids. From now on their old ids refer to these calls."""
         renamed = [
             ToolCall(_native_id(self._style, call.name, count), call.name, call.arguments)
             for count, call in enumerate(calls, len(self._places))
         ]
         self._places |= {call.id: count for count, call in enumerate(renamed, len(self._places))}
-        # The exact spelling last: it counts more.
+        # Exact ids come last, so they override the looser spellings.
         for spelled in (_left_out, bare_id, str):
             meant: dict[str, list[str]] = {}
             for call, native in zip(calls, renamed, strict=True):
@@ -97,10 +97,10 @@ class Calls:
         return tuple(renamed)
 
     def answered(self, call_id: str) -> str | None:
-        """The call that a result with this id answers.
+        """Return the native id of the call that a result with this id answers, or None.
 
-        Clients use an id again, which then means the new call, also within one message, where the results
-        answer its calls in order. They drop punctuation, or leave the id out.
+        Clients reuse ids: an id means its newest call, and within one message the results answer the calls of
+        an id in order. Clients also drop punctuation or leave the id out.
         """
         meant = self._meant.get(call_id) or self._meant.get(bare_id(call_id))
         if meant is None:
@@ -110,7 +110,7 @@ class Calls:
         return native
 
 
-def _left_out(call_id: str) -> str:  # noqa: ARG001 - a way to spell it
+def _left_out(call_id: str) -> str:  # noqa: ARG001 - one of the spellings
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Learns what a chat template does with calls, and with what a reply says beside them."""
+"""Finds out how a chat template shows calls, and the text and reasoning beside them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from start_llm.core.family import CallIds, Family
-from start_llm.prompt.boundaries import Closers
-from start_llm.prompt.facts import SaidWithThoughts, TemplateFacts, TextBesideCalls
-from start_llm.prompt.probe import NEXT, REPLY, TOOL, USER, Probe, Samples, between, in_order
+from start_llm.prompt.boundaries import TurnClosers
+from start_llm.prompt.facts import HiddenByReasoning, TemplateFacts, TextBesideCalls
+from start_llm.prompt.probe import NEXT, REPLY, TOOL, USER, Samples, TemplateProbe, between, in_order
 from start_llm.prompt.stand_ins import StandIns
-from start_llm.prompt.template import Seen
+from start_llm.prompt.template import TemplateMessage
 
 _CALL_IDS: tuple[CallIds, ...] = ("ordinal", "nine", "kimi")
-_THOUGHTS = ("probethoughtone", "probethoughttwo")
+_REASONING = ("probethoughtone", "probethoughttwo")
 _TEXTS = ("probetextone", "probetexttwo")
 
 
-def call_facts(probe: Probe, family: Family) -> TemplateFacts:
-    """The first form of ids and arguments in which a call, its arguments and its result are shown."""
+def call_facts(probe: TemplateProbe, family: Family) -> TemplateFacts:
+    """Return facts for the first form of ids and arguments in which calls and results are shown."""
     for as_text in (False, True):
         for ids in dict.fromkeys((family.call_ids, *_CALL_IDS)):
             samples = Samples(ids, as_text)
@@ -32,19 +32,19 @@ def samples_for(facts: TemplateFacts) -> Samples:
     return Samples(facts.call_ids, facts.arguments_as_text)
 
 
-def _shows_call(probe: Probe, samples: Samples) -> bool:
+def _shows_call(probe: TemplateProbe, samples: Samples) -> bool:
     talk = (USER, samples.calling(), samples.result())
-    # A template that prints an object as Python does is one that expects text.
+    # A template that prints an object as Python does expects text.
     return probe.has(("probekey", "probevalueone", "proberesultone"), *talk) and not any(
         "'probekey'" in text for text in probe.texts(*talk)
     )
 
 
-def _of_calls(probe: Probe, samples: Samples) -> TemplateFacts:
+def _of_calls(probe: TemplateProbe, samples: Samples) -> TemplateFacts:
     calling, one, two = samples.calling(), samples.result(0), samples.result(1)
-    both: Seen = {**calling, "tool_calls": [samples.call(0), samples.call(1)]}
+    both: TemplateMessage = {**calling, "tool_calls": [samples.call(0), samples.call(1)]}
     words = ("probefirst", "probetool", "probeother", "proberesultone", "proberesulttwo")
-    alone = probe.text(USER, calling, one, with_tail=True)
+    alone = probe.text(USER, calling, one, add_generation_prompt=True)
     return TemplateFacts(
         arguments_as_text=samples.as_text,
         call_ids=samples.ids,
@@ -54,19 +54,19 @@ def _of_calls(probe: Probe, samples: Samples) -> TemplateFacts:
     )
 
 
-# --------------------------------------------------------------------------------- thoughts beside the rest
+# --------------------------------------------------------------------------------- reasoning beside the rest
 
 
-def with_thoughts_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
-    """What vanishes where a thought comes with it."""
-    return replace(facts, thoughts_hide=frozenset(_hidden_by_thoughts(probe, facts)))
+def with_reasoning_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
+    """Add what the template hides in messages that have reasoning."""
+    return replace(facts, reasoning_hide=frozenset(_hidden_by_reasoning(probe, facts)))
 
 
-def _hidden_by_thoughts(probe: Probe, facts: TemplateFacts) -> Iterator[SaidWithThoughts]:
-    key, samples = facts.thought_key, samples_for(facts)
+def _hidden_by_reasoning(probe: TemplateProbe, facts: TemplateFacts) -> Iterator[HiddenByReasoning]:
+    key, samples = facts.reasoning_key, samples_for(facts)
     if key is None:
         return
-    reply, calling = ({**one, key: _THOUGHTS[0]} for one in (REPLY, samples.calling()))
+    reply, calling = ({**one, key: _REASONING[0]} for one in (REPLY, samples.calling()))
     if not probe.has(("probereply", "probesecond"), USER, reply, NEXT):
         yield "answers"
     if facts.takes_calls and not probe.has(("probevalueone",), USER, calling, samples.result()):
@@ -78,61 +78,66 @@ def _hidden_by_thoughts(probe: Probe, facts: TemplateFacts) -> Iterator[SaidWith
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """One way to show the text of a reply with calls.
+    """One way to show the text of a reply that has calls.
 
     Attributes:
-        parted: the text is a message of its own.
+        parted: the text becomes a message of its own.
     """
 
-    probe: Probe
+    probe: TemplateProbe
     samples: Samples
-    thought_key: str | None
+    reasoning_key: str | None
     parted: bool = False
 
     def shows_all(self) -> bool:
-        """Texts, calls and results in their order, and each thought that is shown where there is no text."""
+        """Return whether texts, calls and results are shown in order.
+
+        All reasoning that is shown without the texts must be shown with them too.
+        """
         return all(
-            self._shows(count, ending, thoughts=thoughts)
+            self._shows(count, ending, reasoning_texts=reasoning_texts)
             for count in (1, 2)
             for ending in ((), (REPLY, NEXT))
-            for thoughts in ((False, True) if self.thought_key else (False,))
+            for reasoning_texts in ((False, True) if self.reasoning_key else (False,))
         )
 
-    def _shows(self, count: int, ending: Sequence[Seen], *, thoughts: bool) -> bool:
+    def _shows(self, count: int, ending: Sequence[TemplateMessage], *, reasoning_texts: bool) -> bool:
         told, plain = (
-            self.probe.texts(USER, *self._steps(count, texts=texts, thoughts=thoughts), *ending)
+            self.probe.texts(USER, *self._steps(count, texts=texts, reasoning_texts=reasoning_texts), *ending)
             for texts in (True, False)
         )
         return all(
             in_order(one, self._words(count, ending))
-            and all(thought in one for thought in _THOUGHTS if thought in other)
+            and all(reasoning in one for reasoning in _REASONING if reasoning in other)
             for one, other in zip(told, plain, strict=True)
         )
 
     @staticmethod
-    def _words(count: int, ending: Sequence[Seen]) -> list[str]:
+    def _words(count: int, ending: Sequence[TemplateMessage]) -> list[str]:
         steps = [("probetext", "probevalue", "proberesult")] * count
         words = [word + number for step, number in zip(steps, ("one", "two"), strict=False) for word in step]
         return ["probefirst", *words, *(str(one["content"]) for one in ending)]
 
-    def _steps(self, count: int, *, texts: bool, thoughts: bool) -> Iterator[Seen]:
+    def _steps(self, count: int, *, texts: bool, reasoning_texts: bool) -> Iterator[TemplateMessage]:
         for number in range(count):
-            thought: Seen = {self.thought_key: _THOUGHTS[number]} if thoughts and self.thought_key else {}
+            reasoning: TemplateMessage = (
+                {self.reasoning_key: _REASONING[number]} if reasoning_texts and self.reasoning_key else {}
+            )
             text = _TEXTS[number] if texts else ""
             if self.parted and texts:
-                yield {"role": "assistant", "content": text} | thought
+                yield {"role": "assistant", "content": text} | reasoning
                 yield self.samples.calling(number)
             else:
-                yield self.samples.calling(number, text) | thought
+                yield self.samples.calling(number, text) | reasoning
             yield self.samples.result(number)
 
 
-def beside_facts(probe: Probe, facts: TemplateFacts, family: Family) -> TemplateFacts:
-    """How the text of a reply with calls is shown, without a loss of anything else."""
+def beside_facts(probe: TemplateProbe, facts: TemplateFacts, family: Family) -> TemplateFacts:
+    """Add how to show the text of a reply that has calls without losing anything else."""
     if not facts.takes_calls:
         return facts
     samples = samples_for(facts)
-    key = None if "calls" in facts.thoughts_hide else facts.thought_key
+    key = None if "calls" in facts.reasoning_hide else facts.reasoning_key
     stand_ins = StandIns(call_head=_call_head(probe, samples), around_text=family.around_text)
     set_in = replace(probe, stand_ins=stand_ins)
     ways: tuple[tuple[TextBesideCalls, _Beside], ...] = (
@@ -154,14 +159,14 @@ def _fits(name: TextBesideCalls, beside: _Beside) -> bool:
             return beside.shows_all()
 
 
-def _is_marked(probe: Probe) -> bool:
-    """A token says where the calls begin: without one no reader could tell them from the text."""
+def _is_marked(probe: TemplateProbe) -> bool:
+    """Return whether a token marks the beginning of calls: without one they look like text."""
     told = "".join((probe.stand_ins.call_head or "", *probe.stand_ins.around_text))
     return any(token in told for token in probe.tokenizer.added_tokens)
 
 
-def _call_head(probe: Probe, samples: Samples) -> str:
-    """What stands in front of the name of a call, and not in front of an answer."""
+def _call_head(probe: TemplateProbe, samples: Samples) -> str:
+    """Return the text that stands before a call's name, but not before an answer."""
     answer = between(probe.text(USER, REPLY, NEXT, tools=(TOOL,)), "probefirst", "probereply")
     calls = between(
         probe.text(USER, samples.calling(), samples.result(), tools=(TOOL,)), "probefirst", "probetool"
@@ -170,10 +175,10 @@ def _call_head(probe: Probe, samples: Samples) -> str:
     return calls[same:]
 
 
-def _stays_in_its_turn(probe: Probe, samples: Samples) -> bool:
-    """Behind a text, a call begins with the marks that a second text would begin with."""
-    added = Closers.of(probe.tokenizer.added_tokens, frozenset()).added
-    text: Seen = {"role": "assistant", "content": "probetext"}
+def _stays_in_its_turn(probe: TemplateProbe, samples: Samples) -> bool:
+    """Return whether a call after a text begins with the same marks as a second text would."""
+    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
+    text: TemplateMessage = {"role": "assistant", "content": "probetext"}
     second = between(probe.text(USER, text, REPLY, NEXT, tools=(TOOL,)), "probetext", "probereply")
     calls = between(
         probe.text(USER, text, samples.calling(), samples.result(), tools=(TOOL,)), "probetext", "probetool"

@@ -1,8 +1,8 @@
-"""What of a message counts when conversations are compared: the canonical pipeline.
+"""Makes the canonical form of messages, in which conversations are compared.
 
-Clients change what they send again: ids, white space, the spelling of arguments, a header of theirs. Each row
-of `RULES` is one such change, with the client that makes it. What comes out names a conversation and is never
-shown to a model; only what `for_the_model` takes out is taken out of a prompt.
+Clients change what they send again: ids, white space, the spelling of arguments, their own headers. Each row
+of `RULES` is one such change, with the client that makes it. The result names a conversation and is never
+shown to a model. Only `for_the_model` also removes text from the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from start_llm.core.canonical import (
     CanonicalKey,
     CanonicalMessage,
     Ignored,
-    Omitted,
+    OmittedText,
     Root,
     text_digest,
 )
@@ -26,19 +26,19 @@ from start_llm.prompt.changes import tool_name
 from start_llm.prompt.drift import RULES, Rule
 
 type DriftPolicy = Literal["note", "exact"]
-"""Whether the model is told of what says how things are now, or whatever differs is another conversation."""
+"""`note`: notes tell the model changed values. `exact`: any difference makes another conversation."""
 
 
 _WHITE_SPACE = "white space"
 
 
 def rules_of(policy: DriftPolicy) -> tuple[Rule, ...]:
-    """What is left out when conversations are compared."""
+    """Return the rules for what is left out when conversations are compared."""
     return RULES if policy == "note" else tuple(rule for rule in RULES if rule.drift == "transport")
 
 
 def for_the_model(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages without what is no content: all that the canonical pipeline takes out of a prompt."""
+    """Remove from the messages the text that is not content for the model either."""
     rules = [rule for rule in RULES if rule.is_for_the_model]
     return tuple(
         replace(message, content=_cut(message, some).text) if some else message
@@ -53,16 +53,16 @@ def canonical(
     rules: Sequence[Rule] = RULES,
     begun: Collection[Role] = (),
 ) -> list[CanonicalMessage]:
-    """What is compared of each message.
+    """Return the canonical form of each message.
 
-    Thoughts are not in it: clients leave them out, and the store keeps one path for each. Nor are ids of
-    calls: a result belongs to the place of its call.
+    It has no reasoning, which clients leave out; the store keeps a variant for each. It has no ids of calls:
+    a result refers to the position of its call.
 
     Args:
         messages: in native form (`call_ids.in_native_form`).
-        late_tools: a message that refers to one shows its schema.
-        rules: what is left out beside white space at an end, which results of tools keep.
-        begun: roles of the messages in front of these.
+        late_tools: tools whose schemas are part of the messages that refer to them.
+        rules: what to leave out. White space at the end of a text is always left out, except in tool results.
+        begun: roles that occur in messages before these.
     """
     schemas = {tool_name(tool): tool for tool in late_tools}
     return [_canonical(message, schemas, some) for message, some in _applying(messages, rules, begun)]
@@ -71,37 +71,40 @@ def canonical(
 def _canonical(
     message: Message, schemas: Mapping[str, Mapping[str, Json]], rules: Sequence[Rule]
 ) -> CanonicalMessage:
-    """The text stands behind the rest, as it is: it is long, and JSON has no zero byte."""
+    """Encode a message: JSON of the other parts, a zero byte (which JSON never has), the text.
+
+    The text is not encoded as JSON because it is long.
+    """
     cut = _cut(message, rules)
     text = cut.text if message.role == "tool" else cut.text.rstrip()
     omitted = [
-        Omitted(rule.name, rule.drift, place, piece, rule.said(piece), rule.is_clock)
+        OmittedText(rule.name, rule.drift, place, piece, rule.said(piece), rule.is_clock)
         for rule, place, piece in cut.pieces
         if rule.drift in ("own", "live", "block")
     ]
     if len(text) < len(cut.text):
-        omitted.append(Omitted(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
+        omitted.append(OmittedText(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
     data = _encoded_parts(message, schemas) + b"\0" + text.encode(errors="surrogatepass")
     return CanonicalMessage(data, tuple(omitted), len(message.content) - len(text))
 
 
 def canonical_reply(reply: Message) -> CanonicalMessage:
-    """What is compared of a reply that a client sends back."""
+    """Return the canonical form of a reply that a client sends back."""
     return canonical([reply])[0]
 
 
 def ignored(
     messages: Sequence[Message], rules: Sequence[Rule] = RULES, begun: Collection[Role] = ()
 ) -> list[tuple[Ignored, ...]]:
-    """For each message what of it is no content, or is gone in the next request; see `canonical`."""
-    leaving = [rule for rule in rules if rule.drift in ("transport", "transient")]
+    """Return for each message the texts that are no content or that the next request will not have."""
+    drain = [rule for rule in rules if rule.drift in ("transport", "transient")]
     return [
         tuple(
             Ignored(rule.name, rule.drift, text_digest(message.content[start:end]))
             for rule in some
             for start, end in rule.spans(message.content)
         )
-        for message, some in _applying(messages, leaving, begun)
+        for message, some in _applying(messages, drain, begun)
     ]
 
 
@@ -111,12 +114,13 @@ def root_of(
     dates: Sequence[str] = (),
     question: int | None = None,
 ) -> Root:
-    """What stands in front of the first message. Tools may come in any order.
+    """Return the root of a conversation: everything before the first message, tools in any order.
 
     Args:
-        options: of the template, without those that change nothing but what opens the reply.
-        dates: that the template writes.
-        question: the message with which it shows what other templates show in front; None: it has no such.
+        options: template options, without those that only change the generation prompt.
+        dates: dates that the template writes.
+        question: index of the message with which the template shows tools or the system text, if that moves
+            to the last question; else None.
     """
     told = CanonicalKey.of(_encoded([dict(options), list(dates), question]))
     return Root(told, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
@@ -125,7 +129,7 @@ def root_of(
 def _applying(
     messages: Sequence[Message], rules: Sequence[Rule], begun: Collection[Role] = ()
 ) -> Iterator[tuple[Message, Sequence[Rule]]]:
-    """Each message, and the rules that are about it."""
+    """Yield each message with the rules that apply to it."""
     of_first: dict[Role, list[Rule]] = {}
     for rule in rules:
         of_first.setdefault(rule.role, []).append(rule)
@@ -140,7 +144,7 @@ class _Cut(NamedTuple):
     """A text without what rules leave out.
 
     Attributes:
-        pieces: what they left out, in order: the rule, the number of characters in front, the piece.
+        pieces: the removed pieces in order: rule, number of remaining characters in front, text.
     """
 
     text: str
@@ -148,25 +152,25 @@ class _Cut(NamedTuple):
 
 
 def _cut(message: Message, rules: Sequence[Rule]) -> _Cut:
-    """A message of which nothing would be left is content as a whole."""
+    """Remove what the rules match. If nothing would be left, keep the whole text."""
     text = message.content
     if not rules:
         return _Cut(text, [])
     spans = sorted(
         (start, end, number) for number, rule in enumerate(rules) for start, end in rule.spans(text)
     )
-    left, pieces, behind = "", list[tuple[Rule, int, str]](), 0
+    left, pieces, after = "", list[tuple[Rule, int, str]](), 0
     for start, end, number in spans:
-        if start >= behind:
-            left += text[behind:start]
+        if start >= after:
+            left += text[after:start]
             pieces.append((rules[number], len(left), text[start:end]))
-            behind = end
-    left += text[behind:]
+            after = end
+    left += text[after:]
     return _Cut(left, pieces) if pieces and left.strip() else _Cut(text, [])
 
 
 def _encoded_parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> bytes:
-    """All but the text."""
+    """Encode everything except the text."""
     has_more = message.tool_calls or message.tool_references or message.name is not None
     if has_more or message.role == "tool":
         return _encoded(_parts(message, schemas))
@@ -196,7 +200,7 @@ def _call(call: ToolCall) -> Json:
 
 
 def _number(value: Json) -> Json:
-    """1000.0 and 1000 are one number, as they are for the languages that clients are written in."""
+    """Replace floats without a fraction by integers: to clients, 1000.0 and 1000 are the same number."""
     match value:
         case bool():
             return value

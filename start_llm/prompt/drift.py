@@ -1,4 +1,4 @@
-"""What clients change in a conversation when they send it again: one row for each thing."""
+"""Lists what clients change in a conversation when they send it again: one row for each thing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Literal
 from start_llm.core.chat import Message, Role
 
 type Drift = Literal["transport", "own", "live", "block", "transient"]
-"""What a change means.
+"""The meaning of a change.
 
-`transport` is no content at all. `own` belongs to its message, which keeps what it said at first. `live` is
-a line that says how things are now: what was computed keeps the old one, and a note tells the new one.
-`block` is live too, but tells of one project or chat, and may only change within the conversation that it
-stands in. `transient` is a message at the end that the next request does not have.
+- `transport`: no content at all.
+- `own`: belongs to its message, which keeps the value that it had first.
+- `live`: a line about the current state; computed tokens keep the old value, and a note tells the new one.
+- `block`: like `live`, but about one project or chat; only the conversation that it stands in may change it.
+- `transient`: a message at the end that the next request does not have.
 """
 
 
@@ -23,17 +24,17 @@ class Rule:
     """One thing that a client changes when it sends a message again.
 
     Attributes:
-        name: in words; notes name a live value by it.
-        client: the one that was seen to do it.
-        role: of the messages that it stands in.
-        is_first: it stands in the first message of its role alone.
-        drift: its class.
-        lesson: number of the lesson that has the evidence.
-        mark: words that it has; empty if it is found as fast without.
-        pattern: finds it: lines, or a section from its heading to its end.
-        within: finds what it has to stand in, if it does not count elsewhere.
-        is_clock: a date, a clock or a zone, and nothing else.
-        is_for_the_model: it is taken out of the prompt too.
+        name: description, used in notes.
+        client: the clients that were seen to do it.
+        role: role of the messages that have it.
+        is_first: only the first message of that role has it.
+        drift: class of the change.
+        lesson: number of the lesson with the evidence.
+        mark: text that a message with a match must contain, checked first for speed; empty if there is none.
+        pattern: matches it: whole lines, or a section from its heading to its end.
+        within: matches the text around it, if it counts only there.
+        is_clock: it is a date, a clock or a time zone, and nothing else.
+        is_for_the_model: it is removed from the prompt too.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Rule:
         return self.drift in ("live", "block")
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where it stands."""
+        """Return the start and end of each match."""
         if self.mark not in text:
             return []
         around = [one.span() for one in self.within.finditer(text)] if self.within else [(0, len(text))]
@@ -70,8 +71,10 @@ class Rule:
         return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
     def said(self, piece: str) -> str:
-        """What it says: a line with its clock to the minute, a block as it stands; of what belongs to its
-        message each line for itself."""
+        """Return the value to compare and tell.
+
+        A `live` line loses its seconds, the lines of an `own` text are stripped, a block stays as it is.
+        """
         if self.drift == "own":
             lines = _STAMPED.sub(r"\g<0>\n", piece).split("\n")
             return "\n".join(line.strip().rstrip(",") for line in lines if line.strip())
@@ -81,7 +84,7 @@ class Rule:
 _SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
 
 
-# Dates, clocks and zones, and nothing else: what stands beside them in a line is content.
+# Dates, clocks and time zones only: other text in such a line is content.
 _WEEKDAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sep(?:t(?:ember)?)?|"
@@ -103,7 +106,7 @@ _MOMENT = rf"(?:{_DATE}(?:(?:,? (?:at )?|T){_HOUR})?|{_HOUR}(?:,? (?:on )?{_DATE
 
 
 def _line(beginning: str, value: str = _MOMENT) -> tuple[str, re.Pattern[str]]:
-    """A whole line that begins so, and has such a value and nothing else."""
+    """Return the mark and pattern of a whole line that has this beginning, such a value and nothing else."""
     return beginning, re.compile(rf"^[ \t]*{beginning}{value}\.?[ \t]*(?:\n|\Z)", re.MULTILINE)
 
 
@@ -111,12 +114,12 @@ _TODAY = _line("Today's date: ")
 _DATE_LINE = _line("Current date: ")
 _TIME_LINE = _line("Current time is ")
 _ZONE_LINE = _line("Time zone: ", _ZONE)
-# Its fields, and the line break behind them; the text that follows may begin without one (lesson 18).
+# The fields and the line break after them. The text that follows may begin without a line break (lesson 18).
 _BILLING = (
     "x-anthropic-billing-header:",
     re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|\Z)))+(?:[ \t]*\n+)?"),
 )
-# What stands in front of a user's words: when they came, what is known of them, and who sent them.
+# Text that OpenClaw puts before a user's message: its time, metadata and sender.
 _STAMP = rf"\[{_WEEKDAY} {_DATE} {_CLOCK}(?: {_ZONE})?\][ \t]*"
 _STAMPED = re.compile(rf"\A{_STAMP}")
 _METADATA = (
@@ -130,7 +133,7 @@ _STATISTICS = (
     "Stats: runtime ",
     re.compile(r"\bStats: runtime(?: ?\d+(?:\.\d+)?(?:ms|s|m|h))+[ \t]*(?=•|\n|\Z)"),
 )
-# From its heading, and an empty one in front of it, to the end of its JSON.
+# From the heading, with an empty heading before it, to the end of the JSON.
 _INBOUND = (
     "Inbound Context (trusted metadata)",
     re.compile(
@@ -139,7 +142,7 @@ _INBOUND = (
         re.MULTILINE,
     ),
 )
-# Sections of OpenClaw's system prompt that are others when it wakes by itself, or once a group has spoken.
+# Sections of OpenClaw's system prompt that change when it wakes by itself, or after a group has written.
 _DEFERRED_TOOLS = (
     "### Deferred Tool Schemas",
     re.compile(
@@ -150,7 +153,7 @@ _WATCHED = (
     "## Watched Sessions",
     re.compile(r"^## Watched Sessions\n\w[^\n]*\n(?:- [^\n]*\n)+", re.MULTILINE),
 )
-# What its agent wrote down, up to the next file, and the line that tells of it.
+# The memory that its agent wrote, up to the next file, and the line that mentions it.
 _MEMORY = (
     "/MEMORY.md",
     re.compile(r"^## /[^\n]*/MEMORY\.md\n(?:(?!## /|<!-- /openclaw:)[^\n]*(?:\n|\Z))*", re.MULTILINE),
@@ -160,7 +163,7 @@ _RUNTIME = (
     "Runtime: ",
     re.compile(r"^Runtime: \w+=[^|\n]*(?: \| \w+=[^|\n]*)+(?:\n|\Z)", re.MULTILINE),
 )
-# From its first line to the last of its commits.
+# From the first line to the last of the commits.
 _GIT_STATUS = (
     "gitStatus: ",
     re.compile(
@@ -168,14 +171,15 @@ _GIT_STATUS = (
         re.MULTILINE,
     ),
 )
-# A wrapper, and no class: what stands in it has a heading, which decides. Others of its headings are content.
+# A wrapper without a class of its own: its headings decide. Headings without a rule are content.
 _REMINDER = re.compile(r"<system-reminder>\n(?:[^<]++|<(?!/?system-reminder>))*+</system-reminder>")
 _REMINDER_DATE = (
     "# currentDate",
     re.compile(rf"(?<=\n# currentDate\n)Today's date is {_MOMENT}\.?\n"),
     _REMINDER,
 )
-# To the next heading of its kind, one word that begins with a small letter, or to what ends the reminder.
+# Up to the next heading of this kind, which is one word with a small first letter, or to the end of the
+# reminder.
 _INSTRUCTIONS = (
     "# claudeMd",
     re.compile(
@@ -224,7 +228,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def is_transient(message: Message) -> bool:
-    """The next request will not have this message."""
+    """Return whether the next request will not have this message."""
     return any(
         rule.role == message.role and rule.without(message.content) != message.content
         for rule in RULES

@@ -1,7 +1,7 @@
-"""How hard to think: the words that a template knows, and the nearest of them for each word of a request.
+"""Maps the reasoning efforts of a request to the words that a template knows.
 
-A word counts for what the prompt then says. One that the template does not know is read as its default, and
-what that is may be told by its own words.
+A word means what the prompt then says. A word that the template does not know gives its default, and the
+prompt may name that default's level.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import reduce
 from operator import and_
 
 OPTIONS = ("reasoning_effort", "thinking_effort")
-"""Names of the option."""
+"""Names of the template option."""
 WORDS = ("minimal", "low", "medium", "high", "xhigh", "max")
-"""From the least to the most."""
+"""Efforts in ascending order."""
 REQUESTED = WORDS[:5]
-"""Those of a request (`core.chat.Thinking`)."""
+"""Efforts that a request may ask for (`core.chat.Thinking`)."""
 OFF = ("none", "no_think")
-"""Words for no thinking at all."""
+"""Words for no reasoning at all."""
 UNKNOWN = "probeeffort"
 """A word that no template knows."""
 TRIED = (*WORDS, *OFF, UNKNOWN)
@@ -30,11 +30,14 @@ _WORD = re.compile(r"[a-z]+")
 
 
 type Texts = Mapping[str | None, str]
-"""What a template makes of each word of `TRIED`, and of none. A refusal is empty."""
+"""The rendering for each word of `TRIED`, and without the option (None). Empty if the template refuses."""
 
 
 def words_for(texts: Texts) -> dict[str, str | None]:
-    """The word that a template is given for each of a request; None: none at all. Empty if it knows none."""
+    """Return for each effort of a request the word to give to the template; None: leave the option out.
+
+    Return an empty dict if the template knows no word.
+    """
     levels = dict(_levels(texts))
     if not levels.keys() - {None}:
         return {}
@@ -45,14 +48,14 @@ def words_for(texts: Texts) -> dict[str, str | None]:
 
 
 def word_for_off(texts: Texts) -> str | None:
-    """The word that turns thinking off, if one does."""
+    """Return the word that turns reasoning off, or None."""
     others = ["", *(texts[word] for word in (*WORDS, UNKNOWN))]
     found = (word for word in OFF if texts[word] not in others)
     return None if _prints_any(texts) else next(found, None)
 
 
 def _levels(texts: Texts) -> Iterator[tuple[str | None, str]]:
-    """What is worth giving to the template, and the level that it then tells the model."""
+    """Yield each useful word for the template (None: no option) and the level that the prompt then states."""
     if _prints_any(texts):
         yield from zip(_PRINTED, _PRINTED, strict=True)
         return
@@ -65,7 +68,7 @@ def _levels(texts: Texts) -> Iterator[tuple[str | None, str]]:
 
 
 def _prints_any(texts: Texts) -> bool:
-    """Whether the template writes down whatever word it gets."""
+    """Return whether the template prints any word that it is given."""
     told = texts[UNKNOWN].lower()
     return UNKNOWN in told and all(
         texts[word].lower() == told.replace(UNKNOWN, word) for word in (*_PRINTED, *OFF)
@@ -73,7 +76,7 @@ def _prints_any(texts: Texts) -> bool:
 
 
 def _told(texts: Texts) -> dict[str | None, str]:
-    """For what is given to the template the word that the prompt has instead, if that is given alike."""
+    """Map words to the effort that the prompt names instead, if giving that effort makes the same prompt."""
     counted = {word: Counter(_effort_words(text)) for word, text in texts.items() if text}
     everywhere = reduce(and_, counted.values()) if counted else Counter[str]()
     own = {word: list(count - everywhere) for word, count in counted.items()}
@@ -85,10 +88,10 @@ def _effort_words(text: str) -> Iterable[str]:
 
 
 def _silent_default(levels: Collection[str]) -> str:
-    """What a template means that says nothing: the most usual level that it has no word for."""
+    """Return the level of a template that names none: the most usual one that it has no word for."""
     return next((level for level in _USUAL_DEFAULTS if level not in levels), "high")
 
 
 def _nearest(rank: int, ranks: Iterable[int]) -> int:
-    """Of two the higher."""
+    """Return the nearest rank; of two equally near the higher one."""
     return min(ranks, key=lambda one: (abs(one - rank), -one))

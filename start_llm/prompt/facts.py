@@ -1,4 +1,4 @@
-"""What a chat template does with conversations: found by `prompt.audit`, acted on by `prompt.adapt`."""
+"""Describes what a chat template does. `prompt.audit` fills it in, `prompt.adapt` uses it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from start_llm.core.chat import Json
 from start_llm.core.family import CallIds
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
-type OldThoughts = Literal["kept", "dropped"]
+type OldReasoning = Literal["kept", "dropped"]
 type Moving = Literal["tools", "system"]
 type TextBesideCalls = Literal["kept", "set in", "parted", "moved"]
-type SaidWithThoughts = Literal["answers", "calls"]
+type HiddenByReasoning = Literal["answers", "calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A template option that turns thinking on and off.
+    """A template option that turns reasoning on and off.
 
     Attributes:
         on, off: its values; None: the option is left out.
-        thinks: what the template does if it is told nothing.
+        thinks: whether the model reasons if the option is left out.
     """
 
     option: str
@@ -36,10 +36,10 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """A template option that says how hard to think.
+    """A template option for the reasoning effort.
 
     Attributes:
-        words: for each word of a request what the template is given; None: the option is left out.
+        words: for each effort of a request the option's value; None: the option is left out.
     """
 
     option: str
@@ -55,43 +55,44 @@ def _given(option: str, value: Json) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFacts:
-    """One template, as a synthetic conversation showed it. The defaults are a template that takes everything.
+    """Behaviour of one template. The defaults describe a template that takes everything.
 
     Attributes:
         takes_system: a system message at the start is shown.
         takes_lone_system: a conversation may have no other message.
-        takes_late_system: a system message is shown where it stands.
+        takes_late_system: a later system message is shown in its place.
         takes_neighbours: two messages of one role may follow each other.
         takes_tools: schemas of tools are shown.
-        tools_need_system: they are, beside a system message, even an empty one.
+        tools_need_system: they are shown only beside a system message, which may be empty.
         takes_calls: calls and their results are shown.
         takes_parallel_calls: a message may hold several calls.
-        takes_calls_without_tools: they are shown too where no tools are offered.
-        text_beside_calls: it is shown in its place; else the rendering sets it in, or it stands in a message
-            of its own in front of the calls, or in front of their results.
-        thoughts_hide: what is not shown where a thought comes with it.
-        stand_ins: for text beside calls that is set in, and for marks that a reply cannot quote without
-            losing text, or being refused.
-        refuses_empty: roles whose messages must say something, if only a space.
-        refuses_blank_replies: a reply that says nothing is refused whatever stands in its place.
+        takes_calls_without_tools: calls are shown even if no tools are offered.
+        text_beside_calls: `kept`: text beside calls is shown in its place; `set in`: the rendering inserts
+            it; `parted`: it becomes a message before the calls; `moved`: it moves to the first result.
+        reasoning_hide: what is not shown in messages that have reasoning.
+        stand_ins: placeholders for text beside calls that is set in, and for marks that a reply cannot quote
+            without being cut or refused.
+        refuses_empty: roles whose messages must not be empty, but may be a space.
+        refuses_blank_replies: a reply without text is refused whatever placeholder it has.
         takes_bare_tools: tools need neither a description nor parameters.
-        schema_parts: of the schemas of tools those parts that are shown (`prompt.schemas`); None: all.
-        refused_parts: of the schemas of tools those parts that the template refuses.
-        losses: what is lost or refused all the same, in words (`prompt.losses`).
+        schema_parts: parts of tool schemas that are shown (`prompt.schemas`); None: all.
+        refused_parts: parts of tool schemas that the template refuses.
+        losses: what is lost or refused in spite of adaptations, in words (`prompt.losses`).
         takes_user_after_result: a user message may follow a result.
         arguments_as_text: arguments must be JSON text, not an object.
-        call_ids: the form of ids that it takes.
-        thought_key: member of a message that holds its thought; None if thoughts are never shown.
-        old_thoughts: what becomes of thoughts before the last user message.
-        preserve: an option that keeps them, if there is one.
-        lead: white space in front of an answer, which the model writes itself: it is none of the answer.
-        switch: how thinking is turned on and off; None if it cannot be.
-        effort: how it is told how hard to think; None if it cannot be.
-        tail_options: options that change what opens the reply, and nothing in front of it.
+        call_ids: form of call ids that the template takes.
+        reasoning_key: key of a message's reasoning; None if reasoning is never shown.
+        old_reasoning: whether reasoning before the last user message is shown.
+        preserve: an option that keeps such reasoning, if there is one.
+        lead: white space before an answer that the model writes itself and that is not part of the
+            answer.
+        switch: the option that turns reasoning on and off; None if there is none.
+        effort: the option for the reasoning effort; None if there is none.
+        generation_prompt_options: options that change only the generation prompt.
         moving: what is shown with the last question, and so in another place in each turn.
-        dates: formats of the dates that the template writes itself.
+        dates: formats of the dates that the template itself writes.
         closers: texts of added tokens that end an assistant message.
-        can_be_cut: pieces cut in front of added tokens tokenise to the same ids as the whole.
+        can_be_cut: pieces cut before added tokens tokenise to the same ids as the whole.
     """
 
     takes_system: bool = True
@@ -104,7 +105,7 @@ class TemplateFacts:
     takes_parallel_calls: bool = True
     takes_calls_without_tools: bool = True
     text_beside_calls: TextBesideCalls = "kept"
-    thoughts_hide: frozenset[SaidWithThoughts] = frozenset()
+    reasoning_hide: frozenset[HiddenByReasoning] = frozenset()
     stand_ins: StandIns = NO_STAND_INS
     refuses_empty: frozenset[str] = frozenset()
     refuses_blank_replies: bool = False
@@ -115,13 +116,13 @@ class TemplateFacts:
     takes_user_after_result: bool = True
     arguments_as_text: bool = False
     call_ids: CallIds = "ordinal"
-    thought_key: str | None = None
-    old_thoughts: OldThoughts = "dropped"
+    reasoning_key: str | None = None
+    old_reasoning: OldReasoning = "dropped"
     preserve: Mapping[str, Json] = field(default_factory=dict[str, Json])
     lead: str = ""
     switch: Switch | None = None
     effort: Effort | None = None
-    tail_options: frozenset[str] = frozenset()
+    generation_prompt_options: frozenset[str] = frozenset()
     moving: frozenset[Moving] = frozenset()
     dates: tuple[str, ...] = ()
     closers: frozenset[str] = frozenset()

@@ -1,9 +1,9 @@
-"""The ends of messages in a conversation that grew: looked for only where it grew.
+"""Finds the ends of messages in a conversation that grew, looking only at its new part.
 
-What was found of a conversation holds for a longer one that begins with the same messages and the same text.
-The messages behind that are rendered alone, with what little stands in front of them; if that text is the end
-of the whole one, their ends are where they are in it. Where a system text or the first question is another
-one, all that follows has moved by as many characters.
+The ends found in a conversation hold for a longer one that begins with the same messages and the same text.
+The messages after that beginning are rendered alone, with as few as possible before them. If this text
+is the end of the whole text, the ends in it hold for the whole. If only a system text or the first question
+differs, everything after it has moved by the same number of characters.
 """
 
 from __future__ import annotations
@@ -15,74 +15,76 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from start_llm.core.errors import InvalidRequest
-from start_llm.prompt.boundaries import MARKINGS, Closers, Marking, Place, Render, Rendered, locate
+from start_llm.prompt.boundaries import MARKINGS, Marking, MessageEnd, Render, Rendered, TurnClosers, locate
 
-_MOST_CONVERSATIONS = 16
-_MOST_CHARACTERS = 16 * 2**20
+_MAX_CONVERSATIONS = 16
+_MAX_CHARACTERS = 16 * 2**20
 _CHARACTERS, _MESSAGES = 4096, 64
-"""That are compared at once."""
+"""Numbers of items that are compared at once."""
 _WORTH = 32
-"""Messages that need not be rendered once more: for less it is not worth its while."""
+"""Minimum number of messages that are spared a second rendering: below it this does not pay."""
 
 
-class _Found(NamedTuple):
+class _GrownPrompt(NamedTuple):
     rendered: Rendered
-    places: Sequence[Place]
+    places: Sequence[MessageEnd]
     marking: Marking | None
 
 
-class _Begun(NamedTuple):
-    """The beginning of a conversation, or what follows its first question, as in a known one.
+class _KnownPrefix(NamedTuple):
+    """A part of a conversation that a known one has too: its beginning, or what follows its first question.
 
     Attributes:
-        known: that one.
-        places: in the conversation, of those messages.
-        is_whole: all of the known one's messages are in it.
+        known: the known conversation.
+        places: ends of the part's messages, as offsets in the new conversation.
+        is_whole: the part holds all messages of the known conversation.
     """
 
-    known: _Found
-    places: Sequence[Place]
+    known: _GrownPrompt
+    places: Sequence[MessageEnd]
     is_whole: bool
 
 
-class PlaceFinder:
-    """Remembers what it found. Safe to use from any thread."""
+class MessageEndFinder:
+    """Finds the ends of messages and remembers them. Safe to use from any thread."""
 
-    def __init__(self, closers: Closers) -> None:
+    def __init__(self, closers: TurnClosers) -> None:
         self._closers = closers
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, _Found] = OrderedDict()
+        self._found: OrderedDict[str, _GrownPrompt] = OrderedDict()
 
-    def locate(self, rendered: Rendered, render: Render) -> Sequence[Place]:
-        """As `boundaries.locate` does."""
+    def locate(self, rendered: Rendered, render: Render) -> Sequence[MessageEnd]:
+        """Return the ends that `boundaries.locate` would return."""
         with self._lock:
             known = list(self._found.values())
         for looked_for in (_begun_alike, self._asked_otherwise):
             begun = looked_for(known, rendered, render)
-            behind = self._behind(rendered, begun, render) if begun else None
-            if begun and behind is not None:
-                found = _Found(rendered, [*begun.places, *behind], begun.known.marking)
+            after = self._after(rendered, begun, render) if begun else None
+            if begun and after is not None:
+                found = _GrownPrompt(rendered, [*begun.places, *after], begun.known.marking)
                 self._keep(found, begun.known if begun.is_whole else None)
                 return found.places
-        found = _Found(rendered, *locate(rendered, render, self._closers))
+        found = _GrownPrompt(rendered, *locate(rendered, render, self._closers))
         self._keep(found, None)
         return found.places
 
-    def _keep(self, found: _Found, instead_of: _Found | None) -> None:
+    def _keep(self, found: _GrownPrompt, instead_of: _GrownPrompt | None) -> None:
         text = found.rendered.text
         with self._lock:
             if instead_of:
                 self._found.pop(instead_of.rendered.text, None)
             self._found[text] = found
             self._found.move_to_end(text)
-            while len(self._found) > _MOST_CONVERSATIONS or sum(map(len, self._found)) > _MOST_CHARACTERS:
+            while len(self._found) > _MAX_CONVERSATIONS or sum(map(len, self._found)) > _MAX_CHARACTERS:
                 self._found.popitem(last=False)
 
-    def _asked_otherwise(self, found: Sequence[_Found], rendered: Rendered, render: Render) -> _Begun | None:
-        """Of a known conversation all that follows its first question, if that and no more differs.
+    def _asked_otherwise(
+        self, found: Sequence[_GrownPrompt], rendered: Rendered, render: Render
+    ) -> _KnownPrefix | None:
+        """Return the known rest of a conversation that differs only up to its first question.
 
-        What stands up to there is rendered alone. The rest is as far behind it as it was. Where the first
-        marking failed, that other beginning may be why, and nothing is known of this one.
+        The part up to the first question is rendered alone; the rest follows it unchanged. Known
+        conversations for which the first marking failed are not used: their own beginning may be the reason.
         """
         count, marking = _asked(rendered), MARKINGS[0]
         alike = [one for one in found if one.marking is marking]
@@ -96,9 +98,12 @@ class PlaceFinder:
         begun = _longest(_of_same_text(one, rendered, places[-1]) for one in alike)
         return _of_same_messages(begun, rendered, count, places)
 
-    def _behind(self, rendered: Rendered, known: _Begun, render: Render) -> list[Place] | None:
-        """Places behind known ones. None if it is not worth it, or if these messages alone are not rendered,
-        or cannot be marked, as in the whole."""
+    def _after(self, rendered: Rendered, known: _KnownPrefix, render: Render) -> list[MessageEnd] | None:
+        """Return the ends after the known ones.
+
+        None if this would not pay, or if the messages alone are not rendered, or cannot be marked, as in the
+        whole.
+        """
         place, marking = known.places[-1], known.known.marking
         if marking is None or place.message not in rendered.lasts:
             return None
@@ -111,12 +116,12 @@ class PlaceFinder:
         if place.offset < moved or not rendered.text.endswith(alone.text[place.offset - moved :]):
             return None
         located = locate(alone, render, self._closers, [marking])
-        behind = [one for one in located.places if one.message > place.message]
-        return [Place(one.message, one.offset + moved) for one in behind] if located.marking else None
+        after = [one for one in located.places if one.message > place.message]
+        return [MessageEnd(one.message, one.offset + moved) for one in after] if located.marking else None
 
 
 def _alone(rendered: Rendered, some: Sequence[int], render: Render) -> Rendered | None:
-    """Some of the messages; None if the template refuses them without the others."""
+    """Render some of the messages; None if the template refuses them without the others."""
     messages = [rendered.messages[index] for index in some]
     try:
         text = render(messages)
@@ -127,49 +132,53 @@ def _alone(rendered: Rendered, some: Sequence[int], render: Render) -> Rendered 
 
 
 def _begun_alike(
-    found: Sequence[_Found],
+    found: Sequence[_GrownPrompt],
     rendered: Rendered,
-    render: Render,  # noqa: ARG001 - the form of a look
-) -> _Begun | None:
-    """A beginning that a known conversation has too; all of that, where the first marking failed: why it did
-    may stand in the rest."""
+    render: Render,  # noqa: ARG001 - both ways to look have this signature
+) -> _KnownPrefix | None:
+    """Return the beginning that a known conversation has too.
+
+    If the first marking failed for the known one, all of it must be in the new one: the reason for the
+    failure may be in the rest.
+    """
     begun = _longest(_of_same_text(one, rendered, None) for one in found)
     begun = _of_same_messages(begun, rendered, 0, [])
     is_sure = begun and (begun.is_whole or begun.known.marking is MARKINGS[0])
     return begun if is_sure else None
 
 
-def _longest(begun: Iterable[_Begun]) -> _Begun | None:
+def _longest(begun: Iterable[_KnownPrefix]) -> _KnownPrefix | None:
     return max(begun, key=lambda one: len(one.places), default=None)
 
 
-def _of_same_text(one: _Found, rendered: Rendered, asked: Place | None) -> _Begun:
-    """Places behind a question, or from the beginning on, as far as both texts go on alike.
+def _of_same_text(one: _GrownPrompt, rendered: Rendered, asked: MessageEnd | None) -> _KnownPrefix:
+    """Return the known ends as far as both texts are equal, from a question or from the beginning on.
 
     Args:
-        asked: the end of the question, which may stand elsewhere in the known text.
+        asked: end of the question, which may have another offset in the known text; None: from the beginning
+            on.
     """
     start = asked.offset if asked else 0
     known = (
         next((place.offset for place in one.places if place.message == asked.message), None) if asked else 0
     )
     if known is None:
-        return _Begun(one, (), is_whole=False)
+        return _KnownPrefix(one, (), is_whole=False)
     same = _common(one.rendered.text[known:], rendered.text[start:], _CHARACTERS)
     places = [place for place in one.places if known < place.offset <= known + same]
-    return _Begun(
-        one, [Place(place.message, place.offset - known + start) for place in places], is_whole=False
+    return _KnownPrefix(
+        one, [MessageEnd(place.message, place.offset - known + start) for place in places], is_whole=False
     )
 
 
 def _of_same_messages(
-    begun: _Begun | None, rendered: Rendered, first: int, places: Sequence[Place]
-) -> _Begun | None:
-    """Without the last of them, behind which something is new, and without those of other messages.
+    begun: _KnownPrefix | None, rendered: Rendered, first: int, places: Sequence[MessageEnd]
+) -> _KnownPrefix | None:
+    """Keep the ends of messages that are equal in both, except the last: after it the text is new.
 
     Args:
-        first: message that is compared.
-        places: in front of it.
+        first: index of the first message to compare.
+        places: ends before it.
     """
     if not begun or not begun.places:
         return None
@@ -180,11 +189,11 @@ def _of_same_messages(
     )
     last = rendered.lasts[first + same - 1] if same else -1
     places = [*places, *(place for place in begun.places[:-1] if place.message < last)]
-    return _Begun(begun.known, places, is_whole=first + same == len(was.messages)) if places else None
+    return _KnownPrefix(begun.known, places, is_whole=first + same == len(was.messages)) if places else None
 
 
 def _common[T](one: Sequence[T], other: Sequence[T], step: int) -> int:
-    """How many items at the beginning are the same: by steps, and then within the one that is not."""
+    """Return the number of equal items at the beginning: compare steps, then bisect the unequal one."""
     whole = min(len(one), len(other))
     parted = (at for at in range(0, whole, step) if one[at : at + step] != other[at : at + step])
     at = next(parted, whole)
@@ -193,15 +202,15 @@ def _common[T](one: Sequence[T], other: Sequence[T], step: int) -> int:
 
 
 def _asked(rendered: Rendered) -> int:
-    """How many messages there are up to the first question."""
+    """Return the number of messages up to the first question."""
     roles = (message["role"] for message in rendered.messages)
     return next((count for count, role in enumerate(roles, 1) if role == "user"), len(rendered.messages))
 
 
 def _begun(rendered: Rendered, last: int) -> tuple[int, int]:
-    """Where the messages begin that are rendered alone, and how many at the beginning stand in front of them.
+    """Return the index from which messages are rendered alone, and how many first messages precede them.
 
-    They begin with a reply or a question at or before this one, and behind one that asks.
+    They begin with the last reply or question up to index `last`, and follow the first question.
     """
     back = range(last, -1, -1)
     begun = next((at for at in back if rendered.messages[at]["role"] in ("user", "assistant")), 0)

@@ -1,4 +1,4 @@
-"""Finds what a template loses or refuses although its conversations are fitted to it."""
+"""Finds what a template loses or refuses even after conversations are adapted to it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.probe import TOOL, Probe
+from start_llm.prompt.probe import TOOL, TemplateProbe
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A request, and words of it that have to be in the prompt."""
+    """A request, and the words that its prompt must contain."""
 
     words: str
     messages: tuple[Message, ...]
@@ -75,10 +75,10 @@ def _samples(facts: TemplateFacts) -> Mapping[str, _Sample]:
         "text beside calls": _Sample(
             "probetext probevalue", (_ASKED, _reply("probetext", "probevalue", reasoning="why"), _result())
         ),
-        "user text behind results": _Sample(
+        "user text after results": _Sample(
             "proberesult0 probethanked", (_ASKED, _reply("", "probevalue"), _result(), _THANKED)
         ),
-        "answers with thoughts": _Sample(
+        "answers with reasoning": _Sample(
             "probeanswer probethanked", (_ASKED, _reply("probeanswer", reasoning="why"), _THANKED)
         ),
         "conversations with empty answers": _Sample("probeasked probethanked", (_ASKED, _reply(), _THANKED)),
@@ -86,13 +86,13 @@ def _samples(facts: TemplateFacts) -> Mapping[str, _Sample]:
     }
 
 
-def losses(probe: Probe, facts: TemplateFacts) -> Iterator[str]:
-    """In words. A template that shows no question shows nothing."""
+def losses(probe: TemplateProbe, facts: TemplateFacts) -> Iterator[str]:
+    """Yield what is lost or refused, in words. Stop at a template that does not show the question."""
     probe = replace(probe, stand_ins=facts.stand_ins)
     for told, sample in _samples(facts).items():
         messages = in_native_form(sample.messages, facts.call_ids)
         adapted = adapt(ChatRequest(messages=messages, tools=sample.tools), facts)
-        prompt = probe.text(*adapted.messages, tools=adapted.tools, with_tail=True)
+        prompt = probe.text(*adapted.messages, tools=adapted.tools, add_generation_prompt=True)
         if not all(word in prompt for word in sample.words.split()):
             yield told
             if sample.words == _ASKED.content:

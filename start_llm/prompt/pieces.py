@@ -1,4 +1,4 @@
-"""Tokenising a text in pieces, and remembering them: a conversation that grew is tokenised where it grew."""
+"""Tokenises a text in pieces and caches them, so that only the new part of a conversation is tokenised."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sys import getsizeof
 
 from start_llm.prompt.template import TemplateTokenizer
 
-_MOST_BYTES = 16 * 2**20
+_MAX_BYTES = 16 * 2**20
 _ENTRY_BYTES = 200
-"""About what a dictionary that keeps an order takes for each entry."""
+"""Approximate size of an entry of an `OrderedDict`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids of a text, and for each cut the number of tokens in front of it."""
+    """Token ids of a text, and the number of tokens before each cut."""
 
     ids: tuple[int, ...]
     cuts: tuple[int, ...]
@@ -27,25 +27,27 @@ class Encoded:
 class PieceEncoder:
     """Tokenises pieces of conversations. Safe to use from any thread.
 
-    A text may be cut in front of an added token: tokenizers split there before they do anything else, so the
-    pieces give the same ids as the whole.
+    A text may be cut before an added token: tokenizers split there first, so the pieces give the same
+    ids as the whole.
 
     Args:
-        most_bytes: of texts and ids that are remembered; what was used least recently is forgotten first.
+        max_bytes: size of the cached texts and ids; the least recently used are removed first.
     """
 
-    def __init__(self, tokenizer: TemplateTokenizer, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, tokenizer: TemplateTokenizer, max_bytes: int = _MAX_BYTES) -> None:
         self._tokenizer = tokenizer
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._bytes = 0
         self.encoded_characters = 0
-        """Characters that really went through the tokenizer."""
+        """Number of characters that went through the tokenizer."""
 
     def encode(self, text: str, cuts: Sequence[int]) -> Encoded:
-        """Args:
-        cuts: ascending character positions in `text`, each in front of an added token.
+        """Tokenise a text.
+
+        Args:
+            cuts: ascending character offsets in `text`, each before an added token.
         """
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         ids = array("I")
@@ -64,7 +66,7 @@ class PieceEncoder:
             return known
 
     def _piece(self, piece: str) -> array[int]:
-        """It may have become known: it stands in the text several times, or another thread has it too."""
+        """Tokenise one piece, unless the same text or another thread has just done so."""
         with self._lock:
             known = self._known.get(piece)
         if known is not None:
@@ -75,11 +77,11 @@ class PieceEncoder:
             if piece not in self._known:
                 self._known[piece] = ids
                 self._bytes += _weight(piece, ids)
-            while self._bytes > self._most_bytes:
+            while self._bytes > self._max_bytes:
                 self._bytes -= _weight(*self._known.popitem(last=False))
         return ids
 
 
 def _weight(piece: str, ids: array[int]) -> int:
-    """Bytes. A short text weighs less than what it takes to remember it."""
+    """Return the size of an entry in bytes. For a short text, the entry itself takes the most."""
     return getsizeof(piece) + getsizeof(ids) + _ENTRY_BYTES

@@ -1,4 +1,4 @@
-"""A request to the exact tokens that the model reads."""
+"""Turns a request into the exact tokens that the model reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from start_llm.core.canonical import (
     CanonicalMessage,
     Conversation,
-    Omitted,
+    OmittedText,
     Root,
     chain,
     exact_keys,
@@ -20,13 +20,13 @@ from start_llm.core.chat import (
     ChatRequest,
     GenerationRequest,
     Json,
-    KeptThoughts,
+    KeptReasoning,
     Message,
     TextRequest,
     Thinking,
 )
 from start_llm.core.errors import InvalidRequest
-from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
@@ -40,31 +40,31 @@ from start_llm.prompt.canonical import (
 )
 from start_llm.prompt.drift import is_transient
 from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.looks import Look, Ways
+from start_llm.prompt.inline_reasoning import without_assumed_reasoning
 from start_llm.prompt.pieces import PieceEncoder
-from start_llm.prompt.remembered import Beginning, RememberedConversations
+from start_llm.prompt.remembered import ConversationScan, RememberedConversations
 from start_llm.prompt.render import RenderedText, Renderer
+from start_llm.prompt.scan import MessageScan, ScanRules
 from start_llm.prompt.shorten import with_short_contents
-from start_llm.prompt.shown import shown_thoughts
-from start_llm.prompt.spoken import without_assumed_thought
 from start_llm.prompt.template import TemplateTokenizer
+from start_llm.prompt.visible_reasoning import shown_reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPolicy:
-    """What the user chose.
+    """Settings of the user.
 
     Attributes:
-        thinking: whether to think if the request does not say; None: as the template does it.
-        kept_thoughts: which thoughts of earlier turns the model is shown.
-        with_rules: look through what clients change in a conversation (`prompt.drift.RULES`).
-        drift: what becomes of lines that say how things are now.
-        checks_keys: a conversation of which more than a tenth would be looked through is compared as it is.
-        shortens_writes: show the content of a `write` call as a digest, once it has been made.
+        thinking: whether the model reasons if the request does not say; None: the template's default.
+        kept_reasoning: which reasoning of earlier turns the model is shown.
+        with_rules: apply the rules for what clients change in a conversation (`prompt.drift.RULES`).
+        drift: what happens when values about the current state change.
+        checks_keys: compare a conversation exactly if rules would leave out more than a tenth of its text.
+        shortens_writes: replace the content of earlier `write` calls by a digest.
     """
 
     thinking: bool | None = None
-    kept_thoughts: KeptThoughts = "template"
+    kept_reasoning: KeptReasoning = "template"
     with_rules: bool = True
     drift: DriftPolicy = "note"
     checks_keys: bool = False
@@ -76,15 +76,16 @@ _ASKING = ("user", "tool")
 _DATE = "the date"
 
 
-type Heal = Callable[[Conversation, Sequence[int]], Sequence[str | None]]
+type RestoreReasoning = Callable[[Conversation, Sequence[int]], Sequence[str | None]]
 
 
 class Preparer:
     """Makes prompts for one model. Safe to use from any thread.
 
     Args:
-        heal: the thoughts that the replies at some indices of a conversation came with.
-        now: the clock of templates that write dates.
+        restore_reasoning: returns the reasoning of the replies at some indices of a conversation, None if
+            unknown.
+        now: clock for templates that write dates.
     """
 
     def __init__(
@@ -93,25 +94,25 @@ class Preparer:
         family: Family,
         *,
         policy: PromptPolicy = _AS_THE_TEMPLATE_DOES,
-        heal: Heal = lambda _, replies: [None] * len(replies),
+        restore_reasoning: RestoreReasoning = lambda _, replies: [None] * len(replies),
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
         self._tokenizer = tokenizer
         self._family = family
         self._policy = policy
         self._rules = rules_of(policy.drift) if policy.with_rules else ()
-        self._heal = heal
+        self._restore_reasoning = restore_reasoning
         self._now = now
         self.facts = audit(tokenizer, family) if tokenizer.has_chat_template else TemplateFacts()
-        self._remembered = RememberedConversations(Ways(self.facts.call_ids, self._marks, self._rules))
+        self._remembered = RememberedConversations(ScanRules(self.facts.call_ids, self._marks, self._rules))
         self._pieces = PieceEncoder(tokenizer)
         self._renderer = Renderer(tokenizer, self.facts)
 
     def prepare(self, request: GenerationRequest) -> Prompt:
-        """Render and tokenise.
+        """Render and tokenise a request.
 
         Raises:
-            InvalidRequest: the template refuses the messages, or nothing is left to read.
+            InvalidRequest: the template refuses the messages, or the prompt has no tokens.
         """
         if isinstance(request, TextRequest):
             return Prompt(tokens=_tokens(self._text_ids(request), "prompt"))
@@ -120,7 +121,7 @@ class Preparer:
     def _chat(self, request: ChatRequest) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        sent, behind = self._parted(self._without_assumed_thoughts(request.messages))
+        sent, after = self._parted(self._without_assumed_reasoning(request.messages))
         now = self._now()
         options = self._options(request)
         with _shallow("tools"):
@@ -128,27 +129,29 @@ class Preparer:
         with _shallow("messages"):
             looked = self._remembered.look(sent, request.late_tools, root.key(request.tenant))
             request = replace(request, messages=tuple(look.native for look in looked.looks))
-            transient = tuple(looked.calls.copy().in_native_form(behind)) if behind else ()
+            transient = tuple(looked.calls.copy().in_native_form(after)) if after else ()
             asked = self._conversation(request, transient, root, looked, now)
             shown = self._for_the_model(looked.looks, asked)
             text = self._render(replace(request, messages=shown), transient, options, now)
             words = partial(self._words, request, transient, options, now)
-            thoughts = shown_thoughts(shown, text, self._marks, words)
+            reasoning_texts = shown_reasoning(shown, text, self._marks, words)
         encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
         ends = [place.message for place in text.places]
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
-            conversation=None if transient and self._has_moving(request) else replace(asked, shown=thoughts),
+            conversation=None
+            if transient and self._has_moving(request)
+            else replace(asked, shown=reasoning_texts),
             has_transient=bool(transient),
             lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
-            left_out=sum(message.left_out for message in asked.messages),
-            thought_is_open=self._opens_thought(text.tail),
+            omitted_chars=sum(message.omitted_chars for message in asked.messages),
+            reasoning_is_open=self._opens_reasoning(text.tail),
             thinking=self._thinks(request.thinking),
         )
 
     def _parted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """The messages that the next request will have too, and those behind them."""
+        """Split off transient messages at the end, if a question or a result precedes them."""
         end = len(messages)
         while self._rules and end and is_transient(messages[end - 1]):
             end -= 1
@@ -176,21 +179,23 @@ class Preparer:
         now: datetime,
         messages: Sequence[Message],
     ) -> str:
-        """What the prompt would say with these messages."""
+        """Return the prompt's text with other messages."""
         request = replace(request, messages=tuple(messages))
         if transient:
             return self._render(request, transient, options, now).whole
         return self._renderer.whole(adapt(request, self.facts), options, now)
 
     def _options(self, request: ChatRequest) -> dict[str, Json]:
-        """For the template. What the client asks for there counts more."""
-        kept = self.facts.preserve if self._policy.kept_thoughts == "true" else {}
+        """Return the template's options. The client's override the policy's `kept_reasoning`."""
+        kept = self.facts.preserve if self._policy.kept_reasoning == "true" else {}
         return {**kept, **request.template_options, **self._thinking_options(request.thinking)}
 
     # ------------------------------------------------------------------------------------- what is compared
 
     def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> Root:
-        in_front = {name: value for name, value in options.items() if name not in self.facts.tail_options}
+        in_front = {
+            name: value for name, value in options.items() if name not in self.facts.generation_prompt_options
+        }
         dates = [] if self._tells_now else self._dates(now)
         question = self._last_question(request) if self._has_moving(request) else None
         return root_of(in_front, request.tools, dates, question)
@@ -200,25 +205,28 @@ class Preparer:
         return any(rule.says_now for rule in self._rules)
 
     def _dates(self, now: datetime) -> list[str]:
-        """That the template writes."""
+        """Return the dates that the template writes."""
         return [now.strftime(form) for form in self.facts.dates]
 
-    def _without_assumed_thoughts(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """What is compared and what is shown begin alike."""
-        return tuple(map(without_assumed_thought, messages)) if self._family.orphan_close else messages
+    def _without_assumed_reasoning(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Drop reasoning that equals the answer, for families whose replies may begin inside reasoning.
+
+        It runs before messages are compared and rendered, so both start from the same messages.
+        """
+        return tuple(map(without_assumed_reasoning, messages)) if self._family.orphan_close else messages
 
     @property
-    def _marks(self) -> ThoughtMarks | None:
-        """Of thoughts in the text of a reply; None: what stands there is compared as text."""
-        return self._family.thought if self._policy.with_rules else None
+    def _marks(self) -> ReasoningMarks | None:
+        """Marks of reasoning in a reply's text; None: such text is compared as text."""
+        return self._family.reasoning if self._policy.with_rules else None
 
     def _has_moving(self, request: ChatRequest) -> bool:
-        """Whether the next question changes all of the prompt: what stands with the last one moves there."""
+        """Return whether the next question changes the whole prompt: something moves to it."""
         has = {"tools": request.tools, "system": any(one.role == "system" for one in request.messages)}
         return any(has[name] for name in self.facts.moving)
 
     def _last_question(self, request: ChatRequest) -> int | None:
-        """The message with which the template shows what moves. Until the next one nothing does."""
+        """Return the index of the question that shows what moves, until the next question."""
         adapted = adapt(request, self.facts)
         asking = (
             last for seen, last in zip(adapted.messages, adapted.lasts, strict=True) if seen["role"] == "user"
@@ -230,13 +238,13 @@ class Preparer:
         request: ChatRequest,
         transient: tuple[Message, ...],
         root: Root,
-        looked: Beginning,
+        looked: ConversationScan,
         now: datetime,
     ) -> Conversation:
-        """What the client sends. What the model is shown of it is not known yet.
+        """Return the conversation as the client sent it; `shown` is filled in later.
 
         Args:
-            transient: messages behind those of the request.
+            transient: messages after those of the request.
         """
         messages, keys = [look.canonical for look in looked.looks], looked.keys
         apart = [look.apart for look in looked.looks]
@@ -256,7 +264,7 @@ class Preparer:
             echoed=echoed,
             shown=(),
             ids=looked.names,
-            notable=[role in _ASKING for role in roles],
+            can_hold_note=[role in _ASKING for role in roles],
             name=request.conversation_id,
             session=request.session_id or keys[_first_question(roles)].digest.hex(),
             ignored=[look.ignored for look in looked.looks],
@@ -264,12 +272,12 @@ class Preparer:
         )
 
     def _dated(self, messages: list[CanonicalMessage], now: datetime) -> list[CanonicalMessage]:
-        """The dates that the template itself writes stand in the first message."""
+        """Add the dates that the template itself writes to the omitted texts of the first message."""
         dates = self._dates(now) if self._tells_now else []
         if not dates:
             return messages
         written = tuple(
-            Omitted(f"{_DATE} {number}", "live", number, date, f"{_DATE}: {date}", is_clock=True)
+            OmittedText(f"{_DATE} {number}", "live", number, date, f"{_DATE}: {date}", is_clock=True)
             for number, date in enumerate(dates)
         )
         first, *rest = messages
@@ -277,23 +285,23 @@ class Preparer:
 
     # ------------------------------------------------------------------------------------- what is rendered
 
-    def _for_the_model(self, looks: Sequence[Look], asked: Conversation) -> tuple[Message, ...]:
-        """Without what is no content, and with the thoughts that clients left out."""
+    def _for_the_model(self, looks: Sequence[MessageScan], asked: Conversation) -> tuple[Message, ...]:
+        """Return the messages to render: without what is no content, with restored reasoning."""
         messages = [look.native for look in looks]
         if self._policy.with_rules:
             messages = list(for_the_model(messages))
         if self._policy.shortens_writes:
             messages = list(map(with_short_contents, messages))
-        if self._policy.kept_thoughts == "false":
-            return tuple(map(_without_thought, messages))
+        if self._policy.kept_reasoning == "false":
+            return tuple(map(_without_reasoning, messages))
         bare = [
             index
             for index, look in enumerate(looks)
             if look.native.role == "assistant" and not look.apart.reasoning
         ]
-        for index, thought in zip(bare, self._heal(asked, bare), strict=True):
-            if thought != messages[index].reasoning:
-                messages[index] = replace(messages[index], reasoning=thought)
+        for index, reasoning in zip(bare, self._restore_reasoning(asked, bare), strict=True):
+            if reasoning != messages[index].reasoning:
+                messages[index] = replace(messages[index], reasoning=reasoning)
         return tuple(messages)
 
     def _thinks(self, thinking: Thinking) -> bool:
@@ -303,7 +311,7 @@ class Preparer:
         return next(said, own)
 
     def _thinking_options(self, thinking: Thinking) -> dict[str, Json]:
-        """What this template wants to be told about thinking."""
+        """Return the template options for reasoning and its effort."""
         on, switch, effort = self._thinks(thinking), self.facts.switch, self.facts.effort
         switched = switch.options(on=on) if switch else {}
         word = thinking.effort if on or switch else "minimal"
@@ -311,8 +319,8 @@ class Preparer:
             return switched
         return {**effort.options(word), **switched} if not on else {**switched, **effort.options(word)}
 
-    def _opens_thought(self, tail: str) -> bool:
-        marks = self._family.thought
+    def _opens_reasoning(self, tail: str) -> bool:
+        marks = self._family.reasoning
         return marks is not None and tail.rfind(marks.opening) > tail.rfind(marks.closing)
 
     def _text_ids(self, request: TextRequest) -> tuple[int, ...]:
@@ -323,7 +331,7 @@ class Preparer:
 
 @contextmanager
 def _shallow(param: str) -> Generator[None]:
-    """Raises InvalidRequest for what is nested deeper than Python goes."""
+    """Raise InvalidRequest if a value is nested deeper than Python's recursion limit allows."""
     try:
         yield
     except RecursionError as error:
@@ -331,17 +339,20 @@ def _shallow(param: str) -> Generator[None]:
 
 
 def _is_much_left_out(compared: Sequence[CanonicalMessage], messages: Sequence[Message]) -> bool:
-    """Whether the keys have less than nine tenths of the text."""
-    left_out = sum(message.left_out for message in compared)
-    return 10 * left_out > sum(len(message.content) for message in messages)
+    """Return whether the keys leave out more than a tenth of the text."""
+    omitted_chars = sum(message.omitted_chars for message in compared)
+    return 10 * omitted_chars > sum(len(message.content) for message in messages)
 
 
 def _first_question(roles: Sequence[str]) -> int:
-    """A conversation without a name is called after this one; the whole of it, if nobody asks anything."""
+    """Return the index of the first question, or of the last message if there is no question.
+
+    The key of this prefix names the session of a conversation without a session id.
+    """
     return roles.index("user") if "user" in roles else len(roles) - 1
 
 
-def _without_thought(message: Message) -> Message:
+def _without_reasoning(message: Message) -> Message:
     return replace(message, reasoning=None) if message.role == "assistant" else message
 
 

@@ -1,4 +1,4 @@
-"""Renders synthetic conversations, each in the settings in which agents send theirs."""
+"""Renders synthetic conversations in the settings in which agents send theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import CallIds
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
-from start_llm.prompt.template import Rendering, Seen, TemplateTokenizer
+from start_llm.prompt.template import Rendering, TemplateMessage, TemplateTokenizer
 
 type Tools = Sequence[Mapping[str, Json]]
 
@@ -31,40 +31,40 @@ TOOL: Mapping[str, Json] = {
     },
 }
 _NUMBERS = ("one", "two")
-SYSTEM: Seen = {"role": "system", "content": "probesystem"}
-USER: Seen = {"role": "user", "content": "probefirst"}
-REPLY: Seen = {"role": "assistant", "content": "probereply"}
-NEXT: Seen = {"role": "user", "content": "probesecond"}
+SYSTEM: TemplateMessage = {"role": "system", "content": "probesystem"}
+USER: TemplateMessage = {"role": "user", "content": "probefirst"}
+REPLY: TemplateMessage = {"role": "assistant", "content": "probereply"}
+NEXT: TemplateMessage = {"role": "user", "content": "probesecond"}
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Renders for one template, and remembers the dates that were asked for.
+class TemplateProbe:
+    """Renders for one template and collects the date formats that it asks for.
 
     Attributes:
-        leads: the messages that a conversation may begin with, besides its own.
+        leads: the alternatives for the messages before a conversation.
     """
 
     tokenizer: TemplateTokenizer
     dates: list[str] = field(default_factory=list[str])
     stand_ins: StandIns = NO_STAND_INS
-    leads: tuple[tuple[Seen, ...], ...] = ((),)
+    leads: tuple[tuple[TemplateMessage, ...], ...] = ((),)
 
     @classmethod
-    def of(cls, tokenizer: TemplateTokenizer) -> Probe:
-        """With a system message in front, if the template takes one with and without tools."""
+    def of(cls, tokenizer: TemplateTokenizer) -> TemplateProbe:
+        """Return a probe that also tries a leading system message, if the template takes one."""
         probe = cls(tokenizer)
         taken = all(probe.text(SYSTEM, USER, tools=tools) for tools in ((), (TOOL,)))
         return replace(probe, leads=((), (SYSTEM,))) if taken else probe
 
     def text(
         self,
-        *messages: Seen,
+        *messages: TemplateMessage,
         tools: Tools = (),
         options: Mapping[str, Json] | None = None,
-        with_tail: bool = False,
+        add_generation_prompt: bool = False,
     ) -> str:
-        """The rendering; nothing if the template refuses."""
+        """Return the rendering; empty if the template refuses."""
 
         def note(form: str) -> str:
             self.dates.append(form)
@@ -72,28 +72,35 @@ class Probe:
 
         rendering = Rendering(self.tokenizer, tools, options or {}, note, self.stand_ins)
         try:
-            return rendering.text(messages, with_tail=with_tail)
+            return rendering.text(messages, add_generation_prompt=add_generation_prompt)
         except InvalidRequest:
             return ""
 
-    def texts(self, *messages: Seen, options: Mapping[str, Json] | None = None) -> list[str]:
-        """The prompts with these messages: bare, and with tools and a system message."""
+    def texts(self, *messages: TemplateMessage, options: Mapping[str, Json] | None = None) -> list[str]:
+        """Return the prompts with these messages: plain, and with tools and a system message."""
         return [
-            self.text(*lead, *messages, tools=tools, options=options, with_tail=True)
+            self.text(*lead, *messages, tools=tools, options=options, add_generation_prompt=True)
             for lead, tools in self._settings(messages)
         ]
 
-    def shows(self, words: Sequence[str], *messages: Seen, options: Mapping[str, Json] | None = None) -> bool:
-        """Every prompt has all the words, in this order."""
+    def shows(
+        self, words: Sequence[str], *messages: TemplateMessage, options: Mapping[str, Json] | None = None
+    ) -> bool:
+        """Return whether every prompt contains all the words in this order."""
         return all(in_order(text, words) for text in self.texts(*messages, options=options))
 
-    def has(self, words: Iterable[str], *messages: Seen) -> bool:
-        """Every prompt has all the words, wherever."""
+    def has(self, words: Iterable[str], *messages: TemplateMessage) -> bool:
+        """Return whether every prompt contains all the words in any order."""
         wanted = list(words)
         return all(word in text for text in self.texts(*messages) for word in wanted)
 
-    def _settings(self, messages: Sequence[Seen]) -> Iterator[tuple[tuple[Seen, ...], Tools]]:
-        """Calls are made where there are tools: some templates have another form for those."""
+    def _settings(
+        self, messages: Sequence[TemplateMessage]
+    ) -> Iterator[tuple[tuple[TemplateMessage, ...], Tools]]:
+        """Yield leads and tools.
+
+        Conversations with calls always have tools: without tools some templates show calls in another form.
+        """
         calls = any("tool_calls" in message for message in messages)
         has_lead = bool(messages) and messages[0]["role"] == "system"
         yield (), (TOOL,) if calls else ()
@@ -110,15 +117,15 @@ def in_order(text: str, words: Sequence[str]) -> bool:
 
 
 def between(text: str, left: str, right: str) -> str:
-    """What stands between the first occurrence of a word and the next one of the other; else nothing."""
-    _, _, behind = text.partition(left)
-    inside, found, _ = behind.partition(right)
+    """Return the text between the first `left` and the next `right`; empty if one is missing."""
+    _, _, after = text.partition(left)
+    inside, found, _ = after.partition(right)
     return inside if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Messages with calls, in the form that a template takes; there are two of each."""
+    """Messages with calls in the form that a template takes, two of each kind."""
 
     ids: CallIds = "ordinal"
     as_text: bool = False
@@ -129,9 +136,9 @@ class Samples:
         function: Json = {"name": ("probetool", "probeother")[number], "arguments": made}
         return {"id": SAMPLE_IDS[self.ids][number], "type": "function", "function": function}
 
-    def calling(self, number: int = 0, content: str = "") -> Seen:
+    def calling(self, number: int = 0, content: str = "") -> TemplateMessage:
         return {"role": "assistant", "content": content, "tool_calls": [self.call(number)]}
 
-    def result(self, number: int = 0) -> Seen:
+    def result(self, number: int = 0) -> TemplateMessage:
         call_id = SAMPLE_IDS[self.ids][number]
         return {"role": "tool", "content": f"proberesult{_NUMBERS[number]}", "tool_call_id": call_id}

@@ -1,8 +1,8 @@
-"""Conversations that were looked at, so that in one that goes on from them only what is new is looked at.
+"""Remembers scanned conversations, so that only the new messages of a conversation are scanned.
 
-What is found of a message depends on nothing in front of it but calls, their results, and whether there are
-other messages of its role. So it holds as long as those are the same, even where a message in front says
-something else: a system text with another date.
+The scan of a message depends on earlier messages only through their calls and results, and through whether an
+earlier message has its role. As long as those are the same, the scan stays valid, even if an earlier message
+changes: a system text with another date.
 """
 
 from __future__ import annotations
@@ -16,72 +16,72 @@ from typing import NamedTuple
 from start_llm.core.canonical import CanonicalKey, chain
 from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.prompt.call_ids import Calls, concerns_calls
-from start_llm.prompt.looks import Look, Ways, looks_at, names_of
+from start_llm.prompt.scan import MessageScan, ScanRules, names_of, scan_messages
 
-_MOST_CONVERSATIONS = 16
-_MOST_BYTES = 32 * 2**20
+_MAX_CONVERSATIONS = 16
+_MAX_BYTES = 32 * 2**20
 _MESSAGE_BYTES = 1000
-"""About what is kept of a message beside its text."""
-_MOST_OTHERS = 16
-"""Messages that say something else than before: with more it is another conversation."""
+"""Approximate size of what is kept of a message, without its text."""
+_MAX_OTHERS = 16
+"""Number of changed messages above which it is another conversation."""
 
 
 type _Tools = Sequence[Mapping[str, Json]]
 type _Said = tuple[str | tuple[str, ...] | None, ...]
 
 _SAID = attrgetter("content", "role", "reasoning", "tool_call_id", "tool_references", "name", "reply_name")
-"""Of a message, all but its calls."""
+"""Everything in a message except its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """A conversation, or the beginning of one, that was looked at.
+class ConversationScan:
+    """A scanned conversation or the beginning of one.
 
     Attributes:
-        sent: its messages, as the client sent them.
-        names: by what the client shows that it was told each (`looks.names_of`).
-        looks: at the messages in native form, where results stand in the order of their calls.
-        calls: of all of them.
-        root: where the chain begins.
-        keys: for each prefix.
+        sent: its messages as the client sent them.
+        names: for each message the random names in it (`scan.names_of`).
+        looks: scans of the messages in native form, with results in the order of their calls.
+        calls: the calls of all messages.
+        root: key of the root, from which `keys` are chained.
+        keys: the key of each prefix.
     """
 
     sent: Sequence[Message]
     names: Sequence[frozenset[str]]
-    looks: Sequence[Look]
+    looks: Sequence[MessageScan]
     calls: Calls
     root: CanonicalKey
     keys: Sequence[CanonicalKey]
 
 
 class _Known(NamedTuple):
-    """A conversation that is remembered, and what its messages say beside their calls."""
+    """A remembered conversation, and what its messages say beside their calls."""
 
-    beginning: Beginning
+    beginning: ConversationScan
     said: Sequence[_Said]
     nbytes: int
 
 
 class RememberedConversations:
-    """Looks at conversations, and remembers some. Safe to use from any thread."""
+    """Scans conversations and remembers the last ones. Safe to use from any thread."""
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, ways: ScanRules) -> None:
         self._ways = ways
-        self._nothing = Beginning(
+        self._nothing = ConversationScan(
             sent=(), names=(), looks=(), calls=Calls(ways.call_ids), root=CanonicalKey(b""), keys=()
         )
         self._known: list[_Known] = []
         self._lock = threading.Lock()
-        self.looked_at = 0
-        """Messages that really were."""
+        self.scanned_messages = 0
+        """Number of messages that were scanned, not remembered."""
 
-    def look(self, sent: Sequence[Message], late_tools: _Tools, root: CanonicalKey) -> Beginning:
-        """All that is found of a conversation.
+    def look(self, sent: Sequence[Message], late_tools: _Tools, root: CanonicalKey) -> ConversationScan:
+        """Scan a conversation.
 
         Args:
-            sent: its messages, as the client sent them.
-            late_tools: of the request.
-            root: where the chain begins.
+            sent: its messages as the client sent them.
+            late_tools: late tools of the request.
+            root: key of the root, from which the keys are chained.
         """
         said: list[_Said] = list(map(_SAID, sent))
         known, known_said = self._nearest(said)
@@ -93,7 +93,7 @@ class RememberedConversations:
         for index, native in anew.items():
             (looks[index],) = self._looks([native], late_tools, sent[:index])
         looks += self._looks(calls.in_native_form(sent[same:]), late_tools, sent[:same])
-        found = Beginning(
+        found = ConversationScan(
             sent=sent,
             names=_names(known, sent, same, others),
             looks=looks,
@@ -104,24 +104,26 @@ class RememberedConversations:
         self._keep(found, said, instead_of=known if same == len(known.sent) else None)
         return found
 
-    def _nearest(self, said: Sequence[_Said]) -> tuple[Beginning, Sequence[_Said]]:
-        """Of those that are remembered the one, of several the newest, that says most in the same places."""
+    def _nearest(self, said: Sequence[_Said]) -> tuple[ConversationScan, Sequence[_Said]]:
+        """Return the newest remembered conversation with the most equal messages by index."""
         with self._lock:
             known = self._known[::-1]
         nearest = max(known, key=lambda one: sum(map(eq, one.said, said)), default=None)
         return (nearest.beginning, nearest.said) if nearest else (self._nothing, ())
 
-    def _keep(self, found: Beginning, said: Sequence[_Said], instead_of: Beginning | None) -> None:
+    def _keep(
+        self, found: ConversationScan, said: Sequence[_Said], instead_of: ConversationScan | None
+    ) -> None:
         nbytes = sum(_MESSAGE_BYTES + len(look.canonical.data) for look in found.looks)
         with self._lock:
             self._known = [one for one in self._known if one.beginning is not instead_of]
             self._known.append(_Known(found, said, nbytes))
             total = sum(one.nbytes for one in self._known)
-            while len(self._known) > _MOST_CONVERSATIONS or total > _MOST_BYTES:
+            while len(self._known) > _MAX_CONVERSATIONS or total > _MAX_BYTES:
                 total -= self._known.pop(0).nbytes
 
-    def _calls_of(self, known: Beginning, count: int) -> Calls:
-        """Of so many of its messages."""
+    def _calls_of(self, known: ConversationScan, count: int) -> Calls:
+        """Return the calls of the first `count` messages."""
         if count == len(known.sent):
             return known.calls.copy()
         calls = Calls(self._ways.call_ids)
@@ -130,19 +132,19 @@ class RememberedConversations:
 
     def _looks(
         self, native: Sequence[Message], late_tools: _Tools, before: Sequence[Message]
-    ) -> Sequence[Look]:
+    ) -> Sequence[MessageScan]:
         with self._lock:
-            self.looked_at += len(native)
-        return looks_at(native, self._ways, late_tools, {message.role for message in before})
+            self.scanned_messages += len(native)
+        return scan_messages(native, self._ways, late_tools, {message.role for message in before})
 
 
-def _referring(looks: Sequence[Look]) -> list[int]:
-    """Messages that make late tools known, which another request may have otherwise."""
+def _referring(looks: Sequence[MessageScan]) -> list[int]:
+    """Return the indices of messages that refer to late tools: another request may have other schemas."""
     return [index for index, look in enumerate(looks) if look.native.tool_references]
 
 
 def _names(
-    known: Beginning, sent: Sequence[Message], same: int, others: Sequence[int]
+    known: ConversationScan, sent: Sequence[Message], same: int, others: Sequence[int]
 ) -> Sequence[frozenset[str]]:
     names = [*known.names[:same], *map(names_of, sent[same:])]
     for index in others:
@@ -150,8 +152,10 @@ def _names(
     return names
 
 
-def _keys(known: Beginning, looks: Sequence[Look], root: CanonicalKey) -> Sequence[CanonicalKey]:
-    """Those of a known beginning, up to where something else is compared, and what follows."""
+def _keys(
+    known: ConversationScan, looks: Sequence[MessageScan], root: CanonicalKey
+) -> Sequence[CanonicalKey]:
+    """Reuse the known keys up to the first message whose canonical form differs, and compute the others."""
     pairs = enumerate(zip(known.looks, looks, strict=False))
     least = min(len(known.looks), len(looks))
     same = next((at for at, (was, now) in pairs if was is not now and was.canonical != now.canonical), least)
@@ -162,19 +166,20 @@ def _keys(known: Beginning, looks: Sequence[Look], root: CanonicalKey) -> Sequen
 def _shared(
     known: Sequence[Message], sent: Sequence[Message], says_same: Sequence[bool]
 ) -> tuple[int, list[int]]:
-    """How long a beginning holds, and which of its messages say something else, up to the last that does not.
+    """Return how long the known beginning is, and the indices of changed messages in it.
 
-    Results that follow each other stand as their calls do, so they hold together or not at all.
+    The beginning ends with an unchanged message. Neighbouring results are in the order of their calls, so a
+    run of results is reused as a whole or not at all.
 
     Args:
-        says_same: whether two messages say the same beside their calls.
+        says_same: for each message, whether both say the same beside their calls.
     """
     same, others = 0, list[int]()
     for index, is_alike in enumerate(says_same):
         was, now = known[index], sent[index]
         if is_alike and (not (was.tool_calls or now.tool_calls) or _are_called_alike(was, now)):
             same = index + 1
-        elif len(others) < _MOST_OTHERS and _may_differ(was, now):
+        elif len(others) < _MAX_OTHERS and _may_differ(was, now):
             others.append(index)
         else:
             break
@@ -188,7 +193,7 @@ def _is_result(messages: Sequence[Message], index: int) -> bool:
 
 
 def _may_differ(was: Message, now: Message) -> bool:
-    """Whether what follows is looked at alike."""
+    """Return whether a change of this message leaves the scans behind it valid."""
     return was.role == now.role and not concerns_calls(was) and not concerns_calls(now)
 
 
@@ -197,7 +202,7 @@ def _are_called_alike(was: Message, now: Message) -> bool:
         return False
     try:
         return all(map(_is_called_alike, was.tool_calls, now.tool_calls))
-    except RecursionError:  # arguments that are nested as deeply as Python goes
+    except RecursionError:  # arguments are nested deeper than the recursion limit
         return False
 
 
@@ -207,7 +212,10 @@ def _is_called_alike(was: ToolCall, now: ToolCall) -> bool:
 
 
 def _is_spelled_alike(one: Json, other: Json) -> bool:
-    """1, 1.0 and true are equal, and so are objects in another order, but not for a model."""
+    """Return whether values are written alike.
+
+    In Python 1, 1.0 and true are equal, and so are dicts in another order, but a model reads different texts.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         return list(one) == list(other) and all(map(_is_spelled_alike, one.values(), other.values()))
     if isinstance(one, list) and isinstance(other, list):

@@ -1,4 +1,4 @@
-"""A conversation as text, and where its messages end in it."""
+"""Renders a conversation to text and finds where its messages end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from datetime import datetime
 
 from start_llm.core.chat import Json
 from start_llm.prompt.adapt import Adapted
-from start_llm.prompt.boundaries import Closers, Place, Rendered
+from start_llm.prompt.boundaries import MessageEnd, Rendered, TurnClosers
 from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.growing import PlaceFinder
+from start_llm.prompt.growing import MessageEndFinder
 from start_llm.prompt.template import Rendering, TemplateTokenizer
 
-_MOST_TAILS = 64
+_MAX_TAILS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,20 @@ class RenderedText:
     """A rendered conversation.
 
     Attributes:
-        whole: with the tail that makes the model answer.
-        tail: what the tail adds.
-        places: ends of messages that the next request will have too, in `whole`.
-        lasting_end: what would stand behind the last place without the messages that the next request will
-            not have; None if there are none, or if it cannot be told.
+        whole: the text with the generation prompt.
+        tail: the generation prompt.
+        places: ends in `whole` of the messages that the next request will have too.
+        lasting_end: text that would follow the last of these ends without the transient messages; None if
+            there are none or if it is not known.
     """
 
     whole: str
     tail: str
-    places: Sequence[Place]
+    places: Sequence[MessageEnd]
     lasting_end: str | None = None
 
     def end_of(self, message: int) -> int | None:
-        """Where a message ends, if that is known."""
+        """Return the end of a message, or None if it is not known."""
         return next((place.offset for place in self.places if place.message == message), None)
 
 
@@ -46,23 +46,23 @@ class Renderer:
     def __init__(self, tokenizer: TemplateTokenizer, facts: TemplateFacts) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
-        self._places = PlaceFinder(Closers.of(tokenizer.added_tokens, facts.closers))
+        self._places = MessageEndFinder(TurnClosers.of(tokenizer.added_tokens, facts.closers))
         self._tails: dict[str, str] = {}
 
     def render(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> RenderedText:
-        """The prompt, where its tail begins, and a rendering that shows where messages end.
+        """Render a prompt and find its generation prompt and the ends of its messages.
 
         Args:
-            now: one moment for all renderings of a request.
+            now: the same time for all renderings of a request.
         """
         rendering = self._rendering(adapted, options, now)
-        whole = rendering.text(adapted.messages, with_tail=True)
+        whole = rendering.text(adapted.messages, add_generation_prompt=True)
         tail = self._tail(adapted, options, whole, rendering)
         if not self._facts.can_be_cut:
             return RenderedText(whole, tail, [])
         places = self._places.locate(
             Rendered(adapted.messages, adapted.lasts, whole, len(whole) - len(tail)),
-            lambda messages: rendering.text(messages, with_tail=True),
+            lambda messages: rendering.text(messages, add_generation_prompt=True),
         )
         return RenderedText(whole, tail, places)
 
@@ -70,20 +70,20 @@ class Renderer:
         return Rendering(self._tokenizer, adapted.tools, options, now.strftime, self._facts.stand_ins)
 
     def whole(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> str:
-        """The prompt alone."""
+        """Return the prompt's text alone."""
         rendering = self._rendering(adapted, options, now)
-        return rendering.text(adapted.messages, with_tail=True)
+        return rendering.text(adapted.messages, add_generation_prompt=True)
 
     def render_with_transient(
         self, lasting: Adapted, whole: Adapted, options: Mapping[str, Json], now: datetime
     ) -> RenderedText:
-        """The lasting messages as if nothing came behind them, and behind them what does.
+        """Render the lasting messages as if nothing followed them, and append the transient messages.
 
-        So no message at the end that is gone in the next request is taken for the last question, which
-        decides what templates show of the messages before it.
+        So a transient message at the end does not count as the last question, which decides what templates
+        show of earlier messages.
 
         Args:
-            whole: the lasting messages, and those behind them.
+            whole: the lasting messages and the transient ones.
         """
         kept, full = self.render(lasting, options, now), self.render(whole, options, now)
         last = max(lasting.lasts)
@@ -98,26 +98,29 @@ class Renderer:
         return RenderedText(full.whole, full.tail, places, None if end is None else kept.whole[end:])
 
     def _tail(self, adapted: Adapted, options: Mapping[str, Json], whole: str, rendering: Rendering) -> str:
-        """What makes the model answer: what did so behind a conversation that ended alike, if it is there."""
+        """Return the generation prompt.
+
+        One that is known for conversations with such an ending is used if the text ends with it.
+        """
         last = adapted.messages[-1] if adapted.messages else {}
         ending = json.dumps([options, bool(adapted.tools), sorted(last), last.get("role")], sort_keys=True)
         known = self._tails.get(ending)
         if known and whole.endswith(known):
             return known
-        tail = _difference(whole, rendering.text(adapted.messages, with_tail=False))
-        if len(self._tails) >= _MOST_TAILS:
+        tail = _difference(whole, rendering.text(adapted.messages, add_generation_prompt=False))
+        if len(self._tails) >= _MAX_TAILS:
             self._tails.clear()
         self._tails[ending] = tail
         return tail
 
 
 def _is_inserted(text: str, place: int, longer: str) -> bool:
-    """The longer text is this one with more at one place: in its last turn, where a template merges."""
+    """Return whether the longer text has an insertion at one place, as where templates merge turns."""
     is_longer = len(longer) > len(text)
     return is_longer and longer.startswith(text[:place]) and longer.endswith(text[place:])
 
 
 def _difference(text: str, other: str) -> str:
-    """What follows in `text` once it is no longer the same as `other`."""
+    """Return the rest of `text` after the part that it shares with `other`."""
     same = bisect_left(range(1, len(other) + 1), True, key=lambda end: text[:end] != other[:end])
     return text[same:]

@@ -1,6 +1,6 @@
-"""Schemas of tools, for templates that show a part of them: their descriptions tell what is missing.
+"""Adapts schemas of tools to templates that show only parts of them: the description tells the rest.
 
-A part of a schema is named by the keywords on the way to it: `properties.items.enum` is the choice of an item
+A part of a schema is named by the keywords that lead to it: `properties.items.enum` is the choice for items
 of an argument that is a list.
 """
 
@@ -24,7 +24,7 @@ _NO_ARGUMENTS: Mapping[str, Json] = {"type": "object", "properties": {}}
 
 
 def parts(schema: Json, path: str = "") -> Iterator[str]:
-    """The parts that say something."""
+    """Yield the parts of a schema that carry information."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -40,7 +40,7 @@ def parts(schema: Json, path: str = "") -> Iterator[str]:
 
 
 def fitted(tool: Tool, facts: TemplateFacts) -> Tool:
-    """The tool with all that its template needs, and in its description all that is not shown elsewhere."""
+    """Return the tool as its template needs it; its description tells what is not shown elsewhere."""
     function = tool.get("function")
     if not isinstance(function, dict):
         return tool

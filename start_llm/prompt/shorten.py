@@ -1,6 +1,6 @@
-"""The content of a file that was written, as a digest: NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT.
+"""Replaces the content of written files by a digest: NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT.
 
-The model no longer sees what it wrote, and may write it again from memory. Off unless the user asks for it.
+The model no longer sees what it wrote, and may write it again from memory. So this is off by default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _WRITER, _ARGUMENT = "write", "content"
 
 
 def with_short_content(call: ToolCall) -> ToolCall:
-    """The call; of one that writes a file, how long its content is and what it hashes to."""
+    """Return the call; if it writes a file, with the content's length and SHA-1 in place of the content."""
     content = call.arguments.get(_ARGUMENT)
     if call.name != _WRITER or not isinstance(content, str):
         return call
@@ -24,12 +24,12 @@ def with_short_content(call: ToolCall) -> ToolCall:
 
 
 def with_short_contents(message: Message) -> Message:
-    """The message, its calls with short contents."""
+    """Return the message with short contents in its calls."""
     if not message.tool_calls:
         return message
     return replace(message, tool_calls=tuple(map(with_short_content, message.tool_calls)))
 
 
 def is_shortened(message: Message) -> bool:
-    """Whether a prompt would show it otherwise than it was written."""
+    """Return whether a prompt would show the message otherwise than it was written."""
     return any(with_short_content(call) != call for call in message.tool_calls)

@@ -1,7 +1,7 @@
-"""Words in place of what a template would cut off, hide or refuse; the prompt has the originals again.
+"""Hides text from a template that would cut, hide or refuse it: placeholders stand in while it renders.
 
-A template that cuts an answer at a mark of thoughts does so too where the answer only quotes one. And one
-that shows no text beside calls shows the calls: the text is set in where the model wrote it.
+A template that cuts an answer at a mark of reasoning does so even if the answer only quotes the mark. A
+template that shows no text beside calls still shows the calls: the text is inserted where the model wrote it.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from dataclasses import dataclass
 from typing import cast
 
 from start_llm.core.chat import Json
-from start_llm.core.family import ThoughtMarks
+from start_llm.core.family import ReasoningMarks
 
 _WORD = f"standin{secrets.token_hex(16)}"
-"""Nobody outside this process knows it, and no prompt has it, so no text can hold it."""
+"""Random in each process and in no prompt, so no text can contain it."""
 
 _NO_TEXT = frozenset({"role", "tool_call_id", "name"})
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """What is hidden from one template.
+    """The texts to hide from one template.
 
     Attributes:
         quoted: marks that a reply may quote.
-        inline: marks of a thought at the start of a reply's text, which the template knows how to read there.
+        inline: marks of reasoning at the start of a reply's text, where the template can read them.
         call_head: what the template puts between the start of a reply and the name of its first call; None
-            for templates that show text beside calls themselves.
-        around_text: what the model writes around a text in front of a call.
+            for templates that show text beside calls.
+        around_text: what the model writes around a text before a call.
     """
 
     quoted: tuple[str, ...] = ()
-    inline: ThoughtMarks | None = None
+    inline: ReasoningMarks | None = None
     call_head: str | None = None
     around_text: tuple[str, str] = ("", "")
 
     def put_into(
         self, messages: Sequence[dict[str, Json]]
     ) -> tuple[list[dict[str, Json]], Callable[[str], str]]:
-        """The messages for the template, and what gives its rendering the originals back."""
+        """Return messages with placeholders, and a function that restores a rendering."""
         if self == NO_STAND_INS:
             return list(messages), lambda rendering: rendering
         texts: dict[int, str] = {}
@@ -67,7 +67,7 @@ class StandIns:
         return {**seen, **quoting} if quoting else seen
 
     def _hidden(self, text: str) -> str:
-        """A thought at the start stays as it is."""
+        """Replace quoted marks by placeholders, except in reasoning at the start."""
         start = 0
         if self.inline and text.lstrip().startswith(self.inline.opening) and self.inline.closing in text:
             start = text.find(self.inline.closing) + len(self.inline.closing)
@@ -76,8 +76,11 @@ class StandIns:
         return text[:start] + re.sub("|".join(longest_first), lambda mark: words[mark[0]], text[start:])
 
     def _restored(self, rendering: str, texts: Mapping[int, str]) -> str:
-        """A name is shown again with its result: there its text is none."""
-        left, (before, behind) = dict(texts), self.around_text
+        """Restore the originals.
+
+        A text is restored once: a template may repeat a call's name with its result.
+        """
+        left, (before, after) = dict(texts), self.around_text
         pieces = rendering.split(_WORD)
         for place, piece in enumerate(pieces[1:], start=1):
             kind, (number, _, rest) = piece[:1], piece[1:].partition("x")
@@ -90,7 +93,7 @@ class StandIns:
                 and pieces[place - 1].endswith(self.call_head)
             ):
                 pieces[place - 1] = pieces[place - 1].removesuffix(self.call_head)
-                pieces[place] = f"{before}{left.pop(int(number))}{behind}{self.call_head}{rest}"
+                pieces[place] = f"{before}{left.pop(int(number))}{after}{self.call_head}{rest}"
         return "".join(pieces)
 
 
@@ -98,7 +101,7 @@ NO_STAND_INS = StandIns()
 
 
 def _named_first(calls: Sequence[Json], word: str) -> list[Json]:
-    """The first call's name with the word in front of it."""
+    """Return the calls with the word before the first call's name."""
     first = cast("dict[str, Json]", calls[0])
     function = cast("dict[str, Json]", first["function"])
     return [{**first, "function": {**function, "name": f"{word}{function['name']}"}}, *calls[1:]]

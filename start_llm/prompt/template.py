@@ -1,4 +1,4 @@
-"""The model's own chat template."""
+"""Renders requests with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
-type Seen = dict[str, Json]
-"""A message as the template sees it."""
+type TemplateMessage = dict[str, Json]
+"""A message as the template gets it."""
 
 SYSTEM_WORDS = "words in the system message"
-"""An option that is no variable of the template: what it says stands at the end of the system message."""
+"""An option that is not a template variable: its value is appended to the system message."""
 
 
 class TemplateTokenizer(Protocol):
-    """What the prompt layer needs of a tokenizer. Safe to call from any thread."""
+    """The tokenizer that the prompt layer needs. Safe to call from any thread."""
 
     @property
     def has_chat_template(self) -> bool: ...
 
     @property
     def added_tokens(self) -> Sequence[str]:
-        """Texts that are one token wherever they stand, so that a text may be cut in front of them."""
+        """Texts that are always one token, so that a text may be cut before them."""
         ...
 
     @property
     def end_texts(self) -> frozenset[str]:
-        """Texts of the tokens that end a reply."""
+        """Texts of the eos tokens."""
         ...
 
     def render(
         self,
-        messages: list[Seen],
+        messages: list[TemplateMessage],
         tools: list[dict[str, Json]] | None,
         options: Mapping[str, Json],
         *,
-        with_tail: bool,
+        add_generation_prompt: bool,
         strftime_now: Callable[[str], str],
     ) -> str:
-        """The conversation as text; `with_tail` adds what makes the model answer.
+        """Render a conversation; `add_generation_prompt` adds the generation prompt.
 
-        `strftime_now` is the clock of templates that write dates.
+        `strftime_now` is the clock for templates that write dates.
         """
         ...
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
-        """Token ids. `as_document` adds what the tokenizer puts around a whole text, such as BOS."""
+        """Tokenise a text. `as_document` adds what the tokenizer puts around a whole text, such as BOS."""
         ...
 
 
 class Rendering:
-    """Renders one request, with its tools and options in place.
+    """Renders the messages of one request with its tools and options.
 
     Args:
-        strftime_now: what a template gets that writes a date; the server's own clock.
-        stand_ins: for what the template must not see.
+        strftime_now: clock for templates that write dates.
+        stand_ins: placeholders for what the template must not see.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Rendering:
         self._strftime_now = strftime_now
         self._stand_ins = stand_ins
 
-    def text(self, messages: Sequence[Seen], *, with_tail: bool) -> str:
-        """The conversation in the model's own form.
+    def text(self, messages: Sequence[TemplateMessage], *, add_generation_prompt: bool) -> str:
+        """Render the messages in the model's form.
 
         Raises:
             InvalidRequest: the template refuses these messages.
@@ -87,24 +87,24 @@ class Rendering:
                 self._with_system_words(seen),
                 self._tools,
                 self._options,
-                with_tail=with_tail,
+                add_generation_prompt=add_generation_prompt,
                 strftime_now=self._strftime_now,
             )
         except (MemoryError, OSError):
             raise
         except Exception as error:
-            # A template is a program of the model's author that runs on the client's data. Whatever it trips
-            # over is a mismatch of the two, and only the client can change its side.
+            # A template is a program by the model's author that runs on the client's data. Any error is a
+            # mismatch of the two, and only the client can change its side.
             said = str(error) or type(error).__name__
             raise InvalidRequest(
                 f"The chat template of the model refuses these messages: {said}", param="messages"
             ) from error
         return restored(rendering)
 
-    def _with_system_words(self, messages: Sequence[Seen]) -> list[Seen]:
+    def _with_system_words(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         if self._system_words is None:
             return list(messages)
         first = messages[0] if messages and messages[0]["role"] == "system" else None
         told = f"{first['content']}\n{self._system_words}" if first else self._system_words
-        system: Seen = {**(first or {"role": "system"}), "content": told}
+        system: TemplateMessage = {**(first or {"role": "system"}), "content": told}
         return [system, *(messages[1:] if first else messages)]

@@ -1,4 +1,4 @@
-"""Learns how much of the schema of a tool a chat template shows, and what it has to be given."""
+"""Finds out how much of a tool's schema a chat template shows, and what a tool must have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from start_llm.core.chat import Json
 from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.probe import USER, Probe, Tools
+from start_llm.prompt.probe import USER, TemplateProbe, Tools
 from start_llm.prompt.schemas import fitted, parts
 
 _ARGUMENTS: tuple[Mapping[str, Json], ...] = (
@@ -66,8 +66,8 @@ _BARE: tuple[Mapping[str, Json], ...] = (
 )
 
 
-def tool_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
-    """What is shown of tools, if any is."""
+def tool_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
+    """Add what is shown of tools, if the template shows tools."""
     if not facts.takes_tools:
         return facts
     facts = replace(facts, takes_bare_tools=all(_shows(probe, _tool(bare), facts) for bare in _BARE))
@@ -79,7 +79,7 @@ def tool_facts(probe: Probe, facts: TemplateFacts) -> TemplateFacts:
 
 
 def _parts(*schemas: Mapping[str, Json]) -> frozenset[str]:
-    """Those of arguments with these schemas."""
+    """Return the schema parts of arguments with these schemas."""
     return frozenset(part for one in schemas for part in ("properties", *parts(dict(one), "properties.")))
 
 
@@ -96,13 +96,13 @@ def _with_arguments(*schemas: Mapping[str, Json]) -> Mapping[str, Json]:
     return _tool({"name": "probetool", "description": "probedescription", "parameters": parameters})
 
 
-def _shows(probe: Probe, tool: Mapping[str, Json], facts: TemplateFacts) -> bool:
-    """All words of the tool are shown, once it has what this template needs."""
+def _shows(probe: TemplateProbe, tool: Mapping[str, Json], facts: TemplateFacts) -> bool:
+    """Return whether all words of the tool are shown after it is fitted to the template."""
     words, tools = set(_WORD.findall(json.dumps(tool))), _tools(tool, facts)
     return all(word in text for text in _texts(probe, tools) for word in words)
 
 
-def _is_taken(probe: Probe, tool: Mapping[str, Json], facts: TemplateFacts) -> bool:
+def _is_taken(probe: TemplateProbe, tool: Mapping[str, Json], facts: TemplateFacts) -> bool:
     return all(_texts(probe, _tools(tool, facts)))
 
 
@@ -110,5 +110,5 @@ def _tools(tool: Mapping[str, Json], facts: TemplateFacts) -> Tools:
     return (fitted(tool, facts),)
 
 
-def _texts(probe: Probe, tools: Tools) -> list[str]:
-    return [probe.text(*lead, USER, tools=tools, with_tail=True) for lead in probe.leads]
+def _texts(probe: TemplateProbe, tools: Tools) -> list[str]:
+    return [probe.text(*lead, USER, tools=tools, add_generation_prompt=True) for lead in probe.leads]

@@ -1,1 +1,1 @@
-"""Wire formats: JSON bodies to requests, events to JSON."""
+"""API protocols: convert JSON bodies to requests, and events to JSON."""

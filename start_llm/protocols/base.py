@@ -1,4 +1,4 @@
-"""What every wire format provides, and what they share."""
+"""Defines the interface that every API protocol implements, and shared helpers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from start_llm.core.events import Finished, Output
 from start_llm.core.ids import random_name
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.response_store import ResponseStore
+from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -21,42 +21,42 @@ _HOLE = "\ue000"
 
 
 def json_text(value: Mapping[str, Json] | str) -> str:
-    """As short as JSON can say it."""
+    """Encode JSON without spaces."""
     return _ENCODER.encode(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """One server-sent event: JSON data, its text, or a bare word such as `[DONE]`.
+class SSEFrame:
+    """One server-sent event: JSON data, its encoded text, or a bare word such as `[DONE]`.
 
     Attributes:
-        event: its name, for protocols that name their events.
+        event: the event's name, in protocols that name their events.
     """
 
     data: Mapping[str, Json] | str
     event: str | None = None
 
 
-class FrameMould:
-    """Makes frames that are alike but for one text, for each token of a stream: the rest is encoded once.
+class FrameTemplate:
+    """Creates frames that differ in one text, for each token of a stream. The rest is encoded only once.
 
     Args:
-        make: the data with a text in it. Nothing behind that text comes from a client.
+        make: returns the data with a text in it. No client text may follow that text.
     """
 
     def __init__(self, make: Callable[[str], Mapping[str, Json]], event: str | None = None) -> None:
-        self._before, _, self._behind = json_text(make(_HOLE)).rpartition(json_text(_HOLE))
+        self._before, _, self._after = json_text(make(_HOLE)).rpartition(json_text(_HOLE))
         self._event = event
 
-    def frame(self, text: str) -> Frame:
-        return Frame(f"{self._before}{json_text(text)}{self._behind}", self._event)
+    def frame(self, text: str) -> SSEFrame:
+        return SSEFrame(f"{self._before}{json_text(text)}{self._after}", self._event)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a reply may have to say about the model.
+    """Facts about the model that a reply may report.
 
-    `token_bytes` maps a token id to the bytes that it stands for.
+    `token_bytes` returns the bytes of a token id.
     """
 
     id: str
@@ -65,14 +65,14 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a parser has to know beside the request.
+class RequestContext:
+    """Data that a parser needs besides the body.
 
     Attributes:
-        tenant: whose request it is.
-        seal: for thoughts that a client carries.
-        responses: that a client may go on from.
-        notices: for what is left out of a request.
+        tenant: the tenant of the request.
+        seal: opens and seals the reasoning that a client keeps.
+        responses: stored responses that a client may continue.
+        notices: reports parts of a request that are ignored.
     """
 
     model: ModelFacts
@@ -83,48 +83,48 @@ class Context:
 
 
 class Reply(Protocol):
-    """Encodes the events of one request, either as a stream of frames or as one body."""
+    """Encodes the events of one request, as a stream of frames or as one body."""
 
     @property
     def id(self) -> str:
-        """The one that the client is told."""
+        """The id that the client receives."""
         ...
 
-    def opening(self, prompt_tokens: int) -> Iterable[Frame]:
-        """Sent at once, before the prompt is computed. What the cache has of it is not known yet."""
+    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:
+        """Sent at once, before the prompt is computed. The number of cached tokens is not known yet."""
         ...
 
-    def keep_alive(self) -> Frame:
-        """A data event without content: some clients do not count comments as life."""
+    def keep_alive(self) -> SSEFrame:
+        """A data event without content: some clients ignore comments when they detect timeouts."""
         ...
 
-    def output(self, event: Output) -> Iterable[Frame]: ...
+    def output(self, event: Output) -> Iterable[SSEFrame]: ...
 
-    def closing(self, end: Finished) -> Iterable[Frame]: ...
+    def closing(self, end: Finished) -> Iterable[SSEFrame]: ...
 
-    def failure(self, message: str) -> Frame:
-        """Sent when the engine fails after the stream has begun; the connection is then cut."""
+    def failure(self, message: str) -> SSEFrame:
+        """Sent when the engine fails after the stream has begun. The connection is then closed."""
         ...
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
-        """The body of a reply that is not streamed."""
+        """Return the body of a reply that is not streamed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A parsed request body: what to do, and how to say what was done."""
+class ParsedRequest:
+    """A parsed request body: the generation request, the encoder of its reply, and the stream flag."""
 
     request: GenerationRequest
     reply: Reply
     stream: bool
 
 
-type Parser = Callable[[Fields, Mapping[str, str], Context], Call]
+type Parser = Callable[[Fields, Mapping[str, str], RequestContext], ParsedRequest]
 
 
 def new_id(prefix: str) -> str:
-    """A globally unique id."""
+    """Return a globally unique id."""
     return prefix + random_name()
 
 

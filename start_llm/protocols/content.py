@@ -1,4 +1,4 @@
-"""Text out of the forms that clients have for it: strings, parts, arguments of calls."""
+"""Reads text from the forms that clients send: strings, parts, arguments of calls."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ _REFUSALS = {
 
 
 def read_content(item: Fields, name: str = "content", *, may_hold_images: bool) -> str:
-    """A string or an array of parts, joined.
+    """Return a string, or an array of parts joined.
 
     Args:
-        may_hold_images: what the model cannot see becomes a note; otherwise it is refused.
+        may_hold_images: replace parts that the model cannot see by a note; otherwise refuse them.
+
+    Raises:
+        InvalidRequest: names a part that is malformed or refused.
     """
     value = item.value(name)
     if value is None:
@@ -64,16 +67,17 @@ def _part(part: Fields, *, may_hold_images: bool) -> str:
 
 
 def text_or_note(part: Fields, kind: str) -> str:
-    """What the model reads of a part that nobody knows: its text, or that it was there."""
+    """Return the text of an unknown part, or a note that the part was there."""
     text = part.value("text")
     return text if isinstance(text, str) else f"[{kind}: this model cannot read it]"
 
 
 def _unseen(part: Fields, note: str, *, is_refused: bool) -> str:
-    """The note that stands for a part that the model cannot see.
+    """Return the note for a part that the model cannot see.
 
     Args:
-        is_refused: it is asked about now. Others become the note: refused, they would come back every turn.
+        is_refused: the part belongs to the current question. Older parts become the note, because clients
+            would send a refused part again in every turn.
 
     Raises:
         InvalidRequest: names a part that is refused.
@@ -84,7 +88,7 @@ def _unseen(part: Fields, note: str, *, is_refused: bool) -> str:
 
 
 def read_arguments(call: Fields) -> Mapping[str, Json]:
-    """Clients send the arguments as JSON text. Text that is no object is kept whole under `raw`."""
+    """Parse the arguments, which clients send as JSON text. Text that is not an object goes under `raw`."""
     value = call.value("arguments")
     if value is None or value == "":
         return {}

@@ -1,12 +1,12 @@
-"""Whether to think, how hard and for how many tokens: one table of the fields that say so.
+"""Reads the thinking switch, the effort and the token budget of a request, from one table of fields.
 
-`_ROWS` are the fields and `_PLACES` the objects of a body that may hold them, both in order of strength. The
-place counts before the row, so a `reasoning_effort` at the top level overrides an `enable_thinking` of
-`chat_template_kwargs`. `on`, `effort` and `budget` each come from the strongest field that says something
-about it, so an effort may stand beside `on=False`.
+`_ROWS` lists the fields and `_PLACES` the objects of a body that may contain them, both by precedence. The
+place counts before the field, so a `reasoning_effort` at the top level overrides an `enable_thinking` in
+`chat_template_kwargs`. `on`, `effort` and `budget` each come from the first field that sets them, so an
+effort may occur together with `on=False`.
 
-At the top level a wrong type is refused. The other places are free-form, and what cannot be read there is
-ignored, as are words that nobody knows in any place: clients invent levels.
+A wrong type at the top level is refused. The other places are free-form, so unreadable values there are
+ignored. Unknown words are ignored everywhere, because clients invent levels.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from start_llm.core.sampling import Range
 from start_llm.protocols.fields import Fields
 
 CONSUMED_TEMPLATE_OPTIONS = frozenset({"enable_thinking", "thinking", "reasoning_effort", "thinking_budget"})
-"""Names in `chat_template_kwargs` that the server sets for the template, once it has read them."""
+"""Names in `chat_template_kwargs` that the server reads and then sets for the template itself."""
 
-_PLACES = ("chat_template_kwargs", "metadata", "extra_body")  # after the top level
+_PLACES = ("chat_template_kwargs", "metadata", "extra_body")  # searched after the top level
 _SILENT = Thinking()
 _WORDS: Mapping[str, Thinking] = {
     **dict.fromkeys("off none disable disabled false 0 no chat no_think".split(), Thinking(on=False)),
@@ -34,14 +34,14 @@ _WORDS: Mapping[str, Thinking] = {
     "max": Thinking(on=True, effort="xhigh"),
 }
 _ANY_NUMBER = Range(-inf, inf)
-_LARGEST_BUDGET = 2**63 - 1  # more than any thought; infinity, which has no integer, becomes it too
+_LARGEST_BUDGET = 2**63 - 1  # more than any reasoning; also replaces infinity, which has no integer
 
 
 def read_thinking(body: Fields) -> Thinking:
-    """What a request body of any protocol says about thinking.
+    """Return the thinking options of a request body of any protocol.
 
     Raises:
-        InvalidRequest: names a field at the top level that has the wrong type, or a budget that is no count.
+        InvalidRequest: names a field at the top level with a wrong type, or a budget that is not a count.
     """
     said = list(_statements(body))
     return Thinking(
@@ -52,10 +52,10 @@ def read_thinking(body: Fields) -> Thinking:
 
 
 def unread_template_options(options: Mapping[str, Json]) -> dict[str, Json]:
-    """`chat_template_kwargs` without what `read_thinking` took from it.
+    """Return `chat_template_kwargs` without the values that `read_thinking` used.
 
-    A value that it did not understand stays: a template may. `null` is absent here too, and would mean
-    "off" to a template that only asks whether the name is defined.
+    A value that it did not understand stays, because the template may understand it. `null` is dropped,
+    because a template that only checks whether the name is defined would treat it as "off".
     """
     return {name: value for name, value in options.items() if not _is_consumed(name, value)}
 
@@ -67,7 +67,7 @@ def _is_consumed(name: str, value: Json) -> bool:
 
 
 def _statements(body: Fields) -> Iterator[Thinking]:
-    """What every field says, the strongest first."""
+    """Yield the setting of every field, in order of precedence."""
     body.object("chat_template_kwargs")
     for row in _ROWS:
         yield row.says(body)
@@ -76,13 +76,13 @@ def _statements(body: Fields) -> Iterator[Thinking]:
         yield from _lenient_statements(body.value(place), rows)
 
 
-def _lenient_statements(value: Json, rows: Iterable[_Row]) -> Iterator[Thinking]:
+def _lenient_statements(value: Json, rows: Iterable[_EffortField]) -> Iterator[Thinking]:
     place = Fields(value if isinstance(value, dict) else {})
     for row in rows:
         try:
             yield row.says(place)
         except InvalidRequest:
-            continue  # `metadata` may use our names for things of its own, and so may a template
+            continue  # `metadata` or a template may use the same names for something else
 
 
 def _first[T](values: Iterable[T | None]) -> T | None:
@@ -98,7 +98,7 @@ def _word(fields: Fields, name: str) -> Thinking:
 
 
 def _object(fields: Fields, name: str) -> Thinking:
-    """Says nothing itself; its members have rows of their own."""
+    """Check the type. The members have rows of their own."""
     fields.object(name)
     return _SILENT
 
@@ -116,7 +116,7 @@ def _switch_word_or_object(fields: Fields, name: str) -> Thinking:
 
 
 def _budget(fields: Fields, name: str) -> Thinking:
-    """A budget bounds a thought without asking for one; 0 leaves no room for any."""
+    """Return a budget. It limits reasoning without turning it on; 0 turns it off."""
     number = fields.number(name, _ANY_NUMBER)
     if number is None:
         return _SILENT
@@ -127,8 +127,8 @@ def _budget(fields: Fields, name: str) -> Thinking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A field, or a member of an object field (`thinking.type`), and how it is read."""
+class _EffortField:
+    """A field, or a member of an object field (`thinking.type`), and its reader."""
 
     path: str
     read: Callable[[Fields, str], Thinking]
@@ -141,22 +141,22 @@ class _Row:
         return self.read(Fields(inside, place.path_of(name)), member) if isinstance(inside, dict) else _SILENT
 
 
-# The strongest first. A budget stands before the switches beside it, because a budget of 0 means off.
+# By precedence. A budget comes before the switches beside it, because a budget of 0 means off.
 _ROWS = (
-    _Row("thinking_budget", _budget),
-    _Row("enable_thinking", _switch),
-    _Row("thinking", _switch_word_or_object),
-    _Row("thinking.budget_tokens", _budget),
-    _Row("thinking.type", _word),
-    _Row("reasoning_effort", _word),
-    _Row("reasoning", _switch_word_or_object),
-    _Row("reasoning.max_tokens", _budget),
-    _Row("reasoning.enabled", _switch),
-    _Row("reasoning.effort", _word),
-    _Row("reasoning.level", _word),
-    _Row("reasoning.type", _word),
-    _Row("output_config", _object),
-    _Row("output_config.effort", _word),
+    _EffortField("thinking_budget", _budget),
+    _EffortField("enable_thinking", _switch),
+    _EffortField("thinking", _switch_word_or_object),
+    _EffortField("thinking.budget_tokens", _budget),
+    _EffortField("thinking.type", _word),
+    _EffortField("reasoning_effort", _word),
+    _EffortField("reasoning", _switch_word_or_object),
+    _EffortField("reasoning.max_tokens", _budget),
+    _EffortField("reasoning.enabled", _switch),
+    _EffortField("reasoning.effort", _word),
+    _EffortField("reasoning.level", _word),
+    _EffortField("reasoning.type", _word),
+    _EffortField("output_config", _object),
+    _EffortField("output_config.effort", _word),
 )
-# Names that some templates have for the same, and no protocol.
-_ROWS_OF_TEMPLATES = (_Row("thinking_mode", _word), _Row("thinking_effort", _word))
+# Names that some templates use but no protocol.
+_ROWS_OF_TEMPLATES = (_EffortField("thinking_mode", _word), _EffortField("thinking_effort", _word))

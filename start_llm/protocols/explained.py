@@ -1,4 +1,4 @@
-"""POST /v1/cache/explain: why a request is not known as far as its conversation is."""
+"""Builds the reply of POST /v1/cache/explain: the reasons that a prompt's cached prefix is short."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from start_llm.core.chat import Json
 from start_llm.core.explanation import Difference, Explanation
 
 
-def explained(explanation: Explanation) -> Mapping[str, Json]:
-    """The body of the answer. `docs/explain.md` has every field."""
+def explanation_body(explanation: Explanation) -> Mapping[str, Json]:
+    """Return the body of the reply. `docs/explain.md` describes every field."""
     restored, against, cause = explanation.restored, explanation.against, explanation.cause
     return {
         "object": "cache.explanation",

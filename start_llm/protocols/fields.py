@@ -1,7 +1,7 @@
-"""Typed reading of JSON bodies; every complaint names the path of the field.
+"""Reads typed fields of JSON bodies. Every error names the path of the field.
 
-`null` means absent, because clients send it for fields that they leave alone. Unknown fields are never
-looked at. Reading raises `InvalidRequest`.
+`null` means absent, because clients send it for fields that they do not set. Unknown fields are ignored.
+Reading raises `InvalidRequest`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPE_NAMES: Mapping[type, str] = {
 
 
 def parse_body(raw: bytes) -> Fields:
-    """A request body as `Fields`.
+    """Parse a request body.
 
     Raises:
         InvalidRequest: not UTF-8, not JSON, not an object, too deep, or text that is not Unicode.
@@ -49,7 +49,7 @@ def parse_body(raw: bytes) -> Fields:
 
 
 def parse_embedded(text: str) -> Json:
-    """JSON that a client put into a string; None if it is not JSON, too deep, or text that is not Unicode."""
+    """Parse JSON in a client's string. None: not JSON, nested too deeply, or not Unicode text."""
     try:
         return _parse_json(text)
     except (InvalidRequest, RecursionError, ValueError):
@@ -64,12 +64,12 @@ def _parse_json(text: str) -> Json:
 
 
 def _parse_integer(digits: str) -> int | float:
-    """Python refuses to read integers of thousands of digits; as a number the field at fault can be named."""
+    """Parse an integer, or one of over 1000 digits as a float, so that a field's error can name the field."""
     return int(digits) if len(digits) <= _LONGEST_INTEGER else _parse_float(digits)
 
 
 def _parse_float(digits: str) -> float:
-    """What is beyond every number is the largest one: infinity could not be written down again."""
+    """Parse a float. Clamp to the largest finite number, because infinity is not JSON."""
     number = float(digits)
     return number if math.isfinite(number) else math.copysign(sys.float_info.max, number)
 
@@ -84,7 +84,7 @@ _DECODER = json.JSONDecoder(
 
 
 def _refuse_lone_surrogates(value: Json, path: str) -> None:
-    """Text with half a surrogate pair cannot be encoded, so no tokenizer takes it."""
+    """Refuse half a surrogate pair: it cannot be encoded, so no tokenizer accepts it."""
     if isinstance(value, str):
         if any("\ud800" <= char <= "\udfff" for char in value):
             raise InvalidRequest(f"'{path}' holds a lone surrogate, which is not text.", param=path)
@@ -100,12 +100,12 @@ def _refuse_lone_surrogates(value: Json, path: str) -> None:
 
 
 def type_name(value: Json) -> str:
-    """The JSON type of a value, with its article."""
+    """Return the JSON type of a value, with its article."""
     return _TYPE_NAMES.get(type(value), "an object")
 
 
 class Fields:
-    """The members of one JSON object, and where in the body it stands."""
+    """The members of one JSON object, and its path in the body."""
 
     def __init__(self, data: Mapping[str, Json], path: str = "") -> None:
         self.data = data
@@ -118,7 +118,7 @@ class Fields:
         return self.data.get(name)
 
     def fail(self, name: str, problem: str) -> InvalidRequest:
-        """The error to raise about field `name`."""
+        """Return the error to raise about field `name`."""
         path = self.path_of(name)
         return InvalidRequest(f"'{path}' {problem}.", param=path)
 
@@ -164,7 +164,7 @@ class Fields:
         return int(value)
 
     def array(self, name: str) -> list[Json]:
-        """The items of an array; empty if the field is absent."""
+        """Return the items of an array; empty if the field is absent."""
         value = self.value(name)
         if value is None:
             return []
@@ -181,7 +181,7 @@ class Fields:
         return Fields(value, self.path_of(name))
 
     def objects(self, name: str) -> Iterator[Fields]:
-        """The items of an array of objects."""
+        """Yield the items of an array of objects."""
         for index, item in enumerate(self.array(name)):
             path = f"{self.path_of(name)}[{index}]"
             if not isinstance(item, dict):
@@ -189,7 +189,7 @@ class Fields:
             yield Fields(item, path)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A string, or an array of strings."""
+        """Return a string, or an array of strings, as a tuple."""
         value = self.value(name)
         if value is None:
             return ()

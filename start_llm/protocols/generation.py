@@ -1,4 +1,4 @@
-"""The fields that shape a reply and have one name in every protocol, or nearly so."""
+"""Reads the generation fields that have (nearly) the same name in every protocol."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from start_llm.core.sampling import BIAS_RANGE, RANGES, SEED_RANGE, Range, Sampl
 from start_llm.protocols.fields import Fields
 
 TOKEN_COUNT = Range(1, 2**31 - 1)
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 _LONGEST_STOP = 1000
 
 
 def read_generation(
     body: Fields, *, max_tokens: int | None, stop: str, vocabulary: int, top_logprobs: int | None = None
 ) -> GenerationOptions:
-    """Every field that shapes the reply, but for its length.
+    """Read every field that shapes the reply, except its length.
 
     Args:
-        stop: name of the field with the strings that end the reply.
+        stop: name of the field with the stop strings.
     """
     return GenerationOptions(
         max_tokens=max_tokens,
@@ -44,8 +44,8 @@ def _sampling(body: Fields) -> SamplingChoice:
 
 def _stops(body: Fields, name: str) -> tuple[str, ...]:
     stops = body.texts(name)
-    if len(stops) > _MOST_STOPS:
-        raise body.fail(name, f"has {len(stops)} strings; at most {_MOST_STOPS} are accepted")
+    if len(stops) > _MAX_STOPS:
+        raise body.fail(name, f"has {len(stops)} strings; at most {_MAX_STOPS} are accepted")
     if any(not stop or len(stop) > _LONGEST_STOP for stop in stops):
         raise body.fail(name, f"must hold strings of 1 to {_LONGEST_STOP} characters")
     return tuple(dict.fromkeys(stops))

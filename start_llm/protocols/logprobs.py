@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that OpenAI's protocols have for them."""
+"""Encodes log-probabilities in the two formats of OpenAI's protocols."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def _entry(entry: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Json]:
 
 
 def logprob_entries(entries: Iterable[TokenLogprobs], token_bytes: TokenBytes) -> list[Json]:
-    """Each token with its alternatives, as chats and responses tell them."""
+    """Return each token with its alternatives, as in chat completions and responses."""
     return [_entry(entry, token_bytes) for entry in entries]
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Json]:
-    """`logprobs` of a chat choice or chunk."""
+    """Return the `logprobs` of a chat choice or chunk."""
     return {"content": logprob_entries(entries, token_bytes), "refusal": None}
 
 
 class TextOffsets:
-    """Where tokens begin in the text of a reply, in characters.
+    """Computes the character offsets of tokens in the text of a reply.
 
-    A token that ends a character begins where that character does.
+    A token that completes a character has the offset of that character.
     """
 
     def __init__(self, token_bytes: TokenBytes) -> None:
@@ -47,14 +47,14 @@ class TextOffsets:
         self._length = 0
 
     def of_next(self, token: int) -> int:
-        """The offset of `token`, which follows the one asked for last."""
+        """Return the offset of `token`, which must follow the previous call's token."""
         offset = self._length
         self._length += len(self._decoder.decode(self._token_bytes(token)))
         return offset
 
 
 def text_logprobs(pieces: Iterable[Piece], token_bytes: TokenBytes, offsets: TextOffsets) -> dict[str, Json]:
-    """`logprobs` of a text completion. `offsets` has seen the pieces sent before these."""
+    """Return the `logprobs` of a text completion. `offsets` must have processed all earlier pieces."""
     entries = [entry for piece in pieces for entry in piece.logprobs]
     return {
         "tokens": [_text(token_bytes(entry.chosen.token)) for entry in entries],

@@ -1,4 +1,4 @@
-"""What the person at the terminal should know of requests, each thing once."""
+"""Prints notices about requests in the terminal, each text once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _nobody(line: str) -> None:
 
 
 class Notices:
-    """Tells a text once. Safe to use from any thread.
+    """Prints each text once. Thread-safe.
 
     Args:
         say: writes a line.
@@ -26,7 +26,11 @@ class Notices:
         self._lock = threading.Lock()
 
     def tell(self, text: str) -> None:
-        """The text may have words of a client in it: nothing in it moves a cursor, and it is one of few."""
+        """Print a text unless it was printed before.
+
+        The text may contain a client's words, so control characters are replaced, and length and number are
+        limited.
+        """
         line = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST])
         with self._lock:
             if line in self._told or len(self._told) >= _MOST:

@@ -1,9 +1,10 @@
-"""Thoughts that clients carry for us: sealed text that only this server and the same tenant can open.
+"""Seals reasoning that clients keep for us. Only this server, for the same tenant, can open it.
 
-Some clients send nothing of a thought back but its `encrypted_content` or `signature`, so the whole thought
-is in it, and the name of its reply. It is packed and signed, not hidden: who is sent a thought may read it.
+Some clients send back only the `encrypted_content` or `signature` of reasoning, so it contains the whole
+reasoning and the name of its reply. The reasoning is packed and signed but not encrypted: a client that
+receives reasoning may read it.
 
-    base64url( version · MAC(version, tenant, packed) · packed )        packed: name · zero byte · thought
+    base64url( version · MAC(version, tenant, packed) · packed )        packed: name · zero byte · reasoning
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ import zlib
 from typing import NamedTuple
 
 KEY_BYTES = 32
-MOST_BYTES = 64 * 2**20
-"""Of a thought that is opened: what is packed may be a thousand times longer than it looks."""
+MAX_BYTES = 64 * 2**20
+"""Limit for unpacked reasoning: packed data may grow a thousandfold."""
 _VERSION = b"\x02"
 _MAC_BYTES = 32
 
 
 class Sealed(NamedTuple):
-    """What is in it.
+    """The contents of a sealed text.
 
     Attributes:
-        reply_name: of the reply that it came with (`core.ids`).
+        reply_name: name of the reply that the reasoning came with (`core.ids`).
     """
 
-    thought: str
+    reasoning: str
     reply_name: str
 
 
 class Seal:
-    """Seals and opens. Safe to use from any thread.
+    """Seals and opens reasoning. Thread-safe.
 
     Args:
-        key: 32 secret bytes; what another key has sealed is not ours.
+        key: 32 secret bytes; text sealed with another key cannot be opened.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -45,14 +46,14 @@ class Seal:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
         self._key = key
 
-    def seal(self, thought: str, reply_name: str, tenant: bytes) -> str:
-        """Letters, digits, `-` and `_`; never empty, and the same each time."""
-        packed = zlib.compress(f"{reply_name}\0{thought}".encode())
+    def seal(self, reasoning: str, reply_name: str, tenant: bytes) -> str:
+        """Return letters, digits, `-` and `_`; never empty, and always the same for the same input."""
+        packed = zlib.compress(f"{reply_name}\0{reasoning}".encode())
         whole = _VERSION + self._mac(packed, tenant) + packed
         return base64.urlsafe_b64encode(whole).rstrip(b"=").decode()
 
     def open(self, sealed: str, tenant: bytes) -> Sealed | None:
-        """What was sealed; None if this is not ours, another tenant's, or damaged."""
+        """Return the contents; None if damaged, or sealed with another key or for another tenant."""
         whole = _decoded(sealed)
         version, mac, packed = whole[:1], whole[1 : 1 + _MAC_BYTES], whole[1 + _MAC_BYTES :]
         if version != _VERSION or not hmac.compare_digest(mac, self._mac(packed, tenant)):
@@ -60,13 +61,13 @@ class Seal:
         return _unpacked(packed)
 
     def _mac(self, packed: bytes, tenant: bytes) -> bytes:
-        # The length keeps a tenant and a thought apart from another tenant and another thought.
+        # Without the length, tenant and data could be split differently and give the same MAC.
         told = _VERSION + len(tenant).to_bytes(4) + tenant + packed
         return hashlib.blake2b(told, key=self._key, digest_size=_MAC_BYTES).digest()
 
 
 def _decoded(sealed: str) -> bytes:
-    """Empty if it is no base64url."""
+    """Decode base64url; empty if invalid."""
     try:
         return base64.b64decode(sealed + "=" * (-len(sealed) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -76,7 +77,7 @@ def _decoded(sealed: str) -> bytes:
 def _unpacked(packed: bytes) -> Sealed | None:
     packer = zlib.decompressobj()
     try:
-        name, _, thought = packer.decompress(packed, MOST_BYTES).decode().partition("\0")
-        return Sealed(thought, name) if packer.eof else None
+        name, _, reasoning = packer.decompress(packed, MAX_BYTES).decode().partition("\0")
+        return Sealed(reasoning, name) if packer.eof else None
     except (zlib.error, UnicodeDecodeError):
         return None

@@ -1,4 +1,4 @@
-"""The key of the seal, in a file that outlives the server: thoughts are sent back after a restart too."""
+"""Keeps the seal's key in a file, because clients also send reasoning back after a restart."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from start_llm.protocols.seal import KEY_BYTES
 
 
 def kept_key(path: Path) -> bytes:
-    """The key in this file, which is made if there is none: its owner's alone, whole or not at all.
+    """Return the key in this file. Create the file if it is missing, complete and readable by its owner only.
 
     Raises:
-        OSError: it can be neither read nor written, or is no key.
+        OSError: the file can be neither read nor written, or contains no key.
     """
     private_folder(path.parent)
     with suppress(FileNotFoundError):
         return _read(path)
-    # Another server may make one at the same moment; the first one counts.
+    # Another server may create one at the same moment. The first one counts.
     with suppress(FileExistsError):
         _write(path, secrets.token_bytes(KEY_BYTES))
     return _read(path)
 
 
 def _read(path: Path) -> bytes:
-    # A link may lead anywhere, and a pipe must not make the server wait.
+    # Do not follow links, and do not block on a pipe.
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(file)
@@ -41,7 +41,11 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, key: bytes) -> None:
-    """Raises FileExistsError if there is one: a link, unlike a rename, replaces nothing."""
+    """Write the key. A link, unlike a rename, never replaces an existing file.
+
+    Raises:
+        FileExistsError: there is a key already.
+    """
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

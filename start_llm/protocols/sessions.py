@@ -1,4 +1,4 @@
-"""The session that a client named, wherever it put that. First found wins."""
+"""Finds the session id that a client sent, in any of its usual places. The first one found wins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from start_llm.protocols.fields import Fields, parse_embedded
 
 CONVERSATION_KEYS = ("session_id", "conversation_id", "thread_id", "chat_id")
 BODY_KEYS = (*CONVERSATION_KEYS, "prompt_cache_key")
-"""The last one is a bucket that many conversations may be in, and so are some of the headers."""
+"""`prompt_cache_key`, like some of the headers, may be shared by many conversations."""
 PARENT_KEYS = ("parent_session_id", "parent_id", "source_session_id", "origin_session_id")
 BRANCH_KEYS = ("branch_id", "branch", "subsession_id", "subagent_id")
 NESTED_OBJECTS = ("metadata", "extra_body")
@@ -28,15 +28,15 @@ _LONGEST = 200
 
 
 def session_id(body: Fields, headers: Mapping[str, str]) -> str | None:
-    """The explicit session id of a request, or None. Never an error: it is only a hint."""
+    """Return the explicit session id of a request, or None. Never raises, because it is only a hint."""
     claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
     return _first([*_under(BODY_KEYS, body), claude, *(headers.get(name) for name in HEADERS)])
 
 
 def conversation_id(body: Fields, headers: Mapping[str, str]) -> str | None:
-    """What the client calls this one conversation, and no other; None if it says nothing of the kind.
+    """Return the client's id for exactly this conversation, or None.
 
-    Sub-agents of Claude Code have the session of the agent that began them, and an id of their own.
+    Sub-agents of Claude Code send the session of their parent agent, and an agent id of their own.
     """
     claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
     named = [headers.get(name) for name in CONVERSATION_HEADERS]
@@ -46,12 +46,12 @@ def conversation_id(body: Fields, headers: Mapping[str, str]) -> str | None:
 
 
 def lineage(body: Fields) -> Lineage:
-    """Where the session comes from, if the request says so. Never an error."""
+    """Return the parent and the branch of the session, if the request states them. Never raises."""
     return Lineage(parent=_first(_under(PARENT_KEYS, body)), branch=_first(_under(BRANCH_KEYS, body)))
 
 
 def background(headers: Mapping[str, str]) -> bool:
-    """Claude Code says of its requests which of them its user looks at, if it is asked to. Never an error."""
+    """Return True for a background request. Claude Code can send the class of each request. Never raises."""
     return headers.get("x-claude-code-request-class", "").strip().lower() in _BACKGROUND_CLASSES
 
 
@@ -72,7 +72,7 @@ def _object(value: Json) -> Mapping[str, Json]:
 
 
 def _claude_session(user_id: Json) -> Json:
-    """`metadata.user_id` is a JSON string in current clients, `..._session_<id>` in older ones."""
+    """Return the session in `metadata.user_id`: a JSON string now, `..._session_<id>` in older clients."""
     if not isinstance(user_id, str):
         return None
     if user_id.startswith("{"):

@@ -1,4 +1,4 @@
-"""Variables that a client sets for the chat template (`chat_template_kwargs`)."""
+"""Reads variables that a client sets for the chat template (`chat_template_kwargs`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from start_llm.core.chat import Json
 from start_llm.protocols.effort import unread_template_options
 from start_llm.protocols.fields import Fields
 
-# The server decides these; a client that could set them could make the template do something else.
+# The server sets these. If clients could set them, the template could do something else.
 _RESERVED = frozenset(
     "messages conversation tools tokenize chat_template add_generation_prompt continue_final_message "
     "return_dict return_tensors return_assistant_tokens_mask padding truncation max_length "
@@ -17,10 +17,10 @@ _RESERVED = frozenset(
 
 
 def read_template_options(body: Fields) -> Mapping[str, Json]:
-    """Those that the server does not read or decide itself.
+    """Return the options that the server neither reads nor sets itself.
 
     Raises:
-        InvalidRequest: names one that the server decides.
+        InvalidRequest: names an option that the server sets.
     """
     options = body.object("chat_template_kwargs")
     if options is None:

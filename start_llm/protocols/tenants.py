@@ -1,7 +1,7 @@
-"""Whose request it is, from the key that came with it.
+"""Determines the tenant of a request from its key.
 
-Whoever sends no key belongs to one tenant with all who send none. The proxy sends its own key, and tells
-whose request it passes on; nobody else can.
+All requests without a key share one tenant. The proxy sends its own key and names the tenant of each request
+that it forwards; no other client can name a tenant.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Tells tenants apart.
+    """Separates tenants.
 
     Args:
-        proxy_key: that of the proxy, which is believed what it says of others; empty: there is none.
-        apart: if not, all belong to one.
+        proxy_key: key of the proxy, which may name tenants; empty without a proxy.
+        apart: if False, all requests belong to one tenant.
     """
 
     proxy_key: str = ""
     apart: bool = True
 
     def of(self, headers: Mapping[str, str]) -> bytes:
-        """The tenant of a request.
+        """Return the tenant of a request.
 
         Args:
-            headers: with names in lower case.
+            headers: with lower-case names.
         """
         if not self.apart:
             return b""
@@ -38,10 +38,10 @@ class Tenants:
         return tenant_of_key(key_of(headers)).encode()
 
     def is_proxy(self, headers: Mapping[str, str]) -> bool:
-        """Whether the proxy passes this request on.
+        """Return True if the proxy forwarded this request.
 
         Args:
-            headers: with names in lower case.
+            headers: with lower-case names.
         """
         sent, own = tenant_of_key(key_of(headers)), tenant_of_key(self.proxy_key)
         return bool(self.proxy_key) and hmac.compare_digest(sent, own)

@@ -1,1 +1,1 @@
-"""The LiteLLM proxy in front of the server: its configuration, its process, its door."""
+"""Run a LiteLLM proxy before the server: configuration, child process, access policy."""

@@ -1,4 +1,4 @@
-"""The server behind the proxy, as it is asked without LiteLLM."""
+"""Send requests from the proxy's process to the server directly, without LiteLLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from start_llm.proxy.wording import Refusal
+from start_llm.proxy.error_text import ErrorResponse
 
 _BACKEND = os.environ["START_LLM_BACKEND"]
 _BACKEND_KEY = os.environ["START_LLM_BACKEND_KEY"]
@@ -20,31 +20,31 @@ _QUESTIONS: Mapping[str, str] = {
     "/responses": "/v1/responses/input_tokens",
     "/v1/responses": "/v1/responses/input_tokens",
 }
-"""Who reads the same bodies, and computes nothing."""
+"""For each path that generates, a path of the server that parses the same body and computes nothing."""
 
 type Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Backend:
-    """Safe to use from any task of one event loop."""
+    """An HTTP client for the server. Any task of one event loop may use it."""
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
             base_url=_BACKEND,
             timeout=httpx.Timeout(_PATIENCE_S, read=None),
-            # A kept connection may be one that the server is about to close.
+            # No connection is kept alive: the server might close it just when it is used again.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
 
     async def ask(self, method: str, url: httpx.URL, headers: Headers, body: bytes) -> httpx.Response:
-        """Its reply, whose body is still to be read, and which has to be closed.
+        """Send a request and return the response. The caller reads the body and closes the response.
 
         Args:
-            headers: the client's, of which those are passed on that LiteLLM passes on too.
+            headers: the client's headers. Only those that LiteLLM would pass on are sent.
 
         Raises:
-            httpx.TransportError: there is none.
+            httpx.TransportError: the server does not answer.
         """
         named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         sent = {name: value for name, value in named if _is_passed_on(name)}
@@ -52,8 +52,11 @@ class Backend:
         request = self._client.build_request(method, url, content=body, headers=sent)
         return await self._client.send(request, stream=True)
 
-    async def refusal(self, scope: Any, body: bytes) -> Refusal | None:
-        """What the server has against a request that LiteLLM does not take; None if nothing is known."""
+    async def refusal(self, scope: Any, body: bytes) -> ErrorResponse | None:
+        """Return the server's error for a request that LiteLLM refused.
+
+        Return None if its status is not 4xx, if it does not answer, or if no path can check the request.
+        """
         question = _QUESTIONS.get(scope["path"].rstrip("/"))
         if question is None:
             return None
@@ -63,7 +66,7 @@ class Backend:
         except httpx.TransportError:
             return None
         await answer.aclose()
-        return Refusal(answer.status_code, told) if 400 <= answer.status_code < 500 else None
+        return ErrorResponse(answer.status_code, told) if 400 <= answer.status_code < 500 else None
 
 
 def _is_passed_on(header: str) -> bool:

@@ -1,7 +1,7 @@
-"""The proxy's own process: `python -m start_llm.proxy.child CONFIG PORT`.
+"""Run LiteLLM in uvicorn, in the proxy's own process: `python -m start_llm.proxy.child CONFIG PORT`.
 
-LiteLLM runs inside uvicorn here. The process ends with its parent, however that ends: the parent holds the
-other end of standard input, and never writes to it.
+The parent holds the write end of this process's standard input and never writes to it. Standard input closes
+when the parent ends, even after `kill -9`, and then this process ends too.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
-from start_llm.core.door import Door
-from start_llm.proxy.door import ProxyDoor
-from start_llm.proxy.wording import Application
+from start_llm.core.access_policy import AccessPolicy
+from start_llm.proxy.access_policy import ProxyAccessPolicy
+from start_llm.proxy.error_text import Application
 
 _GRACE_S = 3
 _LAST_MOMENT_S = 6.0
 
 
 def main(config_path: str, port: int) -> None:
-    """Serve until standard input closes or a signal comes."""
+    """Serve until standard input closes or a signal arrives."""
     servers: list[Any] = []
     is_orphan = threading.Event()
     threading.Thread(target=_end_with_parent, args=(servers, is_orphan), daemon=True).start()
     os.environ["CONFIG_FILE_PATH"] = config_path
 
-    import uvicorn  # noqa: PLC0415 - both take seconds, and the parent is watched before
+    import uvicorn  # noqa: PLC0415 - both imports take seconds, and the parent must be watched before
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
     from start_llm.proxy.backend import Backend  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
+    from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
-    from start_llm.proxy.wording import OwnWords  # noqa: PLC0415
 
     backend = Backend()
     config = uvicorn.Config(
-        _behind_the_door(Direct(OwnWords(RetryAfter(app), backend), backend)),
+        _with_access_policy(Direct(ErrorRewriter(RetryAfter(app), backend), backend)),
         host="127.0.0.1",
         port=port,
         log_level="warning",
@@ -51,10 +51,10 @@ def main(config_path: str, port: int) -> None:
         _vanish()
 
 
-def _behind_the_door(inside: Application) -> ProxyDoor:
+def _with_access_policy(inside: Application) -> ProxyAccessPolicy:
     keys, hosts = (_listed(f"START_LLM_PROXY_{name}") for name in ("KEYS", "HOSTS"))
-    door = Door(keys, frozenset(name.lower() for name in hosts))
-    return ProxyDoor(inside, door, int(os.environ["START_LLM_PROXY_MOST_BYTES"]))
+    access_policy = AccessPolicy(keys, frozenset(name.lower() for name in hosts))
+    return ProxyAccessPolicy(inside, access_policy, int(os.environ["START_LLM_PROXY_MOST_BYTES"]))
 
 
 def _listed(name: str) -> tuple[str, ...]:
@@ -71,9 +71,9 @@ def _end_with_parent(servers: list[Any], is_orphan: threading.Event) -> None:
 
 
 def _vanish() -> NoReturn:
-    """The parent removes the folder of the configuration, unless it was killed."""
+    """Delete the configuration's folder and exit. The parent deletes it too, unless it was killed."""
     shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
-    # Not by returning: the interpreter would wait for LiteLLM's threads (lesson 33).
+    # A normal return would wait for LiteLLM's threads (lesson 33).
     os._exit(0)
 
 

@@ -1,4 +1,7 @@
-"""What LiteLLM is told: models, routing, time-outs. JSON, which every YAML reader reads."""
+"""Build LiteLLM's configuration file and the environment of its process.
+
+The file is JSON, which every YAML parser accepts.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ _BACKEND, _BACKEND_KEY = "START_LLM_BACKEND", "START_LLM_BACKEND_KEY"
 _REQUEST_TIMEOUT_S = 3600
 _PING_S = 10
 
-# Read by LiteLLM while it is imported. Without them it looks up price lists, news and templates on the
-# network, reads any .env above site-packages, serves an admin UI and answers every web page (CORS star).
+# LiteLLM reads these when it is imported. Without them it downloads price lists, news and templates, reads
+# any .env above site-packages, serves an admin UI and allows every web page (CORS `*`).
 _LOCAL_ONLY: Mapping[str, str] = {
     "LITELLM_MODE": "PRODUCTION",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -30,9 +33,9 @@ _LOCAL_ONLY: Mapping[str, str] = {
     "NO_REDOC": "True",
     "NO_OPENAPI": "True",
 }
-# LiteLLM takes a hundred equal pieces in a row for a loop, and cuts the reply (lesson 39).
+# LiteLLM takes 100 equal stream chunks in a row for a loop, and cuts the reply (lesson 39).
 _WITHOUT_GUESSES: Mapping[str, str] = {"REPEATED_STREAMING_CHUNK_LIMIT": str(2**31)}
-# Less than the server's own limit (`server.listener`), so that it never closes a connection that is pooled.
+# Shorter than the server's idle limit (`server.listener`), so the server never closes a pooled connection.
 _POOLED_S = 60
 _FOREIGN_PREFIXES = ("LITELLM_", "REDIS_", "LANGFUSE_", "OTEL_")
 _FOREIGN_NAMES = frozenset(
@@ -43,18 +46,18 @@ _FOREIGN_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
-    """The proxy to run.
+    """The settings of one proxy.
 
     Attributes:
-        port: on 127.0.0.1.
+        port: the port on 127.0.0.1.
         backend: the server's own address, such as `http://127.0.0.1:8080`.
-        model: the name that the proxy lists; any other name reaches the same model.
-        window: tokens that prompt and reply may have together, for clients that ask.
-        keys: of which clients must send one; empty: none is asked for.
-        hosts: names that the proxy may be called by, beside loopback.
-        most_body_bytes: longest body of a request.
-        backend_key: what the proxy sends to the server.
-        python: the interpreter that has LiteLLM.
+        model: the model name that the proxy lists; any other name reaches the same model.
+        window: the context window (prompt and reply together) that `/v1/models` reports, in tokens.
+        keys: a client must send one of these; if empty, no key is required.
+        backend_key: the key that the proxy sends to the server.
+        python: the interpreter that has LiteLLM installed.
+        hosts: host names that clients may use, besides loopback.
+        max_body_bytes: the longest request body that is accepted.
     """
 
     port: int
@@ -65,13 +68,14 @@ class ProxyConfig:
     backend_key: str
     python: str
     hosts: tuple[str, ...] = ()
-    most_body_bytes: int = 64 * 2**20
+    max_body_bytes: int = 64 * 2**20
 
 
 def configuration(config: ProxyConfig) -> str:
-    """The text of LiteLLM's configuration file.
+    """Return the text of LiteLLM's configuration file.
 
-    `litellm_proxy/` keeps every field; under a wildcard it passes on the name that the client asked for.
+    The provider `litellm_proxy/` keeps every field of a request. With a wildcard it passes on the model name
+    that the client sent.
     """
     return json.dumps(
         {
@@ -104,15 +108,15 @@ def _entry(config: ProxyConfig, name: str, target: str) -> Json:
             "model": target,
             "api_base": f"{config.backend}/v1",
             "api_key": f"os.environ/{_BACKEND_KEY}",
-            # Without a price LiteLLM logs a traceback for each request.
+            # Without a price, LiteLLM logs a traceback for each request.
             "input_cost_per_token": 0,
             "output_cost_per_token": 0,
         },
         "model_info": {
-            # Anthropic's and the Responses protocol pass untranslated.
+            # These two protocols pass without translation.
             "supported_endpoints": ["/v1/messages", "/v1/responses"],
             "cache_control_ttl": True,
-            # Told in /v1/models, where clients find out when to compact.
+            # Reported in /v1/models. Clients use it to decide when to compact.
             "max_input_tokens": config.window,
             "max_output_tokens": config.window,
         },
@@ -120,7 +124,7 @@ def _entry(config: ProxyConfig, name: str, target: str) -> Json:
 
 
 def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the child: ours, and of the inherited ones those that LiteLLM does not act on."""
+    """Return the child's variables: ours, and those inherited ones that do not change LiteLLM's behaviour."""
     kept = {
         name: value
         for name, value in inherited.items()
@@ -131,11 +135,11 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         **_LOCAL_ONLY,
         **_WITHOUT_GUESSES,
         "LITELLM_CORS_ORIGINS": f"http://127.0.0.1:{config.port}",
-        # LiteLLM refuses to start without one. Nobody knows it: the guard decides who may come in.
+        # LiteLLM does not start without a master key. This one is random and unused: see `proxy.guard`.
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
-        "START_LLM_PROXY_MOST_BYTES": str(config.most_body_bytes),
+        "START_LLM_PROXY_MOST_BYTES": str(config.max_body_bytes),
         _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,
         "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),

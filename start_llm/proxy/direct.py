@@ -1,7 +1,7 @@
-"""What goes past LiteLLM to the server, through the same door.
+"""Forward some requests to the server without LiteLLM; the access policy has checked them already.
 
-LiteLLM makes a chat of a text completion, estimates the tokens of a prompt, looks for a kept response without
-saying whose it is, and does not know the paths at which clients say hello.
+LiteLLM would turn a text completion into a chat, estimate token counts, and look up a stored response without
+the caller's key. It does not know the paths that clients use to see whether a server is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 
 from start_llm.proxy.backend import Backend
-from start_llm.proxy.wording import Application, Receive, Send, error_body
+from start_llm.proxy.error_text import Application, Receive, Send, error_body
 
 _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (methods, re.compile(path))
@@ -36,7 +36,7 @@ _PASSED_BACK = ("content-type", "allow", "retry-after", "request-id", "x-request
 
 
 class Direct:
-    """An ASGI application in front of LiteLLM's."""
+    """ASGI middleware that forwards the requests in `_PATHS` to the server, and all others to LiteLLM."""
 
     def __init__(self, litellm: Application, backend: Backend) -> None:
         self._litellm = litellm
@@ -57,7 +57,7 @@ class Direct:
             group.cancel_scope.cancel()
 
     async def _answer(self, scope: Any, body: bytes, found: re.Match[str], send: Send) -> None:
-        """The server's own answer, about a response by the name that the client has for it."""
+        """Send the server's answer. In it, a stored response keeps the id that the client knows."""
         name = found.groupdict().get("name") or ""
         own_name = _own_name(name)
         path = found.string.replace(name, quote(own_name, safe="")) if name else found.string
@@ -103,7 +103,7 @@ def _found(scope: Any) -> re.Match[str] | None:
 
 
 def _own_name(name: str) -> str:
-    """The server's name of a response: LiteLLM packs it into one of its own."""
+    """Return the server's id of a response. LiteLLM encodes it into an id of its own."""
     try:
         told = base64.b64decode(name.removeprefix("resp_"), validate=True).decode()
     except (binascii.Error, ValueError):

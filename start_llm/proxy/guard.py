@@ -1,4 +1,4 @@
-"""What LiteLLM is told of users and of the model. It runs inside of LiteLLM."""
+"""Set up LiteLLM from inside its process: one user, one model, and three of its defaults changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from litellm.litellm_core_utils.fallback_generalizations import set_fallback_gen
 from litellm.proxy._types import LitellmUserRoles, UserAPIKeyAuth
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
 
-# One model answers to every name. What LiteLLM knows of the models of others would make it drop or rewrite
-# `thinking` and `output_config`, by the name that the client uses (lesson 29).
+# Every model name reaches the same model. LiteLLM's table of known models would make it drop or rewrite
+# `thinking` and `output_config`, depending on the name that the client sends (lesson 29).
 _CAPABILITIES = {
     "litellm_provider": "anthropic",
     "mode": "chat",
@@ -26,8 +26,8 @@ _CAPABILITIES = {
 litellm.model_cost.clear()
 set_fallback_generalizations([{"name": "any", "pattern": ".*", "model_info": dict(_CAPABILITIES)}])
 
-# LiteLLM holds back the signs of life of a response until there is something to read, in case another model
-# is to answer instead. There is none, and clients give up after five minutes of silence (lesson 37).
+# LiteLLM holds back a response's first events until there is output, so that it could still switch to another
+# model. There is no other model, and clients give up after five minutes of silence (lesson 37).
 litellm.router.MAX_HELD_PRE_OUTPUT_RESPONSES_EVENTS = 0  # pyright: ignore[reportConstantRedefinition]
 
 
@@ -35,11 +35,11 @@ async def _hang_up(stream: Any) -> None:
     await stream.response.aclose()
 
 
-# LiteLLM closes the stream of a client that is gone if the stream can be closed; that of a response cannot,
-# and was read, and computed, to its end (lesson 38).
+# When a client disconnects, LiteLLM closes the stream if the stream has `aclose`. The stream of the Responses
+# protocol has none, so the reply was computed to its end (lesson 38).
 setattr(ResponsesAPIStreamingIterator, "aclose", _hang_up)  # noqa: B010 - it has no such attribute
 
 
 async def user_api_key_auth(request: Any, api_key: str | None) -> UserAPIKeyAuth:  # noqa: ARG001
-    """Everybody is let in: who came as far as this has passed the door (`proxy.door`)."""
+    """Accept every caller: `proxy.access_policy` has already checked the key."""
     return UserAPIKeyAuth(api_key="local", user_id="local", user_role=LitellmUserRoles.INTERNAL_USER)

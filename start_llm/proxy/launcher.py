@@ -1,4 +1,4 @@
-"""Starts the proxy, watches it, starts it again, and ends it."""
+"""Start the proxy's process, watch it, restart it with growing pauses, and stop it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import IO, cast
 from start_llm.core.errors import PortError
 from start_llm.core.private_files import Lock, private_folder, private_opener
 from start_llm.proxy.config import ProxyConfig, configuration, environment
-from start_llm.proxy.ports import Process, Record, is_free, owner
+from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _LOG_BYTES = 2 * 2**20
@@ -34,13 +34,14 @@ type Say = Callable[[str], None]
 
 
 def claim_port(port: int, logs: Path, say: Say) -> Lock:
-    """See that the proxy's port is free, and end a proxy of ours that was left behind on it.
+    """Reserve the proxy's port, and end a stale proxy of this checkout that still listens on it.
 
     Returns:
-        What keeps other servers of this folder away from the port and from what is known of its proxy.
+        The lock that keeps other servers of this checkout away from the port and from its process record.
 
     Raises:
-        PortError: somebody else holds the port; nothing was touched.
+        PortError: the lock file cannot be written, another server of this checkout holds the lock, or another
+            process listens on the port, which is left running.
     """
     lock = Lock(logs / f"proxy-{port}.lock")
     try:
@@ -74,17 +75,17 @@ def _free_port(port: int, logs: Path, say: Say) -> None:
         raise PortError(f"PROXY_PORT={port} is taken {who}; choose another with --proxy-port, or --no-proxy.")
 
 
-def _record(logs: Path, port: int) -> Record:
-    return Record(logs / f"proxy-{port}.json")
+def _record(logs: Path, port: int) -> ProcessRecord:
+    return ProcessRecord(logs / f"proxy-{port}.json")
 
 
 class Proxy:
-    """The proxy's process and the thread that watches it.
+    """The proxy's process, and the thread that watches and restarts it.
 
     Args:
-        say: prints a line for the user.
-        patience_s: how long a start may take before the user is told that something is wrong.
-        logs: folder of `proxy.log` and of the record of the running proxy.
+        say: prints a line on the terminal.
+        patience_s: seconds that a start may take before the user gets a warning.
+        logs: the folder of `proxy.log` and of the process record.
     """
 
     def __init__(self, config: ProxyConfig, *, say: Say, patience_s: float, logs: Path) -> None:
@@ -100,28 +101,28 @@ class Proxy:
         self._watcher = threading.Thread(target=self._watch, name="proxy", daemon=True)
 
     def start(self) -> None:
-        """Begin to start and watch the proxy. Does not wait."""
+        """Start the watching thread, which starts the proxy. Does not wait."""
         self._watcher.start()
 
     @property
     def pid(self) -> int | None:
-        """The running process, if there is one."""
+        """The number of the running process, or None."""
         return self._child.pid if self._child else None
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request has gone through both servers since the proxy last started."""
+        """True once a request has passed through both servers since the proxy last started."""
         return self._ready.is_set()
 
     def abandon(self) -> None:
-        """End the proxy at once, from a signal's handler too, so without any lock (lesson 6)."""
+        """Kill the proxy at once. A signal handler may call this, so it takes no lock (lesson 6)."""
         if self._child:
             self._child.kill()
         self._folder.cleanup()
         self._record.forget()
 
     def stop(self) -> None:
-        """End the proxy and wait for it."""
+        """Stop the proxy and wait until it has ended."""
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join(_STOP_S + 3)
@@ -142,11 +143,11 @@ class Proxy:
             attempt += 1
 
     def _run_once(self) -> None:
-        """One life of the proxy, from start to end."""
+        """Start the proxy once, and wait until it ends or `stop` is called."""
         try:
             child = self._spawn()
         except OSError as error:
-            # PROXY_PYTHON is no program, or there is no room for one: the server goes on without a proxy.
+            # PROXY_PYTHON is not a program, or the system is out of resources. The server runs on without it.
             self._log.note(f"{self._config.python} cannot be started: {error.strerror}.")
             return
         try:
@@ -172,14 +173,14 @@ class Proxy:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Ctrl-C in the terminal is for us; we end the proxy when running streams had their time.
+            # Ctrl-C must reach this process only, which ends the proxy after the running streams.
             start_new_session=True,
         )
         self._child = child
         return child
 
     def _remember(self, child: subprocess.Popen[bytes]) -> None:
-        """So that a later start can tell a proxy that was left behind."""
+        """Record the process, so that a later start recognises a proxy that was left behind."""
         process = Process.of(child.pid)
         try:
             if process is not None:
@@ -188,12 +189,12 @@ class Proxy:
             self._log.note(f"Which process the proxy is cannot be written down: {error.strerror}.")
 
     def _wait_for_answer(self, child: subprocess.Popen[bytes]) -> None:
-        """Until a request has gone through both servers, or the child has ended."""
+        """Wait until a request passes through both servers, the child ends, or `stop` is called."""
         port, began, told = self._config.port, time.monotonic(), False
         self._say(f"Waiting for the proxy on port {port} (LiteLLM needs 5 to 30 s to start) ...")
         while child.poll() is None and not self._stopping.wait(0.25):
             waited = time.monotonic() - began
-            if goes_through(self._config):
+            if answers_end_to_end(self._config):
                 self._ready.set()
                 self._say(f"The proxy answers on http://127.0.0.1:{port} after {waited:.0f} s.")
                 return
@@ -202,10 +203,10 @@ class Proxy:
                 self._say(f"The proxy does not answer after {waited:.0f} s: {self._log.last_words()}")
 
 
-def goes_through(config: ProxyConfig) -> bool:
-    """Whether one token comes back through both servers. This is also the warm-up of the first request.
+def answers_end_to_end(config: ProxyConfig) -> bool:
+    """Ask for one token through both servers; True if the server answered. This also warms both up.
 
-    A model without a chat template has no answer to a chat; that the server says so shows as much.
+    Status 400 counts as an answer: a model without a chat template refuses every chat.
     """
     body = {"model": config.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     headers = {
@@ -224,7 +225,7 @@ def goes_through(config: ProxyConfig) -> bool:
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
-    """Let running streams end for a moment, then end the process."""
+    """Close the child's standard input, terminate it, and kill it if it still runs after 4 s."""
     if child.stdin:
         child.stdin.close()
     if child.poll() is None:
@@ -237,7 +238,7 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """Log files that only their owner can read: they may hold parts of prompts."""
+    """Log files that only their owner can read, because they may contain parts of prompts."""
 
     def _open(self) -> TextIOWrapper:
         return cast(
@@ -247,7 +248,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
 
 
 class ProxyLog:
-    """Everything the proxy prints, in files that rotate. A pipe nobody reads would block it for good."""
+    """Writes the proxy's output into rotating files. If nobody read the pipe, the proxy would block."""
 
     def __init__(self, path: Path) -> None:
         private_folder(path.parent)
@@ -258,7 +259,7 @@ class ProxyLog:
         self._last: deque[str] = deque(maxlen=20)
 
     def drain(self, pipe: IO[bytes]) -> None:
-        """Read until the end; runs on a thread of its own."""
+        """Log every line until the pipe closes. Runs on a thread of its own."""
         for line in pipe:
             self.note(line.decode("utf-8", errors="replace").rstrip())
 
@@ -267,7 +268,7 @@ class ProxyLog:
         self._handler.emit(logging.makeLogRecord({"msg": text}))
 
     def last_words(self) -> str:
-        """The last line that says something, and where the rest is."""
+        """Return the last non-empty line and the path of the log."""
         said = next((line for line in reversed(self._last) if line.strip()), "it printed nothing")
         return f"{said[:200]} (see {self._path})."
 

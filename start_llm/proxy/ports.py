@@ -1,4 +1,4 @@
-"""Who holds a port, and whether it is a proxy that we left behind."""
+"""Find the process that listens on a port, and recognise a proxy that an earlier server left behind."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LISTENING = "0A"
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, told apart from a later one with the same number by the moment it started."""
+    """A process. Its start time tells it apart from a later process with the same number."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process with this number, if there is one."""
+        """Return the process with this number, or None."""
         started = _output("ps", "-o", "lstart=", "-p", str(pid))
         return cls(pid, started) if started else None
 
@@ -42,7 +42,7 @@ class Process:
         return _output("ps", "-o", "args=", "-p", str(self.pid))[:120] or "unknown"
 
     def end(self) -> None:
-        """Ask it to end, then make it."""
+        """Send SIGTERM and wait up to 8 s, then send SIGKILL and wait up to 2 s."""
         for number, patience_s in ((signal.SIGTERM, _GONE_WITHIN_S), (signal.SIGKILL, 2.0)):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -51,8 +51,8 @@ class Process:
                 time.sleep(0.1)
 
 
-class Record:
-    """A file that remembers the proxy of this checkout, so that a stale one is known again."""
+class ProcessRecord:
+    """A file that names the running proxy of this checkout, so that a later start recognises a stale one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class Record:
             said = json.loads(self._path.read_text())
             return Process(int(said["pid"]), str(said["started"]))
         except (OSError, ValueError, KeyError, TypeError):
-            # No record, or one that was cut short: then nothing is known to be ours.
+            # There is no record, or an incomplete one. No process then counts as ours.
             return None
 
     def forget(self) -> None:
@@ -75,7 +75,7 @@ class Record:
 
 
 def is_free(port: int) -> bool:
-    """Whether the loopback port can be listened on."""
+    """Return True if a server could listen on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -86,7 +86,7 @@ def is_free(port: int) -> bool:
 
 
 def owner(port: int) -> Process | None:
-    """The process that listens on a port; None if the system does not tell."""
+    """Return the process that listens on a port; None if there is none or the system does not show it."""
     pid = _owner_from_proc(port) if Path("/proc/net/tcp").exists() else _owner_from_lsof(port)
     return None if pid is None else Process.of(pid)
 
@@ -118,7 +118,7 @@ def _owner_from_lsof(port: int) -> int | None:
 
 
 def _output(*command: str) -> str:
-    """What a system tool prints; nothing if it is missing, finds nothing or takes too long."""
+    """Return the output of a system tool; empty if it is missing, finds nothing or takes over 10 s."""
     try:
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (FileNotFoundError, subprocess.TimeoutExpired):

@@ -1,1 +1,1 @@
-"""Bytes on sockets: listener, handler, routes, server-sent events."""
+"""HTTP server: listener, connection handler, routes, server-sent events."""

@@ -1,4 +1,4 @@
-"""One client's socket: reads with a deadline, writes with patience, and a look at the other end."""
+"""Reads from and writes to one client's socket, with deadlines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAIN_S = 2.0
 
 
 class DeadlineReader(io.RawIOBase):
-    """Reads from a socket until a moment in time, however slowly the bytes drip.
+    """Reads from a socket up to a deadline, even if bytes arrive one by one.
 
     Raises:
         TimeoutError: from a read, once the deadline has passed.
@@ -29,7 +29,7 @@ class DeadlineReader(io.RawIOBase):
         self._deadline = float("inf")
 
     def allow(self, seconds: float) -> None:
-        """Everything read from now on has to arrive within `seconds`."""
+        """Set the deadline for all following reads to `seconds` from now."""
         self._deadline = time.monotonic() + seconds
 
     def readable(self) -> bool:
@@ -60,7 +60,7 @@ class BoundedWriter(io.RawIOBase):
     def write(self, data: Buffer, /) -> int:
         unsent = memoryview(data)
         try:
-            # A socket with a time-out is polled before each send, and setting one is a system call too.
+            # A socket with a timeout is polled before each send, and setting a timeout is a system call.
             if self._connection.gettimeout() != 0:
                 self._connection.setblocking(False)
             while unsent:
@@ -70,9 +70,9 @@ class BoundedWriter(io.RawIOBase):
         return len(memoryview(data))
 
     def _send_some(self, data: memoryview) -> int:
-        """Bytes that the system has taken. If there is no room for any, wait for some, and take none.
+        """Send some bytes and return their number. If the buffer is full, wait for room and return 0.
 
-        The patience is for each wait, not for all of the data: that would fail a client that reads slowly.
+        The timeout applies to each wait, not to all of the data. Otherwise a slow client would fail.
         """
         try:
             return self._connection.send(data)
@@ -85,7 +85,7 @@ class BoundedWriter(io.RawIOBase):
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Whether the client has hung up. Does not wait, and takes no bytes."""
+    """Return True if the client has closed the connection. Never waits and consumes no bytes."""
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     try:
@@ -95,9 +95,10 @@ def is_closed_by_peer(connection: socket.socket) -> bool:
 
 
 def drain(connection: socket.socket) -> None:
-    """Read and drop what the client still sends, for a moment.
+    """Read and discard the client's remaining bytes, for at most 2 seconds.
 
-    Closing with unread bytes makes the kernel reset the connection, and the client would lose the reply.
+    Closing a socket with unread bytes makes the kernel reset the connection, so the client would lose the
+    reply.
     """
     deadline = time.monotonic() + _DRAIN_S
     try:
@@ -107,5 +108,5 @@ def drain(connection: socket.socket) -> None:
             if not connection.recv(_DRAIN_BYTES):
                 return
     except OSError:
-        # The client is gone already, or never stops sending; either way nothing more can be done for it.
+        # The client is gone, or never stops sending. Nothing more can be done.
         return

@@ -1,4 +1,4 @@
-"""One connection: bytes to a route and a body, events to bytes."""
+"""Handles one connection: parses HTTP requests, dispatches them to routes and writes replies."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
-from start_llm.core.chat import GenerationRequest, Json, Origin
-from start_llm.core.door import demand_json
+from start_llm.core.access_policy import body_length, demand_json
+from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.errors import (
-    BodyTooLarge,
     ClientGone,
     EngineDied,
     HeadersTooLarge,
@@ -27,25 +26,36 @@ from start_llm.core.errors import (
     RequestTimeout,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
-from start_llm.protocols.base import Call, Context, Reply, new_id
+from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
 from start_llm.protocols.fields import parse_body
 from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.listener import Listener
-from start_llm.server.routes import OPENAI, Ask, Own, Page, Question, Wire, asks_key, dialect, find
+from start_llm.server.routes import (
+    OPENAI,
+    Ask,
+    GenerateRoute,
+    QueryRoute,
+    StatusRoute,
+    StoredRoute,
+    dialect,
+    find,
+    requires_key,
+)
+from start_llm.server.served_models import ServedModel
 from start_llm.server.sse import EventStream
-from start_llm.service import Answer
+from start_llm.service import Answer, Service
 
-_BETWEEN_LOOKS_S = 0.05
+_CLIENT_CHECK_INTERVAL_S = 0.05
 _STDLIB_REFUSALS = {414: HeadersTooLarge, 431: HeadersTooLarge, 501: MethodNotAllowed}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves the requests of one client, one after the other."""
+    """Serves the requests of one client, one after another."""
 
     server: Listener  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
-    # What an unreadable request line is taken for. http.server's own choice, 0.9, has no status in a reply.
+    # Version assumed for an unreadable request line. http.server's default, 0.9, has no status line.
     default_request_version = "HTTP/1.0"
     server_version = "start_llm"
     sys_version = ""
@@ -75,23 +85,23 @@ class Handler(BaseHTTPRequestHandler):
                 self._reader.allow(self.server.limits.header_s)
                 super().handle_one_request()
         except (ClientGone, ConnectionError, TimeoutError):
-            # Nobody is left to answer: the client closed, or never sent a whole request.
+            # Nobody is left to answer: the client closed the connection or never sent a complete request.
             self.close_connection = True
 
     def serve(self) -> None:
-        """One request whose headers have been read."""
+        """Serve one request whose headers have been read."""
         self._dialect = dialect(self.path)
         self._unread_body = self._may_have_body()
         try:
             self._admit()
             match find(self.command, self.path):
-                case Page(render):
-                    self._send_json(*render(self.server.site.status))
-                case Own(render):
-                    self._send_json(200, render(self._context()))
-                case Question(wire, ask):
-                    self._say(wire, ask)
-                case Wire() as wire:
+                case StatusRoute(render):
+                    self._send_json(*render(self.server.context.status))
+                case StoredRoute(render):
+                    self._send_json(200, render(self._request_context(self.server.context.models.default)))
+                case QueryRoute(wire, ask):
+                    self._handle_query(wire, ask)
+                case GenerateRoute() as wire:
                     self._generate(wire)
         except RequestError as error:
             self._refuse(error)
@@ -101,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _may_have_body(self) -> bool:
-        """A body need not be announced: then nothing tells where it ends, and what follows is no request."""
+        """Return True if a body may follow. A body of unknown length leaves the connection unusable."""
         announced = "content-length" in self.headers or "transfer-encoding" in self.headers
         return announced or self.command not in ("GET", "HEAD")
 
@@ -110,42 +120,47 @@ class Handler(BaseHTTPRequestHandler):
     def _lower_headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.headers.items()}
 
-    def _context(self) -> Context:
-        site = self.server.site
-        tenant = site.tenants.of(self._lower_headers())
-        return Context(site.model, tenant, site.seal, site.responses, site.notices)
+    def _request_context(self, model: ServedModel) -> RequestContext:
+        context = self.server.context
+        tenant = context.tenants.of(self._lower_headers())
+        return RequestContext(model.facts, tenant, context.seal, context.responses, context.notices)
 
-    def _read_call(self, wire: Wire) -> tuple[Call, GenerationRequest]:
-        """What is asked, and that with its tenant."""
-        context = self._context()
-        call = wire.parse(parse_body(self._read_body()), self._lower_headers(), context)
+    def _read_call(self, wire: GenerateRoute) -> tuple[ServedModel, ParsedRequest, GenerationRequest]:
+        """Parse the body, choose the model that it names, and attach the tenant."""
+        body = parse_body(self._read_body())
+        model = self.server.context.models.named(body.value("model"))
+        context = self._request_context(model)
+        call = wire.parse(body, self._lower_headers(), context)
         is_background = background(self._lower_headers())
-        return call, replace(call.request, tenant=context.tenant, is_background=is_background)
+        return model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
     def _admit(self) -> None:
-        """Nothing of a request is looked at, and its body is not read, before this."""
+        """Apply the access policy. Must run before the request is parsed and its body is read."""
         try:
             address = str(self.connection.getsockname()[0])
         except OSError as error:
-            # Some systems know no address any more of a connection that was reset.
+            # Some systems no longer know the local address of a reset connection.
             raise ClientGone(str(error)) from error
-        self.server.site.door.admit(self.headers.items(), address, asks_key=asks_key(self.path))
+        self.server.context.access_policy.admit(
+            self.headers.items(), address, asks_key=requires_key(self.path)
+        )
 
-    def _say(self, wire: Wire, ask: Ask) -> None:
-        site = self.server.site
-        with site.leaving.let_in():
-            _, request = self._read_call(wire)
-            self._send_json(200, ask(site.service, request))
+    def _handle_query(self, wire: GenerateRoute, ask: Ask) -> None:
+        with self.server.context.drain.admit_request():
+            model, _, request = self._read_call(wire)
+            self._send_json(200, ask(model.service, request))
 
-    def _generate(self, wire: Wire) -> None:
-        site = self.server.site
-        with site.leaving.let_in():
-            call, request = self._read_call(wire)
-            self._respond(call, request, Origin(call.reply.id, wire.path, site.model.id))
+    def _generate(self, wire: GenerateRoute) -> None:
+        with self.server.context.drain.admit_request():
+            model, call, request = self._read_call(wire)
+            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id)
+            self._respond(model.service, call, request, origin)
 
-    def _respond(self, call: Call, request: GenerationRequest, origin: Origin) -> None:
-        with self.server.site.service.respond(request, origin) as answer:
-            # The name that the client and the trace have for it.
+    def _respond(
+        self, service: Service, call: ParsedRequest, request: GenerationRequest, origin: RequestOrigin
+    ) -> None:
+        with service.respond(request, origin) as answer:
+            # Use the id that the client and the trace have for the request.
             self._request_id = call.reply.id
             if call.stream:
                 self._stream(call.reply, answer)
@@ -157,29 +172,29 @@ class Handler(BaseHTTPRequestHandler):
         self._send_head(HTTPStatus.OK, stream.headers)
         stream.send(reply.opening(answer.prompt_tokens))
         for event in answer.events():
-            self._look_after_client(event)
+            self._check_client(event)
             match event:
                 case Finished():
                     stream.send(reply.closing(event))
                     stream.end()
                 case Failed(message):
                     stream.send([reply.failure(message)])
-                    # Without the last chunk the client sees that the stream was cut. The proxy would drop
-                    # what it has not read yet, and the reason with it (lesson 41).
-                    if self.server.site.tenants.is_proxy(self._lower_headers()):
+                    # Without the last chunk the client sees that the stream was cut. The proxy would
+                    # then drop unread data, including the error message (lesson 41).
+                    if self.server.context.tenants.is_proxy(self._lower_headers()):
                         stream.end()
                     self.close_connection = True
                 case _:
                     if isinstance(event, Piece):
                         stream.send(reply.output(event))
-                    # Silence is also where the model writes what the client is not told, or not yet.
+                    # The model may also write text that is not sent, or not yet.
                     if stream.silent_for_s >= self.server.limits.keep_alive_s:
                         stream.send([reply.keep_alive()])
 
     def _send_whole(self, reply: Reply, answer: Answer) -> None:
         outputs: list[Output] = []
         for event in answer.events():
-            self._look_after_client(event)
+            self._check_client(event)
             match event:
                 case Piece():
                     outputs.append(event)
@@ -190,17 +205,17 @@ class Handler(BaseHTTPRequestHandler):
                 case _:
                     pass
 
-    def _look_after_client(self, event: Event) -> None:
-        """Raise `ClientGone` if the client has hung up; looks at most every 50 ms."""
+    def _check_client(self, event: Event) -> None:
+        """Raise `ClientGone` if the client has closed the connection. Checks at most every 50 ms."""
         now = time.monotonic()
-        if isinstance(event, Finished | Failed) or now - self._last_look < _BETWEEN_LOOKS_S:
+        if isinstance(event, Finished | Failed) or now - self._last_look < _CLIENT_CHECK_INTERVAL_S:
             return
         self._last_look = now
         if is_closed_by_peer(self.connection):
             raise ClientGone("the client hung up")
 
     def _read_body(self) -> bytes:
-        length = self._content_length()
+        length = self._body_length()
         demand_json(self.headers.get("content-type"))
         self._reader.allow(self.server.limits.body_s)
         try:
@@ -213,19 +228,12 @@ class Handler(BaseHTTPRequestHandler):
             raise ClientGone("the client hung up in the middle of its request")
         return body
 
-    def _content_length(self) -> int:
-        if "transfer-encoding" in self.headers:
-            raise LengthRequired("Transfer-Encoding is not supported for requests; send Content-Length.")
-        given = set(self.headers.get_all("content-length") or [])
-        if not given:
+    def _body_length(self) -> int:
+        headers = {name.lower(): ", ".join(set(self.headers.get_all(name, []))) for name in self.headers}
+        length = body_length(headers, self.server.limits.max_body_bytes)
+        if length is None:
             raise LengthRequired("Content-Length is required.")
-        text = given.pop().strip()
-        if given or not (text.isascii() and text.isdigit()):
-            raise InvalidRequest("Content-Length must be one whole number of bytes.")
-        most = self.server.limits.most_body_bytes
-        if len(text) > 18 or int(text) > most:
-            raise BodyTooLarge(f"The body is longer than the {most} bytes that MAX_BODY_BYTES allows.")
-        return int(text)
+        return length
 
     def _refuse(self, error: RequestError) -> None:
         self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)
@@ -249,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """What http.server itself refuses, such as an unreadable request line: JSON here too."""
+        """Send http.server's own errors, such as for an unreadable request line, as JSON."""
         kind = _STDLIB_REFUSALS.get(code, InvalidRequest)
         self.close_connection = True
         self._unread_body = True
@@ -258,4 +266,4 @@ class Handler(BaseHTTPRequestHandler):
         self._refuse(kind(f"{message or HTTPStatus(code).phrase}."))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
-        """Requests are reported by the service, which knows what became of them."""
+        """Do nothing. The service logs requests, because it knows their outcome."""

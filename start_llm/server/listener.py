@@ -1,4 +1,4 @@
-"""The listening socket, and how many clients may hold one."""
+"""Listens for connections and limits their number."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from start_llm.core.door import Door
+from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.errors import PortError
-from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.response_store import ResponseStore
+from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
-from start_llm.server.leaving import Leaving
+from start_llm.server.drain import RequestDrain
+from start_llm.server.served_models import ServedModels
 from start_llm.server.status import Status
-from start_llm.service import Service
 
 _BUSY: Final = float("inf")
 _POLL_S: Final = 0.1
@@ -39,19 +38,19 @@ _NO_ROOM_BODY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What one client may take of the server.
+    """Limits per client, and the number of connections.
 
     Attributes:
-        most_connections: open sockets; beyond it the longest idle one is closed.
-        most_body_bytes: length of a request body.
+        max_connections: open sockets; beyond it the longest idle one is closed.
+        max_body_bytes: length of a request body.
         idle_s: silence between two requests. Longer than proxies pool connections, up to 120 s.
         header_s, body_s: time to send all headers, and then the whole body.
         write_s: time for which a client may read nothing.
         keep_alive_s: silence in a stream after which an empty data event is sent.
     """
 
-    most_connections: int = 512
-    most_body_bytes: int = 64 * 2**20
+    max_connections: int = 512
+    max_body_bytes: int = 64 * 2**20
     idle_s: float = 130
     header_s: float = 10
     body_s: float = 60
@@ -60,22 +59,21 @@ class ServerLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Everything that handlers answer from."""
+class ServerContext:
+    """Everything that handlers need to answer requests."""
 
-    service: Service
+    models: ServedModels
     status: Status
-    model: ModelFacts
     seal: Seal
     tenants: Tenants = field(default_factory=Tenants)
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
-    door: Door = field(default_factory=Door)
-    leaving: Leaving = field(default_factory=Leaving)
+    access_policy: AccessPolicy = field(default_factory=AccessPolicy)
+    drain: RequestDrain = field(default_factory=RequestDrain)
 
 
 class Connections:
-    """Open sockets and since when each is idle. Safe to use from any thread."""
+    """Open sockets, and since when each is idle. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -83,7 +81,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def admit(self, connection: socket.socket) -> bool:
-        """Make room for a new socket. False if every open one is in the middle of a request."""
+        """Make room for a new socket. Return False if every open one is in the middle of a request."""
         with self._lock:
             if len(self._idle_since) >= self._most and not self._close_longest_idle():
                 return False
@@ -96,7 +94,7 @@ class Connections:
 
     @contextmanager
     def busy(self, connection: socket.socket) -> Generator[None]:
-        """The connection is in the middle of a request, and is not closed to make room."""
+        """Mark a connection as busy while the block runs, so that it is not closed to make room."""
         self._mark(connection, _BUSY)
         try:
             yield
@@ -117,7 +115,7 @@ class Connections:
         connection, since = min(self._idle_since.items(), key=lambda item: item[1])
         if since == _BUSY:
             return False
-        # Its thread wakes up from reading, finds the end, and closes it.
+        # Its thread returns from the read, finds the end of the stream and closes the socket.
         _hang_up(connection)
         del self._idle_since[connection]
         return True
@@ -129,9 +127,10 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 class Listener(ThreadingHTTPServer):
-    """Accepts connections, one thread each.
+    """Accepts connections, with one thread each.
 
-    Bound when it is made, so that a busy port is found before a model is loaded; serves once it has a site.
+    The constructor binds the port, so that a busy port is found before a model is loaded. Requests are served
+    after `open`.
     """
 
     request_queue_size = 128
@@ -143,8 +142,8 @@ class Listener(ThreadingHTTPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.limits = limits
-        self.connections = Connections(limits.most_connections)
-        self._site: Site | None = None
+        self.connections = Connections(limits.max_connections)
+        self._context: ServerContext | None = None
         try:
             super().__init__((host, port), handler)
         except OSError as error:
@@ -158,19 +157,19 @@ class Listener(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     @property
-    def site(self) -> Site:
-        if self._site is None:
+    def context(self) -> ServerContext:
+        if self._context is None:
             raise RuntimeError("requests are accepted only once there is a site")
-        return self._site
+        return self._context
 
-    def open(self, site: Site) -> None:
-        """Begin to accept, on a thread of its own."""
-        self._site = site
+    def open(self, context: ServerContext) -> None:
+        """Start accepting connections on a separate thread."""
+        self._context = context
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="listener", daemon=True).start()
 
     def stop_accepting(self) -> None:
-        """Take no new connections; those that are open go on."""
-        if self._site is not None:
+        """Accept no more connections. Open ones continue."""
+        if self._context is not None:
             self.shutdown()
         self.server_close()
 
@@ -179,7 +178,7 @@ class Listener(ThreadingHTTPServer):
         self.connections.close_all()
 
     def server_bind(self) -> None:
-        # Not HTTPServer's own, which asks the name service for the host and can wait for it.
+        # HTTPServer's own method resolves the host name, which can block.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 

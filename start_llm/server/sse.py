@@ -1,11 +1,11 @@
-"""Server-sent events over HTTP/1.1 chunks."""
+"""Writes server-sent events, in HTTP/1.1 chunks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 
-from start_llm.protocols.base import Frame, json_text
+from start_llm.protocols.base import SSEFrame, json_text
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -14,8 +14,8 @@ _HEADERS = {
 }
 
 
-def encode(frame: Frame) -> bytes:
-    """One event: its name if it has one, `data: ...` and a blank line."""
+def encode(frame: SSEFrame) -> bytes:
+    """Encode one event: its name if it has one, `data: ...` and a blank line."""
     data = frame.data
     text = data if isinstance(data, str) else json_text(data)
     name = f"event: {frame.event}\n" if frame.event else ""
@@ -23,7 +23,7 @@ def encode(frame: Frame) -> bytes:
 
 
 class EventStream:
-    """Writes frames. A stream that is not ended tells the client that it was cut.
+    """Writes frames. A chunked stream without `end` shows the client that it was cut.
 
     Args:
         write: sends bytes to the client, or raises `ClientGone`.
@@ -43,13 +43,13 @@ class EventStream:
     def silent_for_s(self) -> float:
         return time.monotonic() - self._last_write
 
-    def send(self, frames: Iterable[Frame]) -> None:
+    def send(self, frames: Iterable[SSEFrame]) -> None:
         data = b"".join(encode(frame) for frame in frames)
         if data:
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
             self._last_write = time.monotonic()
 
     def end(self) -> None:
-        """Say that the stream is whole."""
+        """Mark the stream as complete."""
         if self._chunked:
             self._write(b"0\r\n\r\n")

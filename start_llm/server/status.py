@@ -1,4 +1,4 @@
-"""What the server tells about itself: `/health`, `/stats`, `/v1/models`."""
+"""Builds the server's status replies: `/health`, `/stats`, `/v1/models`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.protocols.response_store import ResponseStore
-from start_llm.server.leaving import Leaving
+from start_llm.protocols.responses.store import ResponseStore
+from start_llm.server.drain import RequestDrain
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """The loaded model, for clients.
+    """The loaded model, as clients see it.
 
     Attributes:
-        context_window: tokens that prompt and reply may have together, in the memory that there is.
-        reasons: it may think before it answers.
-        budget_bytes, usable_bytes: memory for everything, and what is left of it for running requests.
+        context_window: maximum tokens of prompt and reply together, limited by the available memory.
+        reasons: the model can think before it answers.
+        budget_bytes, usable_bytes: memory for everything, and the part left for running requests.
     """
 
     id: str
@@ -34,11 +34,11 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthLimits:
-    """Seconds.
+    """Time limits of the health check and of decode stalls, in seconds.
 
     Attributes:
-        chunk_s: for which running replies may stand still.
-        stall_s: without progress, after which the engine is taken for stuck.
+        chunk_s: target for the longest pause between two tokens of a running reply.
+        stall_s: time in one step after which the engine counts as stuck.
     """
 
     chunk_s: float
@@ -47,18 +47,18 @@ class HealthLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Reads counters; never waits for the engine.
+    """Builds status replies from counters. Never waits for the engine.
 
     Attributes:
-        batch: replies that may be generated at once.
-        turns_because: why they do not share forward passes, as a test at load has found; empty: they do.
-        engine_is_alive: whether requests can still be served.
-        leaving: whether new ones still are.
+        batch: maximum number of replies generated at once.
+        unbatched_reason: why replies do not share forward passes, from a test at load; empty: they do.
+        engine_is_alive: returns True while requests can be served.
+        drain: shows if new requests are accepted.
     """
 
     card: ModelCard
     batch: int
-    turns_because: str
+    unbatched_reason: str
     requests: RequestMetrics
     engine: EngineMetrics
     cache: CacheMetrics
@@ -66,7 +66,7 @@ class Status:
     responses: ResponseStore
     limits: HealthLimits
     engine_is_alive: Callable[[], bool]
-    leaving: Leaving = field(default_factory=Leaving)
+    drain: RequestDrain = field(default_factory=RequestDrain)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     def greeting(self) -> tuple[int, Mapping[str, Json]]:
@@ -75,11 +75,11 @@ class Status:
     def health(self) -> tuple[int, Mapping[str, Json]]:
         if not self.engine_is_alive():
             return 503, {"status": "failed", "reason": "the engine thread has ended"}
-        if self.leaving.has_begun:
+        if self.drain.has_begun:
             return 503, {
                 "status": "draining",
                 "reason": "the server is stopping",
-                "in_flight": self.leaving.inside,
+                "in_flight": self.drain.inside,
             }
         began = self.engine.step_began
         stuck_s = time.monotonic() - began if began is not None else 0.0
@@ -92,7 +92,7 @@ class Status:
         return 200, {"object": "list", "data": [self._entry()]}
 
     def model(self, name: str) -> tuple[int, Mapping[str, Json]]:
-        """The loaded model answers to its own id only, so that a client can ask which one it is."""
+        """Return the loaded model. It has only its own id, so a client can find out which model is loaded."""
         if name != self.card.id:
             raise NotFound(f"The model {name!r} is not loaded; {self.card.id!r} is.", param="model")
         return 200, self._entry()
@@ -110,7 +110,7 @@ class Status:
         }
 
     def stats(self) -> tuple[int, Mapping[str, Json]]:
-        """Sections and keys that clients of such servers know; null where nothing is built yet."""
+        """Return the sections and keys that clients of similar servers know. Unbuilt features are null."""
         return 200, {
             "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
             "prompt_cache": self._prompt_cache(),
@@ -125,9 +125,9 @@ class Status:
             },
             "batch": {
                 "configured": self.batch,
-                "batched": not self.turns_because,
-                "turns_because": self.turns_because,
-                "active_rows": self.engine.active_rows,
+                "batched": not self.unbatched_reason,
+                "unbatched_reason": self.unbatched_reason,
+                "active_rows": self.engine.active_sequences,
             },
             "requests": self._requests(),
             "engine": self._engine(),
@@ -144,13 +144,13 @@ class Status:
             "max_bytes": cache.budget_bytes,
             "bytes_by_kind": {
                 "pages": cache.page_bytes,
-                "strands": cache.strand_bytes,
+                "sequence_caches": cache.seq_cache_bytes,
                 "checkpoints": cache.checkpoint_bytes,
                 "live": cache.live_bytes,
             },
             "arrays": cache.arrays,
             "checkpoints": cache.checkpoints,
-            "strands": cache.strands,
+            "sequence_caches": cache.seq_caches,
             "lookups": cache.lookups,
             "hits": cache.hits,
             "misses": cache.lookups - cache.hits,
@@ -159,13 +159,13 @@ class Status:
             "reused_tokens": cache.reused_tokens,
             "unavoidable_tokens": unavoidable,
             "efficiency": round(unavoidable / computed, 4) if unavoidable else None,
-            "handed_over": cache.handed_over,
+            "reused_in_place": cache.reused_in_place,
             "evictions": cache.evictions,
             **cache.correctness,
         }
 
     def _transcripts(self) -> dict[str, Json]:
-        """The session turn store."""
+        """Return counters of the session turn store."""
         told = self.transcripts
         return {
             "nodes": told.nodes,
@@ -179,7 +179,7 @@ class Status:
             "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
             "notes": told.notes,
             "note_tokens": told.note_tokens,
-            "healed_thoughts": told.healed,
+            "restored_reasoning": told.healed,
         }
 
     def _requests(self) -> dict[str, Json]:
@@ -200,12 +200,12 @@ class Status:
             "prefilled_tokens": self.engine.prefilled_tokens,
             "generated_tokens": self.engine.generated_tokens,
             "failures": self.engine.failures,
-            "interruptions": self.engine.interruptions,
+            "preemptions": self.engine.preemptions,
             "decode_stall": self._decode_stall(),
         }
 
     def _decode_stall(self) -> dict[str, Json]:
-        """Seconds between two tokens of running replies."""
+        """Return seconds between two tokens of running replies."""
         last = sorted(self.engine.stalls)
         return {
             "target_s": self.limits.chunk_s,

@@ -1,1 +1,1 @@
-"""What the server says about itself: counters and terminal lines."""
+"""Counters, terminal output and traces."""

@@ -1,4 +1,4 @@
-"""One request, told to all who keep count: the counters, the terminal, the trace."""
+"""Report what happens to a request to the counters, the terminal and the trace."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored,
 from start_llm.core.explanation import Explanation
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
-from start_llm.telemetry.trace import Asked, Ended, Texts, Trace
+from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Where it is told what became of requests. `trace` is None if nothing is to be written."""
+    """The receivers of reports. `trace` is None if no trace is written."""
 
     metrics: RequestMetrics
     terminal: Terminal
@@ -23,13 +23,13 @@ class Reports:
 
 
 type Explain = Callable[[Restored], Explanation]
-"""Why not more of a prompt is known than what was restored."""
+"""Explains why no more of a prompt was restored."""
 
 
-class Account:
-    """What becomes of a request. Owned by its HTTP thread."""
+class RequestAccount:
+    """Follows one request to its end. Owned by its HTTP thread."""
 
-    def __init__(self, reports: Reports, line: RequestLine, asked: Asked, explain: Explain) -> None:
+    def __init__(self, reports: Reports, line: RequestLine, asked: TracedRequest, explain: Explain) -> None:
         self._reports = reports
         self._line = line
         self._asked = asked
@@ -44,7 +44,7 @@ class Account:
         self._reports.metrics.begin()
 
     def note(self, event: Event) -> None:
-        """Something has happened."""
+        """Handle the next event of the request."""
         match event:
             case Restored():
                 self._restored = event
@@ -65,27 +65,29 @@ class Account:
             case _:
                 pass
 
-    def end(self, replied: int, texts: Texts) -> None:
-        """Nothing more will happen. It is in flight until its line is written: the server waits for it.
+    def end(self, reply_length: int, texts: Texts) -> None:
+        """Report the end of the request.
+
+        It counts as in flight until its trace line is written, so that a stopping server waits for it.
 
         Args:
-            replied: tokens of the reply that had come.
-            texts: for the trace, if it wants them.
+            reply_length: tokens of the reply that were received.
+            texts: prompt and reply, for the trace if it needs them.
         """
         self._reports.terminal.finished(self._line, self._ending, self._usage)
         if self._reports.trace:
-            self._reports.trace.write(self._asked, self._ended(replied), texts)
+            self._reports.trace.write(self._asked, self._ended(reply_length), texts)
         self._reports.metrics.end(self._ending, self._usage)
 
-    def _ended(self, replied: int) -> Ended:
+    def _ended(self, reply_length: int) -> TracedReply:
         now, line, restored = time.perf_counter(), self._line, self._restored or Restored(0)
         explanation = self._explanation or self._explain(restored)
         cause = explanation.cause
-        return Ended(
+        return TracedReply(
             ending=self._ending,
             cached_tokens=restored.tokens,
             computed_tokens=self._computed(restored.tokens),
-            completion_tokens=self._usage.completion if self._usage else replied,
+            completion_tokens=self._usage.completion if self._usage else reply_length,
             ttft_seconds=round(line.first_text - line.began, 4) if line.first_text else None,
             total_seconds=round(now - line.began, 4),
             cache_hit=restored.tokens > 0 if self._restored else None,
@@ -104,6 +106,6 @@ class Account:
         )
 
     def _computed(self, cached: int) -> int:
-        """Prompt tokens. The last one is computed by the first step of the reply."""
+        """Return the computed prompt tokens. The first decode step computes the last one."""
         is_complete = self._usage is not None or self._line.first_text is not None
         return (self._line.prompt_tokens if is_complete else max(self._prefilled, cached)) - cached

@@ -1,4 +1,4 @@
-"""Counters of the running server. Each field has one writer; readers may see it a moment late."""
+"""Counters of the running server. Each field has one writer; readers may see a value slightly late."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _STALLS = 500
 
 @dataclass(slots=True)
 class EngineMetrics:
-    """Written by the engine thread alone.
+    """Engine counters, written by the engine thread only.
 
     Attributes:
-        prefill: tokens computed and tokens in all, of the prompt being computed; None if there is none.
-        prefilled_tokens, generated_tokens: forwarded and sampled since the start.
-        failures: steps that raised.
-        interruptions: rows that gave their place to others, to go on later.
-        step_began: on the clock of `time.monotonic`; None while there is nothing to do.
-        stalls: seconds between two steps of running replies, the last ones; `worst_stall` of all.
+        prefill: tokens done and total of the prompt that is being prefilled; None if there is none.
+        prefilled_tokens, generated_tokens: since the start.
+        failures: engine actions that raised.
+        preemptions: preempted replies, to be continued later.
+        step_began: on the clock of `time.monotonic`; None while the engine is idle.
+        stalls: the last 500 pauses of running replies between two steps, in seconds; `worst_stall` of all.
     """
 
     waiting: int = 0
-    active_rows: int = 0
+    active_sequences: int = 0
     prefill: tuple[int, int] | None = None
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     failures: int = 0
-    interruptions: int = 0
+    preemptions: int = 0
     step_began: float | None = None
     stalls: list[float] = field(default_factory=list[float])
     worst_stall: float = 0.0
@@ -42,35 +42,35 @@ class EngineMetrics:
 
 @dataclass(slots=True)
 class CacheMetrics:
-    """Written by the engine thread alone.
+    """Prompt cache counters, written by the engine thread only.
 
     Attributes:
-        lookups, hits: prompts, and those of which something was known.
-        misses: prompts of which something had to be computed again, or nothing was known, by reason: `new`
-            (never seen), `evicted` (no longer kept), `no_state` (kept, but for the state at its end), `drift`
-            (computed in other words, that could not be taken up), `off`.
-        rejected_keys: candidates with the right key and other tokens.
-        reused_tokens: prompt tokens that were not computed.
-        computed_tokens: prompt tokens that were.
+        lookups, hits: prompts, and those of which something was restored.
+        misses: prompts of which nothing, or less than was ever computed, was restored, by reason: `new`
+            (never seen), `evicted`, `no_state` (KV is stored, but no state at its end), `drift` (computed as
+            other tokens, which could not be used), `off`.
+        rejected_keys: candidates with the right key but other tokens.
+        reused_tokens: prompt tokens that were restored.
+        computed_tokens: prompt tokens that were computed.
         unavoidable_tokens: those of them that were never computed before.
-        handed_over: prompts that went on in the caches of their last turn, without a copy.
-        evictions: conversations, pages, checkpoints and strands that had to go.
+        reused_in_place: prompts that continued in their last turn's caches without a copy.
+        evictions: evicted conversations, pages, checkpoints and sequence caches.
         budget_bytes: for all of the following together; 0 is no cache.
-        page_bytes, strand_bytes, checkpoint_bytes, live_bytes: of what lies in pages, in caches that wait for
-            their next turn, in states, and in the caches of running rows.
-        arrays: that all of these are in.
-        pages, checkpoints, strands: how many there are.
+        page_bytes, seq_cache_bytes, checkpoint_bytes, live_bytes: memory of pages, idle sequence caches,
+            checkpoints, and the caches of running sequences.
+        arrays: number of arrays in all of these.
+        pages, checkpoints, seq_caches: how many there are.
     """
 
     budget_bytes: int = 0
     page_bytes: int = 0
-    strand_bytes: int = 0
+    seq_cache_bytes: int = 0
     checkpoint_bytes: int = 0
     live_bytes: int = 0
     arrays: int = 0
     pages: int = 0
     checkpoints: int = 0
-    strands: int = 0
+    seq_caches: int = 0
     lookups: int = 0
     hits: int = 0
     misses: Counter[str] = field(default_factory=Counter[str])
@@ -78,12 +78,12 @@ class CacheMetrics:
     reused_tokens: int = 0
     computed_tokens: int = 0
     unavoidable_tokens: int = 0
-    handed_over: int = 0
+    reused_in_place: int = 0
     evictions: int = 0
 
     @property
     def correctness(self) -> dict[str, int]:
-        """Counters that stay at 0 as long as all is well. There are no images yet that could be cut."""
+        """Counters that stay 0 if all is well. `vlm_retreat` counts cut images, which do not exist yet."""
         return {
             "vlm_retreat": 0,
             "hybrid_trim_miss": self.misses["no_state"],
@@ -92,24 +92,24 @@ class CacheMetrics:
 
     @property
     def stored_bytes(self) -> int:
-        """Of everything that no running row holds."""
-        return self.page_bytes + self.strand_bytes + self.checkpoint_bytes
+        """Bytes of everything that no running sequence holds."""
+        return self.page_bytes + self.seq_cache_bytes + self.checkpoint_bytes
 
 
 @dataclass(slots=True)
 class TranscriptMetrics:
-    """Sizes are written under the store's lock, counts under this one's.
+    """Transcript counters. Sizes are written under the store's lock, counts under this object's.
 
     Attributes:
-        nodes, variants, nbytes: what is kept.
-        forgotten: variants that had to go.
-        bound: requests that begin with recorded tokens; `bound_tokens` so many.
+        nodes, variants, nbytes: what is stored.
+        forgotten: dropped variants.
+        bound: requests that start with recorded tokens; `bound_tokens` counts these.
         fresh: requests that do not.
-        kept_tokens: recorded tokens beyond what the fresh rendering has in their place: thoughts, mostly.
-        refused: bindings that were given up, by reason: `too_long` for the window, `costly` for what
+        kept_tokens: recorded tokens in excess of the fresh rendering that they replace: mostly reasoning.
+        refused: bindings that were given up, by reason: `too_long` for the window, `costly` because of what
             the model would have had to be told.
-        notes: prompts that tell what has changed; `note_tokens` in so many.
-        healed: thoughts that were given back to a message that came without.
+        notes: prompts with notes on changed values; `note_tokens` counts the notes' tokens.
+        healed: reasoning that was restored to a message that came without it.
     """
 
     nodes: int = 0
@@ -129,7 +129,7 @@ class TranscriptMetrics:
     def note_binding(
         self, recorded: int, replaced: int, refusal: str | None = None, note_tokens: int = 0
     ) -> None:
-        """`recorded` tokens take the place of `replaced` fresh ones, unless there is a refusal."""
+        """Count a request in which `recorded` tokens replace `replaced` fresh ones, unless it was refused."""
         with self._lock:
             self.notes += note_tokens > 0
             self.note_tokens += note_tokens
@@ -149,7 +149,7 @@ class TranscriptMetrics:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Written by HTTP threads, under a lock."""
+    """Request counters, written by HTTP threads under a lock."""
 
     in_flight: int = 0
     endings: Counter[str] = field(default_factory=Counter[str])
@@ -163,7 +163,7 @@ class RequestMetrics:
             self.in_flight += 1
 
     def end(self, ending: str, usage: Usage | None) -> None:
-        """`ending` is a finish reason, or `deadline`, `failed` or `cancelled`."""
+        """Count the end of a request. `ending` is a finish reason, `deadline`, `failed` or `cancelled`."""
         with self._lock:
             self.in_flight -= 1
             self.endings[ending] += 1

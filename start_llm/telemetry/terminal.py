@@ -1,4 +1,4 @@
-"""Lines for the person who watches the terminal."""
+"""Print status lines on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BETWEEN_PROGRESS_S = 2.0
 
 @dataclass(slots=True)
 class RequestLine:
-    """Times of one request, on the clock of `time.perf_counter`."""
+    """One request's name and times, on the clock of `time.perf_counter`."""
 
     session: str | None
     prompt_tokens: int
@@ -32,7 +32,7 @@ class RequestLine:
 
     @property
     def name(self) -> str:
-        """The end of the session id, without what would move the cursor of a terminal."""
+        """The end of the session id, without characters that could move the terminal's cursor."""
         return (
             "".join(char if char.isprintable() else "?" for char in self.session[-12:])
             if self.session
@@ -41,37 +41,37 @@ class RequestLine:
 
 
 class Terminal:
-    """Writes whole lines, one at a time, from any thread."""
+    """Prints whole lines, one at a time, from any thread."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._lock = threading.Lock()
 
     def say(self, line: str) -> None:
-        """Write one line. A closed terminal is no reason to stop serving."""
+        """Print one line. A closed terminal is ignored."""
         with self._lock:
             try:
                 self._stream.write(line + "\n")
                 self._stream.flush()
             except (OSError, ValueError):
-                # The terminal was closed or its pipe is gone; requests are answered all the same.
+                # The terminal was closed or its pipe is gone; requests are still answered.
                 return
 
     def summary(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Aligned name and value pairs."""
+        """Print aligned name and value pairs."""
         pairs = list(rows)
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
             self.say(f"  {name:<{width}}  {value}")
 
     def paste(self, title: str, lines: Sequence[str]) -> None:
-        """A titled block of lines to copy."""
+        """Print a titled block of lines to copy."""
         self.say(f"\n  {title}")
         for line in lines:
             self.say(f"    {line}")
 
     def prefilling(self, line: RequestLine, progress: Prefilling) -> None:
-        """Progress of a prompt that takes long, every two seconds."""
+        """Print the progress of a long prefill, every two seconds."""
         now = time.perf_counter()
         elapsed = now - line.began
         if elapsed < _QUIET_PREFILL_S or now - line.last_progress < _BETWEEN_PROGRESS_S:
@@ -84,11 +84,11 @@ class Terminal:
         )
 
     def missed(self, line: RequestLine, explanation: Explanation) -> None:
-        """Why a conversation that is known has to be read again."""
+        """Print why a known conversation has to be read again."""
         self.say(f"{_clock()} {line.name:<12}  {explanation.line}")
 
     def finished(self, line: RequestLine, ending: str, usage: Usage | None) -> None:
-        """One line for each request, however it ended."""
+        """Print one line for each request, however it ended."""
         now = time.perf_counter()
         ttft = f"{line.first_text - line.began:.2f} s" if line.first_text else "-"
         speed = "-"

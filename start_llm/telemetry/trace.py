@@ -1,4 +1,4 @@
-"""The trace: a line of JSON for each request, in a file for each session. `docs/trace.md` has every field."""
+"""Write the trace: a JSON line for each request, in a file for each session; see `docs/trace.md`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SCHEMA = 1
 _DIGEST_BYTES = 8
 
 type Texts = Callable[[], tuple[str, str]]
-"""The prompt that the model read, and the reply that it wrote."""
+"""Returns the prompt that the model read and the reply that it wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is known of a request once it is clear what the model will read. Each field is one of a line."""
+class TracedRequest:
+    """The facts about a request before it runs. Each field is a field of the trace line."""
 
     request_id: str
     session: str
@@ -44,8 +44,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What became of it. Each field is one of a line."""
+class TracedReply:
+    """The outcome of a request. Each field is a field of the trace line."""
 
     ending: str
     cached_tokens: int
@@ -65,20 +65,20 @@ class Ended:
 
 
 def session_digest(tenant: bytes, session: str) -> str:
-    """16 hexadecimal digits that name a session of a tenant, and tell nothing about either."""
+    """Return 16 hexadecimal digits that name a session of a tenant and reveal nothing about either."""
     digest = hashlib.blake2b(len(tenant).to_bytes(8, "little") + tenant, digest_size=_DIGEST_BYTES)
     digest.update(session.encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
 class Trace:
-    """Writes the lines. Safe to use from any thread. A disk that fails is told once, and fails no request.
+    """Writes the trace. Safe to use from any thread. A disk error is reported once and fails no request.
 
     Args:
-        cache: whose counters every line shows.
-        say: tells the person at the terminal.
-        with_prompts: lines have the prompt and the reply in clear.
-        now: with a zone.
+        cache: the counters that every line shows.
+        say: prints a line on the terminal.
+        with_prompts: lines include the prompt and the reply in clear text.
+        now: returns a time with a time zone.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Trace:
         return f"{self._files.root}{', with prompts and replies in clear' if self._with_prompts else ''}"
 
     def start(self) -> None:
-        """See whether anything can be written; if not, say so.
+        """Check that the trace can be written, and report it if not.
 
         Raises:
-            SettingsError: LOG_ROOT is something else than a folder.
+            SettingsError: LOG_ROOT is not a folder.
         """
         try:
             self._files.prepare(self._day(self._now()))
@@ -115,11 +115,11 @@ class Trace:
                 raise SettingsError(f"LOG_ROOT={str(self._files.root)!r}: expected a folder.") from error
             self._complain(error)
 
-    def write(self, asked: Asked, ended: Ended, texts: Texts) -> None:
+    def write(self, asked: TracedRequest, ended: TracedReply, texts: Texts) -> None:
         """Write the line of a request that has ended.
 
         Args:
-            texts: called only if they are wanted.
+            texts: called only if lines include them.
         """
         now = self._now()
         fields = {
@@ -148,10 +148,10 @@ class Trace:
 
 
 def start_trace(root: Path, cache: CacheMetrics, say: Callable[[str], None], *, with_prompts: bool) -> Trace:
-    """A trace in this folder.
+    """Start a trace in this folder.
 
     Raises:
-        SettingsError: it is something else than a folder.
+        SettingsError: it is not a folder.
     """
     trace = Trace(TraceFiles(root), cache, say, with_prompts=with_prompts)
     trace.start()

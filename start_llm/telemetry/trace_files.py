@@ -1,4 +1,4 @@
-"""The files of the trace: their owner's alone, of bounded size, and never behind a link.
+"""The files of the trace: private to their owner, of limited size, and never behind a link.
 
 ROOT/2026-07-31/cache-session-0123456789abcdef.log      the newest lines
 ROOT/2026-07-31/cache-session-0123456789abcdef.log.1    those before them
@@ -17,34 +17,34 @@ from pathlib import Path
 
 from start_llm.core.private_files import private_folder
 
-MOST_FILE_BYTES = 16 * 2**20
-"""A line that would make its file longer begins a new one; of those before, the last one is kept."""
-MOST_BYTES = 512 * 2**20
-"""Of all files together. Beyond it the oldest go, until an eighth is free again."""
+MAX_FILE_BYTES = 16 * 2**20
+"""Largest size of a file. A longer one is replaced by a new one; only the last old one is kept."""
+MAX_BYTES = 512 * 2**20
+"""Largest size of all files together. Beyond it the oldest are deleted, until an eighth is free."""
 _FOLDER = re.compile(r"\d{4}-\d{2}-\d{2}")
 _FILE = re.compile(r"cache-session-[0-9a-f]{16}\.log(\.1)?")
-# Whoever puts a pipe in a file's place must not make the server wait for its reader.
+# O_NONBLOCK: a pipe in a file's place must not make the server wait for a reader.
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
 
 
 class TraceFiles:
-    """Appends lines. Safe to use from any thread.
+    """Appends lines to trace files. Safe to use from any thread.
 
     Args:
-        root: made if it is not there; in one that is there, nothing changes but what is ours by its name.
+        root: created if missing; in an existing folder, only trace files are changed, known by their names.
     """
 
     def __init__(
-        self, root: Path, *, most_file_bytes: int = MOST_FILE_BYTES, most_bytes: int = MOST_BYTES
+        self, root: Path, *, max_file_bytes: int = MAX_FILE_BYTES, max_bytes: int = MAX_BYTES
     ) -> None:
         self.root = root
-        self._most_file_bytes = most_file_bytes
-        self._most_bytes = most_bytes
+        self._max_file_bytes = max_file_bytes
+        self._max_bytes = max_bytes
         self._bytes: int | None = None
         self._lock = threading.Lock()
 
     def prepare(self, day: str) -> None:
-        """Make the folder of a day.
+        """Create the folder of a day.
 
         Raises:
             OSError: nothing can be written there.
@@ -53,7 +53,7 @@ class TraceFiles:
             pass
 
     def append(self, day: str, session: str, line: bytes) -> None:
-        """Write a line, all of it or nothing, and make room if it was too much.
+        """Write a line completely or not at all, and delete old files if there are too many bytes.
 
         Args:
             day: as in 2026-07-31.
@@ -68,7 +68,7 @@ class TraceFiles:
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 self._append(folder, f"cache-session-{session}.log", line)
             self._bytes = None if self._bytes is None else self._bytes + len(line)
-            if self._bytes is None or self._bytes > self._most_bytes:
+            if self._bytes is None or self._bytes > self._max_bytes:
                 self._bytes = self._make_room()
 
     @contextmanager
@@ -77,14 +77,14 @@ class TraceFiles:
         with suppress(FileExistsError):
             (self.root / day).mkdir(mode=0o700)
         with _opened(self.root / day, os.O_RDONLY | os.O_DIRECTORY) as folder:
-            # It may have been there before us, and others may have been allowed to look into it.
+            # The folder may have existed before, readable by others.
             os.fchmod(folder, 0o700)
             yield folder
 
     def _append(self, folder: int, name: str, line: bytes) -> None:
         with _opened(name, _APPEND, folder) as file:
             size = _size_of(file)
-            if not size or size + len(line) <= self._most_file_bytes:
+            if not size or size + len(line) <= self._max_file_bytes:
                 _write(file, line, size)
                 return
         os.rename(name, f"{name}.1", src_dir_fd=folder, dst_dir_fd=folder)
@@ -92,25 +92,25 @@ class TraceFiles:
             _write(file, line, 0)
 
     def _make_room(self) -> int:
-        """Returns the bytes that are left."""
+        """Delete the oldest files if there are too many bytes. Returns the bytes that are left."""
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
-        goal = total if total <= self._most_bytes else self._most_bytes * 7 // 8
+        goal = total if total <= self._max_bytes else self._max_bytes * 7 // 8
         for _, size, path in files:
             if total <= goal:
                 break
-            # One that is gone, or that we may not delete, is no reason to keep the others.
+            # Files that are gone, or that may not be deleted, must not stop the others.
             with suppress(OSError):
                 path.unlink()
                 total -= size
         return total
 
     def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """Age, size and path of every file that is ours by its name, and of no link."""
+        """Yield time, size and path of every trace file, known by its name, that is not a link."""
         for folder in os.scandir(self.root):
             if not (_FOLDER.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False)):
                 continue
-            # What is gone by now, or somebody else's, does not count.
+            # Ignore folders that are gone by now or belong to somebody else.
             with suppress(OSError):
                 yield from _files_in(folder)
 
@@ -124,7 +124,7 @@ def _files_in(folder: os.DirEntry[str]) -> Iterator[tuple[int, int, Path]]:
 
 @contextmanager
 def _opened(name: str | Path, flags: int, folder: int | None = None) -> Generator[int]:
-    """A descriptor; a file that is made is its owner's alone from the beginning on."""
+    """Open a file descriptor. A new file is private to its owner from its creation on."""
     descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
         yield descriptor
@@ -140,10 +140,10 @@ def _size_of(file: int) -> int:
 
 
 def _write(file: int, line: bytes, size: int) -> None:
-    """A disk that is full keeps no half of a line, which would spoil the next one.
+    """Write a line. If the disk is full, remove the partial line, which would damage the next one.
 
     Args:
-        size: of the file so far.
+        size: bytes in the file so far.
     """
     rest = memoryview(line)
     try:

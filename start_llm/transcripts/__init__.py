@@ -1,1 +1,1 @@
-"""What was computed for which conversation. See docs/ARCHITECTURE.md."""
+"""Records the tokens that were computed for each conversation. See docs/ARCHITECTURE.md."""

@@ -1,4 +1,11 @@
-"""From the tokens of a fresh rendering to those that were computed for the same conversation."""
+"""Binds a prompt: replaces its beginning by the tokens that were computed for the same conversation.
+
+The *fresh rendering* of a request, the chat template's output, differs from what the model read and wrote
+before: clients leave out reasoning and serialise calls anew. The recorded tokens are most likely in the KV
+cache still, so taking them saves prefill. Some of what they say may have changed since, such as a date in the
+system prompt; a *note* then tells the model the new value. A message's *closer* is the special token that
+ends it in the template; its boundary lies before the closer.
+"""
 
 from __future__ import annotations
 
@@ -10,54 +17,61 @@ from itertools import pairwise
 from start_llm.core.canonical import Conversation
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts import drift
-from start_llm.transcripts.guard import Claims, Guard, Reading
-from start_llm.transcripts.store import Place, TranscriptStore, Variant
+from start_llm.transcripts.guard import Claims, Guard, MessageDetails
+from start_llm.transcripts.store import PrefixNode, TranscriptStore, Variant
 
 type Encode = Callable[[str], Sequence[int]]
 
-_MOST_DEAR = 32
-"""Notes that are too long: then only what needs none is looked for. Each takes a look at all messages."""
+_MAX_UNUSABLE_NOTES = 32
+"""After so many candidates whose notes are impossible or too costly, only those are tried that equal the
+request: what a note would say takes a pass over all messages.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """Tokens for a model.
+class BoundPrompt:
+    """The tokens to compute for a request.
 
     Attributes:
-        ids: recorded tokens of the bound prefix, a note, and what the fresh rendering has behind that prefix.
-        boundaries: in `ids`.
-        readings: of each message, what `ids` say of it that its key does not.
-        prefix: what was bound; None if nothing was, and all is fresh.
-        replaced: tokens of the fresh rendering that the prefix stands for.
-        noted: tokens of the note.
-        before_note: tokens in front of it.
+        ids: recorded tokens of the bound prefix, then the rest of the fresh rendering, with a note if one is
+            needed.
+        boundaries: ends of messages in `ids`.
+        details: for each message, the parts that `ids` show and that its key leaves out, such as reasoning,
+            dates and notes.
+        prefix: the recorded prefix; None if everything is rendered fresh.
+        replaced_tokens: number of tokens of the fresh rendering that the prefix replaces.
+        note_tokens: number of tokens of the note.
+        before_note: number of tokens before the note.
     """
 
     ids: tuple[int, ...]
     boundaries: tuple[Boundary, ...]
-    readings: tuple[Reading, ...]
+    details: tuple[MessageDetails, ...]
     prefix: Variant | None = None
-    replaced: int = 0
-    noted: int = 0
+    replaced_tokens: int = 0
+    note_tokens: int = 0
     before_note: int = 0
 
-    def checkpoints(self) -> Iterator[int]:
-        """Ends of messages, for the engine; but what goes on from a message with a note, and is not proven to
-        be the same conversation, goes on in front of the note."""
+    def resume_positions(self) -> Iterator[int]:
+        """Yield the positions at which other requests may resume: the ends of messages.
+
+        The note belongs to this conversation alone. For the message that has it, yield the position before
+        it, from which a request that is not proven to be the same conversation may resume.
+        """
         for before, one in pairwise((Boundary(-1, 0), *self.boundaries)):
             yield self.before_note if before.tokens < self.before_note < one.tokens else one.tokens
 
 
-def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> Bound:
-    """The fresh rendering as it is."""
-    return Bound(ids, tuple(boundaries), _readings(conversation, 0))
+def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt:
+    """Return the fresh rendering unchanged."""
+    return BoundPrompt(ids, tuple(boundaries), _details(conversation, 0))
 
 
-def _readings(conversation: Conversation, first: int) -> tuple[Reading, ...]:
-    """Of the messages from one on, as they are rendered."""
+def _details(conversation: Conversation, first: int) -> tuple[MessageDetails, ...]:
+    """Return the details of the messages from `first` on, as the fresh rendering shows them."""
     return tuple(
-        Reading(message.omitted, shown, sent is None)
-        for message, shown, sent in zip(
+        MessageDetails(message.omitted, reasoning=shown, is_ours=echoed is None)
+        for message, shown, echoed in zip(
             conversation.messages[first:],
             conversation.shown[first:],
             conversation.echoed[first:],
@@ -71,23 +85,23 @@ class _Candidate:
     """Recorded tokens that a conversation may go on from.
 
     Attributes:
-        end: tokens of the fresh rendering that they stand for.
-        told: what a note has to say.
-        note: its tokens.
+        fresh_end: number of tokens of the fresh rendering that they replace.
+        changes: what a note must tell.
+        note: the tokens of that note.
     """
 
     variant: Variant
-    end: int
-    told: tuple[drift.Change, ...] = ()
+    fresh_end: int
+    changes: tuple[drift.Change, ...] = ()
     note: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Binder:
-    """Finds what a conversation goes on from.
+class PromptBinder:
+    """Chooses the recorded tokens that a conversation goes on from.
 
     Attributes:
-        encode: the tokens of a text.
+        encode: tokenises a text.
     """
 
     store: TranscriptStore
@@ -95,119 +109,135 @@ class Binder:
     guard: Guard
     encode: Encode
 
-    def bind(self, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> Bound | None:
-        """Replace the beginning of a fresh rendering by tokens that were recorded for it.
+    def bind(self, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt | None:
+        """Replace the beginning of a fresh rendering by recorded tokens.
 
-        Of all that the guard admits, those leave least to compute. Only a message whose end is known in the
-        rendering can end them: behind it the fresh tokens go on, beginning with the message's closer.
+        Of the candidates that the guard admits, take the one that leaves the fewest tokens to compute, its
+        note included. A recorded prefix can only end with a message whose boundary in the rendering is known;
+        the fresh tokens from that boundary on, beginning with the message's closer, follow it.
 
         Returns:
-            What is rendered, if nothing is recorded. None if what is recorded costs more than it saves.
+            The fresh rendering if nothing usable is recorded; None if nothing is used because the note of
+            some prefix would cost more than the prefix saves.
         """
-        last = max((one.message for one in boundaries if self.conversation.notable[one.message]), default=-1)
+        last_note_holder = max(
+            (one.message for one in boundaries if self.conversation.can_hold_note[one.message]), default=-1
+        )
         best: _Candidate | None = None
-        dear = 0
+        costly_notes = impossible_notes = 0
         for one in self._candidates(boundaries):
-            if best and len(ids) - one.end > _cost(best, len(ids)):
+            if best and len(ids) - one.fresh_end > _cost(best, len(ids)):
                 break
             is_equal = self.guard.is_equal(one.variant)
-            if not is_equal and dear >= _MOST_DEAR:
+            if not is_equal and costly_notes + impossible_notes >= _MAX_UNUSABLE_NOTES:
                 continue
-            told = () if is_equal else self._changes(one.variant)
-            if told and one.variant.depth > last:
-                continue  # a note has no place
-            candidate = self._told(one, told, len(ids)) if told else one
+            changes = () if is_equal else self._changes(one.variant)
+            if changes and one.variant.depth > last_note_holder:
+                impossible_notes += 1
+                continue
+            candidate = self._with_paid_note(one, changes, len(ids)) if changes else one
             if candidate is None:
-                dear += 1
+                costly_notes += 1
             elif best is None or self._rank(candidate, len(ids)) < self._rank(best, len(ids)):
                 best = candidate
         if best is None:
-            return None if dear else fresh(self.conversation, ids, boundaries)
+            return None if costly_notes else fresh(self.conversation, ids, boundaries)
         self.store.use(best.variant)
         return self._bound(best, ids, boundaries)
 
     def _candidates(self, boundaries: Sequence[Boundary]) -> Iterator[_Candidate]:
-        """All that the guard admits, the longest first."""
+        """Yield the recorded prefixes that the guard admits, the longest first."""
         ends = {boundary.message: boundary.tokens for boundary in boundaries}
         for depth in sorted(ends, reverse=True):
             for variant in self.store.at(self.conversation.keys[depth]):
                 if self.guard.admits(variant):
                     yield _Candidate(variant, ends[depth])
 
-    def _rank(self, one: _Candidate, whole: int) -> tuple[int, bool, float]:
-        """The smaller, the better: what is left to compute; then those of this session; then the newest."""
+    def _rank(self, one: _Candidate, fresh_length: int) -> tuple[int, bool, float]:
+        """Return a sort key, smallest first: tokens left to compute, own session, newest."""
         is_foreign = one.variant.session != self.conversation.session
-        return _cost(one, whole), is_foreign, -one.variant.last_used
+        return _cost(one, fresh_length), is_foreign, -one.variant.last_used
 
     def _changes(self, variant: Variant) -> tuple[drift.Change, ...]:
-        """What the model would not know."""
-        new = _readings(self.conversation, variant.depth + 1)
-        return tuple(drift.changes((*variant.all_readings(), *new), self.conversation.messages))
+        """Return what a note would have to tell the model: what the recorded tokens lack or say wrongly."""
+        new = _details(self.conversation, variant.depth + 1)
+        return tuple(drift.changes((*variant.all_details(), *new), self.conversation.messages))
 
-    def _told(self, one: _Candidate, told: tuple[drift.Change, ...], whole: int) -> _Candidate | None:
-        """With a note; None if it does not pay."""
-        note = tuple(self.encode(drift.note(told)))
-        before = sum(reading.noted for reading in one.variant.all_readings())
-        prompt = whole - one.end + one.variant.length
-        pays = drift.pays(len(note), before=before, saved=one.end, prompt=prompt)
-        return _Candidate(one.variant, one.end, told, note) if pays else None
+    def _with_paid_note(
+        self, one: _Candidate, changes: tuple[drift.Change, ...], fresh_length: int
+    ) -> _Candidate | None:
+        """Return the candidate with its note, or None if the note does not pay."""
+        note = tuple(self.encode(drift.note(changes)))
+        earlier = sum(details.note_tokens for details in one.variant.all_details())
+        prompt = fresh_length - one.fresh_end + one.variant.length
+        pays = drift.is_worth_telling(len(note), before=earlier, saved=one.fresh_end, prompt=prompt)
+        return _Candidate(one.variant, one.fresh_end, changes, note) if pays else None
 
-    def _bound(self, best: _Candidate, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> Bound:
-        prefix, moved = best.variant, best.variant.length - best.end
+    def _bound(self, best: _Candidate, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt:
+        prefix, shift = best.variant, best.variant.length - best.fresh_end
         recorded = [Boundary(one.depth, one.length) for one in prefix.path()]
-        rest = [Boundary(one.message, one.tokens + moved) for one in boundaries if one.tokens > best.end]
-        bound = Bound(
-            ids=_begun_with(prefix.tokens(), ids, best.end),
+        rest = [
+            Boundary(one.message, one.tokens + shift) for one in boundaries if one.tokens > best.fresh_end
+        ]
+        bound = BoundPrompt(
+            ids=_spliced(prefix.tokens(), ids, best.fresh_end),
             boundaries=(*recorded, *rest),
-            readings=(*prefix.all_readings(), *_readings(self.conversation, prefix.depth + 1)),
+            details=(*prefix.all_details(), *_details(self.conversation, prefix.depth + 1)),
             prefix=prefix,
-            replaced=best.end,
-            noted=len(best.note),
+            replaced_tokens=best.fresh_end,
+            note_tokens=len(best.note),
         )
         return self._with_note(bound, best) if best.note else bound
 
-    def _with_note(self, bound: Bound, best: _Candidate) -> Bound:
-        """Behind the last message that may have one."""
-        notable = self.conversation.notable
-        place = next(one for one in reversed(bound.boundaries) if notable[one.message])
-        readings = list(bound.readings)
-        told = (*readings[place.message].told, *(change.told for change in best.told))
-        noted = readings[place.message].noted + len(best.note)
-        readings[place.message] = readings[place.message]._replace(told=told, noted=noted)
-        return Bound(
+    def _with_note(self, bound: BoundPrompt, best: _Candidate) -> BoundPrompt:
+        """Insert the note at the end of the last message that can hold one, before its closer."""
+        can_hold_note = self.conversation.can_hold_note
+        place = next(one for one in reversed(bound.boundaries) if can_hold_note[one.message])
+        details = list(bound.details)
+        told = (*details[place.message].told, *(change.told for change in best.changes))
+        note_tokens = details[place.message].note_tokens + len(best.note)
+        details[place.message] = details[place.message]._replace(told=told, note_tokens=note_tokens)
+        return BoundPrompt(
             ids=(*bound.ids[: place.tokens], *best.note, *bound.ids[place.tokens :]),
             boundaries=tuple(
                 Boundary(one.message, one.tokens + len(best.note)) if one.message >= place.message else one
                 for one in bound.boundaries
             ),
-            readings=tuple(readings),
+            details=tuple(details),
             prefix=bound.prefix,
-            replaced=bound.replaced,
-            noted=bound.noted,
+            replaced_tokens=bound.replaced_tokens,
+            note_tokens=bound.note_tokens,
             before_note=place.tokens,
         )
 
 
-def _cost(one: _Candidate, whole: int) -> int:
-    return whole - one.end + len(one.note)
+def _cost(one: _Candidate, fresh_length: int) -> int:
+    return fresh_length - one.fresh_end + len(one.note)
 
 
-def _begun_with(recorded: array[int], ids: tuple[int, ...], end: int) -> tuple[int, ...]:
-    """The recorded tokens in place of those up to `end`. Often they are the same: making a tuple is dear."""
+def _spliced(recorded: array[int], ids: tuple[int, ...], end: int) -> tuple[int, ...]:
+    """Replace the tokens up to `end` by the recorded ones.
+
+    If both are equal, return `ids` itself: building a long tuple is expensive.
+    """
     is_same = len(recorded) == end and array("I", ids[:end]) == recorded
     return ids if is_same else (*recorded, *ids[end:])
 
 
-def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bound) -> Variant | None:
-    """These tokens are being computed: say so for each message that ends in them. Returns the last one."""
+def record_prompt(store: TranscriptStore, conversation: Conversation, bound: BoundPrompt) -> Variant | None:
+    """Record the prompt's tokens, a variant for each message boundary in them, when their prefill begins.
+
+    Returns:
+        The variant of the last message, or the bound prefix if no message ends after it.
+    """
     last, ids = bound.prefix, array("I", bound.ids)
     for boundary in bound.boundaries:
         if last is not None and boundary.tokens <= last.length:
             continue
         last = store.add(
-            Place(conversation.keys[boundary.message], boundary.message, boundary.tokens),
+            PrefixNode(conversation.keys[boundary.message], boundary.message, boundary.tokens),
             ids,
-            bound.readings,
+            bound.details,
             parent=_shorter(last, boundary.message),
             claims=Claims(conversation.names),
             session=conversation.session,
@@ -216,7 +246,7 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
 
 
 def _shorter(variant: Variant | None, depth: int) -> Variant | None:
-    """What a variant builds on, of less messages."""
+    """Return the nearest variant on the path of `variant` that ends before message `depth`."""
     while variant is not None and variant.depth >= depth:
         variant = variant.parent
     return variant

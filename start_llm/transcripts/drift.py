@@ -1,7 +1,7 @@
-"""What says how things are now has changed under what was computed: how the model is told.
+"""Tells the model about values that changed after their tokens were computed.
 
-What was computed keeps the old value. A *note* behind the last message that asks something tells the new one.
-A value counts as told only where it stands in the tokens; what counts is where it stands last.
+The computed tokens keep the old value. A *note* after the last message that asks something tells the new
+one. If tokens hold several values of a field, the last one counts.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.canonical import CanonicalMessage, Field
-from start_llm.transcripts.guard import Reading, Told, said_of
-from start_llm.transcripts.lines import changed_lines
+from start_llm.transcripts.guard import MessageDetails, NotedValue, omitted_values
+from start_llm.transcripts.text_diff import changed_lines
 
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 _SHARE_OF_SAVED = 0.1
 _SHARE_OF_PROMPT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field, and what it says now.
+    """A field and its current value.
 
     Attributes:
-        value: None if nothing says it any more.
-        before: what was told of it last; None: nothing, or that it applies no longer.
+        value: None if no message has the field any more.
+        before: value that the tokens told last; None: none, or that the field no longer applies.
     """
 
     field: Field
@@ -32,12 +32,12 @@ class Change:
     before: str | None = None
 
     @property
-    def told(self) -> Told:
+    def told(self) -> NotedValue:
         return self.field, self.value
 
     @property
     def line(self) -> str:
-        """The lines that changed, if that is shorter than the whole."""
+        """The note's line for this change: the whole value, or only its changed lines if that is shorter."""
         if self.value is None:
             return f"[No longer: {self.field.name}]"
         return min([f"[Now: {self.value}]", *self._difference(self.value)], key=len)
@@ -49,20 +49,20 @@ class Change:
         return [] if lines is None else [f"[Changed in {self.field.name}:\n{lines}\n]"]
 
 
-def changes(readings: Iterable[Reading], messages: Sequence[CanonicalMessage]) -> list[Change]:
-    """What the model would not know.
+def changes(details: Iterable[MessageDetails], messages: Sequence[CanonicalMessage]) -> list[Change]:
+    """Return the changes that the model would not learn from the tokens.
 
     Args:
-        readings: of each message, what the tokens say.
-        messages: as they are now.
+        details: for each message, what the tokens say.
+        messages: the messages as they are now.
     """
     last: dict[Field, str | None] = {}
-    for depth, reading in enumerate(readings):
-        last |= said_of(depth, reading.omitted)
+    for depth, reading in enumerate(details):
+        last |= omitted_values(depth, reading.omitted)
         last |= dict(reading.told)
     now: dict[Field, str] = {}
     for depth, message in enumerate(messages):
-        now |= said_of(depth, message.omitted)
+        now |= omitted_values(depth, message.omitted)
     new = [
         Change(field, value, last.get(field))
         for field, value in now.items()
@@ -82,25 +82,29 @@ def _new_lines(before: str, now: str) -> str:
 
 
 def _is_known(field: Field, now: str, told: str | None) -> bool:
-    """Of what a message says of itself, lines that are gone are no news."""
+    """Return whether the tokens tell this value. Lines removed from an `own` field need no note."""
     if field.kind == "own" and told is not None:
         return not _new_lines(told, now)
     return now == told
 
 
 def note(told: Iterable[Change]) -> str:
-    """One form for all, behind a message's own text."""
+    """Return the text of a note, in one form for all templates, to be put after a message's own text."""
     return "\n\n" + "\n".join(change.line for change in told)
 
 
-def pays(note_tokens: int, *, before: int, saved: int, prompt: int) -> bool:
-    """A note is short beside what binding saves; and all of them beside the prompt, which is read anew else.
+def is_worth_telling(note_tokens: int, *, before: int, saved: int, prompt: int) -> bool:
+    """Return whether a note costs less than it saves.
+
+    The note must be short compared with what binding saves, and all notes together short compared with the
+    prompt; otherwise the prompt is rendered fresh.
 
     Args:
-        before: tokens of the notes that are there.
+        note_tokens: tokens of the new note.
+        before: tokens of the notes that the prefix already has.
         saved: tokens of the fresh rendering that need not be computed.
-        prompt: tokens in all.
+        prompt: tokens of the whole prompt.
     """
-    is_short = note_tokens <= max(_MOST_TOKENS, _SHARE_OF_SAVED * saved)
-    are_few = before + note_tokens <= max(_MOST_TOKENS, _SHARE_OF_PROMPT * prompt)
+    is_short = note_tokens <= max(_MAX_TOKENS, _SHARE_OF_SAVED * saved)
+    are_few = before + note_tokens <= max(_MAX_TOKENS, _SHARE_OF_PROMPT * prompt)
     return note_tokens < saved and is_short and are_few

@@ -1,4 +1,4 @@
-"""What a request has otherwise than what was computed last of its conversation. Pure functions."""
+"""Compares a request with the last computed one of its conversation. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from start_llm.core.canonical import Conversation, Ignored, Omitted
+from start_llm.core.canonical import Conversation, Ignored, OmittedText
 from start_llm.core.explanation import Difference
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts.recent import Computed
+from start_llm.transcripts.recent import ComputedRequest
 
 type Decode = Callable[[Sequence[int]], str]
-"""The text of tokens."""
+"""Decodes tokens to text."""
 
 _SPELLING = "space"
-"""White space is told as another spelling."""
+"""White space is reported as another spelling."""
 _BEFORE, _BEHIND = 16, 32
-"""Tokens that are shown around a difference."""
+"""Numbers of tokens that are shown before a difference and from it on."""
 
 
-class _Span(NamedTuple):
-    """Where a message stands in tokens; if that cannot be told, it and others."""
+class _TokenSpan(NamedTuple):
+    """The tokens of a message. If its own end is not known, the span covers several messages."""
 
     start: int
     end: int
@@ -31,7 +31,7 @@ class _Span(NamedTuple):
 
 
 class _Where(NamedTuple):
-    """Where what was computed and what is asked part, if they do."""
+    """First position at which computed and asked tokens differ; `token` is None if they are equal."""
 
     token: int | None
     computed: str = ""
@@ -39,7 +39,7 @@ class _Where(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExplainedPrompt:
     """A request as tokens."""
 
     conversation: Conversation
@@ -47,15 +47,15 @@ class Asked:
     boundaries: Sequence[Boundary]
 
 
-def again(computed: Computed, asked: Asked, restored: int) -> int:
-    """Tokens of a request that were computed last for these very messages, and are computed again.
+def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored: int) -> int:
+    """Return how many tokens belong to messages that were computed last time and are computed again.
 
-    None are, if it has less than half of the messages: titles and sub-agents have the session of a
-    conversation, and a question of it at most.
+    Return 0 if fewer than half of those messages are in the request: titles and sub-agents share the session
+    of a conversation, but at most one of its questions.
 
     Args:
-        asked: as it will be read.
-        restored: tokens that need no computing.
+        asked: the request with the tokens that the model will read.
+        restored: number of tokens that the cache has.
     """
     said = Counter((*computed.conversation.messages, *computed.reply))
     spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
@@ -67,13 +67,13 @@ def again(computed: Computed, asked: Asked, restored: int) -> int:
     return sum(max(span.end - max(span.start, restored), 0) for span in dict.fromkeys(known))
 
 
-def differences(computed: Computed, asked: Asked, decode: Decode) -> list[Difference]:
-    """In the order of the messages, up to the first that says something else."""
+def differences(computed: ComputedRequest, asked: ExplainedPrompt, decode: Decode) -> list[Difference]:
+    """Return the differences in the order of the messages, up to the first one in content."""
     return list(_Comparison(computed, asked, decode).run())
 
 
 class _Comparison:
-    def __init__(self, computed: Computed, asked: Asked, decode: Decode) -> None:
+    def __init__(self, computed: ComputedRequest, asked: ExplainedPrompt, decode: Decode) -> None:
         self._computed, self._asked, self._decode = computed, asked, decode
         self._was, self._now = computed.conversation, asked.conversation
         self._old_spans = _spans(computed.boundaries, computed.messages, len(computed.ids))
@@ -93,34 +93,34 @@ class _Comparison:
         yield from self._of_transient()
 
     def _in_front(self, what: str) -> Difference:
-        where = self._apart(_Span(0, len(self._computed.ids)), _Span(0, len(self._asked.ids)))
+        where = self._apart(_TokenSpan(0, len(self._computed.ids)), _TokenSpan(0, len(self._asked.ids)))
         return Difference(message=None, role=None, drift="content", rule=None, what=what, **where._asdict())
 
     def _of_message(self, index: int) -> Iterator[Difference]:
         if self._was.messages[index] != self._now.messages[index]:
             yield self._at(index, "content", None, "says something else")
             return
-        thought = self._of_thought(index)
-        if thought:
-            yield thought
+        reasoning = self._of_reasoning(index)
+        if reasoning:
+            yield reasoning
             return
         known = [*self._of_omitted(index), *self._of_ignored(index)]
         yield from known
-        if not known and not self._computed.noted[index] and self._is_alone(index):
+        if not known and not self._computed.note_tokens[index] and self._is_alone(index):
             spelled = self._at(index, "transport", None, "is spelled otherwise")
             if spelled.token is not None:
                 yield spelled
 
     def _is_alone(self, index: int) -> bool:
-        """What differs in its tokens is its own."""
+        """Return whether both token spans hold this message only, so that a difference in them is its own."""
         return self._old_spans[index].is_exact and self._new_spans[index].is_exact
 
-    def _of_thought(self, index: int) -> Difference | None:
-        """What a client sends back of a thought has to be that thought."""
-        was, now = self._computed.thoughts[index], self._now.echoed[index]
+    def _of_reasoning(self, index: int) -> Difference | None:
+        """Report reasoning from the client that is neither in the tokens nor what it sent last time."""
+        was, now = self._computed.reasoning_texts[index], self._now.echoed[index]
         if now in (None, was) or (was is None and self._was.echoed[index] == now):
             return None
-        return self._at(index, "content", None, "has another thought")
+        return self._at(index, "content", None, "has other reasoning")
 
     def _of_omitted(self, index: int) -> Iterator[Difference]:
         was, now = self._was.messages[index].omitted, self._now.messages[index].omitted
@@ -137,32 +137,32 @@ class _Comparison:
                 yield self._at(index, drift, rule, _became(rule in was, rule in now))
 
     def _of_reply(self) -> Iterator[Difference]:
-        """The reply to what was computed, as the client sends it back."""
+        """Compare the last reply with the form in which the client sends it back."""
         index = len(self._was.messages)
         if not self._computed.reply or index >= len(self._now.messages):
             return
         if self._now.messages[index] not in self._computed.reply:
             yield self._at(index, "content", None, "is not the reply that was given")
-        elif self._now.echoed[index] not in (None, self._computed.thoughts[index]):
-            yield self._at(index, "content", None, "has another thought")
+        elif self._now.echoed[index] not in (None, self._computed.reasoning_texts[index]):
+            yield self._at(index, "content", None, "has other reasoning")
 
     def _of_transient(self) -> Iterator[Difference]:
         was, now = self._was.transient, self._now.transient
         if was == now:
             return
         place = len(self._was.messages if was else self._now.messages)
-        where = self._behind(len(self._was.messages)) if was else _Where(None)
+        where = self._after(len(self._was.messages)) if was else _Where(None)
         for rule in dict.fromkeys(one.rule for one in (*was, *now)):
             what = _became(bool(was), bool(now))
             yield Difference(
                 message=place, role="user", drift="transient", rule=rule, what=what, **where._asdict()
             )
 
-    def _behind(self, messages: int) -> _Where:
-        """What is computed behind so many messages, if it is no longer asked for."""
+    def _after(self, messages: int) -> _Where:
+        """Compare the tokens after the first `messages` messages on both sides."""
         start = max((one.tokens for one in self._computed.boundaries if one.message < messages), default=0)
         end = max((one.tokens for one in self._asked.boundaries if one.message < messages), default=0)
-        return self._apart(_Span(start, len(self._computed.ids)), _Span(end, len(self._asked.ids)))
+        return self._apart(_TokenSpan(start, len(self._computed.ids)), _TokenSpan(end, len(self._asked.ids)))
 
     def _at(self, index: int, drift: str, rule: str | None, what: str) -> Difference:
         is_read = rule is None or drift != "transport"
@@ -170,7 +170,7 @@ class _Comparison:
         role = self._now.roles[index]
         return Difference(message=index, role=role, drift=drift, rule=rule, what=what, **where._asdict())
 
-    def _apart(self, old: _Span, new: _Span) -> _Where:
+    def _apart(self, old: _TokenSpan, new: _TokenSpan) -> _Where:
         was, now = self._computed.ids[old.start : old.end], array("I", self._asked.ids[new.start : new.end])
         same = _common_length(was, now)
         if same == len(was) == len(now):
@@ -184,13 +184,13 @@ class _Comparison:
         return self._decode(ids[max(token - _BEFORE, 0) : token + _BEHIND])
 
 
-def _spans(boundaries: Sequence[Boundary], messages: int, end: int) -> list[_Span]:
-    """Of each message. Several share one where it cannot be told where the first of them ends."""
-    spans, start = list[_Span](), 0
+def _spans(boundaries: Sequence[Boundary], messages: int, end: int) -> list[_TokenSpan]:
+    """Return the span of each message. Messages share a span if the end of the first of them is not known."""
+    spans, start = list[_TokenSpan](), 0
     for boundary in (*boundaries, Boundary(messages - 1, end)):
         more = boundary.message + 1 - len(spans)
         if more > 0:
-            spans += [_Span(start, boundary.tokens, is_exact=more == 1)] * more
+            spans += [_TokenSpan(start, boundary.tokens, is_exact=more == 1)] * more
             start = boundary.tokens
     return spans
 
@@ -202,7 +202,7 @@ def _common_length(one: array[int], other: array[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _named(omitted: Sequence[Omitted], name: str) -> list[Omitted]:
+def _named(omitted: Sequence[OmittedText], name: str) -> list[OmittedText]:
     return [one for one in omitted if one.name == name]
 
 

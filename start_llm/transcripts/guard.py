@@ -1,9 +1,10 @@
-"""Which of the tokens that were computed for a key a conversation may go on from.
+"""Decides which recorded tokens a conversation may go on from.
 
-A key leaves things out, so several conversations have the same one. Tokens may be taken if all that their
-key leaves out is equal to what this conversation says, byte for byte, or if they are *proven* to be its own
-earlier ones: it shows something, behind them or at their end, that only who was told it can have. Without a
-proof only the line of a clock may differ, in tokens that hold nothing else of another conversation.
+A key leaves things out, so several conversations can have the same key. A conversation may take recorded
+tokens if everything that their key leaves out is equal, byte for byte, to what this conversation says. It may
+also take them if they are *proven* to be its own earlier tokens: at their end or later it shows something
+that only the receiver of a reply can have. Without a proof only a clock line may differ, and only in tokens
+that hold nothing else of another conversation. See ADR 13.
 """
 
 from __future__ import annotations
@@ -13,110 +14,115 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from start_llm.core.canonical import CanonicalKey, Conversation, Field, Omitted, text_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, Field, OmittedText, text_digest
 
-type Told = tuple[Field, str | None]
-"""What a field was said to be; None: that it applies no longer."""
+type NotedValue = tuple[Field, str | None]
+"""A field and the value that a note told for it; None: the note said that the field no longer applies."""
 
 _CERTAIN_BITS = 64.0
-"""Of chance: nobody else draws the same reply by accident, however many are drawn."""
-_MOST_CLAIMS = 64
-_MOST_BEGINNINGS = 32_000
+"""Surprisal in bits from which a reply counts as a proof: nobody else samples the same reply by accident."""
+_MAX_CLAIMS = 64
+_MAX_BEGINNINGS = 32_000
 _NONE, _ALWAYS = -1, 2**62
 
 
-class Reading(NamedTuple):
-    """What tokens say of a message beside what its key has.
+class MessageDetails(NamedTuple):
+    """Values of a message in recorded tokens that its key leaves out.
 
     Attributes:
-        omitted: as they read it.
-        thought: digest of the one that they hold.
-        is_ours: the model had that thought; if not, a client sent it.
-        told: what a note behind it says.
-        noted: tokens of that note.
+        omitted: the omitted texts as the tokens have them.
+        reasoning: digest of the reasoning in the tokens.
+        is_ours: the model wrote that reasoning; if false, a client sent it.
+        told: changes told by notes after the message.
+        note_tokens: number of tokens of those notes.
     """
 
-    omitted: tuple[Omitted, ...]
-    thought: bytes | None = None
+    omitted: tuple[OmittedText, ...]
+    reasoning: bytes | None = None
     is_ours: bool = False
-    told: tuple[Told, ...] = ()
-    noted: int = 0
+    told: tuple[NotedValue, ...] = ()
+    note_tokens: int = 0
 
 
 @dataclass(slots=True)
 class Claims:
-    """What shows whose tokens are.
+    """Evidence of whose tokens these are.
 
     Attributes:
-        names: of the conversations that they were computed in.
-        is_told: they end with a reply that was written here, and told: who sends it back may be its owner.
-        ids: that were made for its calls.
-        told_bits, thought_bits: of chance in what was told, and in its thought.
+        names: names of the conversations that computed them.
+        is_delivered: they end with a reply that was generated here and sent to a client, which may send it
+            back.
+        ids: random names that were made for the reply and its calls.
+        reply_surprisal_bits, reasoning_surprisal_bits: surprisal in bits of the visible reply and of its
+            reasoning.
     """
 
     names: dict[str, None] = field(default_factory=dict[str, None])
-    is_told: bool = False
+    is_delivered: bool = False
     ids: dict[str, None] = field(default_factory=dict[str, None])
-    told_bits: float = 0.0
-    thought_bits: float = 0.0
+    reply_surprisal_bits: float = 0.0
+    reasoning_surprisal_bits: float = 0.0
 
     def add(self, others: Claims) -> None:
-        """The same tokens were computed once more. Of very many the first are forgotten."""
-        self.is_told |= others.is_told
+        """Add the claims of another computation of the same tokens. Keep the newest 64 names and ids."""
+        self.is_delivered |= others.is_delivered
         for mine, new in ((self.names, others.names), (self.ids, others.ids)):
             mine.update(new)
-            while len(mine) > _MOST_CLAIMS:
+            while len(mine) > _MAX_CLAIMS:
                 del mine[next(iter(mine))]
-        self.told_bits = max(self.told_bits, others.told_bits)
-        self.thought_bits = max(self.thought_bits, others.thought_bits)
+        self.reply_surprisal_bits = max(self.reply_surprisal_bits, others.reply_surprisal_bits)
+        self.reasoning_surprisal_bits = max(self.reasoning_surprisal_bits, others.reasoning_surprisal_bits)
 
-    def is_elsewhere(self, name: str | None) -> bool:
-        """They were computed in conversations of other names alone: an equal reply here is an accident."""
+    def from_other_names(self, name: str | None) -> bool:
+        """Return whether only conversations of other names computed these tokens.
+
+        A reply that is equal to theirs is then an accident.
+        """
         return name is not None and bool(self.names) and name not in self.names
 
-    def are_shown(
-        self, name: str | None, ids: Iterable[str], *, sends_thought: bool, asked_as: str | None
+    def proves_receipt(
+        self, name: str | None, ids: Iterable[str], *, sends_reasoning: bool, asked_as: str | None
     ) -> bool:
-        """Whether a conversation that sends this reply shows that it was told it.
+        """Return whether a conversation that sends this reply proves that it received it.
 
         Args:
-            name: of the conversation, if that proves anything.
-            ids: of the calls that it sends with the reply.
-            sends_thought: it sends the thought too.
-            asked_as: what the conversation calls itself, whatever that proves.
+            name: name of the conversation, if it proves anything.
+            ids: ids that the conversation sends with the reply.
+            sends_reasoning: the conversation sends the reply's reasoning too.
+            asked_as: name that the conversation gives itself, whether or not it proves anything.
         """
         if (name is not None and name in self.names) or not self.ids.keys().isdisjoint(ids):
             return True
-        bits = self.told_bits + (self.thought_bits if sends_thought else 0)
-        return bits >= _CERTAIN_BITS and not self.is_elsewhere(asked_as)
+        bits = self.reply_surprisal_bits + (self.reasoning_surprisal_bits if sends_reasoning else 0)
+        return bits >= _CERTAIN_BITS and not self.from_other_names(asked_as)
 
 
-class Recorded(Protocol):
-    """Tokens up to the end of a message, as what follows those that they build on."""
+class RecordedDetails(Protocol):
+    """Recorded tokens up to the end of a message, as a link of a chain."""
 
     @property
     def depth(self) -> int: ...
     @property
-    def parent(self) -> Recorded | None: ...
+    def parent(self) -> RecordedDetails | None: ...
     @property
-    def readings(self) -> Sequence[Reading]: ...
+    def details(self) -> Sequence[MessageDetails]: ...
     @property
     def claims(self) -> Claims: ...
 
 
-class _Begun(NamedTuple):
-    """What a conversation says behind what is proven to be its own.
+class _UnprovenPart(NamedTuple):
+    """The part of a conversation after its last proven message.
 
     Attributes:
-        proven: the last message that is.
-        said: what keys leave out of the messages behind it, but for clocks and white space.
+        proven: index of the last message that is proven to be its own.
+        said: depth and digest of each omitted text after it, without clocks and white space.
     """
 
     proven: int
     said: frozenset[tuple[int, bytes]]
 
     @classmethod
-    def of(cls, conversation: Conversation, proven: int) -> _Begun:
+    def of(cls, conversation: Conversation, proven: int) -> _UnprovenPart:
         return cls(
             proven,
             frozenset(
@@ -127,32 +133,33 @@ class _Begun(NamedTuple):
             ),
         )
 
-    def is_one_with(self, other: _Begun) -> bool:
-        """Whether both say the same of the messages that neither has proven."""
+    def is_one_with(self, other: _UnprovenPart) -> bool:
+        """Return whether both say the same in the messages that neither has proven."""
         proven = max(self.proven, other.proven)
         mine, others = ({one for one in begun.said if one[0] > proven} for begun in (self, other))
         return mine == others
 
 
-class Names:
-    """Whether the name of a conversation means one. Safe to use from any thread.
+class ConversationNames:
+    """Knows which conversation names stand for a single conversation. Safe to use from any thread.
 
-    A client may call all of its conversations the same. Two that begin with the same words, and differ in
-    what their keys leave out, show it: from then on that name proves nothing of what begins so.
+    A client may give all its conversations the same name. This shows when two conversations of one name have
+    equal keys, but differ in what the keys leave out. From then on the name proves nothing for conversations
+    with that beginning.
     """
 
-    def __init__(self, most: int = _MOST_BEGINNINGS) -> None:
+    def __init__(self, most: int = _MAX_BEGINNINGS) -> None:
         self._most = most
-        self._begun: dict[tuple[str, CanonicalKey], _Begun | None] = {}
+        self._begun: dict[tuple[str, CanonicalKey], _UnprovenPart | None] = {}
         self._of_several: dict[str, set[CanonicalKey]] = {}
         self._lock = threading.Lock()
 
     def note(self, conversation: Conversation, proven: int) -> None:
-        """A conversation was answered of which so much is proven to be its own: the rest begins here."""
+        """Note an answered conversation whose messages up to index `proven` are proven to be its own."""
         if conversation.name is None:
             return
         beginning = conversation.name, conversation.keys[-1]
-        begun = _Begun.of(conversation, proven)
+        begun = _UnprovenPart.of(conversation, proven)
         with self._lock:
             known = self._begun.pop(beginning, begun)
             self._begun[beginning] = known if known and known.is_one_with(begun) else None
@@ -169,7 +176,7 @@ class Names:
                 del self._of_several[name]
 
     def proving(self, conversation: Conversation) -> str | None:
-        """The name, if it means this conversation alone as far as anybody knows."""
+        """Return the conversation's name if, as far as is known, it stands for this conversation alone."""
         name = conversation.name
         if name is None:
             return None
@@ -178,50 +185,50 @@ class Names:
         return name if is_one else None
 
 
-class _Path(NamedTuple):
-    """What is known of tokens. Each number is an index of a message; -1: there is none.
+class _PathFindings(NamedTuple):
+    """Findings about recorded tokens. Each number is an index of a message; -1: none.
 
     Attributes:
-        proven: the last reply that the conversation shows to be its own.
-        differs: the last message with what only a proof allows.
-        thought: the last reply with a thought that the conversation did not send.
-        clock: the last message whose clock says something else.
-        note: the last message with a note of nothing but what this conversation's own clocks say.
+        proven: the last reply that the conversation proves to be its own.
+        differs: the last message with a difference that only a proof allows.
+        reasoning: the last reply with reasoning that the conversation did not send.
+        clock: the last message with another clock.
+        note: the last message whose note tells only what this conversation's own clocks say.
         earlier_note: the one before it.
     """
 
     proven: int = _NONE
     differs: int = _NONE
-    thought: int = _NONE
+    reasoning: int = _NONE
     clock: int = _NONE
     note: int = _NONE
     earlier_note: int = _NONE
 
 
 class Guard:
-    """Looks at recorded tokens for one conversation, at each message once.
+    """Checks recorded tokens for one conversation, each recorded message once.
 
     Args:
-        name: of the conversation, if that proves anything.
-        takes_proof: what differs may be proven; if not, nothing may differ.
-        keeps_thoughts: tokens may hold thoughts that the fresh rendering no longer shows.
+        name: name of the conversation, if it proves anything.
+        takes_proof: differences are allowed where they are proven; if false, nothing may differ.
+        keeps_reasoning: tokens may hold reasoning that the fresh rendering no longer shows.
     """
 
     def __init__(
-        self, conversation: Conversation, name: str | None, *, takes_proof: bool, keeps_thoughts: bool
+        self, conversation: Conversation, name: str | None, *, takes_proof: bool, keeps_reasoning: bool
     ) -> None:
         self._conversation = conversation
         self._name = name
         self._takes_proof = takes_proof
-        self._keeps_thoughts = keeps_thoughts
-        self._paths: dict[Recorded, _Path] = {}
+        self._keeps_reasoning = keeps_reasoning
+        self._paths: dict[RecordedDetails, _PathFindings] = {}
         self._clocks: dict[Field, str] = {}
         for depth, message in enumerate(conversation.messages):
             if message.omitted:
-                self._clocks |= said_of(depth, [one for one in message.omitted if one.is_clock])
+                self._clocks |= omitted_values(depth, [one for one in message.omitted if one.is_clock])
 
-    def admits(self, recorded: Recorded) -> bool:
-        """Whether the conversation may go on from these tokens."""
+    def admits(self, recorded: RecordedDetails) -> bool:
+        """Return whether the conversation may go on from these tokens."""
         path = self._path(recorded)
         proven = path.proven if self._takes_proof else _NONE
         is_clock_another = max(path.clock, path.note) > proven
@@ -229,53 +236,53 @@ class Guard:
             return False
         if is_clock_another and not self._takes_proof:
             return False
-        return path.thought <= proven or not is_clock_another
+        return path.reasoning <= proven or not is_clock_another
 
-    def is_equal(self, recorded: Recorded) -> bool:
-        """Whether these tokens say all that the conversation says, and nothing else but thoughts."""
+    def is_equal(self, recorded: RecordedDetails) -> bool:
+        """Return whether these tokens say exactly what the conversation says, reasoning aside."""
         path = self._path(recorded)
         return max(path.differs, path.clock, path.note) == _NONE
 
-    def proven(self, recorded: Recorded) -> int:
-        """The last message of these tokens that the conversation shows to be its own; -1: none."""
+    def proven(self, recorded: RecordedDetails) -> int:
+        """Return the index of the last message that is proven to be the conversation's own; -1: none."""
         return self._path(recorded).proven
 
-    def _path(self, recorded: Recorded) -> _Path:
+    def _path(self, recorded: RecordedDetails) -> _PathFindings:
         known = self._paths.get(recorded)
         return self._walked(recorded) if known is None else known
 
-    def _walked(self, recorded: Recorded) -> _Path:
-        new: list[Recorded] = []
-        one: Recorded | None = recorded
+    def _walked(self, recorded: RecordedDetails) -> _PathFindings:
+        new: list[RecordedDetails] = []
+        one: RecordedDetails | None = recorded
         while one is not None and one not in self._paths:
             new.append(one)
             one = one.parent
-        path = self._paths[one] if one is not None else _Path()
+        path = self._paths[one] if one is not None else _PathFindings()
         for one in reversed(new):
             path = self._with(path, one)
             self._paths[one] = path
         return path
 
-    def _with(self, path: _Path, recorded: Recorded) -> _Path:
-        asked, first = self._conversation, recorded.depth + 1 - len(recorded.readings)
-        for depth, reading in enumerate(recorded.readings, first):
+    def _with(self, path: _PathFindings, recorded: RecordedDetails) -> _PathFindings:
+        asked, first = self._conversation, recorded.depth + 1 - len(recorded.details)
+        for depth, reading in enumerate(recorded.details, first):
             if reading.told or reading.omitted != asked.messages[depth].omitted:
                 path = self._with_omitted(path, depth, reading)
-            if reading.thought is not None or asked.shown[depth] is not None:
-                path = self._with_thought(path, depth, reading, recorded.claims)
-        if recorded.claims.is_told and self._is_shown(recorded):
+            if reading.reasoning is not None or asked.shown[depth] is not None:
+                path = self._with_reasoning(path, depth, reading, recorded.claims)
+        if recorded.claims.is_delivered and self._is_shown(recorded):
             path = path._replace(proven=recorded.depth)
         return path
 
-    def _is_shown(self, recorded: Recorded) -> bool:
-        """Whether the conversation shows that it was told the reply that these tokens end with."""
-        asked, depth, thought = self._conversation, recorded.depth, recorded.readings[-1].thought
-        sends_thought = thought is not None and asked.echoed[depth] == thought
-        return recorded.claims.are_shown(
-            self._name, asked.ids[depth], sends_thought=sends_thought, asked_as=asked.name
+    def _is_shown(self, recorded: RecordedDetails) -> bool:
+        """Return whether the conversation proves that it received the reply that these tokens end with."""
+        asked, depth, reasoning = self._conversation, recorded.depth, recorded.details[-1].reasoning
+        sends_reasoning = reasoning is not None and asked.echoed[depth] == reasoning
+        return recorded.claims.proves_receipt(
+            self._name, asked.ids[depth], sends_reasoning=sends_reasoning, asked_as=asked.name
         )
 
-    def _with_omitted(self, path: _Path, depth: int, reading: Reading) -> _Path:
+    def _with_omitted(self, path: _PathFindings, depth: int, reading: MessageDetails) -> _PathFindings:
         match difference(reading.omitted, self._conversation.messages[depth].omitted):
             case "place":
                 path = path._replace(differs=_ALWAYS)
@@ -291,23 +298,25 @@ class Guard:
             return path._replace(note=depth, earlier_note=path.note)
         return path._replace(differs=max(path.differs, depth))
 
-    def _with_thought(self, path: _Path, depth: int, reading: Reading, claims: Claims) -> _Path:
-        held = reading.thought
+    def _with_reasoning(
+        self, path: _PathFindings, depth: int, reading: MessageDetails, claims: Claims
+    ) -> _PathFindings:
+        held = reading.reasoning
         sent, shown = self._conversation.echoed[depth], self._conversation.shown[depth]
         is_hidden = held is None and shown is not None
         is_another = held is not None and sent not in (None, held)
-        is_too_much = held is not None and shown is None and not self._keeps_thoughts
+        is_too_much = held is not None and shown is None and not self._keeps_reasoning
         if is_hidden or is_another or is_too_much:
             return path._replace(differs=_ALWAYS)
         if held is None or held in (sent, shown):
             return path
-        if not reading.is_ours or claims.is_elsewhere(self._conversation.name):
+        if not reading.is_ours or claims.from_other_names(self._conversation.name):
             return path._replace(differs=max(path.differs, depth))
-        return path._replace(thought=depth)
+        return path._replace(reasoning=depth)
 
 
-def said_of(depth: int, omitted: Iterable[Omitted]) -> dict[Field, str]:
-    """What a message says beside its words, for notes."""
+def omitted_values(depth: int, omitted: Iterable[OmittedText]) -> dict[Field, str]:
+    """Return what a message says in its omitted texts, white space aside, by field."""
     said: dict[Field, str] = {}
     for one in omitted:
         if one.kind != "space":
@@ -317,11 +326,12 @@ def said_of(depth: int, omitted: Iterable[Omitted]) -> dict[Field, str]:
 
 
 def difference(
-    read: tuple[Omitted, ...], now: tuple[Omitted, ...]
+    read: tuple[OmittedText, ...], now: tuple[OmittedText, ...]
 ) -> Literal["place", "value", "clock"] | None:
-    """How what was read of a message differs from what it says now.
+    """Classify how the omitted texts of a message differ from those that were recorded.
 
-    `place`: something has moved, which no note can tell. `clock`: nothing but clocks, each in its place.
+    `place`: a text has moved, which no note can tell. `clock`: only clocks differ, each in its place.
+    `value`: any other difference. None: no difference.
     """
     if read == now:
         return None
@@ -334,11 +344,11 @@ def difference(
     return "clock" if are_clocks else "value"
 
 
-def _places(omitted: Sequence[Omitted], names: Collection[str]) -> list[tuple[str, int]]:
+def _places(omitted: Sequence[OmittedText], names: Collection[str]) -> list[tuple[str, int]]:
     return [(one.name, one.place) for one in omitted if one.name in names]
 
 
-def _texts(omitted: Sequence[Omitted]) -> Mapping[str, list[str]]:
+def _texts(omitted: Sequence[OmittedText]) -> Mapping[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for one in omitted:
         texts.setdefault(one.name, []).append(one.text)

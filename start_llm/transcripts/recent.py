@@ -1,4 +1,4 @@
-"""What was computed last of each conversation, so that it can be said where the next request differs."""
+"""Remembers the last computed request of each conversation, to explain how the next one differs."""
 
 from __future__ import annotations
 
@@ -11,41 +11,48 @@ from start_llm.core.canonical import CanonicalMessage, Conversation
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.guard import Claims
 
-_MOST_OF_A_SESSION = 4
+_MAX_OF_A_SESSION = 4
 _MOST = 32
-_MOST_BYTES = 32 * 2**20
+_MAX_BYTES = 32 * 2**20
 _TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
-    """A request as it was computed, and its reply if there is one.
+class ComputedRequest:
+    """A request as it was computed, with its reply if there is one.
 
     Attributes:
-        ids: of the prompt and the reply.
-        boundaries: of the prompt.
-        thoughts: digests of those that the tokens hold, for each message, that of the reply last.
-        noted: tokens of notes in each message.
-        reply: it as clients may send it back; empty: there is none.
-        claims: of the reply.
+        ids: tokens of the prompt and the reply.
+        boundaries: ends of messages in the prompt.
+        reasoning_texts: for each message the digest of the reasoning in its tokens, the reply last.
+        note_tokens: for each message the number of tokens of its notes.
+        reply: the forms in which clients may send the reply back; empty if there is none.
+        claims: evidence of who received the reply.
     """
 
     conversation: Conversation
     ids: array[int]
     boundaries: Sequence[Boundary]
-    thoughts: Sequence[bytes | None]
-    noted: Sequence[int]
+    reasoning_texts: Sequence[bytes | None]
+    note_tokens: Sequence[int]
     reply: Sequence[CanonicalMessage] = ()
     claims: Claims | None = None
 
     def is_of(self, conversation: Conversation, name: str | None) -> bool:
-        """Whether a conversation whose name proves so much was told this, or says all of it itself."""
+        """Return whether this was computed for the given conversation.
+
+        It was if both have the same name and that name proves something, if the conversation contains it byte
+        for byte and their names do not differ, or if the conversation proves that it received the reply.
+
+        Args:
+            name: name of the conversation, if it proves anything.
+        """
         if name is not None and name == self.conversation.name:
             return True
         last, names = len(self.conversation.keys) - 1, (conversation.name, self.conversation.name)
-        is_elsewhere = None not in names and len({*names}) > 1
+        from_other_names = None not in names and len({*names}) > 1
         if (
-            not is_elsewhere
+            not from_other_names
             and last < len(conversation.exact)
             and conversation.exact[last] == self.conversation.exact[last]
         ):
@@ -58,7 +65,8 @@ class Computed:
             if message in self.reply
         ]
         return any(
-            self.claims.are_shown(name, ids, sends_thought=False, asked_as=conversation.name) for ids in sent
+            self.claims.proves_receipt(name, ids, sends_reasoning=False, asked_as=conversation.name)
+            for ids in sent
         )
 
     @property
@@ -72,15 +80,18 @@ class Computed:
 
 
 class RecentConversations:
-    """Safe to use from any thread. Several conversations may share a session: titles, sub-agents."""
+    """The requests computed last: up to 4 of a session (titles, sub-agents), 32 and 32 MiB in all.
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._computed: list[Computed] = []
+    Safe to use from any thread.
+    """
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._computed: list[ComputedRequest] = []
         self._lock = threading.Lock()
 
-    def note(self, computed: Computed, instead_of: Computed | None = None) -> None:
-        """The newest; it takes the place of what it goes on from."""
+    def note(self, computed: ComputedRequest, instead_of: ComputedRequest | None = None) -> None:
+        """Add a request. It replaces `instead_of` and the requests that it continues."""
         with self._lock:
             self._computed = [
                 one for one in self._computed if one is not instead_of and not _goes_on(computed, one)
@@ -88,19 +99,21 @@ class RecentConversations:
             self._computed.append(computed)
             self._forget_some(computed)
 
-    def _forget_some(self, newest: Computed) -> None:
+    def _forget_some(self, newest: ComputedRequest) -> None:
         of_session = [one for one in self._computed if _is_one_session(one, newest.conversation)]
-        for one in of_session[:-_MOST_OF_A_SESSION]:
+        for one in of_session[:-_MAX_OF_A_SESSION]:
             self._computed.remove(one)
         total = sum(one.nbytes for one in self._computed)
-        while len(self._computed) > 1 and (len(self._computed) > _MOST or total > self._most_bytes):
+        while len(self._computed) > 1 and (len(self._computed) > _MOST or total > self._max_bytes):
             total -= self._computed.pop(0).nbytes
 
-    def nearest(self, conversation: Conversation, name: str | None) -> Computed | None:
-        """Of those that are known to be this conversation's the one that has most of its messages.
+    def nearest(self, conversation: Conversation, name: str | None) -> ComputedRequest | None:
+        """Return the request of this conversation that shares most messages with it, or None.
+
+        Requests of the same session are preferred; of equal ones the newest is returned.
 
         Args:
-            name: of the conversation, if that proves anything.
+            name: name of the conversation, if it proves anything.
         """
         with self._lock:
             of_tenant = [one for one in self._computed if one.conversation.tenant == conversation.tenant]
@@ -111,8 +124,8 @@ class RecentConversations:
         return best if alike or same else None
 
 
-def _goes_on(newer: Computed, older: Computed) -> bool:
-    """The newer one has all messages of the older one, and in the same words."""
+def _goes_on(newer: ComputedRequest, older: ComputedRequest) -> bool:
+    """Return whether `newer` continues `older`: same session and tenant, and keys that begin alike."""
     return (
         _is_one_session(older, newer.conversation)
         and newer.conversation.tenant == older.conversation.tenant
@@ -121,12 +134,12 @@ def _goes_on(newer: Computed, older: Computed) -> bool:
     )
 
 
-def _is_one_session(one: Computed, conversation: Conversation) -> bool:
+def _is_one_session(one: ComputedRequest, conversation: Conversation) -> bool:
     return one.conversation.session == conversation.session
 
 
-def _alike(one: Computed, conversation: Conversation) -> int:
-    """In how many places both say the same."""
+def _alike(one: ComputedRequest, conversation: Conversation) -> int:
+    """Return the number of messages that are equal at the same index, the reply included."""
     pairs = zip(one.conversation.messages, conversation.messages, strict=False)
     answered = conversation.messages[len(one.conversation.messages) :][:1]
     return sum(said == asked for said, asked in pairs) + any(said in one.reply for said in answered)

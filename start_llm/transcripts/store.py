@@ -1,10 +1,11 @@
-"""The session turn store: for each beginning of a conversation, the exact tokens that were computed for it.
+"""Stores the exact tokens that were computed for each prefix of a conversation: the session turn store.
 
-A *node* stands for a canonical prefix, a *variant* for one sequence of tokens that a model read or wrote for
-it. The same visible conversation may have been computed with different thoughts: then a node has several.
+A *node* stands for a canonical prefix. A *variant* is one token sequence that a model read or wrote for it. A
+node has several variants if the same visible conversation was computed with different reasoning.
 
-Keys are content: a fork, a retry or a sub-agent gets its own branch, and nothing that is written changes what
-another conversation finds (the strict-append guard of earlier servers, by construction).
+Keys are derived from content, so a fork, a retry or a sub-agent gets its own branch. Nothing that is written
+changes what another conversation finds: what earlier servers enforced with a strict-append guard holds by
+construction.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.guard import Claims, Reading
+from start_llm.transcripts.guard import Claims, MessageDetails
 
-_MOST_VARIANTS = 32
+_MAX_VARIANTS = 32
 _SHRUNK_TO = 0.9
 _LOOKS_IN_AN_AGE = 10
 _TOKEN, _TOKEN_BYTES = "I", 4
 _VARIANT_BYTES = 400
-"""About what a variant takes beside its tokens."""
+"""Approximate size of a variant without its tokens."""
 
 
-class Place(NamedTuple):
-    """The end of a message: the key of its prefix, its index, and the tokens up to it."""
+class PrefixNode(NamedTuple):
+    """The end of a message: key of the prefix, index of its last message, number of its tokens."""
 
     key: CanonicalKey
     depth: int
@@ -41,16 +42,17 @@ class Place(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Variant:
-    """Tokens up to the end of one message, as what follows the parent's.
+    """Tokens up to the end of one message, stored as the difference from a parent.
 
     Attributes:
-        key: of the node.
+        key: key of the node.
         depth: index of the message.
-        length: tokens in all.
-        readings: of each message behind the parent's.
-        claims: whose it is.
-        session: where it was computed.
-        children: variants that build on this one, by their identity.
+        delta: the tokens after the parent's.
+        length: number of tokens, the parent's included.
+        details: details of the messages after the parent's.
+        claims: evidence of whose tokens these are.
+        session: session that computed them last.
+        children: variants that build on this one, by `id()`.
     """
 
     key: CanonicalKey
@@ -58,7 +60,7 @@ class Variant:
     parent: Variant | None
     delta: array[int]
     length: int
-    readings: tuple[Reading, ...]
+    details: tuple[MessageDetails, ...]
     claims: Claims
     session: str
     last_used: float
@@ -66,24 +68,24 @@ class Variant:
 
     @property
     def nbytes(self) -> int:
-        """With the texts that stand in it, although variants share those of one request."""
-        said = (text for one in self.readings for item in one.omitted for text in (item.text, item.said))
-        told = (text for one in self.readings for _, text in one.told if text)
+        """Size in bytes. Texts of details count in full, although the variants of a request share them."""
+        said = (text for one in self.details for item in one.omitted for text in (item.text, item.said))
+        told = (text for one in self.details for _, text in one.told if text)
         return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(getsizeof, (*said, *told)))
 
     def path(self) -> list[Variant]:
-        """This one and all that it builds on, the first message first."""
+        """Return this variant and its ancestors, the first message first."""
         found: list[Variant] = [self]
         while (parent := found[-1].parent) is not None:
             found.append(parent)
         return found[::-1]
 
-    def all_readings(self) -> tuple[Reading, ...]:
-        """Of each message up to this one."""
-        return tuple(reading for variant in self.path() for reading in variant.readings)
+    def all_details(self) -> tuple[MessageDetails, ...]:
+        """Return the reading of each message up to this one."""
+        return tuple(reading for variant in self.path() for reading in variant.details)
 
     def tokens(self) -> array[int]:
-        """All of them, from the first message on."""
+        """Return all tokens from the first message on."""
         whole = array(_TOKEN)
         for variant in self.path():
             whole.extend(variant.delta)
@@ -91,23 +93,23 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the store may keep.
+class TranscriptLimits:
+    """Limits of the store.
 
     Attributes:
-        most_bytes: of all variants.
-        unused_s: age at which an unused variant goes; 0: never.
+        max_bytes: size of all variants.
+        cache_ttl_s: seconds without use after which a variant is removed; 0: never.
     """
 
-    most_bytes: int
-    unused_s: float = 0
+    max_bytes: int
+    cache_ttl_s: float = 0
 
 
 @dataclass(slots=True)
 class TranscriptStore:
-    """Nodes by key. Safe to use from any thread."""
+    """Variants by the key of their node. Safe to use from any thread."""
 
-    limits: Limits
+    limits: TranscriptLimits
     clock: Callable[[], float] = time.monotonic
     metrics: TranscriptMetrics = field(default_factory=TranscriptMetrics)
     _nodes: dict[CanonicalKey, list[Variant]] = field(default_factory=dict[CanonicalKey, "list[Variant]"])
@@ -115,12 +117,12 @@ class TranscriptStore:
     _next_look: float = 0
 
     def at(self, key: CanonicalKey) -> tuple[Variant, ...]:
-        """All that are known of a prefix."""
+        """Return all variants of a prefix."""
         with self._lock:
             return tuple(self._nodes.get(key, ()))
 
     def use(self, variant: Variant) -> None:
-        """A conversation goes on from this one."""
+        """Mark a variant and its ancestors as used now."""
         with self._lock:
             now = self.clock()
             for one in variant.path():
@@ -128,26 +130,27 @@ class TranscriptStore:
 
     def add(
         self,
-        place: Place,
+        place: PrefixNode,
         tokens: array[int],
-        readings: Sequence[Reading],
+        details: Sequence[MessageDetails],
         *,
         parent: Variant | None = None,
         claims: Claims,
         session: str = "",
     ) -> Variant:
-        """Tokens were computed for a prefix. The same ones again are the variant that is there.
+        """Add the tokens of a prefix. If an equal variant exists, update and return that one.
 
         Args:
-            place: where it ends in the tokens.
-            readings: of each message up to this one, and perhaps of more.
-            parent: of a shorter prefix; its tokens are a beginning of these.
-            claims: whose these tokens are.
+            place: the prefix; `tokens` may be longer.
+            details: for each message up to the prefix's end its reading; there may be more.
+            parent: variant of a shorter prefix, with whose tokens these begin.
+            claims: evidence of whose tokens these are.
+            session: session that computed them.
         """
         with self._lock:
             parent = parent if parent and self._is_kept(parent) else None
             start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
-            new = tuple(readings[first : place.depth + 1])
+            new = tuple(details[first : place.depth + 1])
             delta = tokens[start : place.length]
             variant = self._same(place.key, parent, delta, new)
             if variant is None:
@@ -157,7 +160,7 @@ class TranscriptStore:
                     parent=parent,
                     delta=delta,
                     length=place.length,
-                    readings=new,
+                    details=new,
                     claims=claims,
                     session=session,
                     last_used=self.clock(),
@@ -173,10 +176,14 @@ class TranscriptStore:
         return any(one is variant for one in self._nodes.get(variant.key, ()))
 
     def _same(
-        self, key: CanonicalKey, parent: Variant | None, delta: array[int], readings: tuple[Reading, ...]
+        self,
+        key: CanonicalKey,
+        parent: Variant | None,
+        delta: array[int],
+        details: tuple[MessageDetails, ...],
     ) -> Variant | None:
         for one in self._nodes.get(key, ()):
-            if one.parent is parent and one.delta == delta and one.readings == readings:
+            if one.parent is parent and one.delta == delta and one.details == details:
                 return one
         return None
 
@@ -188,18 +195,18 @@ class TranscriptStore:
         self.metrics.nbytes += variant.nbytes
         self.metrics.variants += 1
         self.metrics.nodes = len(self._nodes)
-        if len(variants) > _MOST_VARIANTS:
+        if len(variants) > _MAX_VARIANTS:
             self._forget_with_children(min(variants[:-1], key=lambda one: one.last_used))
 
     def _forget_with_children(self, variant: Variant) -> None:
-        behind = [variant]
-        for one in behind:
-            behind += one.children.values()
-        for one in reversed(behind):
+        after = [variant]
+        for one in after:
+            after += one.children.values()
+        for one in reversed(after):
             self._forget(one)
 
     def _forget(self, variant: Variant) -> None:
-        """Nothing builds on it."""
+        """Remove a variant that no other one builds on."""
         variants = self._nodes[variant.key]
         variants.remove(variant)
         if not variants:
@@ -212,14 +219,17 @@ class TranscriptStore:
         self.metrics.forgotten += 1
 
     def _forget_some(self) -> None:
-        """What is too old, and beyond the bytes what was used least recently; never what others build on."""
+        """Remove variants that are too old; above the byte limit remove the least recently used down to 90 %.
+
+        Only leaves are removed, never a variant that others build on.
+        """
         limits, now = self.limits, self.clock()
-        is_over = self.metrics.nbytes > limits.most_bytes
-        if not is_over and not (limits.unused_s and now >= self._next_look):
+        is_over = self.metrics.nbytes > limits.max_bytes
+        if not is_over and not (limits.cache_ttl_s and now >= self._next_look):
             return
-        self._next_look = now + limits.unused_s / _LOOKS_IN_AN_AGE
-        oldest = now - limits.unused_s if limits.unused_s else -math.inf
-        enough = _SHRUNK_TO * limits.most_bytes if is_over else limits.most_bytes
+        self._next_look = now + limits.cache_ttl_s / _LOOKS_IN_AN_AGE
+        oldest = now - limits.cache_ttl_s if limits.cache_ttl_s else -math.inf
+        enough = _SHRUNK_TO * limits.max_bytes if is_over else limits.max_bytes
         heap = [(one.last_used, id(one), one) for one in self._leaves()]
         heapq.heapify(heap)
         while heap and (heap[0][0] < oldest or self.metrics.nbytes > enough):

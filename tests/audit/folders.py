@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from scripts.tiny_models import end_ids, tiny_tokenizer, write_tokenizer
-from start_llm.audit.page import Page, audit_folder
-from start_llm.settings import Settings
+from start_llm.audit.report import AuditReport, audit_folder
+from start_llm.config.settings import Settings
 from tests.templates.traits import TRAITS
 
 
@@ -24,11 +24,11 @@ def folder_of(trait: str, folder: Path, *changes: tuple[str, str]) -> Path:
     return folder
 
 
-def page_of(folder: Path) -> Page:
+def page_of(folder: Path) -> AuditReport:
     return audit_folder(Settings(), folder)
 
 
-def told(page: Page, name: str) -> list[str]:
+def told(page: AuditReport, name: str) -> list[str]:
     """The values of a row, and of those below it that have no name of their own."""
     values: dict[str, list[str]] = {}
     current = ""

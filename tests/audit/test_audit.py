@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 
 from start_llm import cli
-from start_llm.audit.calls import heard_calls
+from start_llm.audit.calls import audit_calls
 from start_llm.audit.requests import KINDS, words_of
-from start_llm.audit.subject import Subject
+from start_llm.audit.subject import AuditedModel
 from start_llm.audit.turns import CLIENTS, efficiency
 from start_llm.core.chat import ChatRequest, Thinking
 from start_llm.core.errors import ModelError
 from tests.audit.folders import folder_of, page_of, told
 from tests.prompt.fakes import call, family_of, preparer_of, reply
-from tests.prompt.replies import ASKED, THOUGHT_FORMS, TOOLS, turn
+from tests.prompt.replies import ASKED, REASONING_FORMS, TOOLS, turn
 from tests.serving import serving
 from tests.templates.traits import TRAITS, trait_folder, trait_tokenizer
+
+pytestmark = pytest.mark.product
 
 MOVING = "tools_before_last_user"
 UNREAD_CALLS = (
@@ -35,8 +37,8 @@ REFUSES_A_WORD = (
 COLLECTION = os.environ.get("REAL_TEMPLATES")
 
 
-def subject_of(trait: str) -> Subject:
-    return Subject(trait_tokenizer(trait), family_of(trait), preparer_of(trait))
+def subject_of(trait: str) -> AuditedModel:
+    return AuditedModel(trait_tokenizer(trait), family_of(trait), preparer_of(trait))
 
 
 def test_every_kind_of_request_says_words_that_may_not_get_lost():
@@ -47,19 +49,20 @@ def test_every_kind_of_request_says_words_that_may_not_get_lost():
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_reply_is_written_as_the_model_writes_it(trait, on):
-    thought = "I look." if on and trait in THOUGHT_FORMS else None
+    reasoning = "I look." if on and trait in REASONING_FORMS else None
     request = ChatRequest(messages=ASKED, tools=TOOLS, thinking=Thinking(on=on))
     for message in (
-        reply("Nine metres.", reasoning=thought),
-        reply("", call(path="a.py"), reasoning=thought),
+        reply("Nine metres.", reasoning=reasoning),
+        reply("", call(path="a.py"), reasoning=reasoning),
     ):
         assert subject_of(trait).written(request, message) == turn(trait, message, on=on).said
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("trait", [trait for trait in TRAITS if heard_calls(subject_of(trait)).notation])
+@pytest.mark.parametrize("trait", [trait for trait in TRAITS if audit_calls(subject_of(trait)).notation])
+@pytest.mark.sample(27)
 def test_clients_have_nothing_computed_twice(trait, client):
-    for thinks in (True, False) if family_of(trait).thought else (False,):
+    for thinks in (True, False) if family_of(trait).reasoning else (False,):
         found = efficiency(subject_of(trait), client, thinks=thinks)
         assert found
         assert found.share >= 0.99 or trait == MOVING
@@ -72,24 +75,24 @@ def test_tools_that_move_are_computed_again_and_again():
 
 
 def test_a_page_says_what_to_expect(tmp_path):
-    folder = folder_of("opens_thought", tmp_path)
+    folder = folder_of("opens_reasoning", tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
     page = page_of(folder)
     assert page.is_fine
     assert told(page, "family") == ["qwen3 (qwen3)"]
-    assert told(page, "thoughts") == ["<think> … </think>"]
+    assert told(page, "reasoning") == ["<think> … </think>"]
     assert told(page, "calls")[0] == "qwen_xml; 6 of 6 kinds read"
     assert told(page, "lost") == ["nothing, in any of 25 kinds of requests"]
     assert told(page, "efficiency") == [
-        f"{how}: word for word 1.00, thoughts left out 1.00, arguments respelt 1.00"
+        f"{how}: word for word 1.00, reasoning left out 1.00, arguments respelt 1.00"
         for how in ("not thinking", "thinking")
     ]
     assert told(page, "sampling") == ["temperature 0.6, top_k 20 (generation_config.json)"]
-    assert "old thoughts dropped unless preserve_thinking" in told(page, "template")[0]
+    assert "old reasoning dropped unless preserve_thinking" in told(page, "template")[0]
 
 
 def test_calls_that_nobody_reads_are_told(tmp_path):
-    page = page_of(folder_of("strips_old_thoughts", tmp_path, *UNREAD_CALLS))
+    page = page_of(folder_of("strips_old_reasoning", tmp_path, *UNREAD_CALLS))
     assert not page.is_fine
     calls = told(page, "calls")
     assert calls[0] == "NOT READ by any reader: an agent gets them as text; 0 of 6 kinds read"
@@ -98,7 +101,7 @@ def test_calls_that_nobody_reads_are_told(tmp_path):
 
 
 def test_words_that_do_not_reach_the_model_are_told(tmp_path):
-    page = page_of(folder_of("strips_old_thoughts", tmp_path, LOSES_A_WORD))
+    page = page_of(folder_of("strips_old_reasoning", tmp_path, LOSES_A_WORD))
     assert not page.is_fine
     lost = told(page, "lost")
     assert lost[0] == "in 8 of 25 kinds of requests"
@@ -106,7 +109,7 @@ def test_words_that_do_not_reach_the_model_are_told(tmp_path):
 
 
 def test_a_request_that_the_template_refuses_is_told(tmp_path):
-    page = page_of(folder_of("strips_old_thoughts", tmp_path, REFUSES_A_WORD))
+    page = page_of(folder_of("strips_old_reasoning", tmp_path, REFUSES_A_WORD))
     assert not page.is_fine
     lost = told(page, "lost")
     assert lost[0] == "in 3 of 25 kinds of requests"
@@ -116,7 +119,7 @@ def test_a_request_that_the_template_refuses_is_told(tmp_path):
 
 def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_told(tmp_path):
     other = ("{{- '<|im_start|>assistant\\n' -}}", "{{- '<|im_start|>model\\n' -}}")
-    page = page_of(folder_of("strips_old_thoughts", tmp_path, other))
+    page = page_of(folder_of("strips_old_reasoning", tmp_path, other))
     assert not page.is_fine
     assert told(page, "calls") == ["the template shows none that can be told from its prompt"]
 
@@ -153,7 +156,7 @@ def test_the_status_of_the_command_says_whether_an_agent_would_miss_something(tm
     for name in ("fine", "unread"):
         (tmp_path / name).mkdir()
     fine = folder_of("plain", tmp_path / "fine")
-    unread = folder_of("strips_old_thoughts", tmp_path / "unread", *UNREAD_CALLS)
+    unread = folder_of("strips_old_reasoning", tmp_path / "unread", *UNREAD_CALLS)
     assert cli.main(["audit", str(fine)]) == 0
     assert "nothing, in any of 25 kinds of requests" in capsys.readouterr().out
     assert cli.main(["audit", str(unread)]) == 1
@@ -177,12 +180,12 @@ def test_nothing_is_lost_on_a_real_model(folder):
 
 
 def test_a_server_says_in_one_line_that_nobody_reads_the_calls_of_its_model(tmp_path):
-    template = TRAITS["strips_old_thoughts"].template
+    template = TRAITS["strips_old_reasoning"].template
     for old, new in UNREAD_CALLS:
         template = template.replace(old, new)
     said = "No reader knows how this model writes calls; an agent gets them as text"
-    with serving(trait_folder("strips_old_thoughts", tmp_path / "new", chat_template=template)) as server:
+    with serving(trait_folder("strips_old_reasoning", tmp_path / "new", chat_template=template)) as server:
         (line,) = (line for line in server.printed().splitlines() if said in line)
         assert "<<call>> look" in line
-    with serving(trait_folder("strips_old_thoughts", tmp_path / "known")) as server:
+    with serving(trait_folder("strips_old_reasoning", tmp_path / "known")) as server:
         assert said not in server.printed()

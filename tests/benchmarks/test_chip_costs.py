@@ -58,7 +58,7 @@ def test_short_chunks_of_a_dense_model_are_as_fast_as_long_ones_and_of_a_mixture
     assert speed("30B-A3B", 64) < 0.5 * speed("30B-A3B", 2048)
 
 
-def test_a_chunk_of_a_latent_cache_pays_for_all_tokens_in_front_of_it_however_short_it_is():
+def test_a_chunk_of_a_latent_cache_pays_for_all_tokens_before_it_however_short_it_is():
     cost = Cost(chip("M3 Max"), model("Flash"))
     assert cost.forward_s(1, 32, 50_000) > 10 * cost.forward_s(1, 32, 0)
     assert cost.forward_s(1, 1, 50_000) < 5 * cost.forward_s(1, 1, 0)

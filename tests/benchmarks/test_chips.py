@@ -12,8 +12,8 @@ from benchmarks.chip_engine import (
 )
 from benchmarks.chip_scenarios import alone, running, work
 from benchmarks.chips import cases
-from start_llm.engine.machinery import Pace
 from start_llm.engine.pacing import ChunkPacer
+from start_llm.engine.resources import TimeLimits
 
 
 class Collapsed(ChunkPacer):
@@ -23,7 +23,7 @@ class Collapsed(ChunkPacer):
         return 4
 
 
-COLLAPSED = Pacing(Pace(), Collapsed)
+COLLAPSED = Pacing(TimeLimits(), Collapsed)
 
 
 def cost(chip: str, model: str) -> Cost:
@@ -60,7 +60,7 @@ def test_whole_chunks_beside_replies_fail_for_their_stalls_and_for_the_share_of_
 
 
 def test_a_prompt_that_gets_no_time_beside_replies_fails():
-    outcome = running(cost("M2", "8B"), Pacing(Pace(decode_share=0.75)))
+    outcome = running(cost("M2", "8B"), Pacing(TimeLimits(decode_share=0.75)))
     assert outcome is not None
     assert any("prompt took" in one for one in outcome.failed)
 
@@ -74,7 +74,7 @@ def test_agents_share_their_system_text_and_wait_for_one_another():
 
 def test_a_reply_has_its_token_when_the_step_is_done_and_the_next_step_runs_meanwhile():
     dense = cost("M3 Max", "8B")
-    engine = SimulatedEngine(dense, most_rows=1)
+    engine = SimulatedEngine(dense, max_sequences=1)
     stream = engine.submit(range(1000), 64)
     engine.run_until(lambda: stream.ending)
     steps = [dense.forward_s(1, 1, 1000), dense.forward_s(1, 1, 1063)]

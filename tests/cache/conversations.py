@@ -14,20 +14,20 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from start_llm.cache.eviction import Limits
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Text
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.engine.harness import Stepper, Watched, job
+from tests.engine.harness import Stepper, Watched, engine_request
 from tests.ties import Reference
 
 PAGE = 32
 PLENTY = 10**9
 LONGEST = 420
 VOCABULARY = 1500
-MOST_STEPS = 2000
+MAX_STEPS = 2000
 _NEAR = 1e-4
 _WAYS = 40
 
@@ -44,15 +44,15 @@ def tokens(rng: random.Random, low: int, high: int) -> Tokens:
 class Cached(Stepper):
     """A loop with a prompt cache, whose order is checked after every step."""
 
-    def __init__(self, machinery: Machinery, budget: int = PLENTY, **changes: Any) -> None:
+    def __init__(self, resources: EngineResources, budget: int = PLENTY, **changes: Any) -> None:
         self.cached = CacheMetrics()
         self.cache = PromptCache(
-            Layers(machinery.network),
-            limits=Limits(budget_bytes=budget),
+            Layers(resources.network),
+            limits=EvictionLimits(budget_bytes=budget),
             page_size=PAGE,
             metrics=self.cached,
         )
-        super().__init__(replace(machinery, cache=self.cache), **changes)
+        super().__init__(replace(resources, cache=self.cache), **changes)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -60,29 +60,29 @@ class Cached(Stepper):
             self.cache.check_integrity()
 
     def say(self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = ()) -> Watched:
-        watched = self.submit(job(prompt, max_tokens, boundaries=boundaries))
+        watched = self.submit(engine_request(prompt, max_tokens, boundaries=boundaries))
         self.finish(watched)
         return watched
 
 
 def reference(plain: Stepper, prompt: Tokens, length: int) -> Reference:
     """What an engine without a cache says, and by how much it was sure."""
-    watched = plain.submit(job(prompt, length, top_logprobs=2))
+    watched = plain.submit(engine_request(prompt, length, top_logprobs=2))
     plain.finish(watched)
     scored = [one.top for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
     return Reference(tuple(watched.tokens), tuple(first.logprob - second.logprob for first, second in scored))
 
 
-def memory_for(machinery: Machinery, length: int) -> int:
+def memory_for(resources: EngineResources, length: int) -> int:
     """Bytes of the caches of a prompt."""
-    layers = Layers(machinery.network)
+    layers = Layers(resources.network)
     caches = layers.fresh()
-    machinery.network(mx.array([[7] * length]), cache=caches)
+    resources.network(mx.array([[7] * length]), cache=caches)
     return layers.nbytes(caches)
 
 
 def restored_difference(network: Any, cache: PromptCache, ids: Tokens, boundaries: tuple[int, ...]) -> float:
-    """The largest one between all logits behind a restored prompt, and those behind a computed one.
+    """The largest one between all logits after a restored prompt, and those after a computed one.
 
     A prompt that is computed in other pieces gives other logits, for some prompts by more than 1e-4 (measured
     without any cache: 1.5e-4). So the nearest of several ways to compute it counts. `ids` are in the cache
@@ -90,14 +90,16 @@ def restored_difference(network: Any, cache: PromptCache, ids: Tokens, boundarie
     """
     with mx.stream(generation_stream):
         opened = cache.open(ids, b"", boundaries)
-        strand, done = opened.strand, len(opened.strand.tokens)
-        for end in sorted({*opened.stops, *range(done + 64, len(ids) - 1, 64), len(ids) - 1} - {done}):
-            new = ids[len(strand.tokens) : end]
-            network(mx.array([new]), cache=strand.caches)
-            cache.grew(strand, new, keep_state=end in opened.stops)
-        restored = network(mx.array([ids[-1:]]), cache=strand.caches)[0, -1]
+        seq_cache, done = opened.seq_cache, len(opened.seq_cache.tokens)
+        for end in sorted(
+            {*opened.checkpoint_positions, *range(done + 64, len(ids) - 1, 64), len(ids) - 1} - {done}
+        ):
+            new = ids[len(seq_cache.tokens) : end]
+            network(mx.array([new]), cache=seq_cache.caches)
+            cache.record_chunk(seq_cache, new, keep_state=end in opened.checkpoint_positions)
+        restored = network(mx.array([ids[-1:]]), cache=seq_cache.caches)[0, -1]
         difference = min(_differences(network, ids, restored))
-        cache.close(strand, strand.caches, ids)
+        cache.close(seq_cache, seq_cache.caches, ids)
         return difference
 
 
@@ -204,7 +206,7 @@ class Talkers:
         return way(self.rng, before)
 
     def boundaries(self, prompt: Tokens) -> tuple[int, ...]:
-        """Anywhere, and often just in front of the end, as in a prompt that ends by asking for a reply."""
+        """Anywhere, and often just before the end, as in a prompt that ends by asking for a reply."""
         ends = set(self.rng.sample(range(1, len(prompt)), min(len(prompt) - 1, self.rng.randint(0, 3))))
         if self.rng.random() < 0.5:
             ends.add(max(1, len(prompt) - self.rng.randint(1, 4)))
@@ -221,7 +223,7 @@ def talk(engine: Stepper, talkers: Talkers) -> list[Turn]:
     turns = [talkers.turn() for _ in range(talkers.rng.choice([1, 1, 2, 3, 4]))]
     waiting = list(turns)
     running: list[Turn] = []
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         if waiting and (not running or talkers.rng.random() < 0.6):
             running.append(waiting.pop(0))
             _ask(engine, running[-1], step)
@@ -234,12 +236,12 @@ def talk(engine: Stepper, talkers: Talkers) -> list[Turn]:
         if not running and not waiting and not engine.is_busy:
             break
     else:
-        raise AssertionError(f"not finished after {MOST_STEPS} steps")
+        raise AssertionError(f"not finished after {MAX_STEPS} steps")
     for turn in turns:
         talkers.heard(turn)
     return turns
 
 
 def _ask(engine: Stepper, turn: Turn, step: int) -> None:
-    turn.watched = engine.submit(job(turn.prompt, turn.length, boundaries=turn.boundaries))
+    turn.watched = engine.submit(engine_request(turn.prompt, turn.length, boundaries=turn.boundaries))
     turn.patience = None if turn.patience is None else step + turn.patience

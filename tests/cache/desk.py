@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from start_llm.cache.eviction import Limits
-from start_llm.cache.prompt_cache import Opened, PromptCache
-from start_llm.cache.store import Store
+from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
+from start_llm.cache.store import PageStore
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
 
@@ -31,22 +31,22 @@ class Clock:
 
 
 def prompt_cache(
-    kind: str, limits: Limits, clock: Callable[[], float] | None = None
+    kind: str, limits: EvictionLimits, clock: Callable[[], float] | None = None
 ) -> tuple[PromptCache, FakeLayers]:
     """Without a clock, a second passes between any two looks at it."""
-    is_sliced, has_state = NETWORKS[kind]
-    layers = FakeLayers(is_sliced=is_sliced, has_state=has_state)
+    has_trimmable, has_state = NETWORKS[kind]
+    layers = FakeLayers(has_trimmable=has_trimmable, has_state=has_state)
     ticking = itertools.count(1).__next__
     cache = PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics(), clock=clock or ticking)
     return cache, layers
 
 
 def is_pinned(cache: PromptCache) -> bool:
-    """Whether all that is left lies in front of a row that runs."""
+    """Whether all that is left lies before a sequence that runs."""
     store = cache._store
-    if store.checkpoints or any(not strand.is_live for strand in store.strands):
+    if store.checkpoints or any(not seq_cache.is_active for seq_cache in store.seq_caches):
         return False
-    under_way = {id(page) for strand in store.strands for page in strand.path}
+    under_way = {id(page) for seq_cache in store.seq_caches for page in seq_cache.path}
     return all(id(page) in under_way for page in store.tree.pages())
 
 
@@ -56,16 +56,18 @@ class Desk:
 
     kind: str = "attention"
     budget: int = PLENTY
-    most_ends: int | None = 10**6
-    unused_s: float | None = 0
+    max_conversations: int | None = 10**6
+    cache_ttl_s: float | None = 0
     clock: Callable[[], float] | None = None
 
     def __post_init__(self) -> None:
-        limits = Limits(budget_bytes=self.budget, most_ends=self.most_ends, unused_s=self.unused_s)
+        limits = EvictionLimits(
+            budget_bytes=self.budget, max_conversations=self.max_conversations, cache_ttl_s=self.cache_ttl_s
+        )
         self.cache, self.layers = prompt_cache(self.kind, limits, self.clock)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> PageStore:
         return self.cache._store
 
     def limit(self, **limits: float | None) -> None:
@@ -76,33 +78,33 @@ class Desk:
         self.cache.tidy(0)
         self.cache.check_integrity()
 
-    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """Everything but the last token is computed."""
         told = self.cache.peek(tuple(ids), salt, boundaries)
         opened = self.cache.open(tuple(ids), salt, boundaries)
         assert opened.restored == told
-        ends = [end for end in opened.stops if end < len(ids) - 1]
+        ends = [end for end in opened.checkpoint_positions if end < len(ids) - 1]
         for end in [*ends, len(ids) - 1]:
             self.compute(opened, ids[:end])
         return opened
 
-    def compute(self, opened: Opened, ids: Sequence[int]) -> None:
-        chunk = ids[len(opened.strand.tokens) :]
-        opened.strand.caches[0].feed(chunk)
-        self.cache.grew(opened.strand, chunk, keep_state=len(ids) in opened.stops)
+    def compute(self, opened: OpenedSequence, ids: Sequence[int]) -> None:
+        chunk = ids[len(opened.seq_cache.tokens) :]
+        opened.seq_cache.caches[0].feed(chunk)
+        self.cache.record_chunk(opened.seq_cache, chunk, keep_state=len(ids) in opened.checkpoint_positions)
         self.cache.check_integrity()
 
-    def end(self, opened: Opened, tokens: Sequence[int]) -> None:
+    def end(self, opened: OpenedSequence, tokens: Sequence[int]) -> None:
         """`tokens` is the prompt and the reply."""
-        opened.strand.caches[0].feed(tokens[len(opened.strand.tokens) :])
-        self.cache.close(opened.strand, opened.strand.caches, tokens)
+        opened.seq_cache.caches[0].feed(tokens[len(opened.seq_cache.tokens) :])
+        self.cache.close(opened.seq_cache, opened.seq_cache.caches, tokens)
         self.cache.check_integrity()
         self.cache.tidy(0)
         self.cache.check_integrity()
 
     def tidy(self) -> None:
         """Until nothing is left to tidy. Each request does only a leaf of it."""
-        while self.store.tree.untidy:
+        while self.store.tree.untrimmed_runs:
             self.cache.tidy(0)
         self.cache.check_integrity()
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import Run
+from start_llm.cache.pages import PageRun
 
 BYTES_OF_A_TOKEN = 10
 BYTES_OF_A_STATE = 70
@@ -70,21 +70,21 @@ class FakePieces:
         assert self.covers(start, end), "more is asked for than the run holds"
         return FakeCut(self.entries[start - self.start : end - self.start])
 
-    def is_neat(self, index: int, start: int, end: int) -> bool:
+    def is_trimmed(self, index: int, start: int, end: int) -> bool:
         assert index == 0
         return not self.entries or (self.start, self.start + len(self.entries)) == (start, end)
 
     def keep(self, index: int, start: int, end: int) -> None:
-        if not self.is_neat(index, start, end):
+        if not self.is_trimmed(index, start, end):
             if start < end:
                 self._copy()
             self.entries = self.part(start, end).entries if start < end else ()
             self.start = start
 
 
-def run(tokens: Sequence[int], start: int = 0) -> Run:
+def run(tokens: Sequence[int], start: int = 0) -> PageRun:
     """A run of its own, for a page of these tokens."""
-    return Run(FakePieces(tokens, start))
+    return PageRun(FakePieces(tokens, start))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class FakeState:
 class FakeCache:
     """The only cache of a network: `entries` if it is sliced, `digest` if it has state."""
 
-    is_sliced: bool
+    has_trimmable: bool
     has_state: bool
     entries: list[int] = field(default_factory=list[int])
     offset: int = 0
@@ -115,20 +115,20 @@ class FakeCache:
     def feed(self, tokens: Sequence[int]) -> None:
         """A forward pass. It reads nothing but what the cache holds, as a network does."""
         for token in tokens:
-            before = self.entries[self.offset - 1] if self.is_sliced and self.offset else self.digest
-            if self.is_sliced:
+            before = self.entries[self.offset - 1] if self.has_trimmable and self.offset else self.digest
+            if self.has_trimmable:
                 self.entries[self.offset :] = [hash((before, token))]
                 self.offset += 1
             if self.has_state:
                 self.digest = hash((self.digest, token))
 
     def copy(self) -> FakeCache:
-        return FakeCache(self.is_sliced, self.has_state, list(self.entries), self.offset, self.digest)
+        return FakeCache(self.has_trimmable, self.has_state, list(self.entries), self.offset, self.digest)
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Whether this is what a fresh cache holds that was fed with these tokens."""
         expected = digests(tokens)
-        if self.is_sliced and self.entries[: self.offset] != expected:
+        if self.has_trimmable and self.entries[: self.offset] != expected:
             return False
         return not self.has_state or self.digest == (expected[-1] if expected else 0)
 
@@ -140,9 +140,9 @@ class OutOfMemory(Exception):
 class FakeLayers(Layers):
     """`Layers` over caches of this file. After `fails_after` copies, every further one raises OutOfMemory."""
 
-    def __init__(self, *, is_sliced: bool = True, has_state: bool = False) -> None:
+    def __init__(self, *, has_trimmable: bool = True, has_state: bool = False) -> None:
         self.unknown = []
-        self.is_sliced = is_sliced
+        self.has_trimmable = has_trimmable
         self.has_state = has_state
         self.fails_after: int | None = None
         self.reserved = 0
@@ -155,24 +155,24 @@ class FakeLayers(Layers):
 
     def fresh(self, room: int = 0) -> list[Any]:
         self.reserved = room
-        return [FakeCache(self.is_sliced, self.has_state)]
+        return [FakeCache(self.has_trimmable, self.has_state)]
 
     def room(self, caches: Sequence[Any]) -> int:
-        return caches[0].offset if self.is_sliced else 0
+        return caches[0].offset if self.has_trimmable else 0
 
     def reserve(self, caches: Sequence[Any], room: int) -> None:
         self.reserved = room
 
-    def grow_little(self, caches: Sequence[Any]) -> None:
+    def grow_in_small_steps(self, caches: Sequence[Any]) -> None:
         pass
 
-    def settle(self, caches: Sequence[Any]) -> None:
+    def materialize(self, caches: Sequence[Any]) -> None:
         self._copy()
 
     def view(self, caches: Sequence[Any], start: int, end: int) -> Any:
         (cache,) = caches
-        assert not self.is_sliced or end <= cache.offset, "more is read than the cache holds"
-        return FakeCut(tuple(cache.entries[start:end]) if self.is_sliced else ())
+        assert not self.has_trimmable or end <= cache.offset, "more is read than the cache holds"
+        return FakeCut(tuple(cache.entries[start:end]) if self.has_trimmable else ())
 
     def cut(self, caches: Sequence[Any], start: int, end: int) -> Any:
         self._copy()
@@ -210,10 +210,10 @@ class FakeLayers(Layers):
         self.reserved = room
         self._copy()
         entries = [entry for part in parts for entry in part.take(0)]
-        assert len(entries) == (length if self.is_sliced else 0), "the parts are no whole"
-        if self.is_sliced:
+        assert len(entries) == (length if self.has_trimmable else 0), "the parts are no whole"
+        if self.has_trimmable:
             copied(0)
-        cache = FakeCache(self.is_sliced, self.has_state, entries, len(entries))
+        cache = FakeCache(self.has_trimmable, self.has_state, entries, len(entries))
         if state is not None:
             self._copy()
             self.set_state([cache], state)
@@ -225,13 +225,13 @@ class FakeLayers(Layers):
 
     def trim(self, caches: Sequence[Any], length: int) -> None:
         (cache,) = caches
-        if self.is_sliced:
+        if self.has_trimmable:
             assert cache.offset >= length
             cache.offset = length
 
     def length(self, caches: Sequence[Any]) -> int | None:
         (cache,) = caches
-        return cache.offset if self.is_sliced else None
+        return cache.offset if self.has_trimmable else None
 
     def release(self) -> None:
         pass
@@ -242,4 +242,4 @@ class FakeLayers(Layers):
         )
 
     def token_bytes(self, caches: Sequence[Any]) -> int:
-        return BYTES_OF_A_TOKEN * self.is_sliced
+        return BYTES_OF_A_TOKEN * self.has_trimmable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache.checkpoints import places, superseded
+from start_llm.cache.checkpoints import checkpoint_to_drop, choose_positions
 from start_llm.cache.pages import Checkpoint, PageTree
 from tests.cache.fakes import FakeCut, FakeState, run
 
@@ -25,35 +25,35 @@ STATE_BYTES = FakeState(1).nbytes
     st.integers(0, 9000),
 )
 def test_places_are_ascending_and_have_something_to_compute_on_both_sides(boundaries, done, total, matched):
-    found = places(boundaries, done, total, matched)
+    found = choose_positions(boundaries, done, total, matched)
     assert found == sorted(set(found))
     assert all(done < place < total for place in found)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1).map(sorted))
 def test_a_new_prompt_keeps_the_ends_of_its_first_and_last_message(boundaries):
-    assert places(boundaries, 0, 501, 0) == sorted({boundaries[0], boundaries[-1]})
+    assert choose_positions(boundaries, 0, 501, 0) == sorted({boundaries[0], boundaries[-1]})
 
 
 def test_a_prompt_that_goes_on_keeps_the_end_of_its_last_message():
-    assert places([100, 200, 300, 400], 250, 410, 200) == [400]
-    assert places([100, 200], 250, 410, 200) == []
+    assert choose_positions([100, 200, 300, 400], 250, 410, 200) == [400]
+    assert choose_positions([100, 200], 250, 410, 200) == []
 
 
 def test_the_end_of_the_first_message_is_kept_by_one_that_goes_on_in_the_middle_of_it():
-    assert places([100, 200, 300, 400], 60, 410, 0) == [100, 400]
+    assert choose_positions([100, 200, 300, 400], 60, 410, 0) == [100, 400]
 
 
 def test_where_an_earlier_conversation_went_another_way_state_is_kept_this_time():
-    assert places([100, 200, 300, 400], 0, 410, 290) == [100, 200, 400]
-    assert places([100, 200, 300, 400], 120, 410, 350) == [300, 400]
+    assert choose_positions([100, 200, 300, 400], 0, 410, 290) == [100, 200, 400]
+    assert choose_positions([100, 200, 300, 400], 120, 410, 350) == [300, 400]
 
 
 def test_a_long_prompt_keeps_state_at_every_stride():
-    assert places([], 0, 7000, 0) == [2048, 4096, 6144]
-    assert places([5000], 3000, 7000, 0) == [4096, 5000, 6144]
-    assert places([], 2048, 4096, 0) == []
-    assert places([], 2048, 4098, 0) == [4096]
+    assert choose_positions([], 0, 7000, 0) == [2048, 4096, 6144]
+    assert choose_positions([5000], 3000, 7000, 0) == [4096, 5000, 6144]
+    assert choose_positions([], 2048, 4096, 0) == []
+    assert choose_positions([], 2048, 4098, 0) == [4096]
 
 
 # ------------------------------------------------------------------------------------------------- superseded
@@ -84,53 +84,53 @@ CHEAP, DEAR = STATE_BYTES / 1000, STATE_BYTES / 4.0
 def test_few_checkpoints_that_save_enough_are_all_kept():
     kept = Conversations()
     for length in (5, 20, 40, 60, 80, 100):
-        assert superseded(kept.keep(range(length)), DEAR, is_short=True) is None
+        assert checkpoint_to_drop(kept.keep(range(length)), DEAR, is_tight=True) is None
 
 
 def test_of_too_many_the_one_goes_that_saves_least():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 60, 70, 100, 140, 180)}
-    assert superseded(made[180], DEAR, is_short=True) is made[70]
+    assert checkpoint_to_drop(made[180], DEAR, is_tight=True) is made[70]
 
 
 def test_one_that_saves_less_than_its_bytes_are_worth_goes():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 100)}
-    assert superseded(made[100], DEAR, is_short=True) is made[43]
+    assert checkpoint_to_drop(made[100], DEAR, is_tight=True) is made[43]
     made[43].page.checkpoints.remove(made[43])
-    assert superseded(made[100], DEAR, is_short=True) is None
-    assert superseded(made[100], CHEAP, is_short=True) is made[40]
-    assert superseded(made[100], 0, is_short=True) is None, "there is no KV to compare it with"
+    assert checkpoint_to_drop(made[100], DEAR, is_tight=True) is None
+    assert checkpoint_to_drop(made[100], CHEAP, is_tight=True) is made[40]
+    assert checkpoint_to_drop(made[100], 0, is_tight=True) is None, "there is no KV to compare it with"
 
 
 def test_while_there_is_memory_none_has_to_be_worth_its_bytes():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 100)}
-    assert superseded(made[100], DEAR, is_short=False) is None
-    assert superseded(made[100], DEAR, is_short=True) is made[43]
+    assert checkpoint_to_drop(made[100], DEAR, is_tight=False) is None
+    assert checkpoint_to_drop(made[100], DEAR, is_tight=True) is made[43]
 
 
 def test_even_while_there_is_memory_a_conversation_has_six():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 60, 80, 100, 140)}
-    assert superseded(made[100], CHEAP, is_short=False) is None
-    assert superseded(made[140], CHEAP, is_short=False) is made[43]
+    assert checkpoint_to_drop(made[100], CHEAP, is_tight=False) is None
+    assert checkpoint_to_drop(made[140], CHEAP, is_tight=False) is made[43]
 
 
 def test_the_first_and_the_newest_stay_whatever_they_save():
     kept = Conversations()
     kept.keep(range(1))
-    assert superseded(kept.keep(range(2)), CHEAP, is_short=True) is None
+    assert checkpoint_to_drop(kept.keep(range(2)), CHEAP, is_tight=True) is None
 
 
 def test_one_that_saves_a_stride_is_worth_any_bytes():
     kept = Conversations(size=512)
     for length in (1, 2049, 2049 + 2048):
         newest = kept.keep(range(length))
-    assert superseded(newest, CHEAP, is_short=True) is None
+    assert checkpoint_to_drop(newest, CHEAP, is_tight=True) is None
 
 
-def test_other_conversations_behind_the_same_beginning_lose_nothing():
+def test_other_conversations_after_the_same_beginning_lose_nothing():
     """Twenty sub-agents with one system prompt: each one's state is its own."""
     kept = Conversations()
     system = list(range(17))
@@ -138,10 +138,10 @@ def test_other_conversations_behind_the_same_beginning_lose_nothing():
     for agent in range(20):
         for length in (20, 60):
             own = kept.keep([*system, *[1000 + agent] * length])
-            assert superseded(own, DEAR, is_short=True) is None
+            assert checkpoint_to_drop(own, DEAR, is_tight=True) is None
 
 
 def test_short_conversations_that_end_on_the_page_where_they_begin_lose_nothing():
     kept = Conversations(size=64)
     for agent in range(20):
-        assert superseded(kept.keep([0, 1000 + agent]), DEAR, is_short=True) is None
+        assert checkpoint_to_drop(kept.keep([0, 1000 + agent]), DEAR, is_tight=True) is None

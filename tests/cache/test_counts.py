@@ -54,7 +54,7 @@ def test_a_next_turn_costs_what_is_new_in_it(kind):
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_prompt_that_is_asked_again_costs_its_last_token(kind):
-    """With state it is the one behind the last message."""
+    """With state it is the one after the last message."""
     desk = Desk(kind)
     desk.serve(PROMPT, REPLY, boundaries=(18,))
     counted(desk)
@@ -165,9 +165,9 @@ def test_without_a_cache_everything_is_computed():
         assert none.peek(PROMPT, b"", (5,)) == Restored(0, "off")
         opened = none.open(PROMPT, b"", (5,))
         assert opened.restored == Restored(0, "off")
-        strand = opened.strand
-        none.grew(strand, PROMPT[:10], keep_state=True)
-        none.grew(strand, PROMPT[10:-1], keep_state=False)
-        none.close(strand, strand.caches, PROMPT)
+        seq_cache = opened.seq_cache
+        none.record_chunk(seq_cache, PROMPT[:10], keep_state=True)
+        none.record_chunk(seq_cache, PROMPT[10:-1], keep_state=False)
+        none.close(seq_cache, seq_cache.caches, PROMPT)
     assert (metrics.computed_tokens, metrics.lookups, metrics.misses) == (2 * ALL, 2, {"off": 2})
     assert (metrics.reused_tokens, metrics.unavoidable_tokens) == (0, 0)

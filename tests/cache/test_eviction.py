@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache.eviction import reluctance
+from start_llm.cache.eviction import retention_score
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
@@ -18,26 +18,26 @@ AGES = st.integers(0, 10**6)
 
 @given(length=LENGTHS, uses=COUNTS, age=AGES)
 def test_it_is_a_positive_number_for_anything(length, uses, age):
-    assert 0 < reluctance(length=length, uses=uses, age=age) < math.inf
+    assert 0 < retention_score(length=length, uses=uses, age=age) < math.inf
 
 
 @given(length=LENGTHS, uses=COUNTS, age=AGES, more=st.integers(1, 10**6))
 def test_longer_more_used_and_younger_things_stay_longer(length, uses, age, more):
-    usual = reluctance(length=length, uses=uses, age=age)
-    assert reluctance(length=length + more, uses=uses, age=age) >= usual
-    assert reluctance(length=length, uses=uses + more, age=age) >= usual
-    assert reluctance(length=length, uses=uses, age=age + more) <= usual
+    usual = retention_score(length=length, uses=uses, age=age)
+    assert retention_score(length=length + more, uses=uses, age=age) >= usual
+    assert retention_score(length=length, uses=uses + more, age=age) >= usual
+    assert retention_score(length=length, uses=uses, age=age + more) <= usual
 
 
 def test_each_of_them_matters():
-    usual = reluctance(length=100, uses=3, age=10)
-    assert reluctance(length=101, uses=3, age=10) > usual
-    assert reluctance(length=100, uses=4, age=10) > usual
-    assert reluctance(length=100, uses=3, age=11) < usual
+    usual = retention_score(length=100, uses=3, age=10)
+    assert retention_score(length=101, uses=3, age=10) > usual
+    assert retention_score(length=100, uses=4, age=10) > usual
+    assert retention_score(length=100, uses=3, age=11) < usual
 
 
 def test_a_leaf_that_was_just_used_outlives_a_long_one_that_was_not_for_an_hour():
-    assert reluctance(length=256, uses=1, age=1) > reluctance(length=20_000, uses=5, age=1000)
+    assert retention_score(length=256, uses=1, age=1) > retention_score(length=20_000, uses=5, age=1000)
 
 
 # ------------------------------------------------------------------------ limits on conversations, and on age
@@ -63,7 +63,7 @@ def left(desk: Desk, ids: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_no_more_conversations_are_kept_than_allowed_whatever_memory_there_is(kind):
-    desk = Desk(kind, most_ends=2)
+    desk = Desk(kind, max_conversations=2)
     said = [talk(desk, n) for n in range(5)]
     assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, SIZE]
     desk.serve((*said[3], 1))
@@ -74,28 +74,28 @@ def test_no_more_conversations_are_kept_than_allowed_whatever_memory_there_is(ki
 
 
 def test_conversations_count_wherever_they_lie():
-    desk = Desk(most_ends=None)
+    desk = Desk(max_conversations=None)
     said = [talk(desk, n) for n in range(6)]
-    for strand in desk.store.strands[::2]:
-        desk.store.dissolve(strand)
-    desk.limit(most_ends=3)
+    for seq_cache in desk.store.seq_caches[::2]:
+        desk.store.split_into_pages(seq_cache)
+    desk.limit(max_conversations=3)
     assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, SIZE, SIZE]
 
 
 def test_a_conversation_that_runs_counts_for_nothing_and_stays():
-    desk = Desk(most_ends=1)
-    rows = [desk.begin(range(1000 * n, 1000 * n + SIZE)) for n in range(1, 4)]
+    desk = Desk(max_conversations=1)
+    sequences = [desk.begin(range(1000 * n, 1000 * n + SIZE)) for n in range(1, 4)]
     talk(desk, 5)
     talk(desk, 6)
-    assert sum(strand.is_live for strand in desk.store.strands) == 3
-    assert all(row.strand.caches[0].holds(row.strand.tokens) for row in rows)
+    assert sum(seq_cache.is_active for seq_cache in desk.store.seq_caches) == 3
+    assert all(sequence.seq_cache.caches[0].holds(sequence.seq_cache.tokens) for sequence in sequences)
 
 
 @pytest.mark.parametrize(("others", "stays"), [(24, False), (23, True)])
 def test_if_memory_is_short_24_conversations_are_enough(others, stays):
     """What is beyond goes, the oldest first, although it is worth more than a younger one."""
     clock = Clock()
-    desk = Desk(most_ends=None, clock=clock)
+    desk = Desk(max_conversations=None, clock=clock)
     long = talk(desk, 99, length=100)
     clock.now += 1
     for n in range(others):
@@ -108,7 +108,7 @@ def test_if_memory_is_short_24_conversations_are_enough(others, stays):
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_what_nobody_used_for_too_long_goes_whatever_memory_there_is(kind):
     clock = Clock()
-    desk = Desk(kind, unused_s=10, clock=clock)
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
     old, used = talk(desk, 1), talk(desk, 2)
     clock.now += 9
     desk.serve((*used, 1))
@@ -124,12 +124,12 @@ def test_what_nobody_used_for_too_long_goes_whatever_memory_there_is(kind):
 
 
 @pytest.mark.parametrize(
-    ("unused_s", "age", "goes_whole"), [(None, 1801, True), (None, 1799, False), (0, 10**6, False)]
+    ("cache_ttl_s", "age", "goes_whole"), [(None, 1801, True), (None, 1799, False), (0, 10**6, False)]
 )
-def test_if_memory_is_short_what_nobody_used_for_half_an_hour_goes_as_a_whole(unused_s, age, goes_whole):
+def test_if_memory_is_short_what_nobody_used_for_half_an_hour_goes_as_a_whole(cache_ttl_s, age, goes_whole):
     """Younger things give back from their ends what is needed, and no more. 0 is never."""
     clock = Clock()
-    desk = Desk(unused_s=unused_s, clock=clock)
+    desk = Desk(cache_ttl_s=cache_ttl_s, clock=clock)
     old = talk(desk, 1, length=200)
     clock.now += age
     talk(desk, 2)
@@ -142,7 +142,7 @@ def test_if_memory_is_short_what_nobody_used_for_half_an_hour_goes_as_a_whole(un
 
 
 def test_as_much_as_there_is_memory_for_is_kept_and_a_little_more_than_needed_goes():
-    desk = Desk(most_ends=None, unused_s=None)
+    desk = Desk(max_conversations=None, cache_ttl_s=None)
     for n in range(20):
         talk(desk, n)
     assert desk.metrics.stored_bytes == 20 * BYTES
@@ -154,27 +154,27 @@ def test_as_much_as_there_is_memory_for_is_kept_and_a_little_more_than_needed_go
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_rows_that_run_count_and_are_never_dropped(kind):
+def test_sequences_that_run_count_and_are_never_dropped(kind):
     desk = Desk(kind, budget=600)
     kept = talk(desk, 1)
-    row = desk.begin(range(5000, 5010))
+    sequence = desk.begin(range(5000, 5010))
     assert left(desk, kept) == SIZE
-    desk.cache.beside_bytes = 600
+    desk.cache.batched_bytes = 600
     desk.cache.shrink()
     assert (left(desk, kept), desk.metrics.stored_bytes) == (0, 0)
-    assert desk.metrics.live_bytes == 600 + desk.layers.nbytes(row.strand.caches)
-    assert row.strand.caches[0].holds(range(5000, 5009))
-    desk.cache.beside_bytes = 0
-    desk.end(row, range(5000, 5010))
+    assert desk.metrics.live_bytes == 600 + desk.layers.nbytes(sequence.seq_cache.caches)
+    assert sequence.seq_cache.caches[0].holds(range(5000, 5009))
+    desk.cache.batched_bytes = 0
+    desk.end(sequence, range(5000, 5010))
     assert left(desk, tuple(range(5000, 5010))) == 10
 
 
-def test_a_row_that_grows_pushes_out_what_rests():
+def test_a_sequence_that_grows_pushes_out_what_rests():
     desk = Desk(budget=2 * BYTES)
     kept = talk(desk, 1)
-    row = desk.cache.open(tuple(range(5000, 5030)), b"", ())
+    sequence = desk.cache.open(tuple(range(5000, 5030)), b"", ())
     for end in range(1, 24):
-        desk.compute(row, range(5000, 5000 + end))
+        desk.compute(sequence, range(5000, 5000 + end))
         held = desk.metrics.stored_bytes + desk.metrics.live_bytes
         assert held <= 2 * BYTES
     assert left(desk, kept) == 0
@@ -187,9 +187,9 @@ def test_no_more_arrays_are_kept_than_allowed(most):
         talk(desk, n)
         desk.serve((*range(1000 * n, 1000 * n + 8), 1, 1, 1, 1, 1))
     assert desk.metrics.arrays == 20
-    desk.limit(most_arrays=most)
+    desk.limit(max_arrays=most)
     assert most / 2 < desk.metrics.arrays + 1 <= most + 1
-    assert desk.metrics.arrays == (desk.store.weight + desk.store.live_weight).arrays
+    assert desk.metrics.arrays == (desk.store.usage + desk.store.active_usage).arrays
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
@@ -211,29 +211,29 @@ def test_the_best_state_may_be_larger_than_three_tenths_of_the_budget():
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_without_a_budget_all_goes_but_what_a_row_stands_on(kind):
+def test_without_a_budget_all_goes_but_what_a_sequence_stands_on(kind):
     desk = Desk(kind)
     for last in range(4):
         desk.serve((*range(20), last, *[7] * last), boundaries=(5, 13))
         talk(desk, 1 + last)
-    row = desk.begin((*range(13), 9, 9))
+    sequence = desk.begin((*range(13), 9, 9))
     desk.limit(budget_bytes=0)
     assert desk.metrics.evictions > 0
     assert list(desk.store.ends()) == []
     assert desk.store.checkpoints == []
-    assert {id(page) for page in desk.store.tree.pages()} == {id(page) for page in row.strand.path}
-    desk.end(row, (*range(13), 9, 9))
+    assert {id(page) for page in desk.store.tree.pages()} == {id(page) for page in sequence.seq_cache.path}
+    desk.end(sequence, (*range(13), 9, 9))
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.arrays) == (0, 0, 0)
 
 
 def test_what_is_listed_twice_is_let_go_once():
-    """A state that was used after the caches behind it: it goes by itself, and is told of when they go."""
+    """A state that was used after the caches after it: it goes by itself, and is told of when they go."""
     clock = Clock()
     desk = Desk("hybrid", budget=10_000, clock=clock)
     desk.serve(range(19), boundaries=(17, 18))
     clock.now += 100
     assert desk.serve((*range(17), 5)) == 17
-    desk.cache.beside_bytes = 10_000
+    desk.cache.batched_bytes = 10_000
     desk.cache.shrink()
     desk.cache.check_integrity()
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from start_llm.cache import integrity, pages
-from start_llm.cache.eviction import Limits
-from start_llm.cache.ledger import Ledger
+from start_llm.cache.computed_prefixes import ComputedPrefixIndex
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.pages import PageTree
-from start_llm.cache.prompt_cache import Opened, PromptCache
+from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, OutOfMemory, run
 
@@ -48,39 +48,41 @@ class Counter:
         self.clock = Clock()
         self.cache = PromptCache(
             self.layers,
-            limits=Limits(**{"budget_bytes": PLENTY, "unused_s": 0, "most_ends": 10**6} | limits),
+            limits=EvictionLimits(
+                **{"budget_bytes": PLENTY, "cache_ttl_s": 0, "max_conversations": 10**6} | limits
+            ),
             page_size=PAGE,
             metrics=self.metrics,
             identity=identity,
             clock=self.clock,
         )
 
-    def open(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+    def open(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """What is given back was computed from these very tokens."""
         opened = self.cache.open(tuple(ids), salt, boundaries)
-        known = opened.strand.tokens
+        known = opened.seq_cache.tokens
         assert known == list(ids[: len(known)])
         assert len(known) < len(ids)
-        assert opened.strand.caches[0].holds(known)
+        assert opened.seq_cache.caches[0].holds(known)
         return opened
 
-    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> Opened:
+    def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """Everything but the last token is computed."""
         opened = self.open(ids, boundaries, salt)
         self.compute(opened, ids, len(ids) - 1)
         return opened
 
-    def compute(self, opened: Opened, ids: Sequence[int], end: int) -> None:
-        for stop in [*(stop for stop in opened.stops if stop < end), end]:
-            chunk = ids[len(opened.strand.tokens) : stop]
-            opened.strand.caches[0].feed(chunk)
-            self.cache.grew(opened.strand, chunk, keep_state=stop in opened.stops)
+    def compute(self, opened: OpenedSequence, ids: Sequence[int], end: int) -> None:
+        for stop in [*(stop for stop in opened.checkpoint_positions if stop < end), end]:
+            chunk = ids[len(opened.seq_cache.tokens) : stop]
+            opened.seq_cache.caches[0].feed(chunk)
+            self.cache.record_chunk(opened.seq_cache, chunk, keep_state=stop in opened.checkpoint_positions)
         self.cache.check_integrity()
 
-    def end(self, opened: Opened, tokens: Sequence[int]) -> None:
+    def end(self, opened: OpenedSequence, tokens: Sequence[int]) -> None:
         """`tokens` is the prompt and the reply."""
-        opened.strand.caches[0].feed(tokens[len(opened.strand.tokens) :])
-        self.cache.close(opened.strand, opened.strand.caches, tokens)
+        opened.seq_cache.caches[0].feed(tokens[len(opened.seq_cache.tokens) :])
+        self.cache.close(opened.seq_cache, opened.seq_cache.caches, tokens)
         self.cache.check_integrity()
 
     def serve(
@@ -94,15 +96,15 @@ class Counter:
     def known(self, ids: Sequence[int], salt: bytes = b"") -> int:
         """How many tokens of a prompt would not have to be computed; the prompt is given up at once."""
         opened = self.open(ids, salt=salt)
-        length = len(opened.strand.tokens)
-        self.end(opened, opened.strand.tokens)
+        length = len(opened.seq_cache.tokens)
+        self.end(opened, opened.seq_cache.tokens)
         return length
 
     def cut_up(self) -> None:
         """Whatever rests is cut into pages."""
-        for strand in self.cache._store.strands:
-            if not strand.is_live:
-                self.cache._store.dissolve(strand)
+        for seq_cache in self.cache._store.seq_caches:
+            if not seq_cache.is_active:
+                self.cache._store.split_into_pages(seq_cache)
         self.cache.check_integrity()
 
 
@@ -157,7 +159,7 @@ def test_a_prompt_that_is_nearly_known_computes_only_the_rest():
     assert counter.known((*PROMPT[:-1], 99, 98)) == len(PROMPT) - 1
 
 
-def test_what_is_behind_the_last_full_page_stays_when_caches_are_cut_up():
+def test_what_is_after_the_last_full_page_stays_when_caches_are_cut_up():
     counter = Counter()
     counter.serve(PROMPT, REPLY)
     counter.cut_up()
@@ -168,12 +170,12 @@ def test_a_prompt_that_was_given_up_is_not_copied_when_it_is_asked_again():
     counter = Counter()
     gone = counter.open(PROMPT, boundaries=(18,))
     counter.compute(gone, PROMPT, 11)
-    caches = gone.strand.caches
+    caches = gone.seq_cache.caches
     counter.end(gone, PROMPT[:11])
-    assert counter.open(PROMPT, boundaries=(18,)).strand.caches is caches
+    assert counter.open(PROMPT, boundaries=(18,)).seq_cache.caches is caches
 
 
-def test_an_edited_end_of_a_message_goes_on_from_the_state_in_front_of_it():
+def test_an_edited_end_of_a_message_goes_on_from_the_state_before_it():
     counter = Counter(has_state=True)
     counter.serve(PROMPT, REPLY, boundaries=(9, 14))
     assert counter.serve((*PROMPT[:12], 9, 9), boundaries=(9, 13)) == 9
@@ -198,14 +200,14 @@ def test_the_state_at_the_end_stays_when_caches_are_cut_up():
 
 
 @pytest.mark.parametrize("has_state", [False, True])
-def test_another_answer_to_the_same_prompt_starts_in_front_of_the_first_one(has_state):
+def test_another_answer_to_the_same_prompt_starts_before_the_first_one(has_state):
     """The caches of the first are handed over, and put back to the end of what both share."""
     counter = Counter(has_state=has_state)
     first = counter.begin(PROMPT, boundaries=(9, 17))
-    caches = first.strand.caches
+    caches = first.seq_cache.caches
     counter.end(first, [*PROMPT, *range(200, 212)])
     again = counter.begin((*PROMPT[:18], 7, 7), boundaries=(9, 17))
-    assert again.strand.caches is caches
+    assert again.seq_cache.caches is caches
     counter.end(again, [*PROMPT[:18], 7, 7, 8])
     assert counter.known((*PROMPT, *range(200, 212), 9)) <= 18, "the first reply was written over"
 
@@ -213,36 +215,36 @@ def test_another_answer_to_the_same_prompt_starts_in_front_of_the_first_one(has_
 def test_a_side_request_gets_a_copy_and_the_conversation_keeps_its_caches():
     counter = Counter()
     main = counter.begin(PROMPT, boundaries=(17,))
-    caches = main.strand.caches
+    caches = main.seq_cache.caches
     counter.end(main, [*PROMPT, *REPLY])
     side = counter.begin((*PROMPT[:9], 99, 98))
-    assert side.strand.caches is not caches
+    assert side.seq_cache.caches is not caches
     counter.end(side, (*PROMPT[:9], 99, 98))
-    assert counter.open((*PROMPT, *REPLY, 9)).strand.caches is caches
+    assert counter.open((*PROMPT, *REPLY, 9)).seq_cache.caches is caches
 
 
 def test_a_short_request_does_not_dissolve_the_caches_of_a_longer_conversation():
     counter = Counter()
     main = counter.begin(PROMPT)
-    caches = main.strand.caches
+    caches = main.seq_cache.caches
     counter.end(main, [*PROMPT, *REPLY])
     counter.serve((*PROMPT[:16], 99, 98))
-    assert counter.open((*PROMPT, *REPLY, 9)).strand.caches is caches
+    assert counter.open((*PROMPT, *REPLY, 9)).seq_cache.caches is caches
 
 
-def test_the_caches_of_a_running_row_are_nobody_elses():
+def test_the_caches_of_a_running_sequence_are_nobody_elses():
     counter = Counter()
     running = counter.begin(PROMPT, boundaries=(3,))
     beside = counter.open((*PROMPT[:12], 99))
-    assert beside.strand.caches[0] is not running.strand.caches[0]
-    assert running.strand.caches[0].holds(PROMPT[:-1])
+    assert beside.seq_cache.caches[0] is not running.seq_cache.caches[0]
+    assert running.seq_cache.caches[0].holds(PROMPT[:-1])
 
 
-def test_a_short_request_does_not_cut_up_the_caches_of_a_running_row():
+def test_a_short_request_does_not_cut_up_the_caches_of_a_running_sequence():
     counter = Counter()
     running = counter.begin(PROMPT)
     counter.serve((*PROMPT[:12], 99))
-    assert running.strand.caches[0].holds(PROMPT[:-1])
+    assert running.seq_cache.caches[0].holds(PROMPT[:-1])
     counter.end(running, [*PROMPT, *REPLY])
     assert counter.known((*PROMPT, *REPLY, 9)) == len(PROMPT) + len(REPLY)
 
@@ -257,21 +259,21 @@ def test_caches_are_handed_over_for_their_own_tokens_alone():
     assert counter.known((*PROMPT[:8], *REPLY * 3, 9)) == 17
 
 
-def test_what_two_rows_computed_side_by_side_is_kept_once():
+def test_what_two_sequences_computed_side_by_side_is_kept_once():
     counter = Counter()
-    rows = [counter.begin(PROMPT[:3]) for _ in range(2)]
-    for row in rows:
-        counter.end(row, PROMPT[:3])
-    assert counter.metrics.strands == 1
+    sequences = [counter.begin(PROMPT[:3]) for _ in range(2)]
+    for sequence in sequences:
+        counter.end(sequence, PROMPT[:3])
+    assert counter.metrics.seq_caches == 1
     assert counter.metrics.stored_bytes == 3 * BYTES_OF_A_TOKEN
 
 
 def test_a_page_lies_where_its_own_tokens_are():
-    """A row that failed shares its first page with one, and all of its pages with nobody."""
+    """A sequence that failed shares its first page with one, and all of its pages with nobody."""
     counter = Counter()
     beside = counter.begin((*PROMPT[:4], *OTHER))
     failed = counter.begin(PROMPT)
-    counter.cache.discard(failed.strand)
+    counter.cache.discard(failed.seq_cache)
     counter.cache.check_integrity()
     assert counter.known((*PROMPT, 1)) == 4
     counter.end(beside, (*PROMPT[:4], *OTHER))
@@ -281,15 +283,15 @@ def test_a_page_lies_where_its_own_tokens_are():
 # ------------------------------------------------------------------------------------------------ what failed
 
 
-def test_what_a_failed_row_computed_is_never_used():
+def test_what_a_failed_sequence_computed_is_never_used():
     counter = Counter()
     failed = counter.begin(PROMPT)
-    failed.strand.caches[0].entries = [-1] * len(PROMPT)
-    counter.cache.discard(failed.strand)
+    failed.seq_cache.caches[0].entries = [-1] * len(PROMPT)
+    counter.cache.discard(failed.seq_cache)
     assert counter.known((*PROMPT, 1)) == 0
 
 
-def test_a_strand_whose_state_cannot_be_kept_goes_as_a_whole():
+def test_a_seq_cache_whose_state_cannot_be_kept_goes_as_a_whole():
     counter = Counter(has_state=True)
     counter.serve(PROMPT)
     counter.layers.fails_after = 1
@@ -297,9 +299,9 @@ def test_a_strand_whose_state_cannot_be_kept_goes_as_a_whole():
         counter.cut_up()
     counter.layers.fails_after = None
     counter.cache.check_integrity()
-    assert counter.metrics.strands == 1
+    assert counter.metrics.seq_caches == 1
     counter.cache.shrink()
-    assert (counter.metrics.strands, counter.metrics.strand_bytes) == (0, 0)
+    assert (counter.metrics.seq_caches, counter.metrics.seq_cache_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("copies", range(3))
@@ -310,10 +312,10 @@ def test_caches_that_cannot_be_put_together_leave_nothing_that_could_be_read(cop
     counter.cut_up()
     counter.layers.fails_after = copies
     with suppress(OutOfMemory):
-        counter.cache.discard(counter.cache.open((*PROMPT[:10], 1), b"", ()).strand)
+        counter.cache.discard(counter.cache.open((*PROMPT[:10], 1), b"", ()).seq_cache)
     counter.layers.fails_after = None
     counter.cache.check_integrity()
-    assert not counter.cache._store.strands
+    assert not counter.cache._store.seq_caches
     assert counter.known((*PROMPT, 1)) in (0, len(PROMPT))
     counter.serve(PROMPT)
     assert counter.known((*PROMPT, 1)) == len(PROMPT)
@@ -338,8 +340,8 @@ def test_no_more_is_held_than_the_budget_when_a_conversation_branches_off_one_th
     counter = Counter(budget_bytes=budget)
     counter.serve(PROMPT)
     opened = counter.open((*PROMPT[:16], 1, 2))
-    held = counter.cache._store.weight + counter.cache._store.live_weight
-    assert held.nbytes - counter.cache._store.loose_bytes <= budget
+    held = counter.cache._store.usage + counter.cache._store.active_usage
+    assert held.nbytes - counter.cache._store.unused_run_bytes <= budget
     assert opened.restored.tokens == 16
     assert counter.known((*PROMPT, 1)) == len(PROMPT)
 
@@ -348,8 +350,8 @@ def test_a_conversation_at_rest_keeps_its_caches_where_there_is_room_for_a_copy(
     counter = Counter()
     counter.serve(PROMPT)
     counter.open((*PROMPT[:16], 1, 2))
-    assert counter.cache.open((*PROMPT, 3), b"", ()).strand.caches[0].offset == len(PROMPT)
-    assert counter.metrics.handed_over == 1
+    assert counter.cache.open((*PROMPT, 3), b"", ()).seq_cache.caches[0].offset == len(PROMPT)
+    assert counter.metrics.reused_in_place == 1
 
 
 def test_room_is_made_before_a_copy_is_and_not_out_of_what_is_copied(monkeypatch):
@@ -361,18 +363,18 @@ def test_room_is_made_before_a_copy_is_and_not_out_of_what_is_copied(monkeypatch
     assemble = counter.layers.assemble
 
     def watched(*arguments: Any, **more: Any) -> Any:
-        stored.append(counter.cache._store.weight.nbytes)
+        stored.append(counter.cache._store.usage.nbytes)
         return assemble(*arguments, **more)
 
     monkeypatch.setattr(counter.layers, "assemble", watched)
     copied = counter.open((*PROMPT[:16], 3))
-    assert copied.strand.tokens == list(PROMPT[:16])
+    assert copied.seq_cache.tokens == list(PROMPT[:16])
     assert stored[0] + BYTES_OF_A_TOKEN * (len(PROMPT) + 16) <= 500
-    assert running.strand.caches[0].holds(PROMPT)
+    assert running.seq_cache.caches[0].holds(PROMPT)
 
 
-@pytest.mark.parametrize("known", ["nothing", "a strand", "a run"])
-def test_what_a_row_is_going_to_take_counts_from_the_beginning(known):
+@pytest.mark.parametrize("known", ["nothing", "a sequence cache", "a run"])
+def test_what_a_sequence_is_going_to_take_counts_from_the_beginning(known):
     """Forty tokens, of which some may be there."""
     counter = Counter(budget_bytes=500)
     counter.serve(OTHER)
@@ -382,7 +384,7 @@ def test_what_a_row_is_going_to_take_counts_from_the_beginning(known):
         counter.cut_up()
     counter.cache.open((*PROMPT, 1), b"", (), 0, 40)
     assert counter.layers.reserved == 40
-    assert counter.cache._store.weight.nbytes + 40 * BYTES_OF_A_TOKEN <= 500
+    assert counter.cache._store.usage.nbytes + 40 * BYTES_OF_A_TOKEN <= 500
 
 
 def test_runs_are_cut_back_by_and_by_and_count_until_then():
@@ -397,7 +399,7 @@ def test_runs_are_cut_back_by_and_by_and_count_until_then():
     counter.cache.tidy(0)
     counter.cache.check_integrity()
     assert counter.metrics.page_bytes == run.stored.nbytes
-    assert not counter.cache._store.tree.untidy
+    assert not counter.cache._store.tree.untrimmed_runs
 
 
 def test_pages_that_go_take_their_memory_with_them_at_once_if_it_is_needed():
@@ -407,30 +409,30 @@ def test_pages_that_go_take_their_memory_with_them_at_once_if_it_is_needed():
     counter.serve(OTHER)
     counter.cache.check_integrity()
     store = counter.cache._store
-    assert store.weight.nbytes <= 300
+    assert store.usage.nbytes <= 300
     assert 0 < counter.known((*PROMPT, 1)) < len(PROMPT)
 
 
 # ----------------------------------------------------------------------------------------------------- memory
 
 
-def test_a_strand_that_was_cut_up_holds_nothing_whoever_still_knows_it():
+def test_a_seq_cache_that_was_cut_up_holds_nothing_whoever_still_knows_it():
     counter = Counter()
     opened = counter.begin(PROMPT)
     counter.end(opened, PROMPT)
     counter.cut_up()
     counter.cache.shrink()
-    assert opened.strand.caches == []
-    assert counter.metrics.strand_bytes == 0
+    assert opened.seq_cache.caches == []
+    assert counter.metrics.seq_cache_bytes == 0
     assert counter.metrics.page_bytes == BYTES_OF_A_TOKEN * len(PROMPT)
 
 
-def test_a_failed_strand_holds_nothing_whoever_still_knows_it():
+def test_a_failed_seq_cache_holds_nothing_whoever_still_knows_it():
     counter = Counter()
     opened = counter.begin(PROMPT)
-    counter.cache.discard(opened.strand)
+    counter.cache.discard(opened.seq_cache)
     counter.cache.shrink()
-    assert opened.strand.caches == []
+    assert opened.seq_cache.caches == []
     assert counter.metrics.live_bytes == 0
 
 
@@ -445,7 +447,7 @@ def test_memory_that_was_let_go_is_given_back_to_the_system(monkeypatch):
 
 
 def test_no_more_arrays_than_allowed_are_kept():
-    counter = Counter(most_arrays=12)
+    counter = Counter(max_arrays=12)
     for start in range(0, 4000, 100):
         counter.serve(range(start, start + 16))
         counter.cut_up()
@@ -462,10 +464,10 @@ def test_what_runs_counts_in_the_budget():
     assert counter.metrics.live_bytes == BYTES_OF_A_TOKEN * (len(OTHER) - 1)
 
 
-def test_what_lies_beside_the_strands_counts_in_the_budget():
+def test_what_lies_beside_the_seq_caches_counts_in_the_budget():
     counter = Counter(budget_bytes=300)
     counter.serve(PROMPT)
-    counter.cache.beside_bytes = 200
+    counter.cache.batched_bytes = 200
     counter.cache.shrink()
     assert counter.metrics.stored_bytes <= 100
 
@@ -478,45 +480,45 @@ def test_state_has_its_share_of_the_budget_and_no_more():
 
 
 def test_the_number_of_conversations_is_kept_and_the_latest_stay():
-    counter = Counter(most_ends=2)
+    counter = Counter(max_conversations=2)
     for first in (100, 200, 300):
         counter.serve(range(first, first + 9))
-    assert counter.metrics.strands == 2
+    assert counter.metrics.seq_caches == 2
     assert counter.known((*range(300, 309), 1)) == 9
     assert counter.known((*range(100, 109), 1)) == 0
 
 
 def test_what_nobody_has_used_for_long_goes():
-    counter = Counter(unused_s=60)
+    counter = Counter(cache_ttl_s=60)
     counter.serve(PROMPT)
     counter.clock.now += 100
     counter.serve(OTHER)
     assert counter.known((*PROMPT, 1)) == 0
 
 
-def test_the_pages_under_a_running_row_stay_when_the_conversation_that_made_them_goes():
-    counter = Counter(most_ends=1)
+def test_the_pages_under_a_running_sequence_stay_when_the_conversation_that_made_them_goes():
+    counter = Counter(max_conversations=1)
     counter.serve(PROMPT)
     running = counter.begin((*PROMPT[:16], 99))
     counter.serve(OTHER)
     assert counter.known((*PROMPT[:16], 98)) == 16
-    assert running.strand.caches[0].holds(PROMPT[:16])
+    assert running.seq_cache.caches[0].holds(PROMPT[:16])
     counter.cache.check_integrity()
 
 
-def test_a_running_row_is_not_let_go_although_memory_is_short():
+def test_a_running_sequence_is_not_let_go_although_memory_is_short():
     counter = Counter(budget_bytes=0)
     running = counter.begin(PROMPT)
-    assert running.strand.caches[0].holds(PROMPT[:-1])
+    assert running.seq_cache.caches[0].holds(PROMPT[:-1])
     counter.end(running, PROMPT)
     assert counter.metrics.stored_bytes == 0
 
 
 def test_no_more_is_remembered_of_what_was_computed_than_allowed():
-    tree, ledger = PageTree(PAGE), Ledger(PAGE, most_keys=3)
+    tree, computed_prefixes = PageTree(PAGE), ComputedPrefixIndex(PAGE, max_keys=3)
     page = tree.root(b"")
     for start in range(0, 40, PAGE):
         tokens = tuple(range(start, start + PAGE))
         page = tree.insert(page, tokens, run(tokens, start), 1)
-        ledger.note_pages([page])
-    assert len(ledger) == 3
+        computed_prefixes.note_pages([page])
+    assert len(computed_prefixes) == 3

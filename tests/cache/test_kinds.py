@@ -1,4 +1,4 @@
-"""A cache of each class is taken out, put back and counted by its row of the table."""
+"""A cache of each class is taken out, put back and counted by its sequence of the table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.models.deepseek_v41 import LayerCache, Model, ModelArgs
 
-from start_llm.cache.kinds import KINDS, growth_of, reuse_of, words_of
+from start_llm.cache.kinds import KINDS, growth_of, label_of, reuse_of
 from start_llm.cache.layers import Layers, leaves
-from start_llm.engine.cost import measure_row
+from start_llm.engine.cost import measure_sequence
 
 IDS = [(7 * place) % 61 for place in range(400)]
 NEAR = 1e-4
@@ -77,21 +77,21 @@ def test_compressed_attention_does_not_notice_that_its_caches_were_settled(netwo
     settled, other = layers.fresh(), layers.fresh()
     for caches in (settled, other):
         compute(network, caches, IDS[:30])
-    layers.settle(settled)
+    layers.materialize(settled)
     expected = compute(network, other, IDS[30:40])
     assert mx.allclose(compute(network, settled, IDS[30:40]), expected, atol=NEAR)
 
 
 def test_a_network_with_compressed_attention_is_served_from_the_cache(network):
     layers = Layers(network)
-    assert (layers.unknown, layers.has_state, layers.is_sliced) == ([], True, False)
+    assert (layers.unknown, layers.has_state, layers.has_trimmable) == ([], True, False)
 
 
 @pytest.mark.parametrize("length", [100, 400])
 def test_what_compressed_attention_keeps_for_good_is_in_the_cost_of_a_prompt(network, length: int):
     """It was taken for a state that does not grow: sequences were let in that did not fit."""
     layers = Layers(network)
-    cost = measure_row(network, layers.fresh())
+    cost = measure_sequence(network, layers.fresh())
     caches = layers.fresh()
     for start in range(0, length, 50):
         compute(network, caches, IDS[start : start + 50])
@@ -101,7 +101,7 @@ def test_what_compressed_attention_keeps_for_good_is_in_the_cost_of_a_prompt(net
 
 
 class Grows:
-    """A class of cache that no row describes: 100 bytes once, and room for 256 tokens of 8 bytes."""
+    """A class of cache that no sequence describes: 100 bytes once, and room for 256 tokens of 8 bytes."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -122,7 +122,7 @@ def feed(tokens: mx.array, cache: list[Grows]) -> mx.array:
 
 
 def test_the_cost_of_an_unknown_class_is_measured():
-    cost = measure_row(feed, [Grows()])
+    cost = measure_sequence(feed, [Grows()])
     assert cost.token_bytes == 8
     assert cost.bytes_of(1000) >= 8 * 1000 + 100
 
@@ -139,7 +139,7 @@ def test_a_window_that_keeps_its_first_tokens_is_counted_but_not_reused():
 def test_layers_are_told_in_the_words_of_the_field():
     caches = [KVCache(), RotatingKVCache(16), ArraysCache(2), LayerCache(16), object()]
     told = ["full attention", "sliding window", "recurrent state", "compressed attention", "object"]
-    assert [words_of(cache) for cache in caches] == told
+    assert [label_of(cache) for cache in caches] == told
 
 
 def test_every_class_has_words_and_what_can_be_used_again_is_counted():

@@ -25,8 +25,8 @@ from mlx_lm.models.cache import (
 )
 
 from start_llm.cache import arrays as kept_arrays
-from start_llm.cache.arrays import Cut, Part, joined
-from start_llm.cache.layers import Layers, settle
+from start_llm.cache.arrays import KVSlice, TokenRange, joined
+from start_llm.cache.layers import Layers, materialize
 
 WINDOW = 24
 SIDES = (3, 4, 7)
@@ -46,7 +46,7 @@ def random_numbers(*shape: int) -> np.ndarray:
 
 @dataclass
 class Feeder:
-    """Gives a leaf what a network would give it for `count` tokens behind `done`."""
+    """Gives a leaf what a network would give it for `count` tokens after `done`."""
 
     heads: int = 2
     key: int = 64
@@ -299,7 +299,7 @@ def test_a_page_does_not_keep_the_caches_alive_that_it_was_cut_from(heads):
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_a_state_does_not_keep_the_window_alive_that_a_long_chunk_left_behind(heads):
+def test_a_state_does_not_keep_the_window_alive_that_a_long_chunk_left_after(heads):
     kind = Kind(lambda: [RotatingKVCache(WINDOW)], Feeder(heads, key=256, value=128))
     before = active_bytes()
     caches, layers = fed(kind, 390), Layers(Caches(kind.make))
@@ -326,14 +326,14 @@ def test_a_state_does_not_keep_what_it_is_a_slice_of(length):
 def test_settled_caches_are_computed_and_let_go_of_the_batch_that_they_are_slices_of(heads):
     kind = Kind(lambda: [RotatingKVCache(500), ArraysCache(1), KVCache()], Feeder(heads, key=256, value=128))
     before = active_bytes()
-    rows = [fed(kind, 390) for _ in range(4)]
-    merged = [type(one[0]).merge(list(one)) for one in zip(*rows, strict=True)]
+    sequences = [fed(kind, 390) for _ in range(4)]
+    merged = [type(one[0]).merge(list(one)) for one in zip(*sequences, strict=True)]
     mx.eval([one.state for one in merged])
-    expected = content(rows[0])
+    expected = content(sequences[0])
     caches = [one.extract(0) for one in merged]
     layers = Layers(Caches(kind.make))
-    settle(caches)
-    del rows, merged
+    materialize(caches)
+    del sequences, merged
     assert active_bytes() - before < layers.nbytes(caches) + 10 * SLACK
     assert_equal(content(caches), expected)
 
@@ -341,7 +341,7 @@ def test_settled_caches_are_computed_and_let_go_of_the_batch_that_they_are_slice
 def test_fresh_and_settled_caches_of_nothing_take_no_bytes():
     layers = Layers(Caches(lambda: [KVCache(), ArraysCache(2), RotatingKVCache(8), ChunkedKVCache(8)]))
     caches = layers.fresh()
-    settle(caches)
+    materialize(caches)
     assert (layers.nbytes(caches), layers.token_bytes(caches), layers.length(caches)) == (0, 0, 0)
 
 
@@ -358,7 +358,7 @@ def test_bytes_are_those_of_all_leaves_and_of_the_sliced_ones():
 # -------------------------------------------------------------------------------------------- kinds of leaves
 
 
-def test_caches_that_no_row_describes_are_reported():
+def test_caches_that_no_sequence_describes_are_reported():
     layers = Layers(
         Caches(
             lambda: [
@@ -375,7 +375,7 @@ def test_caches_that_no_row_describes_are_reported():
 
 
 @pytest.mark.parametrize(
-    ("make", "is_sliced", "has_state"),
+    ("make", "has_trimmable", "has_state"),
     [
         (lambda: [KVCache(), QuantizedKVCache()], True, False),
         (lambda: [RotatingKVCache(8), KVCache()], True, True),
@@ -383,9 +383,9 @@ def test_caches_that_no_row_describes_are_reported():
         (lambda: [ArraysCache(1), RotatingKVCache(8), ChunkedKVCache(8)], False, True),
     ],
 )
-def test_what_a_network_needs_is_told_from_its_caches(make, is_sliced, has_state):
+def test_what_a_network_needs_is_told_from_its_caches(make, has_trimmable, has_state):
     layers = Layers(Caches(make))
-    assert (layers.unknown, layers.is_sliced, layers.has_state) == ([], is_sliced, has_state)
+    assert (layers.unknown, layers.has_trimmable, layers.has_state) == ([], has_trimmable, has_state)
 
 
 VOCABULARY = 300
@@ -466,7 +466,7 @@ def test_leaves_that_are_cut_one_by_one_hold_the_same_tokens_as_before(kind, lon
     for first, last in ((5, 70), (12, 66), (12, 50)):
         for index in range(len(pieces)):
             pieces.keep(index, first, last)
-            assert pieces.covers(first, last) and pieces.is_neat(index, first, last)
+            assert pieces.covers(first, last) and pieces.is_trimmed(index, first, last)
             assert_parts_equal(pieces.part(12, 50), expected)
     assert pieces.nbytes == expected.nbytes == 38 * pieces.token_bytes
     assert not pieces.covers(11, 50) and not pieces.covers(12, 51)
@@ -475,7 +475,7 @@ def test_leaves_that_are_cut_one_by_one_hold_the_same_tokens_as_before(kind, lon
     assert (pieces.nbytes, pieces.arrays) == (0, 0)
 
 
-def assert_parts_equal(part: Part, cut: Cut) -> None:
+def assert_parts_equal(part: TokenRange, cut: KVSlice) -> None:
     """The same tokens, however many pieces they are in."""
     for index, leaf in enumerate(cut.leaves):
         columns = zip(*part.take(index), strict=True)
@@ -560,7 +560,7 @@ def test_caches_have_the_room_that_is_asked_for_and_then_grow_by_little(kind, wa
             layers.reserve(caches, 300)
     for start in range(done, 300, 50):
         feed(kind, caches, start, 50)
-        layers.grow_little(caches)
+        layers.grow_in_small_steps(caches)
         assert {*rooms(caches)} == {layers.room(caches)} == {300}
     assert_equal(content(caches), content(fed(kind, 300, 50)))
     feed(kind, caches, 300, 5)
@@ -572,8 +572,8 @@ def test_of_room_that_is_not_used_little_stays_with_caches_at_rest(kind):
     layers = Layers(Caches(kind.make), 16)
     for room, left in ((300, 200), (210, 210)):
         caches = fed(kind, 200)
-        layers.settle(caches)
+        layers.materialize(caches)
         layers.reserve(caches, room)
-        layers.settle(caches)
+        layers.materialize(caches)
         assert layers.room(caches) == left
         assert_equal(content(caches), content(fed(kind, 200)))

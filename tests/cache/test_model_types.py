@@ -14,7 +14,8 @@ import pytest
 from benchmarks import model_configs
 from benchmarks.families import LEAST_FELT, Finding, Trial
 from benchmarks.model_networks import build
-from start_llm.cache.layers import Layers, State, leaves
+from start_llm.cache.arrays import StateSnapshot
+from start_llm.cache.layers import Layers, leaves
 
 FEW = ((20, 75, 50),)
 TYPES = {
@@ -38,6 +39,7 @@ def tried(
 
 
 @pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.sample(9)
 def test_a_type_of_each_class_of_cache_answers_rightly(model_type: str):
     finding = tried(model_type)
     assert finding.wrong == {}
@@ -62,9 +64,9 @@ class FormerState(Layers):
 
     def __init__(self, network: Any) -> None:
         super().__init__(network)
-        self._first: State | None = None
+        self._first: StateSnapshot | None = None
 
-    def state(self, caches: Sequence[Any]) -> State:
+    def state(self, caches: Sequence[Any]) -> StateSnapshot:
         self._first = self._first or super().state(caches)
         return self._first
 
@@ -78,12 +80,13 @@ class FormerState(Layers):
         ("deepseek_v41", FormerState),
     ],
 )
+@pytest.mark.sample(4)
 def test_what_is_planted_is_found(model_type: str, planted: Callable[[Any], Layers]):
     assert tried(model_type, planted, together=()).wrong
 
 
 def test_every_type_has_a_configuration():
-    """Its own class takes it; a new type of mlx_lm asks for a row."""
+    """Its own class takes it; a new type of mlx_lm asks for a sequence."""
     found = list(model_configs.model_types())
     assert len(found) > 120
     for model_type in found:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from start_llm.cache import pages
 from start_llm.cache.integrity import BrokenInvariant, check_tree
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Run, Strand, common_length, page_key
+from start_llm.cache.pages import Checkpoint, Page, PageRun, PageTree, SequenceCache, common_length, page_key
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState, run
 
 SIZE = 4
@@ -28,10 +28,10 @@ def grown(tree: PageTree, tokens: Sequence[int], salt: bytes = b"") -> list[Page
     return path
 
 
-def resting(root: Page, tokens: Sequence[int], path: Sequence[Page] = ()) -> Strand:
-    strand = Strand([], root, list(tokens), list(path), is_live=False)
-    strand.end_page.strands.append(strand)
-    return strand
+def idle(root: Page, tokens: Sequence[int], path: Sequence[Page] = ()) -> SequenceCache:
+    seq_cache = SequenceCache([], root, list(tokens), list(path), is_active=False)
+    seq_cache.end_page.seq_caches.append(seq_cache)
+    return seq_cache
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_page_counts_from_the_first_token(tree):
     assert (first.parent, second.parent, short.parent) == (tree.root(b""), first, second)
 
 
-def test_the_same_tokens_behind_other_ones_are_another_page(tree):
+def test_the_same_tokens_after_other_ones_are_another_page(tree):
     grown(tree, [1, 1, 1, 1, 5, 5, 5, 5])
     assert tree.match(tree.root(b""), [2, 2, 2, 2, 5, 5, 5, 5]) == []
     assert tree.match(tree.root(b""), [5, 5, 5, 5]) == []
@@ -86,7 +86,7 @@ def test_salts_under_which_nothing_is_kept_are_forgotten(tree):
 
 def test_the_root_of_a_sequence_without_a_full_page_stays(tree):
     root = tree.root(b"short")
-    root.strands.append(Strand([], root))
+    root.seq_caches.append(SequenceCache([], root))
     tree.root(b"another")
     assert tree.root(b"short") is root
 
@@ -111,7 +111,7 @@ def test_pages_with_the_same_key_are_all_found_whichever_of_them_goes(tree, monk
     assert tree.count == 2
 
 
-def test_a_match_ends_in_front_of_a_page_that_is_lost(tree):
+def test_a_match_ends_before_a_page_that_is_lost(tree):
     first, second, third = grown(tree, range(12))
     tree.hold(second, None)
     assert tree.match(tree.root(b""), range(12)) == [first]
@@ -165,7 +165,7 @@ def test_a_longer_page_takes_the_place_of_a_shorter_one_that_says_no_more(tree):
 def test_bytes_are_counted_where_a_page_has_arrays_of_its_own(tree):
     (page,) = grown(tree, [1, 2, 3, 4])
     assert tree.run_bytes == 4 * BYTES_OF_A_TOKEN
-    tree.hold(page, resting(tree.root(b""), [1, 2, 3, 4], [page]))
+    tree.hold(page, idle(tree.root(b""), [1, 2, 3, 4], [page]))
     assert tree.run_bytes == 0
     tree.hold(page, run([1, 2]))
     assert tree.run_bytes == 2 * BYTES_OF_A_TOKEN
@@ -173,7 +173,7 @@ def test_bytes_are_counted_where_a_page_has_arrays_of_its_own(tree):
     assert tree.run_bytes == 0
 
 
-def test_a_page_goes_if_nothing_is_behind_it(tree):
+def test_a_page_goes_if_nothing_is_after_it(tree):
     first, second = grown(tree, range(8))
     with pytest.raises(ValueError, match="cannot go"):
         tree.remove(first)
@@ -184,11 +184,11 @@ def test_a_page_goes_if_nothing_is_behind_it(tree):
         tree.remove(tree.root(b""))
 
 
-@pytest.mark.parametrize("kept_by", ["a strand", "a checkpoint"])
+@pytest.mark.parametrize("kept_by", ["a sequence cache", "a checkpoint"])
 def test_a_page_stays_for_what_stands_on_it(tree, kept_by):
     (page,) = grown(tree, range(4))
-    if kept_by == "a strand":
-        resting(tree.root(b""), range(5), [page])
+    if kept_by == "a sequence cache":
+        idle(tree.root(b""), range(5), [page])
     else:
         page.checkpoints.append(Checkpoint(page, (), FakeState(1), None, 1))
     with pytest.raises(ValueError, match="cannot go"):
@@ -197,7 +197,7 @@ def test_a_page_stays_for_what_stands_on_it(tree, kept_by):
     assert tree.prune(page) is page
 
 
-def test_lost_pages_go_with_the_last_one_behind_them(tree):
+def test_lost_pages_go_with_the_last_one_after_them(tree):
     """However many they are."""
     path = grown(tree, range(SIZE * 3000))
     for page in path[1:-1]:
@@ -217,12 +217,12 @@ def test_a_checkpoint_is_as_far_as_its_page_and_its_tail(tree):
 # -------------------------------------------------------------------------------------------------- integrity
 
 
-def run_of(page: Page) -> Run:
-    assert isinstance(page.holder, Run)
+def run_of(page: Page) -> PageRun:
+    assert isinstance(page.holder, PageRun)
     return page.holder
 
 
-type Tampering = Callable[[PageTree, list[Page], Strand, Checkpoint], object]
+type Tampering = Callable[[PageTree, list[Page], SequenceCache, Checkpoint], object]
 
 
 TAMPERINGS: dict[str, Tampering] = {
@@ -233,26 +233,36 @@ TAMPERINGS: dict[str, Tampering] = {
     "not its parent's child": lambda _tree, path, *_: setattr(path[2], "parent", path[0]),
     "a short page has children": lambda tree, path, *_: tree.insert(path[2], (1,), run([1], 10), 1),
     "kept for nothing": lambda tree, path, *_: tree.hold(path[2], None),
-    "a strand's path has a gap": lambda _tree, _path, strand, _: strand.path.reverse(),
-    "a page of a strand is lost": lambda tree, path, *_: tree.hold(path[1], None),
-    "a strand has other tokens": lambda _tree, _path, strand, _: strand.tokens.__setitem__(0, 77),
-    "too long, or too short": lambda _tree, _path, strand, _: strand.tokens.extend(range(4)),
-    "a strand is listed in one place": lambda _tree, path, strand, _: path[0].strands.append(strand),
-    "a strand does not stand at its end": lambda _tree, path, strand, _: (
-        path[1].strands.remove(strand) or path[0].strands.append(strand)
+    "a sequence cache's path has a gap": lambda _tree, _path, seq_cache, _: seq_cache.path.reverse(),
+    "a page of a sequence cache is lost": lambda tree, path, *_: tree.hold(path[1], None),
+    "a sequence cache has other tokens": lambda _tree, _path, seq_cache, _: seq_cache.tokens.__setitem__(
+        0, 77
+    ),
+    "too long, or too short": lambda _tree, _path, seq_cache, _: seq_cache.tokens.extend(range(4)),
+    "a sequence cache is listed in one place": lambda _tree, path, seq_cache, _: path[0].seq_caches.append(
+        seq_cache
+    ),
+    "a sequence cache does not stand at its end": lambda _tree, path, seq_cache, _: (
+        path[1].seq_caches.remove(seq_cache) or path[0].seq_caches.append(seq_cache)
     ),
     "a checkpoint is listed in one place": lambda _tree, path, _, checkpoint: path[0].checkpoints.append(
         checkpoint
     ),
     "hangs on the wrong page": lambda _tree, _path, _, checkpoint: setattr(checkpoint, "tail", (1,) * 4),
     "misses its tail": lambda _tree, _path, _, checkpoint: setattr(checkpoint, "tail", (1,)),
-    "a page of a strand is kept beside it": lambda tree, path, *_: tree.hold(path[1], run(range(4, 8), 4)),
-    "what is loose is counted wrongly": lambda tree, *_: setattr(tree, "loose_bytes", 7),
+    "a page of a sequence cache is kept beside it": lambda tree, path, *_: tree.hold(
+        path[1], run(range(4, 8), 4)
+    ),
+    "what is loose is counted wrongly": lambda tree, *_: setattr(tree, "unused_run_bytes", 7),
     "a run is not counted": lambda tree, *_: tree._runs.clear(),
     "a run has other pages": lambda _tree, path, *_: run_of(path[2]).pages.__setitem__(8, path[1]),
     "a run does not hold its pages": lambda _tree, path, *_: setattr(run_of(path[2]).stored, "start", 9),
-    "in a strand that is gone": lambda tree, path, *_: tree.hold(path[0], Strand([], tree.root(b""))),
-    "in a strand that does not know it": lambda tree, path, strand, _: tree.hold(path[2], strand),
+    "in a sequence cache that is gone": lambda tree, path, *_: tree.hold(
+        path[0], SequenceCache([], tree.root(b""))
+    ),
+    "in a sequence cache that does not know it": lambda tree, path, seq_cache, _: tree.hold(
+        path[2], seq_cache
+    ),
 }
 """What the complaint says, and what is done to deserve it."""
 
@@ -260,14 +270,14 @@ TAMPERINGS: dict[str, Tampering] = {
 @pytest.mark.parametrize("complaint", [None, *TAMPERINGS])
 def test_whatever_is_tampered_with_is_found(tree, complaint):
     path = grown(tree, range(10))
-    strand = resting(tree.root(b""), range(9), path[:2])
+    seq_cache = idle(tree.root(b""), range(9), path[:2])
     for page in path[:2]:
-        tree.hold(page, strand)
+        tree.hold(page, seq_cache)
     checkpoint = Checkpoint(path[1], (), FakeState(1), None, 1)
     path[1].checkpoints.append(checkpoint)
     if complaint is None:
-        check_tree(tree, [strand], [checkpoint])
+        check_tree(tree, [seq_cache], [checkpoint])
         return
-    TAMPERINGS[complaint](tree, path, strand, checkpoint)
+    TAMPERINGS[complaint](tree, path, seq_cache, checkpoint)
     with pytest.raises(BrokenInvariant, match=complaint):
-        check_tree(tree, [strand], [checkpoint])
+        check_tree(tree, [seq_cache], [checkpoint])

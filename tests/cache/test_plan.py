@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from start_llm.cache.pages import Checkpoint, Page, PageTree, Strand
-from start_llm.cache.plan import Plan, Source, plan_restore
+from start_llm.cache.pages import Checkpoint, Page, PageTree, SequenceCache
+from start_llm.cache.plan import RestorePlan, RestoreSource, plan_restore
 from tests.cache.fakes import FakeCut, FakeState, run
 
 SIZE = 4
@@ -22,8 +22,8 @@ class Stored:
         self.tree = PageTree(SIZE)
         self.root = self.tree.root(b"")
 
-    def pages(self, tokens: Sequence[int], holder: Strand | None = None) -> list[Page]:
-        """The pages of these tokens, in arrays of their own or in a strand; the last may be short."""
+    def pages(self, tokens: Sequence[int], holder: SequenceCache | None = None) -> list[Page]:
+        """The pages of these tokens, in arrays of their own or in a sequence cache; the last may be short."""
         path: list[Page] = []
         page = self.root
         for start in range(0, len(tokens), SIZE):
@@ -32,16 +32,18 @@ class Stored:
             path.append(page)
         return path
 
-    def strand(self, tokens: Sequence[int], *, live: bool = False, shared_to: int | None = None) -> Strand:
-        """A strand that holds all of its pages which nobody else holds."""
-        strand = Strand([], self.root, list(tokens), is_live=live)
-        strand.path = self.pages(tokens[: len(tokens) // SIZE * SIZE], strand)
-        strand.shared_to = len(tokens) if shared_to is None else shared_to
-        strand.end_page.strands.append(strand)
-        return strand
+    def seq_cache(
+        self, tokens: Sequence[int], *, live: bool = False, shared_prefix_length: int | None = None
+    ) -> SequenceCache:
+        """A sequence cache that holds all of its pages which nobody else holds."""
+        seq_cache = SequenceCache([], self.root, list(tokens), is_active=live)
+        seq_cache.path = self.pages(tokens[: len(tokens) // SIZE * SIZE], seq_cache)
+        seq_cache.shared_prefix_length = len(tokens) if shared_prefix_length is None else shared_prefix_length
+        seq_cache.end_page.seq_caches.append(seq_cache)
+        return seq_cache
 
     def checkpoint(self, tokens: Sequence[int]) -> Checkpoint:
-        """State behind these tokens. Their full pages have to be there."""
+        """State after these tokens. Their full pages have to be there."""
         path = self.tree.match(self.root, tokens)
         page = path[-1] if path else self.root
         tail = tuple(tokens[page.end :])
@@ -50,7 +52,7 @@ class Stored:
         page.checkpoints.append(checkpoint)
         return checkpoint
 
-    def plan(self, ids: Sequence[int], *, has_state: bool = False) -> Plan:
+    def plan(self, ids: Sequence[int], *, has_state: bool = False) -> RestorePlan:
         matched = self.tree.match(self.root, ids[:-1])
         return plan_restore(self.root, matched, tuple(ids), has_state=has_state)
 
@@ -60,7 +62,7 @@ def stored() -> Stored:
     return Stored()
 
 
-def spans(plan: Plan) -> list[tuple[int, int]]:
+def spans(plan: RestorePlan) -> list[tuple[int, int]]:
     """What is copied, from place to place."""
     tail = [(plan.tail.start, plan.tail.end)] if plan.tail else []
     return [*((page.start, page.end) for page in plan.path), *tail]
@@ -71,9 +73,9 @@ def spans(plan: Plan) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("has_state", [False, True])
 def test_nothing_is_known_of_a_new_prompt(stored, has_state):
-    stored.strand(LONG)
+    stored.seq_cache(LONG)
     for ids in ((1,), (1, 2), (1, *LONG), LONG[:1]):
-        assert stored.plan(ids, has_state=has_state) == Plan()
+        assert stored.plan(ids, has_state=has_state) == RestorePlan()
 
 
 @pytest.mark.parametrize("length", [2, 5, 8, 9, 13, 16, 18])
@@ -83,10 +85,10 @@ def test_pages_are_restored_to_the_exact_token_but_for_the_last(stored, length):
     assert plan.length == length - 1
     assert plan.path == tuple(path[: (length - 1) // SIZE])
     assert [token for span in spans(plan) for token in range(*span)] == list(range(length - 1))
-    assert plan.hand_over is plan.checkpoint is None
+    assert plan.reused_in_place is plan.checkpoint is None
 
 
-def test_the_part_of_a_page_in_front_of_a_difference_is_used(stored):
+def test_the_part_of_a_page_before_a_difference_is_used(stored):
     stored.pages(LONG)
     plan = stored.plan((*LONG[:11], 7, 7, 7))
     assert (plan.length, len(plan.path)) == (11, 2)
@@ -108,49 +110,49 @@ def test_a_page_that_is_lost_is_not_used_as_a_whole_or_in_part(stored):
 
 def test_the_longest_of_several_ways_on_is_taken(stored):
     stored.pages((*LONG[:9], 7, 7, 7))
-    stored.strand((*LONG[:11],), live=True)
+    stored.seq_cache((*LONG[:11],), live=True)
     stored.pages((*LONG[:10], 8, 8))
     plan = stored.plan(LONG)
     assert plan.length == 11
-    assert plan.tail and isinstance(plan.tail.holder, Strand)
+    assert plan.tail and isinstance(plan.tail.holder, SequenceCache)
 
 
-def test_a_running_row_is_copied_and_never_handed_over(stored):
-    strand = stored.strand(LONG, live=True, shared_to=0)
+def test_a_running_sequence_is_copied_and_never_handed_over(stored):
+    seq_cache = stored.seq_cache(LONG, live=True, shared_prefix_length=0)
     plan = stored.plan((*LONG, 1))
     assert plan.length == 18
-    assert plan.hand_over is None
-    assert (plan.path, plan.tail) == (tuple(strand.path), Source(strand, 16, 18))
+    assert plan.reused_in_place is None
+    assert (plan.path, plan.tail) == (tuple(seq_cache.path), RestoreSource(seq_cache, 16, 18))
 
 
 @pytest.mark.parametrize(
     ("ids", "length"), [((*LONG, 1), 18), (LONG, 17), ((*LONG[:14], 1), 14), ((*LONG[:16], 1), 16)]
 )
-def test_a_resting_strand_is_handed_over_if_only_its_reply_is_lost(stored, ids, length):
-    strand = stored.strand(LONG, shared_to=14)
+def test_a_resting_seq_cache_is_handed_over_if_only_its_reply_is_lost(stored, ids, length):
+    seq_cache = stored.seq_cache(LONG, shared_prefix_length=14)
     plan = stored.plan(ids)
-    assert plan.hand_over is strand
+    assert plan.reused_in_place is seq_cache
     assert (plan.length, plan.tail) == (length, None)
-    assert plan.path == tuple(strand.path[: length // SIZE])
+    assert plan.path == tuple(seq_cache.path[: length // SIZE])
 
 
-def test_a_resting_strand_is_copied_where_a_prompt_goes_another_way_before_its_end(stored):
-    strand = stored.strand(LONG, shared_to=14)
+def test_a_resting_seq_cache_is_copied_where_a_prompt_goes_another_way_before_its_end(stored):
+    seq_cache = stored.seq_cache(LONG, shared_prefix_length=14)
     plan = stored.plan((*LONG[:13], 1))
-    assert plan.hand_over is None
-    assert plan.tail == Source(strand.path[3], 12, 13)
+    assert plan.reused_in_place is None
+    assert plan.tail == RestoreSource(seq_cache.path[3], 12, 13)
 
 
-def test_a_strand_is_handed_over_although_others_hold_some_of_its_pages(stored):
+def test_a_seq_cache_is_handed_over_although_others_hold_some_of_its_pages(stored):
     stored.pages(LONG[:8])
-    strand = stored.strand(LONG, shared_to=14)
-    assert stored.plan((*LONG, 1)).hand_over is strand
+    seq_cache = stored.seq_cache(LONG, shared_prefix_length=14)
+    assert stored.plan((*LONG, 1)).reused_in_place is seq_cache
 
 
-def test_what_a_checkpoint_has_behind_its_page_is_the_tail(stored):
+def test_what_a_checkpoint_has_after_its_page_is_the_tail(stored):
     stored.pages(LONG[:16])
     checkpoint = stored.checkpoint(LONG[:18])
-    assert stored.plan((*LONG, 1), has_state=True).tail == Source(checkpoint, 16, 18)
+    assert stored.plan((*LONG, 1), has_state=True).tail == RestoreSource(checkpoint, 16, 18)
 
 
 # ------------------------------------------------------------------------------------------------- with state
@@ -158,8 +160,8 @@ def test_what_a_checkpoint_has_behind_its_page_is_the_tail(stored):
 
 def test_with_state_pages_alone_are_no_place_to_go_on(stored):
     stored.pages(LONG)
-    stored.strand(LONG, live=True)
-    assert stored.plan((*LONG, 1), has_state=True) == Plan()
+    stored.seq_cache(LONG, live=True)
+    assert stored.plan((*LONG, 1), has_state=True) == RestorePlan()
 
 
 def test_the_deepest_checkpoint_within_the_prompt_counts(stored):
@@ -177,7 +179,7 @@ def test_the_deepest_checkpoint_within_the_prompt_counts(stored):
     assert stored.plan((*LONG[:12], 1, 1), has_state=True).length == 13
 
 
-def test_a_checkpoint_is_not_used_behind_a_lost_page(stored):
+def test_a_checkpoint_is_not_used_after_a_lost_page(stored):
     path = stored.pages(LONG[:16])
     stored.checkpoint(LONG[:6])
     stored.checkpoint(LONG)
@@ -185,31 +187,31 @@ def test_a_checkpoint_is_not_used_behind_a_lost_page(stored):
     assert stored.plan((*LONG, 1), has_state=True).length == 6
 
 
-def test_with_state_a_strand_is_handed_over_where_it_ends(stored):
-    strand = stored.strand(LONG, shared_to=14)
+def test_with_state_a_seq_cache_is_handed_over_where_it_ends(stored):
+    seq_cache = stored.seq_cache(LONG, shared_prefix_length=14)
     stored.checkpoint(LONG[:14])
     plan = stored.plan((*LONG, 1), has_state=True)
-    assert (plan.length, plan.hand_over, plan.checkpoint) == (18, strand, None)
+    assert (plan.length, plan.reused_in_place, plan.checkpoint) == (18, seq_cache, None)
 
 
-def test_with_state_a_strand_that_goes_on_is_put_back_to_a_checkpoint(stored):
-    strand = stored.strand(LONG, shared_to=14)
+def test_with_state_a_seq_cache_that_goes_on_is_put_back_to_a_checkpoint(stored):
+    seq_cache = stored.seq_cache(LONG, shared_prefix_length=14)
     early, late = stored.checkpoint(LONG[:9]), stored.checkpoint(LONG[:14])
     again = stored.plan(LONG, has_state=True)
-    assert (again.length, again.hand_over, again.checkpoint) == (14, strand, late)
+    assert (again.length, again.reused_in_place, again.checkpoint) == (14, seq_cache, late)
     edited = stored.plan((*LONG[:13], 1), has_state=True)
-    assert (edited.length, edited.hand_over, edited.checkpoint) == (9, None, early)
-    assert edited.tail == Source(early, 8, 9)
+    assert (edited.length, edited.reused_in_place, edited.checkpoint) == (9, None, early)
+    assert edited.tail == RestoreSource(early, 8, 9)
 
 
-def test_of_a_strand_and_a_checkpoint_the_longer_one_counts(stored):
-    strand = stored.strand(LONG[:6])
-    assert stored.plan(LONG, has_state=True).hand_over is strand
+def test_of_a_seq_cache_and_a_checkpoint_the_longer_one_counts(stored):
+    seq_cache = stored.seq_cache(LONG[:6])
+    assert stored.plan(LONG, has_state=True).reused_in_place is seq_cache
     checkpoint = stored.checkpoint(LONG[:7])
     assert stored.plan(LONG, has_state=True).checkpoint is checkpoint
 
 
-def test_a_strand_that_ends_with_the_prompt_leaves_it_nothing_to_compute(stored):
-    stored.strand(LONG)
+def test_a_seq_cache_that_ends_with_the_prompt_leaves_it_nothing_to_compute(stored):
+    stored.seq_cache(LONG)
     stored.checkpoint(LONG)
-    assert stored.plan(LONG, has_state=True) == Plan()
+    assert stored.plan(LONG, has_state=True) == RestorePlan()

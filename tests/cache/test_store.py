@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache.pages import Strand
-from start_llm.cache.store import Weight
+from start_llm.cache.pages import SequenceCache
+from start_llm.cache.store import MemoryUsage
 from tests.cache.desk import NETWORKS, PAGE, PROMPT, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
 
@@ -27,19 +27,19 @@ def stored_tokens(desk: Desk) -> float:
     return desk.metrics.stored_bytes / BYTES_OF_A_TOKEN
 
 
-def closed(desk: Desk, ids: Sequence[int]) -> Strand:
-    """A request that was served. Its strand may rest, or be cut into pages."""
+def closed(desk: Desk, ids: Sequence[int]) -> SequenceCache:
+    """A request that was served. Its sequence cache may rest, or be cut into pages."""
     opened = desk.begin(ids)
     desk.end(opened, ids)
-    return opened.strand
+    return opened.seq_cache
 
 
 def known(desk: Desk, ids: Sequence[int]) -> int:
     """Tokens of `ids` that need no computing; asked without leaving a trace."""
     opened = desk.cache.open((*ids, 99), b"", ())
-    assert opened.strand.caches[0].holds(opened.strand.tokens)
-    length = len(opened.strand.tokens)
-    desk.end(opened, opened.strand.tokens)
+    assert opened.seq_cache.caches[0].holds(opened.seq_cache.tokens)
+    length = len(opened.seq_cache.tokens)
+    desk.end(opened, opened.seq_cache.tokens)
     return length
 
 
@@ -50,7 +50,7 @@ def known(desk: Desk, ids: Sequence[int]) -> int:
 def test_the_longer_one_of_two_conversations_keeps_its_caches_and_the_other_is_cut_into_pages(kind):
     desk = Desk(kind)
     short, long = closed(desk, PROMPT), closed(desk, FORK)
-    assert desk.store.strands == [long]
+    assert desk.store.seq_caches == [long]
     assert all(page.holder is long for page in long.path)
     assert short.caches == []
     assert [known(desk, ids) for ids in (PROMPT, FORK)] == [len(PROMPT), len(FORK)]
@@ -59,9 +59,9 @@ def test_the_longer_one_of_two_conversations_keeps_its_caches_and_the_other_is_c
 def test_a_shorter_request_beside_a_conversation_leaves_it_its_caches():
     desk = Desk()
     long, _ = closed(desk, PROMPT), closed(desk, SIDE)
-    assert desk.store.strands == [long]
-    assert desk.cache.open((*PROMPT, 5), b"", ()).strand is long
-    assert desk.metrics.handed_over == 1
+    assert desk.store.seq_caches == [long]
+    assert desk.cache.open((*PROMPT, 5), b"", ()).seq_cache is long
+    assert desk.metrics.reused_in_place == 1
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -69,17 +69,17 @@ def test_a_conversation_that_runs_keeps_its_pages_whoever_ends_beside_it(kind):
     desk = Desk(kind)
     live = desk.begin(PROMPT)
     closed(desk, FORK)
-    assert desk.store.strands == [live.strand]
-    assert all(page.holder is live.strand for page in live.strand.path)
-    assert live.strand.caches[0].holds(PROMPT[:-1])
+    assert desk.store.seq_caches == [live.seq_cache]
+    assert all(page.holder is live.seq_cache for page in live.seq_cache.path)
+    assert live.seq_cache.caches[0].holds(PROMPT[:-1])
     desk.end(live, PROMPT)
     assert [known(desk, ids) for ids in (PROMPT, FORK)] == [len(PROMPT), len(FORK)]
 
 
 def test_a_conversation_that_shares_nothing_leaves_the_others_alone():
     desk = Desk()
-    strands = [closed(desk, range(first, first + 15)) for first in (100, 200, 300)]
-    assert desk.store.strands == strands
+    seq_caches = [closed(desk, range(first, first + 15)) for first in (100, 200, 300)]
+    assert desk.store.seq_caches == seq_caches
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_conversation_that_shares_nothing_leaves_the_others_alone():
 )
 def test_what_another_conversation_has_too_is_not_stored_again(ending):
     desk = Desk()
-    strand, beside = desk.begin(PROMPT), desk.begin(ending)
-    desk.end(strand, PROMPT)
+    seq_cache, beside = desk.begin(PROMPT), desk.begin(ending)
+    desk.end(seq_cache, PROMPT)
     desk.end(beside, ending)
-    assert desk.store.strands == [strand.strand]
+    assert desk.store.seq_caches == [seq_cache.seq_cache]
     assert stored_tokens(desk) == len(PROMPT)
 
 
@@ -120,11 +120,11 @@ def test_what_is_kept_weighs_as_much_as_before_once_all_caches_are_cut_into_page
         closed(desk, ids)
     states = desk.metrics.checkpoint_bytes
     before = desk.metrics.stored_bytes - states
-    for strand in desk.store.strands:
-        desk.store.dissolve(strand)
+    for seq_cache in desk.store.seq_caches:
+        desk.store.split_into_pages(seq_cache)
     desk.cache.shrink()
     desk.cache.check_integrity()
-    assert (desk.metrics.strand_bytes, desk.store.resting_weight) == (0, Weight())
+    assert (desk.metrics.seq_cache_bytes, desk.store.idle_usage) == (0, MemoryUsage())
     if not desk.layers.has_state:
         assert desk.metrics.stored_bytes == before
     assert known(desk, FORK) == len(FORK)
@@ -133,8 +133,8 @@ def test_what_is_kept_weighs_as_much_as_before_once_all_caches_are_cut_into_page
 # ------------------------------------------------------------------------------------- letting a whole one go
 
 
-def drop(desk: Desk, strand: Strand) -> None:
-    desk.store.drop_end(strand, lambda _: False)
+def drop(desk: Desk, seq_cache: SequenceCache) -> None:
+    desk.store.drop_conversation(seq_cache, lambda _: False)
     desk.cache.shrink()
     desk.cache.tidy(0)
     desk.cache.check_integrity()
@@ -144,7 +144,7 @@ def drop(desk: Desk, strand: Strand) -> None:
 def test_a_conversation_alone_goes_with_everything(kind):
     desk = Desk(kind)
     desk.serve(PROMPT, boundaries=(9, 13, 18))
-    drop(desk, *desk.store.strands)
+    drop(desk, *desk.store.seq_caches)
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)
     assert desk.serve(PROMPT) == 0
 
@@ -161,8 +161,8 @@ def test_a_conversation_goes_back_to_where_another_one_stands_on_it():
 
 def test_a_conversation_goes_no_further_back_than_is_spared():
     desk = Desk()
-    strand = closed(desk, PROMPT)
-    desk.store.drop_end(strand, lambda page: page.end <= 8)
+    seq_cache = closed(desk, PROMPT)
+    desk.store.drop_conversation(seq_cache, lambda page: page.end <= 8)
     desk.cache.check_integrity()
     assert known(desk, PROMPT) == 8
 
@@ -171,20 +171,20 @@ def test_a_conversation_goes_no_further_back_than_is_spared():
 def test_the_states_of_a_conversation_go_with_it_and_those_of_others_stay(kind):
     desk = Desk(kind)
     desk.serve(SHARED, boundaries=(8, 15))
-    (gone,) = desk.store.strands
+    (gone,) = desk.store.seq_caches
     mine = closed(desk, (*PROMPT[:8], 1, 1, 1, 1, 1))
     drop(desk, gone)
     assert known(desk, SHARED) == 8
     assert known(desk, mine.tokens) == len(mine.tokens)
 
 
-def test_a_conversation_that_a_live_row_was_copied_from_may_go():
+def test_a_conversation_that_a_live_sequence_was_copied_from_may_go():
     desk = Desk()
     long = closed(desk, FORK)
     live = desk.begin(SIDE)
     drop(desk, long)
     assert known(desk, FORK) == 17
-    assert live.strand.caches[0].holds(SIDE[:-1])
+    assert live.seq_cache.caches[0].holds(SIDE[:-1])
     desk.end(live, SIDE)
     assert known(desk, SIDE) == len(SIDE)
 
@@ -201,16 +201,16 @@ def test_a_copy_that_fails_while_caches_are_taken_over_costs_no_more_than_both(k
     long = desk.begin(FORK)
     desk.layers.fails_after = copies
     has_failed = False
-    long.strand.caches[0].feed(FORK[-1:])
+    long.seq_cache.caches[0].feed(FORK[-1:])
     try:
-        desk.cache.close(long.strand, long.strand.caches, FORK)
+        desk.cache.close(long.seq_cache, long.seq_cache.caches, FORK)
     except OutOfMemory:
         has_failed = True
     with suppress(OutOfMemory):
         desk.cache.tidy(0)
     desk.layers.fails_after = None
     desk.cache.check_integrity()
-    assert has_failed == (long.strand not in desk.store.strands)
+    assert has_failed == (long.seq_cache not in desk.store.seq_caches)
     assert known(desk, range(100, 115)) == 15
     for ids in (PROMPT, FORK):
         desk.serve(ids)
@@ -230,7 +230,7 @@ def test_a_copy_that_fails_while_a_conversation_goes_costs_nobody_else_their_cac
         assert copies < len(SHARED) // PAGE
     desk.layers.fails_after = None
     desk.cache.check_integrity()
-    assert long not in desk.store.strands
-    assert live.strand.caches[0].holds(SIDE[:-1])
+    assert long not in desk.store.seq_caches
+    assert live.seq_cache.caches[0].holds(SIDE[:-1])
     desk.end(live, SIDE)
     assert known(desk, SIDE) == len(SIDE)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from start_llm.cache.eviction import Limits
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Failed, Finished
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import (
@@ -28,7 +28,7 @@ from tests.cache.conversations import (
     tokens,
 )
 from tests.conftest import TinyModel
-from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, job
+from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, engine_request
 from tests.ties import Reference, Tally
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
@@ -37,10 +37,12 @@ ROUNDS = 24
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def machinery(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Machinery:
+def resources(request: pytest.FixtureRequest, tiny_model: TinyModel) -> EngineResources:
     """Replies are as long as they are asked to be."""
     model = load(tiny_model(request.param, hidden=128, layers=2))
-    return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), most_rows=4, batches=True)
+    return EngineResources(
+        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +59,10 @@ def usage(watched: Watched) -> Any:
 
 
 @pytest.mark.parametrize("room", [None, 600], ids=["plenty of memory", "memory for two prompts"])
-def test_random_conversations_are_what_they_are_without_a_cache(machinery, tally, room):
-    engine = Cached(machinery, PLENTY if room is None else memory_for(machinery, room))
-    plain = Stepper(machinery)
+@pytest.mark.sample(12)
+def test_random_conversations_are_what_they_are_without_a_cache(resources, tally, room):
+    engine = Cached(resources, PLENTY if room is None else memory_for(resources, room))
+    plain = Stepper(resources)
     talkers = Talkers(random.Random(7))
     turns = [turn for _ in range(ROUNDS) for turn in talk(engine, talkers)]
     for turn in turns:
@@ -69,21 +72,21 @@ def test_random_conversations_are_what_they_are_without_a_cache(machinery, tally
     assert engine.cached.reused_tokens > engine.metrics.prefilled_tokens / (2 if room is None else 10)
     assert (engine.cached.evictions > ROUNDS) == (room is not None)
     assert any(turn.watched.generation.cancelled for turn in turns)
-    assert engine.cached.handed_over
+    assert engine.cached.reused_in_place
 
 
 # ----------------------------------------------------------------------------------------- counts, and logits
 
 
-def counting(machinery: Machinery) -> tuple[Cached, list[int]]:
+def counting(resources: EngineResources) -> tuple[Cached, list[int]]:
     forwarded: list[int] = []
-    network = Wrapped(machinery.network, lambda shape: forwarded.append(shape[0] * shape[1]))
-    return Cached(machinery, network=network), forwarded
+    network = Wrapped(resources.network, lambda shape: forwarded.append(shape[0] * shape[1]))
+    return Cached(resources, network=network), forwarded
 
 
-def test_cached_tokens_are_those_that_were_not_computed(machinery):
+def test_cached_tokens_are_those_that_were_not_computed(resources):
     """A reply of n tokens takes a step for the last token of its prompt, and one for each of its own."""
-    engine, forwarded = counting(machinery)
+    engine, forwarded = counting(resources)
     rng = random.Random(1)
     system, prompt = tokens(rng, 60, 60), tokens(rng, 100, 100)
     asked = [prompt, prompt, (*prompt, 5), prompt[:77], (*prompt[:50], 9, 9), (*system, 4), (*system, 5)]
@@ -94,42 +97,43 @@ def test_cached_tokens_are_those_that_were_not_computed(machinery):
         assert told.prompt - 1 - told.cached == sum(forwarded) - 1 - 5
 
 
-def test_a_conversation_computes_only_what_is_new(machinery):
-    engine, rng = Cached(machinery), random.Random(2)
+def test_a_conversation_computes_only_what_is_new(resources):
+    engine, rng = Cached(resources), random.Random(2)
     prompt = tokens(rng, 150, 150)
     for turn in range(4):
         watched = engine.say(prompt, 7)
         told = usage(watched)
         assert told.cached == (0 if turn == 0 else told.prompt - 20)
         prompt = (*prompt, *watched.tokens, *tokens(rng, 20, 20))
-    assert engine.cached.handed_over == 3
+    assert engine.cached.reused_in_place == 3
 
 
-def test_a_prompt_that_is_asked_again_computes_what_is_behind_its_last_message(machinery):
-    engine, prompt = Cached(machinery), tokens(random.Random(3), 200, 200)
-    has_state = Layers(machinery.network).has_state
+def test_a_prompt_that_is_asked_again_computes_what_is_after_its_last_message(resources):
+    engine, prompt = Cached(resources), tokens(random.Random(3), 200, 200)
+    has_state = Layers(resources.network).has_state
     first = engine.say(prompt, 7, boundaries=(80, 190))
     again = engine.say(prompt, 7, boundaries=(80, 190))
     assert usage(again).cached == (190 if has_state else 199)
     assert again.tokens == first.tokens
 
 
-def test_requests_that_start_together_compute_what_they_share_once(machinery, tally):
-    engine, rng = Cached(machinery), random.Random(4)
+@pytest.mark.sample(3)
+def test_requests_that_start_together_compute_what_they_share_once(resources, tally):
+    engine, rng = Cached(resources), random.Random(4)
     system = tokens(rng, 160, 160)
     prompts = [(*system, *tokens(rng, 30, 30)) for _ in range(4)]
-    everyone = [engine.submit(job(prompt, 6, boundaries=(160, 189))) for prompt in prompts]
+    everyone = [engine.submit(engine_request(prompt, 6, boundaries=(160, 189))) for prompt in prompts]
     engine.finish(*everyone)
     assert [usage(watched).cached for watched in everyone] == [0, 160, 160, 160]
-    plain = Stepper(machinery)
+    plain = Stepper(resources)
     for watched, prompt in zip(everyone, prompts, strict=True):
         tally.compare(watched.tokens, reference(plain, prompt, 6))
 
 
-def test_a_prompt_that_was_given_up_goes_on_where_it_was(machinery, tally):
-    engine, prompt = Cached(machinery), tokens(random.Random(5), 400, 400)
+def test_a_prompt_that_was_given_up_goes_on_where_it_was(resources, tally):
+    engine, prompt = Cached(resources), tokens(random.Random(5), 400, 400)
     engine.say((1, 2, 3))
-    gone = engine.submit(job(prompt, 6, boundaries=(380,)))
+    gone = engine.submit(engine_request(prompt, 6, boundaries=(380,)))
     engine.step_until(lambda: gone.progress)
     computed = gone.progress[-1][0]
     assert computed < 380
@@ -138,19 +142,20 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(machinery, tally):
     assert engine.metrics.prefill is None
     again = engine.say(prompt, 6, boundaries=(380,))
     assert usage(again).cached == computed
-    assert engine.cached.handed_over == 1
-    tally.compare(again.tokens, reference(Stepper(machinery), prompt, 6))
+    assert engine.cached.reused_in_place == 1
+    tally.compare(again.tokens, reference(Stepper(resources), prompt, 6))
 
 
 @pytest.mark.parametrize("concerns", ["a chunk", "a step"])
-def test_what_failed_is_computed_again(machinery, tally, concerns):
+@pytest.mark.sample(4)
+def test_what_failed_is_computed_again(resources, tally, concerns):
     breaks = FailsOnce(lambda shape: (shape[1] == 1) == (concerns == "a step"), nth=3)
-    engine = Cached(machinery, network=Wrapped(machinery.network, breaks))
+    engine = Cached(resources, network=Wrapped(resources.network, breaks))
     prompt = tokens(random.Random(6), 400, 400)
-    watched = engine.submit(job(prompt, 6, boundaries=(100,)))
+    watched = engine.submit(engine_request(prompt, 6, boundaries=(100,)))
     engine.finish(watched)
     assert isinstance(watched.ending, Failed)
-    tally.compare(engine.say(prompt, 6).tokens, reference(Stepper(machinery), prompt, 6))
+    tally.compare(engine.say(prompt, 6).tokens, reference(Stepper(resources), prompt, 6))
 
 
 class FailingLayers(Layers):
@@ -170,29 +175,31 @@ class FailingLayers(Layers):
 
 
 @pytest.mark.parametrize("moment", ["it decodes", "it is computed"])
-def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(machinery, tally, moment):
-    engine, rng = Cached(machinery, clock=lambda: 0.0), random.Random(9)  # no step is owed to those beside
-    engine.cache._layers = layers = FailingLayers(machinery.network, "settle")
+@pytest.mark.sample(6)
+def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(resources, tally, moment):
+    engine, rng = Cached(resources, clock=lambda: 0.0), random.Random(9)  # no step is owed to those beside
+    engine.cache._layers = layers = FailingLayers(resources.network, "materialize")
     prompts = [tokens(rng, 30, 30), tokens(rng, 40, 40)]
-    beside = [engine.submit(job(prompt, 30)) for prompt in prompts]
+    beside = [engine.submit(engine_request(prompt, 30)) for prompt in prompts]
     engine.step_until(lambda: all(watched.tokens for watched in beside))
-    leaving = engine.submit(job(tokens(rng, 400, 400), 30))
-    engine.step_until(lambda: leaving.tokens if moment == "it decodes" else leaving.progress)
-    leaving.generation.cancel()
+    drain = engine.submit(engine_request(tokens(rng, 400, 400), 30))
+    engine.step_until(lambda: drain.tokens if moment == "it decodes" else drain.progress)
+    drain.generation.cancel()
     layers.is_broken = True
     engine.step()
     layers.is_broken = False
-    assert (engine.metrics.failures, engine.metrics.active_rows, engine.metrics.prefill) == (1, 2, None)
+    assert (engine.metrics.failures, engine.metrics.active_sequences, engine.metrics.prefill) == (1, 2, None)
     engine.finish(*beside)
-    plain = Stepper(machinery)
+    plain = Stepper(resources)
     for watched, prompt in zip(beside, prompts, strict=True):
         tally.compare(watched.tokens, reference(plain, prompt, 30))
 
 
-@pytest.mark.parametrize("method", ["settle", "cut", "assemble"])
-def test_after_a_cache_has_failed_it_is_used_again(machinery, tally, method):
-    engine, prompt = Cached(machinery), tokens(random.Random(10), 200, 200)
-    engine.cache._layers = layers = FailingLayers(machinery.network, method)
+@pytest.mark.parametrize("method", ["materialize", "cut", "assemble"])
+@pytest.mark.sample(5)
+def test_after_a_cache_has_failed_it_is_used_again(resources, tally, method):
+    engine, prompt = Cached(resources), tokens(random.Random(10), 200, 200)
+    engine.cache._layers = layers = FailingLayers(resources.network, method)
     engine.say(prompt, 4, boundaries=(60, 190))
     for is_broken in (True, False):
         layers.is_broken = is_broken
@@ -201,15 +208,16 @@ def test_after_a_cache_has_failed_it_is_used_again(machinery, tally, method):
     layers.is_broken = False
     again = engine.say(prompt, 4, boundaries=(60, 190))
     assert usage(again).cached > 0
-    tally.compare(again.tokens, reference(Stepper(machinery), prompt, 4))
+    tally.compare(again.tokens, reference(Stepper(resources), prompt, 4))
 
 
-def test_a_token_that_no_way_to_compute_gives_is_wrong(machinery):
+@pytest.mark.sample(5)
+def test_a_token_that_no_way_to_compute_gives_is_wrong(resources):
     """What a comparison lets pass as a tie inside of the network has to be said without a cache."""
     ids = tokens(random.Random(9), 90, 90)
-    said = reference(Stepper(machinery), ids, 1).ids[0]
-    assert says_too(machinery.network, ids, said)
-    assert not says_too(machinery.network, ids, said + 1)
+    said = reference(Stepper(resources), ids, 1).ids[0]
+    assert says_too(resources.network, ids, said)
+    assert not says_too(resources.network, ids, said + 1)
     sure = Reference((said,), (1.0,))
     assert Tally().difference([said + 1], sure, lambda _: False) == (
         f"token 0 is {said + 1}, not {said}; its logit leads by 1.0000"
@@ -219,15 +227,16 @@ def test_a_token_that_no_way_to_compute_gives_is_wrong(machinery):
     assert tied.ties == 1
 
 
-def test_restored_logits_are_the_computed_ones(machinery):
+@pytest.mark.sample(4)
+def test_restored_logits_are_the_computed_ones(resources):
     """All of them, not only the highest, from every kind of restore."""
     rng, metrics = random.Random(8), CacheMetrics()
-    limits = Limits(budget_bytes=PLENTY)
-    cache = PromptCache(Layers(machinery.network), limits=limits, page_size=PAGE, metrics=metrics)
+    limits = EvictionLimits(budget_bytes=PLENTY)
+    cache = PromptCache(Layers(resources.network), limits=limits, page_size=PAGE, metrics=metrics)
     known = [tokens(rng, 300, 300)]
     for _ in range(12):
         base = rng.choice(known)
         ids = (*base[: rng.choice([len(base), rng.randrange(150, 301)])], *tokens(rng, 1, 30))
-        assert restored_difference(machinery.network, cache, ids, (120, len(ids) - 1)) < 1e-4
+        assert restored_difference(resources.network, cache, ids, (120, len(ids) - 1)) < 1e-4
         known.append(ids)
     assert metrics.reused_tokens > 1000

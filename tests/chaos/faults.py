@@ -15,17 +15,17 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Restored, Text
-from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
+from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.engine import Engine
 from start_llm.engine.generation import Generation
-from start_llm.engine.look import Look
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from tests.engine.harness import GREEDY, Breakdown
 
 ON_PURPOSE = "broken on purpose"
-_ANY_JOB = Job(prompt=ModelTokens((0, 0)), max_tokens=1, sampling=GREEDY)
+_ANY_JOB = EngineRequest(prompt=ModelTokens((0, 0)), max_tokens=1, sampling=GREEDY)
 _PATIENCE_S = 60
 
 type Shape = tuple[int, ...]
@@ -36,28 +36,28 @@ STEPS: dict[str, Callable[[Shape], bool]] = {
     "a batch": lambda shape: shape[0] > 1,
 }
 """Forward passes by the shape of their tokens, [rows, tokens]."""
-PLACES = (*(f"{when} {step}" for step in STEPS for when in ("before", "behind")), "in the text")
+PLACES = (*(f"{when} {step}" for step in STEPS for when in ("before", "after")), "in the text")
 
 
 @dataclass(eq=False)
 class Record:
     """One request, as the engine sees it."""
 
-    job: Job
+    engine_request: EngineRequest
     tokens: list[int] = field(default_factory=list[int])
     ending: Ending | None = None
 
     @property
     def is_greedy(self) -> bool:
-        return self.job.sampling == GREEDY
+        return self.engine_request.sampling == GREEDY
 
 
 class Recorded(Generation):
     """A generation that notes what it is told."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        self.record = Record(job)
+    def __init__(self, engine_request: EngineRequest) -> None:
+        super().__init__(engine_request)
+        self.record = Record(engine_request)
 
     def emit(self, event: Event) -> None:
         match event:
@@ -128,27 +128,27 @@ class Faults:
         self._suspects = [one for one in self._suspects if not (one.cancelled or one.record.ending)]
         return bool(self._suspects)
 
-    def _note(self, job: Job) -> Recorded:
-        generation = Recorded(job)
+    def _note(self, engine_request: EngineRequest) -> Recorded:
+        generation = Recorded(engine_request)
         self.records.append(generation.record)
-        if self.poison in job.prompt.ids:
+        if self.poison in engine_request.prompt.ids:
             self._suspects = [*self._suspects, generation]
         return generation
 
     def is_poisoned(self, record: Record) -> bool:
-        return self.poison in record.job.prompt.ids
+        return self.poison in record.engine_request.prompt.ids
 
     @contextmanager
     def planted(self) -> Generator[None]:
         """Every application that starts now is breakable."""
         with (
-            patch("start_llm.app.Machinery", self._machinery),
+            patch("start_llm.app.EngineResources", self._resources),
             patch("start_llm.engine.engine.Generation", self._note),
         ):
             yield
 
-    def _machinery(self, **parts: Any) -> Machinery:
-        made = Machinery(**parts)
+    def _resources(self, **parts: Any) -> EngineResources:
+        made = EngineResources(**parts)
         self.cache = made.cache
 
         def token_bytes(token: int) -> bytes:
@@ -170,14 +170,14 @@ class _Breakable:
             self._faults.strike(f"before {step}")
         logits = self._network(tokens, cache=cache)
         for step in steps:
-            self._faults.strike(f"behind {step}")
+            self._faults.strike(f"after {step}")
         return logits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
 
-class _Errand(Look):
+class _Errand(CacheProbe):
     """Something to do on the engine thread, between two steps."""
 
     def __init__(self, run: Callable[[], Any]) -> None:

@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from start_llm.cache.kinds import words_of
+from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
-from start_llm.configured import work_reserve
+from start_llm.config.settings import Settings
 from start_llm.core.events import Failed
-from start_llm.engine.cost import measure_row
+from start_llm.engine.cost import measure_sequence
 from start_llm.engine.work import measure_work
 from start_llm.models.footprint import measure as footprint
 from start_llm.models.loader import LoadedModel, load
-from start_llm.settings import Settings
+from start_llm.wiring import work_reserve
 from tests.cache.conversations import says_too
 from tests.chaos.faults import ON_PURPOSE, PLACES, Faults, Record, check, emptied, on_engine_thread
 from tests.chaos.rude import Rude
 from tests.chaos.state import Held, resident_bytes
-from tests.chaos.talk import Account, Doors, Heard, Talker
+from tests.chaos.talk import Account, Endpoints, Heard, Talker
 from tests.server.client import ask
 from tests.serving import Server, serving
 from tests.ties import Tally, greedy_reference
@@ -41,7 +41,7 @@ LIMIT_S = 3.0
 _POOLED_S = "1"
 """For which the proxy keeps a connection: less than the server does, as always."""
 POISON = "<|vision_start|>"
-_COMMON = {"batch": 3, "turn_s": 0.3, "most_waiting": 40, "stall_s": 30.0, "response_kept_s": 5.0}
+_COMMON = {"batch": 3, "preempt_after_s": 0.3, "max_waiting": 40, "stall_s": 30.0, "response_kept_s": 5.0}
 _LIMITS = {"idle_s": LIMIT_S, "header_s": LIMIT_S, "body_s": LIMIT_S, "write_s": LIMIT_S}
 _QUIET_S = 60.0
 _MARK = re.compile(r"\[t\d+-\d+\]")
@@ -68,7 +68,7 @@ TROUBLES = (
     Trouble("a small cache", {"cache_bytes": 3 * 2**20}),
     Trouble("short deadlines", {"deadline_s": 0.7}, slowness_s=0.01),
     Trouble("little memory", {"batch": 6}, room_tokens=4000),
-    Trouble("a short queue", {"batch": 2, "most_waiting": 3, "most_connections": 60}, slowness_s=0.01),
+    Trouble("a short queue", {"batch": 2, "max_waiting": 3, "max_connections": 60}, slowness_s=0.01),
     Trouble("no cache", {"prompt_cache": False}),
 )
 
@@ -147,8 +147,8 @@ def _memory(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
     if trouble.room_tokens is None:
         return {}
     layers = Layers(model.network)
-    kept = footprint(model, words_of).weights_bytes
-    kept += measure_row(model.network, layers.fresh()).bytes_of(trouble.room_tokens)
+    kept = footprint(model, label_of).weights_bytes
+    kept += measure_sequence(model.network, layers.fresh()).bytes_of(trouble.room_tokens)
     work = measure_work(model.network, layers).cost
     memory = 0
     for _ in range(8):  # what is kept free for computing is a share of the whole
@@ -225,10 +225,10 @@ class _Stretch:
         now = self._quiet((threads, descriptors))
         for name, first, last in zip(("threads", "descriptors"), (threads, descriptors), now, strict=False):
             if first != last:
-                self._outcome.problems.append(f"{name} of the running server: {first} before, {last} behind")
+                self._outcome.problems.append(f"{name} of the running server: {first} before, {last} after")
         self._outcome.active = (active, now[2])
         if abs(now[2] - active) > 0.02 * active:
-            self._outcome.problems.append(f"MLX held {active:,} bytes, and {now[2]:,} behind")
+            self._outcome.problems.append(f"MLX held {active:,} bytes, and {now[2]:,} after")
         self._outcome.kills = self._kills
 
     def _warm_up(self) -> None:
@@ -252,7 +252,7 @@ class _Stretch:
             self._outcome.problems.append("the engine thread has ended")
             return *now(), 0
         active = 0
-        if getattr(self._faults.cache, "keeps", False):
+        if getattr(self._faults.cache, "supports_reuse", False):
             try:
                 on_engine_thread(self._engine, partial(check, self._faults.cache))
             except AssertionError as error:
@@ -274,15 +274,17 @@ class _Stretch:
 
     def _trouble(self, seconds: float) -> None:
         done = threading.Event()
-        doors = Doors(self._server.port, self._proxy._config.port if self._proxy else 0, self._proxy_is_up)
+        endpoints = Endpoints(
+            self._server.port, self._proxy._config.port if self._proxy else 0, self._proxy_is_up
+        )
         seeds = [random.Random(self._rng.random()) for _ in range(self._crowd.talkers + self._crowd.rude)]
         clients = [
             *(
-                Talker(doors, self._account, seeds.pop(), f"t{number}").run
+                Talker(endpoints, self._account, seeds.pop(), f"t{number}").run
                 for number in range(self._crowd.talkers)
             ),
             *(
-                Rude(doors, self._account, seeds.pop(), poison=self._faults.poison, limit_s=LIMIT_S).run
+                Rude(endpoints, self._account, seeds.pop(), poison=self._faults.poison, limit_s=LIMIT_S).run
                 for _ in range(self._crowd.rude)
             ),
             self._look_in,
@@ -380,7 +382,7 @@ def _compare(
 
 
 def _difference(model: LoadedModel, record: Record, tally: Tally) -> str | None:
-    prompt, said = record.job.prompt.ids, record.tokens
+    prompt, said = record.engine_request.prompt.ids, record.tokens
     ids = (*prompt, *said)
     reference = greedy_reference(model.network, prompt, len(said))
     return tally.difference(
@@ -394,7 +396,7 @@ def _by_mark(model: LoadedModel, records: Sequence[Record]) -> dict[str, list[Re
     """The requests by the mark in their last question."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        marks = _MARK.findall(_text(model, record.job.prompt.ids[-80:]))
+        marks = _MARK.findall(_text(model, record.engine_request.prompt.ids[-80:]))
         found.setdefault(marks[-1] if marks else "", []).append(record)
     return found
 
@@ -417,6 +419,6 @@ def _is_of(model: LoadedModel, heard: Heard, record: Record) -> bool:
 
 
 def _text(model: LoadedModel, tokens: Sequence[int]) -> str:
-    ends = model.tokenizer.end_tokens
+    ends = model.tokenizer.eos_token_ids
     said = b"".join(model.tokenizer.token_bytes(token) for token in tokens if token not in ends)
     return said.decode(errors="replace")

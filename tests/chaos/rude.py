@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from tests.chaos.talk import Account, Doors
+from tests.chaos.talk import Account, Endpoints
 from tests.server.client import Client, CutOff, message
 
 _NO_LONGER = (OSError, CutOff, ValueError)
@@ -25,9 +25,9 @@ class Rude:
     """
 
     def __init__(
-        self, doors: Doors, account: Account, rng: random.Random, *, poison: int, limit_s: float
+        self, endpoints: Endpoints, account: Account, rng: random.Random, *, poison: int, limit_s: float
     ) -> None:
-        self._doors = doors
+        self._endpoints = endpoints
         self._account = account
         self._rng = rng
         self._poison = poison
@@ -89,7 +89,7 @@ class Rude:
 
     def _hold(self, data: bytes) -> None:
         """Send this and no more. The server has to hang up by itself."""
-        with Client(self._doors.port, patience_s=self._limit_s + _MARGIN_S) as client:
+        with Client(self._endpoints.port, patience_s=self._limit_s + _MARGIN_S) as client:
             client.send(data)
             began = time.monotonic()
             try:
@@ -100,7 +100,7 @@ class Rude:
 
     def be_poisoned(self, done: threading.Event) -> None:
         """A request that breaks the network, in its prompt or in the first step of its reply."""
-        with Client(self._doors.port, patience_s=120) as client:
+        with Client(self._endpoints.port, patience_s=120) as client:
             body = self._body(long=self._rng.random() < 0.3)
             body["prompt"].insert(self._rng.choice([len(body["prompt"]), 3]), self._poison)
             reply = client.ask("POST", "/v1/completions", body | {"stream": False})
@@ -117,9 +117,9 @@ class Rude:
     # ----------------------------------------------------------------------------------------- what they say
 
     def _client(self, **options: Any) -> Client:
-        is_up, _ = self._doors.proxy_is_up()
+        is_up, _ = self._endpoints.proxy_is_up()
         at_proxy = is_up and self._rng.random() < 0.3
-        return Client(self._doors.proxy_port if at_proxy else self._doors.port, **options)
+        return Client(self._endpoints.proxy_port if at_proxy else self._endpoints.port, **options)
 
     def _body(self, *, long: bool = False) -> dict[str, Any]:
         length = self._rng.randint(800, 3000) if long else self._rng.randint(2, 300)

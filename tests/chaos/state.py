@@ -41,7 +41,7 @@ class Held:
 
     def differences(self, now: Held) -> list[str]:
         return [
-            f"{name}: {getattr(self, name)} before, {getattr(now, name)} behind"
+            f"{name}: {getattr(self, name)} before, {getattr(now, name)} after"
             for name in ("threads", "descriptors", "children", "files")
             if getattr(self, name) != getattr(now, name)
         ]

@@ -23,7 +23,7 @@ type Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Doors:
+class Endpoints:
     """Where clients go.
 
     Attributes:
@@ -160,8 +160,8 @@ PROTOCOLS = (
 class Talker:
     """One polite client: it waits for every reply, and says more."""
 
-    def __init__(self, doors: Doors, account: Account, rng: random.Random, name: str) -> None:
-        self._doors = doors
+    def __init__(self, endpoints: Endpoints, account: Account, rng: random.Random, name: str) -> None:
+        self._endpoints = endpoints
         self._account = account
         self._rng = rng
         self._name = name
@@ -199,18 +199,18 @@ class Talker:
     def _ask(
         self, protocol: Protocol, body: dict[str, Any], mark: str, key: str, *, at_proxy: bool
     ) -> str | None:
-        is_up, kills = self._doors.proxy_is_up()
+        is_up, kills = self._endpoints.proxy_is_up()
         at_proxy = at_proxy and is_up
         if at_proxy:
             body.pop("return_token_ids", None)
-        port = self._doors.proxy_port if at_proxy else self._doors.port
+        port = self._endpoints.proxy_port if at_proxy else self._endpoints.port
         where = f"{'proxy' if at_proxy else 'server'} {protocol.path}"
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         began = time.monotonic()
         try:
             status, told, raw = _post(port, protocol.path, body, headers)
         except (OSError, http.client.HTTPException) as error:
-            if at_proxy and self._doors.proxy_is_up() != (True, kills):
+            if at_proxy and self._endpoints.proxy_is_up() != (True, kills):
                 self._account.count("lost with the proxy")
             else:
                 self._account.complain(f"{where}: {error!r} after {time.monotonic() - began:.1f} s")
@@ -218,7 +218,7 @@ class Talker:
         try:
             return self._read(protocol, body, mark, (status, told, raw), where)
         except wire.COMPLAINTS as error:
-            if at_proxy and self._doors.proxy_is_up() != (True, kills):
+            if at_proxy and self._endpoints.proxy_is_up() != (True, kills):
                 self._account.count("lost with the proxy")
             else:
                 self._account.complain(f"{where}, {status}: {error!r} in {raw[-300:]!r}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from start_llm.app import App
-from start_llm.settings import Settings
+from start_llm.config.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 from tests.clients.model import write_agents_model
 from tests.clients.table import Agent
@@ -25,7 +25,7 @@ _PROXY_S = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Endpoints:
     """A running server.
 
     Attributes:
@@ -47,20 +47,20 @@ def clients_home() -> Path:
 
 
 @pytest.fixture(scope="session")
-def doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Doors]:
-    with open_doors(tmp_path_factory) as doors:
-        yield doors
+def endpoints(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Endpoints]:
+    with open_endpoints(tmp_path_factory) as endpoints:
+        yield endpoints
 
 
 @contextmanager
-def open_doors(
+def open_endpoints(
     tmp_path_factory: pytest.TempPathFactory,
     make: Callable[[Settings, Terminal], App] = App,
     /,
     *,
     folder: Path | None = None,
     **settings: Any,
-) -> Generator[Doors]:
+) -> Generator[Endpoints]:
     """A server with a proxy.
 
     Args:
@@ -76,7 +76,7 @@ def open_doors(
         while not (proxy and proxy.is_ready):
             assert time.monotonic() < deadline, server.printed()
             time.sleep(0.1)
-        yield Doors(server, Trace(server, traces), {8080: server.port, 4000: port})
+        yield Endpoints(server, Trace(server, traces), {8080: server.port, 4000: port})
 
 
 def installed(agent: Agent, clients_home: Path) -> Agent:

@@ -25,7 +25,7 @@ REQUESTS = (
     "Your task is to create a detailed summary",  # Claude Code
 )
 """Words in which clients ask for a summary."""
-THOUGHT = "I look into the folder before I say anything."
+REASONING = "I look into the folder before I say anything."
 
 CALLS: Mapping[str, Call] = {
     "Bash": ("Bash", {"command": COMMAND, "description": "Read it"}),
@@ -87,7 +87,7 @@ def write_agents_model(tmp: Path) -> Path:
         **{script: _FORM.calls(*ERRANDS[question]) for question, script in _ERRANDS.items()},
     }
     quiet = {f"<|{name}|>": text for name, text in said.items()}
-    thinking = {f"<|{name}+|>": _FORM.thought(THOUGHT) + text for name, text in said.items()}
+    thinking = {f"<|{name}+|>": _FORM.reasoning(REASONING) + text for name, text in said.items()}
     hook = _HOOK
     values = {"QUESTION": QUESTION, "NAMES": [*CALLS], "REQUESTS": [*REQUESTS]}
     for name, value in {**values, "ERRANDS": [*map(list, _ERRANDS.items())]}.items():

@@ -19,12 +19,12 @@ class Guest:
     """One of them.
 
     Attributes:
-        door: 8080 or 4000.
+        nominal_port: 8080 or 4000.
         mark: a word that stands in its question, and so in every prompt of its turn.
     """
 
     name: str
-    door: int
+    nominal_port: int
     mark: str
     talk: Talk
 
@@ -49,7 +49,7 @@ class Visit:
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.guest.name, self.guest.door
+        return self.guest.name, self.guest.nominal_port
 
     @property
     def is_answered(self) -> bool:
@@ -65,23 +65,23 @@ class Visit:
             for line in lines
         )
         answered = "answered" if self.is_answered else f"exit {self.turn.status}"
-        return f"{self.guest.name} on {self.guest.door}: {answered} in {self.seconds:.0f} s: {ends}"
+        return f"{self.guest.name} on {self.guest.nominal_port}: {answered} in {self.seconds:.0f} s: {ends}"
 
 
 def invite(
     agents: Mapping[str, Agent], clients_home: Path, ports: Mapping[int, int], root: Path
 ) -> list[Guest]:
-    """Each of the agents at all doors, with a note in its folder below the new folder `root`.
+    """Each of the agents at all endpoints, with a note in its folder below the new folder `root`.
 
     Args:
-        ports: by door.
+        ports: by nominal port.
     """
     guests: list[Guest] = []
     for name, agent in agents.items():
-        for door, port in ports.items():
-            talk = Talk(agent, clients_home, port, None, root / f"{name}-{door}")
+        for nominal_port, port in ports.items():
+            talk = Talk(agent, clients_home, port, None, root / f"{name}-{nominal_port}")
             (talk.place.work / NOTE).write_text("A note.\n")
-            guests.append(Guest(name, door, secrets.token_hex(6), talk))
+            guests.append(Guest(name, nominal_port, secrets.token_hex(6), talk))
     return guests
 
 

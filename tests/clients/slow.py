@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import start_llm.app
-from start_llm.app import App, Ready
+from start_llm.app import App, EngineStartup
 from start_llm.cli import main
+from start_llm.config.settings import Settings
 from start_llm.engine.engine import Engine
-from start_llm.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 
@@ -51,7 +51,7 @@ class _BrakedApp(App):
         super().__init__(settings, terminal)
         self._brake = brake
 
-    def _load(self, folder: Path) -> tuple[Engine, Ready]:
+    def _load(self, folder: Path) -> tuple[Engine, EngineStartup]:
         engine, ready = super()._load(folder)
         network: Any = ready.model.network
         network.model = Wrapped(network.model, self._brake.before)

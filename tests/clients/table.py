@@ -40,10 +40,10 @@ class Agent:
     Attributes:
         folder: below CLIENTS_HOME.
         program: of its package.
-        first, later: words behind the program, for the first turn and for those that go on with it.
+        first, later: words after the program, for the first turn and for those that go on with it.
         environment: besides what every client gets.
         files: what is written before it starts: texts by their path in its home.
-        has_asides: its requests end with a message that is gone in the next one. What the model said behind
+        has_asides: its requests end with a message that is gone in the next one. What the model said after
             it has to be read again, without it.
         launched_as: its name for the launcher, which then says where the server is and what it has.
         folder_of_its_tools: where its commands run.
@@ -63,7 +63,7 @@ class Agent:
         return clients_home / self.folder / "node_modules" / ".bin" / self.program
 
     def command(self, clients_home: Path, place: Place) -> Words:
-        """What stands in front of the words of a turn."""
+        """What stands before the words of a turn."""
         if self.launched_as is None:
             return (str(self.path(clients_home)),)
         return (str(_LAUNCHER), "launch", "--base-url", place.url, self.launched_as)

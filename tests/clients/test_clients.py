@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conftest import Doors, installed
+from tests.clients.conftest import Endpoints, installed
 from tests.clients.model import ANSWER
 from tests.clients.table import AGENTS
 from tests.clients.talk import Turn, converse
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 @pytest.mark.parametrize("port", [8080, 4000])
 @pytest.mark.parametrize("name", AGENTS)
-def test_three_turns(name: str, port: int, doors: Doors, clients_home: Path, tmp_path: Path):
+def test_three_turns(name: str, port: int, endpoints: Endpoints, clients_home: Path, tmp_path: Path):
     agent = installed(AGENTS[name], clients_home)
     turns: list[Turn] = []
-    for turn in converse(agent, clients_home, doors.ports[port], doors.trace, tmp_path):
+    for turn in converse(agent, clients_home, endpoints.ports[port], endpoints.trace, tmp_path):
         print(f"{name} on {port}: {turn}")
         turns.append(turn)
         assert turn.status == 0, turn.printed
@@ -40,11 +40,11 @@ def test_three_turns(name: str, port: int, doors: Doors, clients_home: Path, tmp
 
 
 def test_the_older_claude_changes_its_header_with_every_request(
-    doors: Doors, clients_home: Path, tmp_path: Path
+    endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
     """What `test_three_turns` says of it would say nothing otherwise."""
-    agent, tunnel = installed(AGENTS["claude-2.1.126"], clients_home), Tunnel(doors.ports[8080])
-    (turn,) = converse(agent, clients_home, tunnel.port, doors.trace, tmp_path, turns=1)
+    agent, tunnel = installed(AGENTS["claude-2.1.126"], clients_home), Tunnel(endpoints.ports[8080])
+    (turn,) = converse(agent, clients_home, tunnel.port, endpoints.trace, tmp_path, turns=1)
     tunnel.close()
     systems = [str(one.body["system"]) for one in tunnel.heard("/v1/messages")]
     marks = [mark for system in systems for mark in re.findall(r"cch=\w+", system)]

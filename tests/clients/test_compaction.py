@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.clients.conftest import Doors, installed, open_doors
+from tests.clients.conftest import Endpoints, installed, open_endpoints
 from tests.clients.model import ANSWER, SUMMARY
 from tests.clients.table import AGENTS, LAUNCHED, Agent
 from tests.clients.talk import Line, Talk, Turn
@@ -19,17 +19,17 @@ from tests.clients.talk import Line, Talk, Turn
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 WINDOW = 40_000
-MOST_TURNS = 8
-MOST_REQUESTS = 6
+MAX_TURNS = 8
+MAX_REQUESTS = 6
 """Of a turn: the question, the result, and two compactions of up to two requests."""
 LINES: Mapping[str, int] = {"claude": 100, "openclaw": 200, "pi": 300, "codex": 300, "opencode": 300}
 """Of the note, which is what fills the window: the clients' own prompts have 2,300 to 25,000 tokens."""
 
 
 @pytest.fixture(scope="module")
-def small_doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Doors]:
-    with open_doors(tmp_path_factory, max_kv_size=WINDOW) as doors:
-        yield doors
+def small_endpoints(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Endpoints]:
+    with open_endpoints(tmp_path_factory, max_kv_size=WINDOW) as endpoints:
+        yield endpoints
 
 
 def is_summary(line: Line) -> bool:
@@ -41,7 +41,7 @@ def answered(turn: Turn) -> Turn:
     assert turn.status == 0, turn.printed
     assert ANSWER in turn.printed, turn.printed
     assert turn.was_told_the_note, turn.printed
-    assert 2 <= len(turn.lines) <= MOST_REQUESTS, str(turn)
+    assert 2 <= len(turn.lines) <= MAX_REQUESTS, str(turn)
     assert {line["ending"] for line in turn.lines} <= {"stop", "tool_calls"}
     return turn
 
@@ -49,20 +49,20 @@ def answered(turn: Turn) -> Turn:
 @pytest.mark.parametrize("port", [8080, 4000])
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_a_conversation_that_fills_the_window_is_compacted_and_goes_on(
-    name: str, port: int, small_doors: Doors, clients_home: Path, tmp_path: Path
+    name: str, port: int, small_endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
     agent = installed(LAUNCHED[name], clients_home)
-    talk = Talk(agent, clients_home, small_doors.ports[port], small_doors.trace, tmp_path)
+    talk = Talk(agent, clients_home, small_endpoints.ports[port], small_endpoints.trace, tmp_path)
     lines: list[Line] = []
-    for _ in range(MOST_TURNS):
+    for _ in range(MAX_TURNS):
         lines += answered(talk.ask(LINES[name])).lines
         if any(map(is_summary, lines)):
             break
     lines += answered(talk.ask()).lines
     at = next(place for place, line in enumerate(lines) if is_summary(line))
-    behind = [line for line in lines[at + 1 :] if SUMMARY in line["prompt"] and not is_summary(line)]
-    assert behind, "nothing goes on from the summary"
-    assert behind[0]["prompt_tokens"] < max(line["prompt_tokens"] for line in lines[:at])
+    after = [line for line in lines[at + 1 :] if SUMMARY in line["prompt"] and not is_summary(line)]
+    assert after, "nothing goes on from the summary"
+    assert after[0]["prompt_tokens"] < max(line["prompt_tokens"] for line in lines[:at])
 
 
 def test_codex_does_not_compact_after_every_step(
@@ -70,8 +70,10 @@ def test_codex_does_not_compact_after_every_step(
 ):
     """Its own prompt has three quarters of this window: more than a limit on all tokens could be."""
     agent = installed(LAUNCHED["codex"], clients_home)
-    with open_doors(tmp_path_factory, max_kv_size=20_000) as doors:
-        talk = Talk(agent, clients_home, doors.ports[8080], doors.trace, tmp_path_factory.mktemp("codex"))
+    with open_endpoints(tmp_path_factory, max_kv_size=20_000) as endpoints:
+        talk = Talk(
+            agent, clients_home, endpoints.ports[8080], endpoints.trace, tmp_path_factory.mktemp("codex")
+        )
         answered(talk.ask(10))
         answered(talk.ask(10))
 
@@ -105,11 +107,11 @@ OVERFLOWS: Mapping[str, Overflow] = {
 @pytest.mark.parametrize("port", [8080, 4000])
 @pytest.mark.parametrize("name", OVERFLOWS)
 def test_the_error_of_a_prompt_that_is_too_long_is_understood(
-    name: str, port: int, small_doors: Doors, clients_home: Path, tmp_path: Path
+    name: str, port: int, small_endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
     row = OVERFLOWS[name]
     agent = installed(row.agent, clients_home)
-    talk = Talk(agent, clients_home, small_doors.ports[port], small_doors.trace, tmp_path)
+    talk = Talk(agent, clients_home, small_endpoints.ports[port], small_endpoints.trace, tmp_path)
     for lines in row.notes[:-1]:
         assert not any(map(is_summary, answered(talk.ask(lines)).lines))
     turn = talk.ask(row.notes[-1])
@@ -117,4 +119,4 @@ def test_the_error_of_a_prompt_that_is_too_long_is_understood(
     assert turn.status == row.status, turn.printed
     assert row.says in turn.printed, turn.printed
     assert any(map(is_summary, turn.lines)) == (row.says == ANSWER)
-    assert len(turn.lines) <= MOST_REQUESTS
+    assert len(turn.lines) <= MAX_REQUESTS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from scripts.demo_model.conversations import ANSWER, RETURNED
-from start_llm.places import DEMO_MODEL
-from tests.clients.conftest import Doors, installed, open_doors
+from start_llm.config.paths import DEMO_MODEL
+from tests.clients.conftest import Endpoints, installed, open_endpoints
 from tests.clients.model import COMMAND, NOTE
 from tests.clients.table import AGENTS
 from tests.clients.talk import Talk
@@ -21,17 +21,17 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def demo_doors(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    with open_doors(tmp_path_factory, folder=DEMO_MODEL) as doors:
-        yield doors
+def demo_endpoints(clients_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    with open_endpoints(tmp_path_factory, folder=DEMO_MODEL) as endpoints:
+        yield endpoints
 
 
 @pytest.mark.parametrize("port", [8080, 4000])
 def test_pi_holds_three_turns_with_the_demo_model(
-    port: int, demo_doors: Doors, clients_home: Path, tmp_path: Path
+    port: int, demo_endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
     agent = installed(AGENTS["pi"], clients_home)
-    talk = Talk(agent, clients_home, demo_doors.ports[port], demo_doors.trace, tmp_path)
+    talk = Talk(agent, clients_home, demo_endpoints.ports[port], demo_endpoints.trace, tmp_path)
     (talk.place.work / NOTE).write_text("The kettle sings at nine.\nNot before.\n")
     said = {
         f"Use the bash tool to run {COMMAND}": f"{RETURNED}The kettle sings at nine.",

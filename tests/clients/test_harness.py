@@ -39,6 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sample(2)
 def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, thinking: bool):
     tools = [tool("other"), tool(name, **dict.fromkeys(CALLS[name][1], "string"))]
     messages = [{"role": "user", "content": f"{QUESTION} (1)"}]

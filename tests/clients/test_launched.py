@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conftest import Doors, installed
+from tests.clients.conftest import Endpoints, installed
 from tests.clients.model import ANSWER, DELEGATE, SEARCH
 from tests.clients.table import LAUNCHED
 from tests.clients.talk import Talk
@@ -31,10 +31,10 @@ _PACKAGES = {".gitignore", "bun.lock", "node_modules", "package.json", "package-
 @pytest.mark.parametrize("port", [8080, 4000])
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_a_launched_client_works_and_leaves_its_users_folders_alone(
-    name: str, port: int, doors: Doors, clients_home: Path, tmp_path: Path
+    name: str, port: int, endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
     agent = replace(installed(LAUNCHED[name], clients_home), files=lambda _: OWN)
-    talk = Talk(agent, clients_home, doors.ports[port], doors.trace, tmp_path)
+    talk = Talk(agent, clients_home, endpoints.ports[port], endpoints.trace, tmp_path)
     turns = [talk.ask(), talk.ask()]
     for turn in turns:
         print(f"{name} on {port}: {turn}")
@@ -47,11 +47,11 @@ def test_a_launched_client_works_and_leaves_its_users_folders_alone(
 
 
 def test_sub_agents_and_late_tools_cost_the_conversation_nothing(
-    doors: Doors, clients_home: Path, tmp_path: Path
+    endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
     """Sub-agents run at once, in the same session; a tool that is found late is one of the others then."""
     agent = installed(LAUNCHED["claude"], clients_home)
-    talk = Talk(agent, clients_home, doors.ports[8080], doors.trace, tmp_path)
+    talk = Talk(agent, clients_home, endpoints.ports[8080], endpoints.trace, tmp_path)
     first, *turns = talk.ask(), talk.say(DELEGATE), talk.say(SEARCH), talk.ask()
     for turn in (first, *turns):
         print(turn)

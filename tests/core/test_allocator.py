@@ -9,12 +9,12 @@ import pytest
 
 WORK = """
 import ctypes, os, sys, threading
-from start_llm.core.allocator import give_back_what_is_free
+from start_llm.core.allocator import limit_malloc_retention
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 if sys.argv[1] == "with":
-    give_back_what_is_free()
+    limit_malloc_retention()
 
 def resident():
     with open("/proc/self/statm") as file:

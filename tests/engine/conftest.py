@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import LoadedModel, load
 from tests.conftest import TinyModel
 
@@ -13,12 +13,12 @@ def model(tiny_model: TinyModel) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def machinery(model: LoadedModel) -> Machinery:
+def resources(model: LoadedModel) -> EngineResources:
     """What an engine loop runs: greedy text of this model never ends by itself."""
-    return Machinery(
+    return EngineResources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
-        end_tokens=model.tokenizer.end_tokens,
-        most_rows=4,
+        eos_token_ids=model.tokenizer.eos_token_ids,
+        max_sequences=4,
         batches=True,
     )

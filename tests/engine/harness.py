@@ -9,17 +9,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from start_llm.cache.pages import PageTree, Strand
+from start_llm.cache.pages import PageTree, SequenceCache
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Prefilling, Text
-from start_llm.core.job import Job
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.batch import Decoder
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
-from start_llm.engine.machinery import Machinery
-from start_llm.engine.row import Sampled
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.sequence import Sampled
 from start_llm.telemetry.metrics import EngineMetrics
 
 GREEDY = Sampling(temperature=0)
@@ -27,8 +27,10 @@ CHUNK = 64
 """Tokens. Prompts of tests are short, and many of them look at what happens between two chunks."""
 
 
-def job(prompt: Sequence[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any) -> Job:
-    return Job(prompt=ModelTokens(tuple(prompt)), max_tokens=max_tokens, sampling=sampling, **more)
+def engine_request(
+    prompt: Sequence[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any
+) -> EngineRequest:
+    return EngineRequest(prompt=ModelTokens(tuple(prompt)), max_tokens=max_tokens, sampling=sampling, **more)
 
 
 def standing_still() -> float:
@@ -36,9 +38,9 @@ def standing_still() -> float:
     return 0.0
 
 
-def strand_of(caches: list[Any]) -> Strand:
-    """What a row gets where nothing is reused."""
-    return Strand(caches, PageTree(1).root(b""))
+def seq_cache_of(caches: list[Any]) -> SequenceCache:
+    """What a sequence gets where nothing is reused."""
+    return SequenceCache(caches, PageTree(1).root(b""))
 
 
 @dataclass
@@ -80,9 +82,9 @@ class Watched:
 
 
 def stepped(decoder: Decoder) -> list[Sampled]:
-    """A step of all rows, as the loop takes it."""
-    while decoder.next_to_start:
-        decoder.start_next()
+    """A step of all sequences, as the loop takes it."""
+    while decoder.next_to_join:
+        decoder.join_next()
     return [one for group in decoder.groups for one in group.step()]
 
 
@@ -95,7 +97,7 @@ class Stepper:
 
     def __init__(
         self,
-        machinery: Machinery,
+        resources: EngineResources,
         clock: Callable[[], float] = standing_still,
         longest_chunk: int = CHUNK,
         **changes: Any,
@@ -103,20 +105,20 @@ class Stepper:
         self.clock = clock
         self.metrics = EngineMetrics()
         self.inbox = Inbox()
-        self._machinery = replace(machinery, longest_chunk=lambda _: longest_chunk, **changes)
+        self._resources = replace(resources, longest_chunk=lambda _: longest_chunk, **changes)
         self.start_loop()
 
     def start_loop(self) -> None:
         """One that does not know the machine's speed. The one before it must have nothing left to do."""
         with mx.stream(generation_stream):
-            self.loop = EngineLoop(self._machinery, self.inbox, self.metrics, self.clock)
+            self.loop = EngineLoop(self._resources, self.inbox, self.metrics, self.clock)
 
     @property
     def is_busy(self) -> bool:
         """Whether anybody was left after the last step; if not, the next one would wait for a request."""
-        return bool(self.metrics.waiting or self.metrics.active_rows or self.metrics.prefill)
+        return bool(self.metrics.waiting or self.metrics.active_sequences or self.metrics.prefill)
 
-    def submit(self, asked: Job) -> Watched:
+    def submit(self, asked: EngineRequest) -> Watched:
         watched = Watched(Generation(asked))
         self.inbox.put(watched.generation)
         return watched
@@ -127,20 +129,20 @@ class Stepper:
             for _ in range(times):
                 self.loop.step()
 
-    def finish(self, *all_watched: Watched, most_steps: int = 2000) -> None:
+    def finish(self, *all_watched: Watched, max_steps: int = 2000) -> None:
         """Step until every one of these has ended."""
-        for _ in range(most_steps):
+        for _ in range(max_steps):
             if all(watched.look() and watched.ending for watched in all_watched):
                 return
             self.step()
-        raise AssertionError(f"not finished after {most_steps} steps")
+        raise AssertionError(f"not finished after {max_steps} steps")
 
-    def step_until(self, condition: Callable[[], object], most_steps: int = 2000) -> None:
-        for _ in range(most_steps):
+    def step_until(self, condition: Callable[[], object], max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
             if condition():
                 return
             self.step()
-        raise AssertionError(f"not so after {most_steps} steps")
+        raise AssertionError(f"not so after {max_steps} steps")
 
 
 class Wrapped:
@@ -163,7 +165,9 @@ class Breakdown(Exception):
 
 
 class FailsOnce:
-    """Raises at the `nth` forward pass (from 1) for which `concerns` holds of its shape [rows, tokens]."""
+    """Raises at the `nth` forward pass (from 1) for which `concerns` holds of its shape [sequences,
+    tokens].
+    """
 
     def __init__(self, concerns: Callable[[tuple[int, ...]], bool], nth: int = 1) -> None:
         self._concerns = concerns

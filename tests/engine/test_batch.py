@@ -1,4 +1,4 @@
-"""Rows decode alone or together, and what MLX's caches do meanwhile."""
+"""Sequences decode alone or together, and what MLX's caches do meanwhile."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.engine.batch import Decoder, Group, fits
+from start_llm.engine.batch import BatchGroup, Decoder, fits
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
-from start_llm.engine.row import Row, Sampled
-from tests.engine.harness import Breakdown, FailsOnce, Wrapped, job, stepped, strand_of
+from start_llm.engine.sequence import EngineSequence, Sampled
+from tests.engine.harness import Breakdown, FailsOnce, Wrapped, engine_request, seq_cache_of, stepped
 from tests.ties import Tally, greedy_reference
 
 PROMPTS = [tuple(range(3, 30)), tuple(range(400, 431)), (9, 8, 7, 6)]
@@ -29,32 +29,32 @@ def one_stream() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def references(machinery):
-    return [greedy_reference(machinery.network, prompt, LENGTH) for prompt in PROMPTS]
+def references(resources):
+    return [greedy_reference(resources.network, prompt, LENGTH) for prompt in PROMPTS]
 
 
 REPLY = 1000
-"""Tokens that each row may write."""
+"""Tokens that each sequence may write."""
 
 
-def resting_row(machinery, prompt, **options: Any) -> Row:
-    """A row whose prompt is computed up to its last token."""
-    generation = Generation(job(prompt, REPLY, **options))
-    reply = ReplyWriter(generation.job, machinery.token_bytes, machinery.end_tokens)
-    cache = make_prompt_cache(machinery.network)
+def resting_sequence(resources, prompt, **options: Any) -> EngineSequence:
+    """A sequence whose prompt is computed up to its last token."""
+    generation = Generation(engine_request(prompt, REPLY, **options))
+    reply = ReplyWriter(generation.request, resources.token_bytes, resources.eos_token_ids)
+    cache = make_prompt_cache(resources.network)
     if len(prompt) > 1:
-        machinery.network(mx.array([prompt[:-1]]), cache=cache)
+        resources.network(mx.array([prompt[:-1]]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    return Row(generation, reply, strand_of(cache))
+    return EngineSequence(generation, reply, seq_cache_of(cache))
 
 
 def accept(sampled: list[Sampled]) -> None:
-    for row, token, _, scored in sampled:
-        row.accept(token, scored)
+    for sequence, token, _, scored in sampled:
+        sequence.accept(token, scored)
 
 
-def replies(rows: list[Row]) -> list[list[int]]:
-    return [row.tokens[len(row.generation.job.prompt) :] for row in rows]
+def replies(sequences: list[EngineSequence]) -> list[list[int]]:
+    return [sequence.tokens[len(sequence.generation.request.prompt) :] for sequence in sequences]
 
 
 def decode(decoder: Decoder, steps: int) -> list[int]:
@@ -70,165 +70,165 @@ def decode(decoder: Decoder, steps: int) -> list[int]:
 # ---------------------------------------------------------------------------------------- alone, and together
 
 
-def test_a_lone_row_says_what_mlx_lm_says(machinery, references):
-    row = resting_row(machinery, PROMPTS[0])
-    group = Group(machinery.network, row)
+def test_a_lone_sequence_says_what_mlx_lm_says(resources, references):
+    sequence = resting_sequence(resources, PROMPTS[0])
+    group = BatchGroup(resources.network, sequence)
     for _ in range(LENGTH):
         accept(group.step())
-    assert tuple(row.tokens) == PROMPTS[0] + references[0].ids
+    assert tuple(sequence.tokens) == PROMPTS[0] + references[0].ids
 
 
-def test_a_batch_says_what_mlx_lm_says_of_each_row(machinery, references):
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    group = Group(machinery.network, rows[0])
-    for row in rows[1:]:
-        group.join(row)
-    while any(len(reply) < LENGTH for reply in replies(rows)):
+def test_a_batch_says_what_mlx_lm_says_of_each_sequence(resources, references):
+    sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
+    group = BatchGroup(resources.network, sequences[0])
+    for sequence in sequences[1:]:
+        group.join(sequence)
+    while any(len(reply) < LENGTH for reply in replies(sequences)):
         accept(group.step())
-    for reply, reference in zip(replies(rows), references, strict=True):
+    for reply, reference in zip(replies(sequences), references, strict=True):
         Tally().compare(reply[:LENGTH], reference)
 
 
-def test_a_released_row_is_at_rest(machinery):
+def test_a_released_sequence_is_at_rest(resources):
     """Its cache holds all tokens but the last, so it can go on anywhere (notes: trust `offset`)."""
-    row = resting_row(machinery, PROMPTS[0])
-    group = Group(machinery.network, row)
+    sequence = resting_sequence(resources, PROMPTS[0])
+    group = BatchGroup(resources.network, sequence)
     for _ in range(5):
         accept(group.step())
-    released = group.release(row)
+    released = group.release(sequence)
     assert released
     accept([released])
-    assert len(row.tokens) == len(PROMPTS[0]) + 6
-    assert [layer.offset for layer in row.cache] == [len(row.tokens) - 1] * 2
+    assert len(sequence.tokens) == len(PROMPTS[0]) + 6
+    assert [layer.offset for layer in sequence.layer_caches] == [len(sequence.tokens) - 1] * 2
 
 
 @pytest.mark.parametrize("released", [0, 1, 2])
-def test_a_row_released_from_a_batch_is_at_rest(machinery, references, released):
+def test_a_sequence_released_from_a_batch_is_at_rest(resources, references, released):
     """And so is one that has just joined, whose last token nobody has fed yet."""
-    decoder = Decoder(machinery.network, batches=True)
-    rows = started(machinery, decoder, PROMPTS[:2])
+    decoder = Decoder(resources.network, batches=True)
+    sequences = started(resources, decoder, PROMPTS[:2])
     decode(decoder, 4)
-    rows += started(machinery, decoder, PROMPTS[2:])
-    decoder.start_next()
-    held, sampled = decoder.release(rows[released])
+    sequences += started(resources, decoder, PROMPTS[2:])
+    decoder.join_next()
+    held, sampled = decoder.release(sequences[released])
     accept([sampled] if sampled else [])
-    row = rows[released]
-    assert held.tokens == len(row.tokens) - 1
+    sequence = sequences[released]
+    assert held.tokens == len(sequence.tokens) - 1
     assert [layer.offset for layer in held.caches] == [held.tokens] * 2
     decode(decoder, 10)
-    check_replies(rows, references, least=0)
+    check_replies(sequences, references, least=0)
 
 
 @pytest.mark.parametrize("join_at", [0, 1, 2, 7])
-def test_joining_loses_and_doubles_no_token(machinery, references, join_at):
-    decoder = Decoder(machinery.network, batches=True)
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    decoder.add(rows[0])
+def test_joining_loses_and_doubles_no_token(resources, references, join_at):
+    decoder = Decoder(resources.network, batches=True)
+    sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
+    decoder.add(sequences[0])
     decode(decoder, join_at)
-    decoder.add(rows[1])
+    decoder.add(sequences[1])
     decode(decoder, join_at)
-    decoder.add(rows[2])
+    decoder.add(sequences[2])
     decode(decoder, 20)
-    for reply, reference in zip(replies(rows), references, strict=True):
+    for reply, reference in zip(replies(sequences), references, strict=True):
         assert len(reply) >= 15
         Tally().compare(reply, reference)
 
 
-def test_nobody_waits_for_a_newcomer(machinery):
+def test_nobody_waits_for_a_newcomer(resources):
     """Who decodes already has a token in every step; the newcomer has its first one in the next step."""
-    decoder = Decoder(machinery.network, batches=True)
-    decoder.add(resting_row(machinery, PROMPTS[0]))
+    decoder = Decoder(resources.network, batches=True)
+    decoder.add(resting_sequence(resources, PROMPTS[0]))
     assert decode(decoder, 3) == [1, 1, 1]
-    decoder.add(resting_row(machinery, PROMPTS[1]))
+    decoder.add(resting_sequence(resources, PROMPTS[1]))
     assert decode(decoder, 4) == [1, 2, 2, 2]
 
 
-def test_a_row_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(machinery, references):
-    decoder = Decoder(machinery.network, batches=True)
-    first, second = resting_row(machinery, PROMPTS[0]), resting_row(machinery, PROMPTS[1])
+def test_a_sequence_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(resources, references):
+    decoder = Decoder(resources.network, batches=True)
+    first, second = resting_sequence(resources, PROMPTS[0]), resting_sequence(resources, PROMPTS[1])
     decoder.add(first)
     decode(decoder, 3)
     decoder.add(second)
-    decoder.start_next()
+    decoder.join_next()
     decoder.remove(first)
     decode(decoder, 10)
-    assert decoder.rows == [second]
+    assert decoder.sequences == [second]
     assert replies([first, second]) == [list(references[0].ids[:3]), list(references[1].ids[:9])]
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-def test_leaving_a_batch_does_not_change_the_others(machinery, references, leaving):
-    decoder = Decoder(machinery.network, batches=True)
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    for row in rows:
-        decoder.add(row)
+def test_leaving_a_batch_does_not_change_the_others(resources, references, leaving):
+    decoder = Decoder(resources.network, batches=True)
+    sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
+    for sequence in sequences:
+        decoder.add(sequence)
     decode(decoder, 8)
-    decoder.remove(rows[leaving])
-    gone = len(rows[leaving].tokens)
+    decoder.remove(sequences[leaving])
+    gone = len(sequences[leaving].tokens)
     decode(decoder, 15)
-    assert len(rows[leaving].tokens) == gone
-    for reply, reference in zip(replies(rows), references, strict=True):
+    assert len(sequences[leaving].tokens) == gone
+    for reply, reference in zip(replies(sequences), references, strict=True):
         Tally().compare(reply, reference)
 
 
-def test_a_batch_that_ran_empty_can_be_joined_again(machinery, references):
-    decoder = Decoder(machinery.network, batches=True)
+def test_a_batch_that_ran_empty_can_be_joined_again(resources, references):
+    decoder = Decoder(resources.network, batches=True)
     for _ in range(3):
-        rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-        for row in rows:
-            decoder.add(row)
+        sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
+        for sequence in sequences:
+            decoder.add(sequence)
         decode(decoder, 10)
-        for row in rows:
-            decoder.remove(row)
-        assert decoder.rows == []
+        for sequence in sequences:
+            decoder.remove(sequence)
+        assert decoder.sequences == []
         assert stepped(decoder) == []
-        for reply, reference in zip(replies(rows), references, strict=True):
+        for reply, reference in zip(replies(sequences), references, strict=True):
             Tally().compare(reply, reference)
 
 
-def test_rows_take_turns_where_caches_cannot_be_merged(machinery, references):
-    decoder = Decoder(machinery.network, batches=False)
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    decoder.add(rows[0])
+def test_sequences_take_turns_where_caches_cannot_be_merged(resources, references):
+    decoder = Decoder(resources.network, batches=False)
+    sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
+    decoder.add(sequences[0])
     decode(decoder, 5)
-    decoder.add(rows[1])
-    decoder.add(rows[2])
+    decoder.add(sequences[1])
+    decoder.add(sequences[2])
     assert decode(decoder, 10) == [3] * 10
-    assert replies(rows) == [list(r.ids[:n]) for r, n in zip(references, (15, 10, 10), strict=True)]
+    assert replies(sequences) == [list(r.ids[:n]) for r, n in zip(references, (15, 10, 10), strict=True)]
 
 
 @pytest.mark.parametrize("batches", [True, False])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_row_whose_start_fails_is_still_found(machinery, batches, nth):
-    """A row that no list holds any more would leave its client waiting for ever."""
-    broken = Wrapped(machinery.network, FailsOnce(lambda shape: True, nth=nth))
+def test_a_sequence_whose_start_fails_is_still_found(resources, batches, nth):
+    """A sequence that no list holds any more would leave its client waiting for ever."""
+    broken = Wrapped(resources.network, FailsOnce(lambda shape: True, nth=nth))
     decoder = Decoder(broken, batches=batches)
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS[:2]]
-    for row in rows:
-        decoder.add(row)
+    sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS[:2]]
+    for sequence in sequences:
+        decoder.add(sequence)
     with pytest.raises(Breakdown):
         decode(decoder, 5)
-    assert {id(row) for row in decoder.abandon()} == {id(row) for row in rows}
-    assert decoder.rows == []
+    assert {id(sequence) for sequence in decoder.abandon()} == {id(sequence) for sequence in sequences}
+    assert decoder.sequences == []
 
 
-def test_after_a_failure_the_next_rows_decode(machinery, references):
-    broken = Wrapped(machinery.network, FailsOnce(lambda shape: shape[0] == 2, nth=3))
+def test_after_a_failure_the_next_sequences_decode(resources, references):
+    broken = Wrapped(resources.network, FailsOnce(lambda shape: shape[0] == 2, nth=3))
     decoder = Decoder(broken, batches=True)
     for prompt in PROMPTS[:2]:
-        decoder.add(resting_row(machinery, prompt))
+        decoder.add(resting_sequence(resources, prompt))
     with pytest.raises(Breakdown):
         decode(decoder, 10)
     decoder.abandon()
-    rows = [resting_row(machinery, prompt) for prompt in PROMPTS]
-    for row in rows:
-        decoder.add(row)
+    sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
+    for sequence in sequences:
+        decoder.add(sequence)
     decode(decoder, 10)
-    for reply, reference in zip(replies(rows), references, strict=True):
+    for reply, reference in zip(replies(sequences), references, strict=True):
         Tally().compare(reply, reference)
 
 
-# -------------------------------------------------------------------------------------- rows of like lengths
+# ---------------------------------------------------------------------------------- sequences of like lengths
 
 LENGTHS = st.lists(st.integers(1, 200_000), min_size=1, max_size=8)
 TINY = [(5, 6, 7), (9, 8, 7, 6)]
@@ -251,8 +251,8 @@ def test_whether_lengths_fit_does_not_depend_on_their_order(lengths, rng):
 
 
 @given(st.integers(1, 10**6), st.integers(1, 16))
-def test_one_row_fits_and_so_do_rows_of_one_length(length, rows):
-    assert fits([length] * rows)
+def test_one_sequence_fits_and_so_do_sequences_of_one_length(length, sequences):
+    assert fits([length] * sequences)
 
 
 @given(st.integers(1, 10**6), st.lists(st.integers(0, 256), min_size=1, max_size=8))
@@ -273,108 +273,108 @@ def padding_is_dear(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def unlike_references(machinery):
-    return [greedy_reference(machinery.network, prompt, LENGTH) for prompt in UNLIKE]
+def unlike_references(resources):
+    return [greedy_reference(resources.network, prompt, LENGTH) for prompt in UNLIKE]
 
 
-def watched_decoder(machinery) -> tuple[Decoder, list[int]]:
-    """A decoder, and how many rows each of its forward passes had."""
+def watched_decoder(resources) -> tuple[Decoder, list[int]]:
+    """A decoder, and how many sequences each of its forward passes had."""
     passes: list[int] = []
-    network = Wrapped(machinery.network, lambda shape: passes.append(shape[0]))
+    network = Wrapped(resources.network, lambda shape: passes.append(shape[0]))
     return Decoder(network, batches=True), passes
 
 
-def started(machinery, decoder: Decoder, prompts: list[tuple[int, ...]]) -> list[Row]:
-    rows = [resting_row(machinery, prompt) for prompt in prompts]
-    for row in rows:
-        decoder.add(row)
-    return rows
+def started(resources, decoder: Decoder, prompts: list[tuple[int, ...]]) -> list[EngineSequence]:
+    sequences = [resting_sequence(resources, prompt) for prompt in prompts]
+    for sequence in sequences:
+        decoder.add(sequence)
+    return sequences
 
 
-def check_replies(rows: list[Row], references, least: int) -> None:
-    for reply, reference in zip(replies(rows), references, strict=True):
+def check_replies(sequences: list[EngineSequence], references, least: int) -> None:
+    for reply, reference in zip(replies(sequences), references, strict=True):
         assert len(reply) >= least
         Tally().compare(reply, reference)
 
 
 @pytest.mark.usefixtures("padding_is_dear")
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (0, 2, 3, 1)])
-def test_rows_of_unlike_lengths_decode_in_batches_of_their_own(machinery, unlike_references, order):
-    decoder, passes = watched_decoder(machinery)
-    rows = started(machinery, decoder, [UNLIKE[place] for place in order])
+def test_sequences_of_unlike_lengths_decode_in_batches_of_their_own(resources, unlike_references, order):
+    decoder, passes = watched_decoder(resources)
+    sequences = started(resources, decoder, [UNLIKE[place] for place in order])
     decode(decoder, 20)
-    check_replies(rows, [unlike_references[place] for place in order], least=18)
+    check_replies(sequences, [unlike_references[place] for place in order], least=18)
     assert set(passes[4:]) == {2}, "each starts alone, until the other one comes"
 
 
 @pytest.mark.usefixtures("padding_is_dear")
-def test_a_row_that_is_like_no_other_decodes_alone(machinery, unlike_references):
-    decoder, passes = watched_decoder(machinery)
-    rows = started(machinery, decoder, UNLIKE[:3])
+def test_a_sequence_that_is_like_no_other_decodes_alone(resources, unlike_references):
+    decoder, passes = watched_decoder(resources)
+    sequences = started(resources, decoder, UNLIKE[:3])
     decode(decoder, 20)
-    check_replies(rows, unlike_references[:3], least=18)
+    check_replies(sequences, unlike_references[:3], least=18)
     assert set(passes) == {1, 2}
     assert passes.count(1) > 15
 
 
 @pytest.mark.usefixtures("padding_is_dear")
-def test_a_newcomer_joins_those_that_it_is_like(machinery, unlike_references):
-    decoder, passes = watched_decoder(machinery)
-    rows = started(machinery, decoder, [UNLIKE[0], UNLIKE[2]])
+def test_a_newcomer_joins_those_that_it_is_like(resources, unlike_references):
+    decoder, passes = watched_decoder(resources)
+    sequences = started(resources, decoder, [UNLIKE[0], UNLIKE[2]])
     decode(decoder, 3)
     assert (set(passes), decoder.batched_bytes) == ({1}, 0)
-    rows += started(machinery, decoder, [UNLIKE[1]])
+    sequences += started(resources, decoder, [UNLIKE[1]])
     decode(decoder, 5)
     passes.clear()
     decode(decoder, 5)
     assert sorted(set(passes)) == [1, 2], "the long ones share a batch, and the short one is alone"
-    rows += started(machinery, decoder, [UNLIKE[3]])
+    sequences += started(resources, decoder, [UNLIKE[3]])
     decode(decoder, 15)
-    check_replies(rows, [unlike_references[place] for place in (0, 2, 1, 3)], least=13)
+    check_replies(sequences, [unlike_references[place] for place in (0, 2, 1, 3)], least=13)
 
 
 @pytest.mark.usefixtures("padding_is_dear")
-def test_a_group_that_ran_empty_is_forgotten_and_rows_go_on(machinery, unlike_references):
-    decoder, _ = watched_decoder(machinery)
-    rows = started(machinery, decoder, UNLIKE)
+def test_a_group_that_ran_empty_is_forgotten_and_sequences_go_on(resources, unlike_references):
+    decoder, _ = watched_decoder(resources)
+    sequences = started(resources, decoder, UNLIKE)
     decode(decoder, 5)
-    for row in rows[2:]:
-        decoder.remove(row)
+    for sequence in sequences[2:]:
+        decoder.remove(sequence)
     decode(decoder, 5)
     assert len(decoder.groups) == 1
-    rows[2:] = started(machinery, decoder, UNLIKE[2:])
+    sequences[2:] = started(resources, decoder, UNLIKE[2:])
     decode(decoder, 10)
-    check_replies(rows, unlike_references, least=8)
+    check_replies(sequences, unlike_references, least=8)
 
 
 @pytest.mark.usefixtures("padding_is_dear")
-def test_rows_of_all_batches_are_found_when_a_step_fails(machinery, unlike_references):
+def test_sequences_of_all_batches_are_found_when_a_step_fails(resources, unlike_references):
     breaks = FailsOnce(lambda shape: shape[0] == 2, nth=6)
-    decoder = Decoder(Wrapped(machinery.network, breaks), batches=True)
-    rows = started(machinery, decoder, UNLIKE)
+    decoder = Decoder(Wrapped(resources.network, breaks), batches=True)
+    sequences = started(resources, decoder, UNLIKE)
     with pytest.raises(Breakdown):
         decode(decoder, 10)
-    assert {id(row) for row in decoder.abandon()} == {id(row) for row in rows}
-    assert (decoder.rows, decoder.batched_bytes) == ([], 0)
-    rows = started(machinery, decoder, UNLIKE)
+    assert {id(sequence) for sequence in decoder.abandon()} == {id(sequence) for sequence in sequences}
+    assert (decoder.sequences, decoder.batched_bytes) == ([], 0)
+    sequences = started(resources, decoder, UNLIKE)
     decode(decoder, 10)
-    check_replies(rows, unlike_references, least=8)
+    check_replies(sequences, unlike_references, least=8)
 
 
-def test_the_last_row_of_a_batch_has_caches_of_its_own_again(machinery, references):
-    decoder = Decoder(machinery.network, batches=True)
-    rows = started(machinery, decoder, PROMPTS[:2])
+def test_the_last_sequence_of_a_batch_has_caches_of_its_own_again(resources, references):
+    decoder = Decoder(resources.network, batches=True)
+    sequences = started(resources, decoder, PROMPTS[:2])
     decode(decoder, 5)
-    decoder.remove(rows[1])
-    row = rows[0]
+    decoder.remove(sequences[1])
+    sequence = sequences[0]
     assert decoder.batched_bytes == 0
-    assert row.strand.lent is None
-    assert [layer.offset for layer in row.strand.caches] == [len(row.tokens)] * 2
+    assert sequence.seq_cache.fetch_from_batch is None
+    assert [layer.offset for layer in sequence.seq_cache.caches] == [len(sequence.tokens)] * 2
     decode(decoder, 10)
-    check_replies(rows, references[:2], least=3)
+    check_replies(sequences, references[:2], least=3)
 
 
-def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(machinery):
+def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(resources):
     asked: list[list[int]] = []
     longest = len(PROMPTS[1]) + REPLY
 
@@ -382,76 +382,78 @@ def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(machinery):
         asked.append(list(lengths))
         return sum(lengths) < 3 * longest
 
-    decoder = Decoder(machinery.network, batches=True, has_room=has_room)
-    started(machinery, decoder, [PROMPTS[1], PROMPTS[1], TINY[0]])
+    decoder = Decoder(resources.network, batches=True, has_room=has_room)
+    started(resources, decoder, [PROMPTS[1], PROMPTS[1], TINY[0]])
     decode(decoder, 2)
-    assert [len(group.rows) for group in decoder.groups] == [2, 1]
+    assert [len(group.sequences) for group in decoder.groups] == [2, 1]
     assert asked[-1] == [longest] * 3
 
 
-def test_a_row_that_cannot_join_takes_its_group_with_it_and_no_other(machinery, monkeypatch):
+def test_a_sequence_that_cannot_join_takes_its_group_with_it_and_no_other(resources, monkeypatch):
     monkeypatch.setattr("start_llm.engine.batch._CHEAP_PADDING", 4)
-    decoder = Decoder(machinery.network, batches=True)
-    rows = started(machinery, decoder, [UNLIKE[0], UNLIKE[2]])
+    decoder = Decoder(resources.network, batches=True)
+    sequences = started(resources, decoder, [UNLIKE[0], UNLIKE[2]])
     decode(decoder, 3)
-    newcomer = resting_row(machinery, UNLIKE[1])
-    newcomer.cache[1] = None  # half of its caches can be merged
+    newcomer = resting_sequence(resources, UNLIKE[1])
+    newcomer.layer_caches[1] = None  # half of its caches can be merged
     decoder.add(newcomer)
     with pytest.raises(AttributeError):
-        decoder.start_next()
-    assert decoder.drop_starting() == [newcomer, rows[0]]
-    assert decoder.rows == [rows[1]]
+        decoder.join_next()
+    assert decoder.drop_joining() == [newcomer, sequences[0]]
+    assert decoder.sequences == [sequences[1]]
 
 
-def test_bytes_of_batches_count_padding_and_nothing_else(machinery):
-    decoder = Decoder(machinery.network, batches=True)
-    long, short = started(machinery, decoder, [PROMPTS[1], TINY[0]])
-    token = sum(layer.keys[..., :1, :].nbytes + layer.values[..., :1, :].nbytes for layer in long.cache)
+def test_bytes_of_batches_count_padding_and_nothing_else(resources):
+    decoder = Decoder(resources.network, batches=True)
+    long, short = started(resources, decoder, [PROMPTS[1], TINY[0]])
+    token = sum(
+        layer.keys[..., :1, :].nbytes + layer.values[..., :1, :].nbytes for layer in long.layer_caches
+    )
     assert decoder.batched_bytes == 0
     decode(decoder, 4)
     assert decoder.batched_bytes >= 2 * len(PROMPTS[1]) * token
     decoder.remove(short)
     decoder.remove(long)
     assert decoder.batched_bytes == 0
-    (alone,) = started(machinery, decoder, [PROMPTS[1]])
+    (alone,) = started(resources, decoder, [PROMPTS[1]])
     decode(decoder, 4)
     assert decoder.batched_bytes == 0
-    assert decoder.rows == [alone]
+    assert decoder.sequences == [alone]
 
 
 # ------------------------------------------------------------ facts about mlx_lm on which the engine is built
 
 
-def test_offset_counts_prompt_and_reply_after_generation(machinery):
-    cache = make_prompt_cache(machinery.network)
-    steps = generate_step(mx.array(PROMPTS[0]), machinery.network, max_tokens=6, prompt_cache=cache)
+def test_offset_counts_prompt_and_reply_after_generation(resources):
+    cache = make_prompt_cache(resources.network)
+    steps = generate_step(mx.array(PROMPTS[0]), resources.network, max_tokens=6, prompt_cache=cache)
     assert len(list(steps)) == 6
     assert [layer.offset for layer in cache] == [len(PROMPTS[0]) + 6] * 2
 
 
-def test_holding_the_keys_of_a_cache_sees_what_is_written_later(machinery):
+def test_holding_the_keys_of_a_cache_sees_what_is_written_later(resources):
     """`keys` is the very object that the next forward pass writes into; a slice is a snapshot."""
-    row = resting_row(machinery, PROMPTS[0])
-    layer, place = row.cache[0], len(PROMPTS[0]) - 1
+    sequence = resting_sequence(resources, PROMPTS[0])
+    layer, place = sequence.layer_caches[0], len(PROMPTS[0]) - 1
     held, snapshot = layer.keys, layer.keys[...]
     mx.eval(snapshot)
     before = np.array(held[..., place, :])
-    machinery.network(mx.array([[5]]), cache=row.cache)
+    resources.network(mx.array([[5]]), cache=sequence.layer_caches)
     assert layer.keys is held
     assert not (np.array(held[..., place, :]) == before).all()
     assert (np.array(snapshot[..., place, :]) == before).all()
 
 
-def test_a_row_of_a_batch_that_is_dictated_to_feeds_what_it_was_told(machinery):
-    decoder = Decoder(machinery.network, batches=True)
-    rows = started(machinery, decoder, PROMPTS)
+def test_a_sequence_of_a_batch_that_is_dictated_to_feeds_what_it_was_told(resources):
+    decoder = Decoder(resources.network, batches=True)
+    sequences = started(resources, decoder, PROMPTS)
     decode(decoder, 6)
-    rows[1].dictated.append(77)
+    sequences[1].forced_tokens.append(77)
     decode(decoder, 10)
-    first, second, third = replies(rows)
+    first, second, third = replies(sequences)
     place = second.index(77)
     Tally().compare(
-        second[place + 1 :], greedy_reference(machinery.network, (*PROMPTS[1], *second[: place + 1]), 9)
+        second[place + 1 :], greedy_reference(resources.network, (*PROMPTS[1], *second[: place + 1]), 9)
     )
     for reply, prompt in ((first, PROMPTS[0]), (third, PROMPTS[2])):
-        Tally().compare(reply, greedy_reference(machinery.network, prompt, 16))
+        Tally().compare(reply, greedy_reference(resources.network, prompt, 16))

@@ -11,13 +11,13 @@ import pytest
 from scripts import tiny_models
 from start_llm.core.events import Text
 from start_llm.core.sampling import Sampling
-from start_llm.engine.engine import Engine, EngineConfig
+from start_llm.engine.engine import Engine
 from start_llm.engine.generation import Generation
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.telemetry.metrics import EngineMetrics
-from tests.engine.harness import job
+from tests.engine.harness import engine_request
 
 MEGABYTE = " ".join(f"def f{number}(x): return x*{number}" for number in range(34_000))
 ANYTHING = Sampling(temperature=2.0, seed=5)
@@ -29,12 +29,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, T
     folder = tiny_models.build("qwen3", tmp_path_factory.mktemp("tiny"), hidden=64, layers=1)
     tokenizers: list[Tokenizer] = []
 
-    def assemble() -> Machinery:
+    def assemble() -> EngineResources:
         model = load(folder)
         tokenizers.append(model.tokenizer)
-        return Machinery(model.network, model.tokenizer.token_bytes, frozenset(), most_rows=1, batches=True)
+        return EngineResources(
+            model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=1, batches=True
+        )
 
-    engine = Engine(EngineConfig(4), assemble, EngineMetrics())
+    engine = Engine(assemble, EngineMetrics(), max_waiting=4)
     engine.start()
     yield engine, tokenizers[0]
     engine.stop(5)
@@ -53,7 +55,7 @@ def longest_gap(generation: Generation, since: float, until: threading.Event) ->
 
 def test_a_reply_goes_on_while_a_megabyte_is_tokenised(served: tuple[Engine, Tokenizer]):
     engine, tokenizer = served
-    generation = engine.submit(job(range(3, 50), 100_000, sampling=ANYTHING))
+    generation = engine.submit(engine_request(range(3, 50), 100_000, sampling=ANYTHING))
     while not any(isinstance(event, Text) for event in generation.take(30)):
         pass
     is_done, spent = threading.Event(), list[float]()

@@ -17,11 +17,10 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.core.errors import EngineDied, ModelError, Overloaded
 from start_llm.core.events import Failed, Finished, Restored
-from start_llm.engine.engine import Engine, EngineConfig
-from start_llm.engine.generation import Generation
+from start_llm.engine.engine import Engine
 from start_llm.engine.loop import STOPPING, EngineLoop
 from start_llm.telemetry.metrics import EngineMetrics
-from tests.engine.harness import Breakdown, Watched, Wrapped, job
+from tests.engine.harness import Breakdown, Watched, Wrapped, engine_request
 
 PROMPT = tuple(range(30))
 
@@ -37,19 +36,19 @@ class Gate:
         assert self.open.wait(30)
 
 
-def engine_of(assemble: Any, most_waiting: int = 10, metrics: EngineMetrics | None = None) -> Engine:
-    return Engine(EngineConfig(most_waiting), assemble, metrics or EngineMetrics())
+def engine_of(assemble: Any, max_waiting: int = 10, metrics: EngineMetrics | None = None) -> Engine:
+    return Engine(assemble, metrics or EngineMetrics(), max_waiting=max_waiting)
 
 
-def with_network(machinery: Any, before: Any) -> Any:
-    return lambda: replace(machinery, network=Wrapped(machinery.network, before))
+def with_network(resources: Any, before: Any) -> Any:
+    return lambda: replace(resources, network=Wrapped(resources.network, before))
 
 
-def test_it_answers_from_a_thread_of_its_own_and_ends(machinery):
+def test_it_answers_from_a_thread_of_its_own_and_ends(resources):
     threads = []
-    engine = engine_of(with_network(machinery, lambda _: threads.append(threading.current_thread().name)))
+    engine = engine_of(with_network(resources, lambda _: threads.append(threading.current_thread().name)))
     engine.start()
-    watched = Watched(engine.submit(job(PROMPT, 10)))
+    watched = Watched(engine.submit(engine_request(PROMPT, 10)))
     assert isinstance(watched.wait(), Finished)
     assert len(watched.tokens) == 10
     assert set(threads) == {"engine"}
@@ -57,65 +56,64 @@ def test_it_answers_from_a_thread_of_its_own_and_ends(machinery):
     assert not engine.is_alive()
 
 
-def test_stopping_fails_what_runs_and_what_waits(machinery):
+def test_stopping_fails_what_runs_and_what_waits(resources):
     gate = Gate()
-    engine = engine_of(with_network(machinery, gate))
+    engine = engine_of(with_network(resources, gate))
     engine.start()
-    running = Watched(engine.submit(job(PROMPT, 1000)))
+    running = Watched(engine.submit(engine_request(PROMPT, 1000)))
     assert gate.reached.wait(30)
-    waiting = Watched(engine.submit(job(PROMPT, 5)))
+    waiting = Watched(engine.submit(engine_request(PROMPT, 5)))
     assert not engine.stop(0.05), "it is still computing"
     gate.open.set()
     assert engine.stop(30)
     assert running.wait() == waiting.wait() == Failed(STOPPING)
 
 
-def test_who_comes_while_the_thread_ends_is_answered(machinery, monkeypatch):
+def test_who_comes_while_the_thread_ends_is_answered(resources, monkeypatch):
     """It has looked for the last time, and is still there."""
     ending, gone = threading.Event(), threading.Event()
 
-    def linger(_: EngineLoop) -> list[Generation]:
+    def linger(_: EngineLoop) -> None:
         ending.set()
         assert gone.wait(30)
-        return []
 
     monkeypatch.setattr(EngineLoop, "_abandon_everything", linger)
-    engine = engine_of(lambda: machinery)
+    engine = engine_of(lambda: resources)
     engine.start()
     assert not engine.stop(0)
     assert ending.wait(30)
-    late = Watched(engine.submit(job(PROMPT)))
+    late = Watched(engine.submit(engine_request(PROMPT)))
     assert late.wait() == Failed(STOPPING)
     gone.set()
     assert engine.stop(10)
 
 
-def test_nothing_can_be_asked_of_a_stopped_engine(machinery):
-    engine = engine_of(lambda: machinery)
+def test_nothing_can_be_asked_of_a_stopped_engine(resources):
+    engine = engine_of(lambda: resources)
     engine.start()
     assert engine.stop(10)
     with pytest.raises(EngineDied):
-        engine.submit(job(PROMPT))
+        engine.submit(engine_request(PROMPT))
     assert engine.stop(10), "stopping twice is no error"
 
 
-def test_a_request_too_many_is_refused_while_the_engine_computes(machinery):
+def test_a_request_too_many_is_refused_while_the_engine_computes(resources):
     gate = Gate()
-    engine = engine_of(with_network(machinery, gate), most_waiting=2)
+    engine = engine_of(with_network(resources, gate), max_waiting=2)
     engine.start()
-    running = Watched(engine.submit(job(PROMPT, 2)))
+    running = Watched(engine.submit(engine_request(PROMPT, 2)))
     assert gate.reached.wait(30)
-    waiting = [Watched(engine.submit(job(PROMPT, 2))) for _ in range(2)]
+    waiting = [Watched(engine.submit(engine_request(PROMPT, 2))) for _ in range(2)]
     with pytest.raises(Overloaded, match="2 requests are waiting already"):
-        engine.submit(job(PROMPT, 2))
+        engine.submit(engine_request(PROMPT, 2))
     gate.open.set()
     for watched in (running, *waiting):
         assert isinstance(watched.wait(), Finished)
-    assert isinstance(Watched(engine.submit(job(PROMPT, 2))).wait(), Finished)
+    assert isinstance(Watched(engine.submit(engine_request(PROMPT, 2))).wait(), Finished)
     assert engine.stop(10)
 
 
-def test_requests_that_were_taken_in_still_count_as_waiting(machinery):
+def test_requests_that_were_taken_in_still_count_as_waiting(resources):
     """Also before the end of the step that took them in: a step lasts up to 300 ms."""
     turnstile, passes = threading.Semaphore(0), queue.SimpleQueue[Any]()
 
@@ -123,15 +121,15 @@ def test_requests_that_were_taken_in_still_count_as_waiting(machinery):
         passes.put(shape)
         assert turnstile.acquire(timeout=30)
 
-    engine = engine_of(with_network(machinery, before), most_waiting=2)
+    engine = engine_of(with_network(resources, before), max_waiting=2)
     engine.start()
-    everyone = [Watched(engine.submit(job(range(300), 2)))]
+    everyone = [Watched(engine.submit(engine_request(range(300), 2)))]
     assert passes.get(timeout=30) == (1, 256)
-    everyone += [Watched(engine.submit(job(PROMPT, 2))) for _ in range(2)]
+    everyone += [Watched(engine.submit(engine_request(PROMPT, 2))) for _ in range(2)]
     turnstile.release()
     assert passes.get(timeout=30) == (1, 43), "the second step, which has emptied the inbox"
     with pytest.raises(Overloaded):
-        engine.submit(job(PROMPT, 2))
+        engine.submit(engine_request(PROMPT, 2))
     turnstile.release(1000)
     assert all(isinstance(watched.wait(), Finished) for watched in everyone)
     assert engine.stop(10)
@@ -143,31 +141,33 @@ def test_requests_that_were_taken_in_still_count_as_waiting(machinery):
 class Opaque(NoReuse):
     """Cannot tell what it has."""
 
-    def peek(self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], told: int = 0) -> Restored:
+    def peek(
+        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
+    ) -> Restored:
         raise Breakdown
 
 
-def test_what_is_known_is_told_while_others_are_computed(machinery):
-    engine = engine_of(lambda: machinery)
+def test_what_is_known_is_told_while_others_are_computed(resources):
+    engine = engine_of(lambda: resources)
     engine.start()
-    running = Watched(engine.submit(job(PROMPT, 3000)))
-    assert engine.peek(job(PROMPT)) == Restored(0, "off")
+    running = Watched(engine.submit(engine_request(PROMPT, 3000)))
+    assert engine.peek(engine_request(PROMPT)) == Restored(0, "off")
     assert running.look() is not None
     assert running.ending is None
     running.generation.cancel()
     assert engine.stop(10)
     with pytest.raises(EngineDied, match="cannot tell"):
-        engine.peek(job(PROMPT))
+        engine.peek(engine_request(PROMPT))
 
 
-def test_a_question_that_fails_hurts_nobody_else(machinery):
+def test_a_question_that_fails_hurts_nobody_else(resources):
     metrics = EngineMetrics()
-    opaque = Opaque(Layers(machinery.network))
-    engine = engine_of(lambda: replace(machinery, cache=opaque), metrics=metrics)
+    opaque = Opaque(Layers(resources.network))
+    engine = engine_of(lambda: replace(resources, cache=opaque), metrics=metrics)
     engine.start()
-    running = Watched(engine.submit(job(PROMPT, 20)))
+    running = Watched(engine.submit(engine_request(PROMPT, 20)))
     with pytest.raises(EngineDied, match="cannot tell"):
-        engine.peek(job(PROMPT))
+        engine.peek(engine_request(PROMPT))
     assert isinstance(running.wait(), Finished)
     assert metrics.failures == 1
     assert engine.stop(10)
@@ -176,7 +176,7 @@ def test_a_question_that_fails_hurts_nobody_else(machinery):
 # ---------------------------------------------------------------------------------------------- start and end
 
 
-def test_a_model_that_cannot_be_loaded_is_told_to_who_starts(machinery):
+def test_a_model_that_cannot_be_loaded_is_told_to_who_starts(resources):
     def assemble() -> Any:
         raise ModelError("no such model")
 
@@ -202,24 +202,24 @@ class Catastrophe(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_engine_that_dies_leaves_nobody_waiting(machinery):
+def test_an_engine_that_dies_leaves_nobody_waiting(resources):
     gate = Gate()
 
     def die(shape: Any) -> None:
         gate(shape)
         raise Catastrophe
 
-    engine = engine_of(with_network(machinery, die))
+    engine = engine_of(with_network(resources, die))
     engine.start()
-    running = Watched(engine.submit(job(PROMPT)))
+    running = Watched(engine.submit(engine_request(PROMPT)))
     assert gate.reached.wait(30)
-    waiting = Watched(engine.submit(job(PROMPT)))
+    waiting = Watched(engine.submit(engine_request(PROMPT)))
     gate.open.set()
     assert isinstance(running.wait(), Failed)
     assert isinstance(waiting.wait(), Failed)
     assert engine.stop(10)
     with pytest.raises(EngineDied):
-        engine.submit(job(PROMPT))
+        engine.submit(engine_request(PROMPT))
 
 
 # ----------------------------------------------------------------------------------------- threads and arrays
@@ -259,9 +259,9 @@ def test_an_evaluated_array_can_be_read_anywhere():
     assert on_another_thread(make).tolist() == [2, 2, 2]
 
 
-def test_a_model_loaded_on_one_thread_runs_on_another(machinery):
+def test_a_model_loaded_on_one_thread_runs_on_another(resources):
     def first_logit() -> Any:
-        return machinery.network(mx.array([[1, 2, 3]]))[0, -1, 0].item()
+        return resources.network(mx.array([[1, 2, 3]]))[0, -1, 0].item()
 
     assert on_another_thread(first_logit) == pytest.approx(first_logit(), abs=1e-4)
 
@@ -282,24 +282,24 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.core.errors import ModelError
 from start_llm.core.events import Finished
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import EngineMetrics
-from tests.engine.harness import Watched, job
+from tests.engine.harness import Watched, engine_request
 
 def assemble():
     model = load(Path(sys.argv[1]))
     if sys.argv[2] == "refuses":
         raise ModelError("refused on purpose")
-    return Machinery(model.network, model.tokenizer.token_bytes, model.tokenizer.end_tokens, 4, True)
+    return EngineResources(model.network, model.tokenizer.token_bytes, model.tokenizer.eos_token_ids, 4, True)
 
-engine = engines.Engine(engines.EngineConfig(9), assemble, EngineMetrics())
+engine = engines.Engine(assemble, EngineMetrics(), max_waiting=9)
 try:
     engine.start()
 except ModelError as error:
     print(error)
     sys.exit()
-replies = [Watched(engine.submit(job(range(n, n + 30), 20))) for n in range(3)]
+replies = [Watched(engine.submit(engine_request(range(n, n + 30), 20))) for n in range(3)]
 if sys.argv[2] == "answers":
     print([type(reply.wait()) is Finished for reply in replies])
 print(engine.stop(20))
@@ -314,6 +314,7 @@ print(engine.stop(20))
         ("refuses", "refused on purpose\n"),
     ],
 )
+@pytest.mark.sample(3)
 def test_a_process_with_an_engine_ends_cleanly(tiny_model, way, printed):
     """`terminate called` is what MLX says if streams of a thread outlive it (lesson 4); not every time."""
     folder = str(tiny_model("qwen3", hidden=128, layers=2))
@@ -339,6 +340,7 @@ print(after[0] >= before[0], after[1] == before[1])
 
 
 @pytest.mark.parametrize("limit", [256, 9000])
+@pytest.mark.sample(2)
 def test_loading_a_model_never_lowers_the_limit_on_open_files(tiny_model, limit):
     """mlx_lm sets it to 2048 when it is imported (lesson 2)."""
     assert run(LIMITS, str(tiny_model("qwen3", hidden=128, layers=2)), str(limit)).stdout == "True True\n"

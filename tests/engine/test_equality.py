@@ -124,11 +124,13 @@ def last(stream: Iterator[Heard]) -> Heard:
     return heard
 
 
+@pytest.mark.sample(6)
 def test_alone(talk, tally):
     talk.check_whole(talk.ask(1, REPLY), 1, REPLY, tally)
     talk.check_whole(last(talk.stream(3, REPLY)), 3, REPLY, tally)
 
 
+@pytest.mark.sample(3)
 def test_four_at_once_with_ragged_prompts(talk, tally):
     with ThreadPoolExecutor(4) as clients:
         replies = list(clients.map(lambda which: last(talk.stream(which, REPLY)), range(4)))
@@ -137,6 +139,7 @@ def test_four_at_once_with_ragged_prompts(talk, tally):
         talk.check_whole(heard, which, REPLY, tally)
 
 
+@pytest.mark.sample(3)
 def test_joining_and_leaving(talk, tally):
     """Each begins when the one before has spoken; the first and the third leave in the middle."""
     spoken = [threading.Event() for _ in range(4)]

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from start_llm.cache.layers import State
-from start_llm.cache.pages import Run
+from start_llm.cache.arrays import StateSnapshot
+from start_llm.cache.pages import PageRun
 from start_llm.core.events import Failed, Finished
-from start_llm.engine.batch import Decoder
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.batch import BatchGroup
+from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import Cached
-from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, job
+from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, engine_request
 
 VOCABULARY = 400
 PROMPTS = [tuple(range(75)), tuple(range(100, 140)), tuple(range(200, 290))]
@@ -45,13 +45,15 @@ class Counting:
         return 100 * mx.eye(VOCABULARY)[(tokens + 1) % VOCABULARY]
 
 
-def counting(*, has_state: bool = False, network: Any = None, most_rows: int = 4, **changes: Any) -> Cached:
+def counting(
+    *, has_state: bool = False, network: Any = None, max_sequences: int = 4, **changes: Any
+) -> Cached:
     return Cached(
-        Machinery(
+        EngineResources(
             network or Counting(has_state=has_state),
             lambda token: b"a",
             frozenset(),
-            most_rows=most_rows,
+            max_sequences=max_sequences,
             batches=not has_state,
         ),
         **changes,
@@ -70,20 +72,20 @@ def plain(keys: mx.array) -> list[int]:
 def check(engine: Cached) -> None:
     """Everything that is kept is what these tokens give."""
     store = engine.cache._store
-    for strand in store.strands:
-        first = strand.readable()[0] if strand.tokens else None
+    for seq_cache in store.seq_caches:
+        first = seq_cache.readable()[0] if seq_cache.tokens else None
         held = plain(first.keys[..., : first.offset, :]) if first else []
-        assert held[: len(strand.tokens)] == strand.tokens
-        assert strand.is_live or len(held) == len(strand.tokens)
+        assert held[: len(seq_cache.tokens)] == seq_cache.tokens
+        assert seq_cache.is_active or len(held) == len(seq_cache.tokens)
     for page in store.tree.pages():
-        if isinstance(page.holder, Run):
+        if isinstance(page.holder, PageRun):
             ((keys, _),) = page.holder.stored.part(page.start, page.end).take(0)
             assert plain(keys) == list(page.tokens)
     for checkpoint in store.checkpoints:
         tokens, page = list(checkpoint.tail), checkpoint.page
         while page.parent is not None:
             tokens, page = [*page.tokens, *tokens], page.parent
-        assert isinstance(checkpoint.state, State)
+        assert isinstance(checkpoint.state, StateSnapshot)
         assert checkpoint.state.leaves[0][0][0].item() == sum(tokens)
 
 
@@ -94,7 +96,7 @@ def cached(watched: Watched) -> int:
 
 def started(engine: Cached, prompt: Sequence[int]) -> Watched:
     """In the step in which its prompt was complete."""
-    watched = engine.submit(job(prompt, 30))
+    watched = engine.submit(engine_request(prompt, 30))
     engine.step()
     engine.step_until(lambda: not (engine.metrics.prefill or engine.metrics.waiting))
     return watched
@@ -105,27 +107,27 @@ def known(engine: Cached, tokens: Sequence[int]) -> int:
     return cached(engine.say((*tokens, 399, 399), 1))
 
 
-# ------------------------------------------------------------------------------------------- the end of a row
+# -------------------------------------------------------------------------------------- the end of a sequence
 
 
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-def test_whenever_a_row_leaves_its_own_tokens_are_kept_for_it(leaving, steps):
+def test_whenever_a_sequence_leaves_its_own_tokens_are_kept_for_it(leaving, steps):
     """Alone, at rest on the way into a batch, and in one."""
     engine = counting()
-    rows = [started(engine, prompt) for prompt in PROMPTS]
+    sequences = [started(engine, prompt) for prompt in PROMPTS]
     engine.step(steps)
-    rows[leaving].generation.cancel()
+    sequences[leaving].generation.cancel()
     engine.step()
     check(engine)
-    engine.finish(*(row for row in rows if row is not rows[leaving]))
+    engine.finish(*(sequence for sequence in sequences if sequence is not sequences[leaving]))
     check(engine)
-    for row, prompt in zip(rows, PROMPTS, strict=True):
-        assert row.tokens == list(range(prompt[-1] + 1, prompt[-1] + 1 + len(row.tokens)))
-        assert known(engine, (*prompt, *row.tokens)) >= len(prompt) - 1 + len(row.tokens)
+    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+        assert sequence.tokens == list(range(prompt[-1] + 1, prompt[-1] + 1 + len(sequence.tokens)))
+        assert known(engine, (*prompt, *sequence.tokens)) >= len(prompt) - 1 + len(sequence.tokens)
 
 
-def test_a_lone_row_that_was_joined_and_leaves_is_kept_for_its_own_tokens():
+def test_a_lone_sequence_that_was_joined_and_leaves_is_kept_for_its_own_tokens():
     """The newcomer has not been fed yet."""
     engine = counting()
     first = started(engine, PROMPTS[0])
@@ -140,25 +142,28 @@ def test_a_lone_row_that_was_joined_and_leaves_is_kept_for_its_own_tokens():
     assert known(engine, (*PROMPTS[0], *first.tokens)) == len(PROMPTS[0]) + len(first.tokens)
 
 
-def test_a_lone_row_is_kept_with_all_that_it_has_said():
+def test_a_lone_sequence_is_kept_with_all_that_it_has_said():
     engine = counting()
     said = engine.say(PROMPTS[0], 5)
     check(engine)
     assert known(engine, (*PROMPTS[0], *said.tokens)) == len(PROMPTS[0]) + 5
 
 
-def test_rows_of_one_batch_are_not_mixed_up():
+def test_sequences_of_one_batch_are_not_mixed_up():
     engine = counting()
-    rows = [engine.submit(job(prompt, length)) for prompt, length in zip(PROMPTS, (9, 6, 12), strict=True)]
-    engine.finish(*rows)
+    sequences = [
+        engine.submit(engine_request(prompt, length))
+        for prompt, length in zip(PROMPTS, (9, 6, 12), strict=True)
+    ]
+    engine.finish(*sequences)
     check(engine)
-    for row, prompt in zip(rows, PROMPTS, strict=True):
-        assert known(engine, (*prompt, *row.tokens)) == len(prompt) + len(row.tokens)
+    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+        assert known(engine, (*prompt, *sequence.tokens)) == len(prompt) + len(sequence.tokens)
 
 
 def test_a_prompt_that_was_given_up_is_kept_as_far_as_it_was_computed():
     engine, prompt = counting(), tuple(range(300))
-    gone = engine.submit(job(prompt, 5))
+    gone = engine.submit(engine_request(prompt, 5))
     engine.step_until(lambda: gone.progress)
     computed = gone.progress[-1][0]
     assert computed < len(prompt) - 1
@@ -171,51 +176,51 @@ def test_a_prompt_that_was_given_up_is_kept_as_far_as_it_was_computed():
 
 def test_of_a_step_that_failed_nothing_is_kept():
     engine = counting(network=Wrapped(Counting(has_state=False), FailsOnce(lambda shape: shape == (1, 1), 4)))
-    row = engine.submit(job(PROMPTS[0], 30))
-    engine.finish(row)
-    assert isinstance(row.ending, Failed)
+    sequence = engine.submit(engine_request(PROMPTS[0], 30))
+    engine.finish(sequence)
+    assert isinstance(sequence.ending, Failed)
     check(engine)
     assert known(engine, PROMPTS[0]) == 0
 
 
 @pytest.mark.parametrize("nth", range(1, 6))
-def test_of_a_step_of_a_batch_that_failed_nothing_is_kept_and_its_rows_go_on(nth):
+def test_of_a_step_of_a_batch_that_failed_nothing_is_kept_and_its_sequences_go_on(nth):
     breaks = FailsOnce(lambda shape: shape == (3, 1), nth)
     engine = counting(network=Wrapped(Counting(has_state=False), breaks))
-    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
+    sequences = [engine.submit(engine_request(prompt, 30)) for prompt in PROMPTS]
     for _ in range(60):
         engine.step()
         check(engine)
         if not engine.is_busy:
             break
-    for row, prompt in zip(rows, PROMPTS, strict=True):
-        assert row.tokens == list(range(prompt[-1] + 1, prompt[-1] + 31))
-        assert known(engine, (*prompt, *row.tokens)) >= len(prompt) + 29
+    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+        assert sequence.tokens == list(range(prompt[-1] + 1, prompt[-1] + 31))
+        assert known(engine, (*prompt, *sequence.tokens)) >= len(prompt) + 29
 
 
 def test_of_a_chunk_that_failed_nothing_is_kept():
     engine = counting(network=Wrapped(Counting(has_state=False), FailsOnce(lambda shape: True, nth=2)))
-    failing = engine.submit(job(range(300), 5))
+    failing = engine.submit(engine_request(range(300), 5))
     engine.finish(failing)
     assert isinstance(failing.ending, Failed)
     check(engine)
-    assert engine.cache._store.strands == []
+    assert engine.cache._store.seq_caches == []
     assert known(engine, range(300)) == 0
 
 
-def test_a_reply_that_cannot_be_told_leaves_no_row_in_the_cache():
+def test_a_reply_that_cannot_be_told_leaves_no_sequence_in_the_cache():
     def breaks(token: int) -> bytes:
         raise Breakdown("broken on purpose")
 
     engine = counting()
-    engine._machinery = Machinery(
-        Counting(has_state=False), breaks, frozenset(), most_rows=4, batches=True, cache=engine.cache
+    engine._resources = EngineResources(
+        Counting(has_state=False), breaks, frozenset(), max_sequences=4, batches=True, cache=engine.cache
     )
     engine.start_loop()
-    failing = engine.submit(job(PROMPTS[0], 5))
+    failing = engine.submit(engine_request(PROMPTS[0], 5))
     engine.finish(failing)
     assert isinstance(failing.ending, Failed)
-    assert [strand for strand in engine.cache._store.strands if strand.is_live] == []
+    assert [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active] == []
 
 
 # ------------------------------------------------------------------------------------------------------ state
@@ -245,11 +250,11 @@ def test_state_is_not_that_of_a_prompt_that_went_on():
 
 def test_the_cache_knows_what_a_batch_holds():
     engine = counting()
-    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
-    engine.step_until(lambda: all(len(row.tokens) > 3 for row in rows))
-    in_strands = engine.cache._store.live_weight.nbytes
-    assert engine.cached.live_bytes - in_strands >= sum(2 * 32 * 4 * len(prompt) for prompt in PROMPTS)
-    engine.finish(*rows)
+    sequences = [engine.submit(engine_request(prompt, 30)) for prompt in PROMPTS]
+    engine.step_until(lambda: all(len(sequence.tokens) > 3 for sequence in sequences))
+    in_seq_caches = engine.cache._store.active_usage.nbytes
+    assert engine.cached.live_bytes - in_seq_caches >= sum(2 * 32 * 4 * len(prompt) for prompt in PROMPTS)
+    engine.finish(*sequences)
     engine.say((1, 2, 3))
     assert engine.cached.live_bytes == 0
 
@@ -260,13 +265,13 @@ def active_bytes() -> int:
     return mx.get_active_memory()
 
 
-def test_when_a_long_row_leaves_a_batch_the_padding_of_the_others_leaves_memory():
+def test_when_a_long_sequence_leaves_a_batch_the_padding_of_the_others_leaves_memory():
     """mlx_lm takes it away by a view of the wider arrays, which would keep them until the next step."""
     engine = at_once()
     engine.say(PROMPTS[0])
     before, kept = active_bytes(), engine.cached.stored_bytes
-    long = engine.submit(job(tuple(index % VOCABULARY for index in range(900)), 5))
-    others = [engine.submit(job(prompt, 300)) for prompt in PROMPTS[1:]]
+    long = engine.submit(engine_request(tuple(index % VOCABULARY for index in range(900)), 5))
+    others = [engine.submit(engine_request(prompt, 300)) for prompt in PROMPTS[1:]]
     engine.step_until(lambda: long.look() and long.ending)
     grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
     assert active_bytes() - before < grown + 100_000
@@ -283,29 +288,29 @@ class Slow(Counting):
         return 0 * work.sum() + said + 0 * cache[0].keys.sum()
 
 
-def test_what_rows_were_copied_from_is_gone_when_they_share_a_batch():
+def test_what_sequences_were_copied_from_is_gone_when_they_share_a_batch():
     engine = at_once(network=Slow(has_state=False))
     engine.say(PROMPTS[0])
     before, kept = active_bytes(), engine.cached.stored_bytes
-    rows = [engine.submit(job([start, *range(1, 399)] * 4, 400)) for start in (300, 310, 320)]
-    engine.step_until(lambda: engine.cache.beside_bytes)
-    engine.loop._decoder.wait()
+    sequences = [engine.submit(engine_request([start, *range(1, 399)] * 4, 400)) for start in (300, 310, 320)]
+    engine.step_until(lambda: engine.cache.batched_bytes)
+    engine.loop._wait_for_steps()
     grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
     assert mx.get_active_memory() - before < grown + 400_000
-    for row in rows:
-        row.generation.cancel()
+    for sequence in sequences:
+        sequence.generation.cancel()
     engine.step()
 
 
 def test_nobody_waits_for_a_step_while_no_prompt_can_be_computed(monkeypatch: pytest.MonkeyPatch):
     """Else the device has nothing to do while a token is handed out; also while others wait for a place."""
     waits = list[int]()
-    usual = Decoder.wait
-    monkeypatch.setattr(Decoder, "wait", lambda self: waits.append(len(self.rows)) or usual(self))
-    engine = counting(most_rows=1)
-    running = engine.submit(job(PROMPTS[0], 40))
+    usual = BatchGroup.wait
+    monkeypatch.setattr(BatchGroup, "wait", lambda self: waits.append(len(self.sequences)) or usual(self))
+    engine = counting(max_sequences=1)
+    running = engine.submit(engine_request(PROMPTS[0], 40))
     engine.step_until(lambda: running.tokens)
-    waiting = engine.submit(job(PROMPTS[0], 4))
+    waiting = engine.submit(engine_request(PROMPTS[0], 4))
     waits.clear()
     engine.step(10)
     assert engine.metrics.waiting == 1
@@ -320,6 +325,6 @@ def test_a_prompt_is_told_of_while_its_first_chunk_is_computed():
     def now_told() -> tuple[int, tuple[int, int] | None]:
         return engine.metrics.waiting, engine.metrics.prefill
 
-    asked = engine.submit(job(PROMPTS[0], 1))
+    asked = engine.submit(engine_request(PROMPTS[0], 1))
     engine.finish(asked)
     assert told[0] == (0, (0, len(PROMPTS[0])))

@@ -1,4 +1,4 @@
-"""What rows that share a forward pass may not do to memory, to each other, or to the device's time."""
+"""What sequences that share a forward pass may not do to memory, to each other, or to the device's time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from start_llm.core.job import Guide
+from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
 from start_llm.engine.admission import Admission
-from start_llm.engine.batch import Decoder, Group
-from start_llm.engine.cost import RowCost
+from start_llm.engine.batch import BatchGroup, Decoder
+from start_llm.engine.cost import SequenceCost
 from start_llm.engine.generation import Generation
-from start_llm.engine.machinery import Machinery
 from start_llm.engine.reply import ReplyWriter
-from start_llm.engine.row import Row
-from tests.engine.harness import Stepper, job, stepped, strand_of
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.sequence import EngineSequence
+from tests.engine.harness import Stepper, engine_request, seq_cache_of, stepped
 
 LAYERS, WIDTH, VOCABULARY = 24, 64, 50
 LEAF = 2 * WIDTH * 4
@@ -50,14 +50,14 @@ def one_stream() -> Iterator[None]:
         yield
 
 
-def resting(network: Any, length: int, most: int = 1000, **options: Any) -> Row:
-    generation = Generation(job(range(length), most, **options))
+def resting(network: Any, length: int, most: int = 1000, **options: Any) -> EngineSequence:
+    generation = Generation(engine_request(range(length), most, **options))
     cache = make_prompt_cache(network)
     if length > 1:
         network(mx.array([list(range(length - 1))]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    reply = ReplyWriter(generation.job, lambda _: b"a", frozenset())
-    return Row(generation, reply, strand_of(cache))
+    reply = ReplyWriter(generation.request, lambda _: b"a", frozenset())
+    return EngineSequence(generation, reply, seq_cache_of(cache))
 
 
 def peak_of(action: Callable[[], Any]) -> int:
@@ -74,9 +74,10 @@ def peak_of(action: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("beside", [1, 3])
-def test_while_a_row_joins_others_little_is_there_twice(beside: int):
+@pytest.mark.sample(2)
+def test_while_a_sequence_joins_others_little_is_there_twice(beside: int):
     network, length = Deep(), 2000
-    group = Group(network, resting(network, length))
+    group = BatchGroup(network, resting(network, length))
     for _ in range(beside - 1):
         group.join(resting(network, length))
     group.wait()
@@ -86,49 +87,51 @@ def test_while_a_row_joins_others_little_is_there_twice(beside: int):
     assert group.nbytes == whole
 
 
-def test_while_a_row_leaves_others_little_is_there_twice():
+def test_while_a_sequence_leaves_others_little_is_there_twice():
     network, length = Deep(), 2000
-    rows = [resting(network, length) for _ in range(3)]
-    group = Group(network, rows[0])
-    for row in rows[1:]:
-        group.join(row)
+    sequences = [resting(network, length) for _ in range(3)]
+    group = BatchGroup(network, sequences[0])
+    for sequence in sequences[1:]:
+        group.join(sequence)
     group.wait()
-    assert peak_of(lambda: group.remove(rows[1])) < 3 * length * LEAF * LAYERS / 4
-    assert peak_of(lambda: group.remove(rows[2])) < 2 * length * LEAF * LAYERS / 4
+    assert peak_of(lambda: group.remove(sequences[1])) < 3 * length * LEAF * LAYERS / 4
+    assert peak_of(lambda: group.remove(sequences[2])) < 2 * length * LEAF * LAYERS / 4
     assert group.nbytes == 0, "the last one has caches of its own"
 
 
-def test_rows_whose_padding_has_no_memory_do_not_share_a_batch():
+def test_sequences_whose_padding_has_no_memory_do_not_share_a_batch():
     network = Deep()
     decoder = Decoder(network, batches=True, has_room=lambda lengths: sum(lengths) <= 3000)
     for length in (200, 200, 10):
         decoder.add(resting(network, length))
     stepped(decoder)
-    assert [len(group.rows) for group in decoder.groups] == [2, 1]
+    assert [len(group.sequences) for group in decoder.groups] == [2, 1]
 
 
-def test_a_batch_has_no_room_for_more_than_its_rows_may_write():
+def test_a_batch_has_no_room_for_more_than_its_sequences_may_write():
     network, length, most = Deep(), 300, 40
-    rows = [resting(network, length, most) for _ in range(3)]
-    group = Group(network, rows[0])
-    for row in rows[1:]:
-        group.join(row)
+    sequences = [resting(network, length, most) for _ in range(3)]
+    group = BatchGroup(network, sequences[0])
+    for sequence in sequences[1:]:
+        group.join(sequence)
     for _ in range(5):
         group.step()
     assert group.nbytes <= 3 * (length + most) * LEAF * LAYERS
-    assert [row.width for row in rows] == [length + most] * 3
+    assert [sequence.width for sequence in sequences] == [length + most] * 3
 
 
-def test_a_row_beside_a_batch_needs_the_memory_that_the_batch_leaves():
+def test_a_sequence_beside_a_batch_needs_the_memory_that_the_batch_leaves():
     network = Deep()
     long, short = resting(network, 600, 40), resting(network, 300, 40)
-    admission = Admission(1500, RowCost(token_bytes=1))
-    assert admission.has_room([long, short], job(range(400), 10), 400)
-    group = Group(network, long)
+    admission = Admission(1500, SequenceCost(token_bytes=1))
+    assert admission.has_room([long, short], engine_request(range(400), 10), 400)
+    group = BatchGroup(network, long)
     group.join(short)
-    assert not admission.has_room([long, short], job(range(400), 10), 400), "the short one is padded"
+    assert not admission.has_room([long, short], engine_request(range(400), 10), 400), (
+        "the short one is padded"
+    )
     group.remove(long)
-    assert admission.has_room([short], job(range(400), 10), 400)
+    assert admission.has_room([short], engine_request(range(400), 10), 400)
     assert (long.width, short.width) == (0, 0)
 
 
@@ -140,19 +143,19 @@ def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
             lengths.append(tokens.shape[1])
             return super().__call__(tokens, cache)
 
-    machinery = Machinery(Seen(), lambda _: b"a", frozenset(), most_rows=1, batches=False)
-    stepper = Stepper(machinery, longest_chunk=48)
-    stepper.finish(stepper.submit(job(range(200), 1)))
+    resources = EngineResources(Seen(), lambda _: b"a", frozenset(), max_sequences=1, batches=False)
+    stepper = Stepper(resources, longest_chunk=48)
+    stepper.finish(stepper.submit(engine_request(range(200), 1)))
     assert max(lengths) == 48
 
 
-def test_a_row_that_has_just_joined_holds_all_its_tokens_but_the_last():
+def test_a_sequence_that_has_just_joined_holds_all_its_tokens_but_the_last():
     network = Deep()
-    group, newcomer = Group(network, resting(network, 20)), resting(network, 7)
+    group, newcomer = BatchGroup(network, resting(network, 20)), resting(network, 7)
     group.join(newcomer)
     held = group.remove(newcomer)
     assert held.tokens == held.caches[0].offset == 6
-    first = group.rows[0]
+    first = group.sequences[0]
     held = group.remove(first)
     assert held.tokens == held.caches[0].offset == 20
 
@@ -160,14 +163,14 @@ def test_a_row_that_has_just_joined_holds_all_its_tokens_but_the_last():
 # --------------------------------------------------------------------------------------- each for itself
 
 
-def said(rows: list[Row], steps: int = 30) -> list[list[int]]:
+def said(sequences: list[EngineSequence], steps: int = 30) -> list[list[int]]:
     decoder = Decoder(Deep(), batches=True)
-    for row in rows:
-        decoder.add(row)
+    for sequence in sequences:
+        decoder.add(sequence)
     for _ in range(steps):
         for sampled in stepped(decoder):
-            sampled.row.accept(sampled.token, sampled.scored)
-    return [row.tokens[len(row.generation.job.prompt) :][:20] for row in rows]
+            sampled.sequence.accept(sampled.token, sampled.scored)
+    return [sequence.tokens[len(sequence.generation.request.prompt) :][:20] for sequence in sequences]
 
 
 CHOICES = [
@@ -179,7 +182,7 @@ CHOICES = [
 ]
 
 
-def test_what_a_row_samples_does_not_depend_on_its_company():
+def test_what_a_sequence_samples_does_not_depend_on_its_company():
     """A larger top-k beside it, another order, another way of sampling."""
     network = Deep()
     alone = [said([resting(network, 5, sampling=one)])[0] for one in CHOICES]
@@ -205,7 +208,7 @@ class Asked(Guide):
 
 def test_the_network_is_submitted_before_a_guide_waits_for_the_token_before(monkeypatch: pytest.MonkeyPatch):
     network, log = Deep(), list[str]()
-    group = Group(network, resting(network, 5, guide=Asked(log)))
+    group = BatchGroup(network, resting(network, 5, guide=Asked(log)))
     group.step()
     submit = mx.async_eval
     monkeypatch.setattr(mx, "async_eval", lambda *what: (log.append("submitted"), submit(*what)))
@@ -218,9 +221,9 @@ def test_log_probabilities_are_computed_with_the_step_that_they_are_of(monkeypat
     network, submitted = Deep(), list[int]()
     submit = mx.async_eval
     monkeypatch.setattr(mx, "async_eval", lambda *what: (submitted.append(len(what[-1])), submit(*what)))
-    rows = [resting(network, 5, top_logprobs=3), resting(network, 5)]
-    group = Group(network, rows[0])
-    group.join(rows[1])
+    sequences = [resting(network, 5, top_logprobs=3), resting(network, 5)]
+    group = BatchGroup(network, sequences[0])
+    group.join(sequences[1])
     sampled = [*group.step(), *group.step()]
     assert submitted == [1, 1, 1], "one row asks for them"
     assert [bool(one.scored) for one in sampled] == [True, True, False]

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 import mlx.core as mx
 import pytest
 
-from start_llm.core.events import Failed, Finished
+from start_llm.cache.pages import SequenceCache
+from start_llm.core.events import Failed, Finished, Restored
 from start_llm.engine.admission import Admission
-from start_llm.engine.batch import Group
-from start_llm.engine.cost import RowCost
-from start_llm.engine.machinery import Machinery, Pace
+from start_llm.engine.batch import BatchGroup
+from start_llm.engine.cost import SequenceCost
+from start_llm.engine.resources import EngineResources, TimeLimits
 from tests.cache.conversations import Cached
-from tests.engine.harness import Breakdown, FailsOnce, Watched, job
+from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request
 from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check
 from tests.engine.test_guided import SCRIPT, Late, Reciter
 from tests.engine.test_turns import Clock, ended_by_the_server
 
 
 def counting(network: Any = None, **more: Any) -> Cached:
-    clock = more.pop("clock", Clock())
-    return Cached(
-        Machinery(network or Counting(has_state=False), lambda _: b"a", frozenset(), 4, True, **more),
-        clock=clock,
-    )
+    clock, batches = more.pop("clock", Clock()), more.pop("batches", True)
+    network = network or Counting(has_state=False)
+    return Cached(EngineResources(network, lambda _: b"a", frozenset(), 4, batches, **more), clock=clock)
 
 
 def counted(prompt: tuple[int, ...], length: int) -> list[int]:
@@ -33,8 +33,8 @@ def counted(prompt: tuple[int, ...], length: int) -> list[int]:
 
 def test_a_prompt_beyond_its_deadline_ends():
     clock = Clock()
-    engine = counting(clock=clock, pace=Pace(deadline_s=10))
-    late = engine.submit(job(range(300), 5))
+    engine = counting(clock=clock, time_limits=TimeLimits(deadline_s=10))
+    late = engine.submit(engine_request(range(300), 5))
     engine.step_until(lambda: late.progress)
     clock.now += 11
     engine.step()
@@ -44,8 +44,8 @@ def test_a_prompt_beyond_its_deadline_ends():
 
 def test_a_reply_beyond_its_deadline_ends():
     clock = Clock()
-    engine = counting(clock=clock, pace=Pace(deadline_s=10))
-    late = engine.submit(job(PROMPTS[0], 100))
+    engine = counting(clock=clock, time_limits=TimeLimits(deadline_s=10))
+    late = engine.submit(engine_request(PROMPTS[0], 100))
     engine.step_until(lambda: late.tokens)
     clock.now += 11
     engine.step()
@@ -53,7 +53,7 @@ def test_a_reply_beyond_its_deadline_ends():
 
 
 class Hates(Counting):
-    """Raises whenever a row feeds this token."""
+    """Raises whenever a sequence feeds this token."""
 
     def __init__(self, token: int) -> None:
         super().__init__(has_state=False)
@@ -65,49 +65,53 @@ class Hates(Counting):
         return super().__call__(tokens, cache)
 
 
-def test_the_row_that_breaks_its_batch_fails_alone():
+def test_the_sequence_that_breaks_its_batch_fails_alone():
     """It is the last one to start again: the others are there for it to join."""
     bad = PROMPTS[2][-1] + 10
     engine = counting(Hates(bad))
-    rows = [engine.submit(job(prompt, 30)) for prompt in PROMPTS]
-    engine.finish(*rows)
-    assert [isinstance(row.ending, Failed) for row in rows] == [False, False, True]
+    sequences = [engine.submit(engine_request(prompt, 30)) for prompt in PROMPTS]
+    engine.finish(*sequences)
+    assert [isinstance(sequence.ending, Failed) for sequence in sequences] == [False, False, True]
     assert engine.metrics.failures == 2, "once for all, and once alone"
-    assert [row.tokens for row in rows[:2]] == [counted(one, 30) for one in PROMPTS[:2]]
+    assert [sequence.tokens for sequence in sequences[:2]] == [counted(one, 30) for one in PROMPTS[:2]]
 
 
 @pytest.mark.parametrize("nth", [2, 3, 4])
-def test_a_guide_that_is_ahead_of_its_row_fails_it(nth: int):
+def test_a_guide_that_is_ahead_of_its_sequence_fails_it(nth: int):
     engine = counting(Late(Counting(has_state=False), FailsOnce(lambda shape: shape == (3, 1), nth)))
-    guided = engine.submit(job((5, 6, 7), 24, guide=Reciter(SCRIPT, VOCABULARY)))
-    free = [engine.submit(job(prompt, 24)) for prompt in PROMPTS[:2]]
+    guided = engine.submit(engine_request((5, 6, 7), 24, guide=Reciter(SCRIPT, VOCABULARY)))
+    free = [engine.submit(engine_request(prompt, 24)) for prompt in PROMPTS[:2]]
     engine.finish(guided, *free)
     assert engine.metrics.failures == 1
     assert isinstance(guided.ending, Failed)
     assert guided.tokens == list(SCRIPT[: len(guided.tokens)])
-    assert [row.tokens for row in free] == [counted(prompt, 24) for prompt in PROMPTS[:2]]
+    assert [sequence.tokens for sequence in free] == [counted(prompt, 24) for prompt in PROMPTS[:2]]
 
 
-COST = RowCost(token_bytes=10)
+COST = SequenceCost(token_bytes=10)
 
 
-def test_rows_wait_for_memory():
-    engine = counting(admission=Admission(10 * (75 + 40 + 200), COST), pace=Pace(turn_s=10**6))
-    rows = [engine.submit(job(prompt, 100)) for prompt in PROMPTS]
+def test_sequences_wait_for_memory():
+    engine = counting(
+        admission=Admission(10 * (75 + 40 + 200), COST), time_limits=TimeLimits(preempt_after_s=10**6)
+    )
+    sequences = [engine.submit(engine_request(prompt, 100)) for prompt in PROMPTS]
     engine.step(5)
-    assert (engine.metrics.active_rows, engine.metrics.waiting) == (2, 1)
-    engine.finish(*rows)
+    assert (engine.metrics.active_sequences, engine.metrics.waiting) == (2, 1)
+    engine.finish(*sequences)
 
 
-def test_rows_that_outgrow_memory_go_on_one_after_the_other():
-    engine = counting(admission=Admission(10 * (75 + 40 + 2 * 24), COST), pace=Pace(turn_s=10**6))
-    rows = [engine.submit(job(prompt, 24)) for prompt in PROMPTS[:2]]
-    engine.step_until(lambda: all(row.tokens for row in rows))
-    for row in rows:
-        object.__setattr__(row.generation.job, "max_tokens", 60)
-    engine.finish(*rows)
-    assert engine.metrics.interruptions >= 1
-    assert [row.tokens for row in rows] == [counted(prompt, 60) for prompt in PROMPTS[:2]]
+def test_sequences_that_outgrow_memory_go_on_one_after_the_other():
+    engine = counting(
+        admission=Admission(10 * (75 + 40 + 2 * 24), COST), time_limits=TimeLimits(preempt_after_s=10**6)
+    )
+    sequences = [engine.submit(engine_request(prompt, 24)) for prompt in PROMPTS[:2]]
+    engine.step_until(lambda: all(sequence.tokens for sequence in sequences))
+    for sequence in sequences:
+        object.__setattr__(sequence.generation.request, "max_tokens", 60)
+    engine.finish(*sequences)
+    assert engine.metrics.preemptions >= 1
+    assert [sequence.tokens for sequence in sequences] == [counted(prompt, 60) for prompt in PROMPTS[:2]]
 
 
 def test_what_the_machine_lacks_the_cache_gives_back():
@@ -117,58 +121,64 @@ def test_what_the_machine_lacks_the_cache_gives_back():
         engine.say(prompt, 5)
     kept = engine.cached.stored_bytes
     lacking[0] = kept // 2
-    row = engine.submit(job((1, 2, 3), 100))
+    sequence = engine.submit(engine_request((1, 2, 3), 100))
     engine.step(64)
     assert engine.cached.stored_bytes <= kept - kept // 2
-    engine.finish(row)
-    assert isinstance(row.ending, Finished)
+    engine.finish(sequence)
+    assert isinstance(sequence.ending, Finished)
 
 
 def in_one_batch(engine: Cached) -> list[Watched]:
-    rows = [engine.submit(job(prompt, 60)) for prompt in PROMPTS]
-    engine.step_until(lambda: all(len(row.tokens) > 3 for row in rows))
-    assert [len(group.rows) for group in engine.loop._decoder.groups] == [3]
-    return rows
+    sequences = [engine.submit(engine_request(prompt, 60)) for prompt in PROMPTS]
+    engine.step_until(lambda: all(len(sequence.tokens) > 3 for sequence in sequences))
+    assert [len(group.sequences) for group in engine.loop._decoder.groups] == [3]
+    return sequences
 
 
 def breaks(*_: Any, **__: Any) -> None:
     raise Breakdown("broken on purpose")
 
 
-def nothing_is_left_of(engine: Cached, rows: list[Watched]) -> None:
+def nothing_is_left_of(engine: Cached, sequences: list[Watched]) -> None:
     """And who comes later is answered."""
-    assert not [strand for strand in engine.cache._store.strands if strand.is_live]
+    assert not [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active]
     check(engine)
     later = [engine.say(prompt, 5) for prompt in PROMPTS]
     assert [one.tokens for one in later] == [counted(prompt, 5) for prompt in PROMPTS]
-    assert not engine.loop._decoder.rows
+    assert not engine.loop._decoder.sequences
 
 
 @pytest.mark.parametrize("cancelled", [[0], [0, 1], [2, 1, 0]])
-def test_of_rows_that_cannot_be_taken_out_nothing_is_kept(
+def test_of_sequences_that_cannot_be_taken_out_nothing_is_kept(
     cancelled: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     engine = counting()
-    rows = in_one_batch(engine)
-    monkeypatch.setattr(Group, "remove", breaks)
+    sequences = in_one_batch(engine)
+    monkeypatch.setattr(BatchGroup, "remove", breaks)
     for place in cancelled:
-        rows[place].generation.cancel()
+        sequences[place].generation.cancel()
     engine.step()
     monkeypatch.undo()
-    assert [sum(isinstance(event, Failed) for event in row.look()) for row in rows] == [1, 1, 1]
-    nothing_is_left_of(engine, rows)
+    assert [sum(isinstance(event, Failed) for event in sequence.look()) for sequence in sequences] == [
+        1,
+        1,
+        1,
+    ]
+    nothing_is_left_of(engine, sequences)
 
 
-def test_a_row_that_was_taken_out_half_way_fails_and_nothing_of_it_is_kept(monkeypatch: pytest.MonkeyPatch):
+def test_a_sequence_that_was_taken_out_half_way_fails_and_nothing_of_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+):
     engine = counting()
-    rows = in_one_batch(engine)
-    monkeypatch.setattr("start_llm.engine.merging.settle", breaks)
-    rows[1].generation.cancel()
+    sequences = in_one_batch(engine)
+    monkeypatch.setattr("start_llm.engine.merging.materialize", breaks)
+    sequences[1].generation.cancel()
     engine.step()
     monkeypatch.undo()
-    engine.finish(*rows)
-    assert isinstance(rows[1].ending, Failed)
-    nothing_is_left_of(engine, rows)
+    engine.finish(*sequences)
+    assert isinstance(sequences[1].ending, Failed)
+    nothing_is_left_of(engine, sequences)
 
 
 @pytest.mark.timeout(10)  # who waits for ever fails soon
@@ -177,15 +187,68 @@ def test_a_prompt_that_cannot_be_kept_when_it_is_left_fails(
     is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ):
     engine = counting()
-    long = engine.submit(job(range(390), 5))
+    long = engine.submit(engine_request(range(390), 5))
     engine.step_until(lambda: engine.metrics.prefill)
     monkeypatch.setattr(engine.cache, "close", breaks)
     if is_cancelled:
         long.generation.cancel()
-    short = engine.submit(job(PROMPTS[1][:20], 5))
+    short = engine.submit(engine_request(PROMPTS[1][:20], 5))
     engine.step()
     monkeypatch.undo()
     engine.finish(long, short)
     assert isinstance(long.ending, Failed)
     assert short.tokens == counted(PROMPTS[1][:20], 5)
     nothing_is_left_of(engine, [long, short])
+
+
+class DiscardFails:
+    """In place of `PromptCache.discard`: breaks the first `times` times, and is the real one after that."""
+
+    def __init__(self, engine: Cached, times: int) -> None:
+        self._real, self._left = engine.cache.discard, times
+
+    def __call__(self, seq_cache: SequenceCache) -> None:
+        self._left -= 1
+        if self._left >= 0:
+            raise Breakdown("broken on purpose")
+        self._real(seq_cache)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_who_cannot_even_be_given_up_is_told_once(times: int, monkeypatch: pytest.MonkeyPatch):
+    """Nobody waits for a request that the engine no longer has, running or in the queue."""
+    engine = counting(time_limits=TimeLimits(preempt_after_s=10**6))
+    sequences = in_one_batch(engine)
+    prefilled = engine.submit(engine_request(range(400), 5))
+    waiting = engine.submit(engine_request(range(500, 900), 5))
+    monkeypatch.setattr(engine.cache, "discard", DiscardFails(engine, times))
+    monkeypatch.setattr(BatchGroup, "step", breaks)
+    with suppress(Breakdown):
+        engine.step()
+    monkeypatch.undo()
+    if times > 1:
+        engine.loop._fail_the_rest()
+    told = [*sequences, prefilled, waiting]
+    assert [sum(isinstance(event, Failed) for event in one.look()) for one in told] == [1] * 5
+    assert not engine.loop._decoder.sequences
+
+
+def test_who_fails_while_its_step_is_waited_for_fails_alone_and_once(monkeypatch: pytest.MonkeyPatch):
+    """Errors of a device surface where its results are waited for: before each chunk of another's prompt."""
+    engine = counting(batches=False)
+    bad, good = (engine.submit(engine_request(prompt, 40)) for prompt in PROMPTS[:2])
+    engine.step_until(lambda: bad.tokens and good.tokens)
+    real = BatchGroup.wait
+
+    def wait(group: BatchGroup) -> None:
+        if any(sequence.generation is bad.generation for sequence in group.sequences):
+            raise Breakdown("broken on purpose")
+        real(group)
+
+    monkeypatch.setattr(BatchGroup, "wait", wait)
+    long = engine.submit(engine_request(range(900), 5))
+    engine.finish(bad, good, long)
+    assert isinstance(bad.ending, Failed)
+    assert engine.metrics.failures == 1
+    assert [good.tokens, long.tokens] == [counted(PROMPTS[1], 40), counted(tuple(range(900)), 5)]
+    assert sum(isinstance(event, Restored) for event in good.look()) == 1, "nothing of it was computed again"

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from start_llm.cache.layers import Layers, leaves
-from start_llm.engine.cost import RowCost, Window, measure_row
-from start_llm.engine.pressure import shortage
+from start_llm.engine.admission import shortage
+from start_llm.engine.cost import SequenceCost, WindowCost, measure_sequence
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
 
@@ -17,10 +17,11 @@ PLENTY = 10**15
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5", "gpt_oss", "glm4_moe_lite"])
+@pytest.mark.sample(6)
 def test_the_cost_of_a_prompt_is_what_its_caches_then_hold(tiny_model: TinyModel, family: str):
     model = load(tiny_model(family, hidden=128, layers=4))
     layers = Layers(model.network, room=4)
-    cost = measure_row(model.network, layers.fresh())
+    cost = measure_sequence(model.network, layers.fresh())
     for length in (20, 300, 900):
         caches = layers.fresh()
         for start in range(0, length, 100):
@@ -32,11 +33,11 @@ def test_the_cost_of_a_prompt_is_what_its_caches_then_hold(tiny_model: TinyModel
         )
 
 
-def per_token(cost: RowCost) -> int:
+def per_token(cost: SequenceCost) -> int:
     return cost.token_bytes + sum(window.token_bytes for window in cost.windows)
 
 
-COST = RowCost(100, (Window(10, 50),), 7)
+COST = SequenceCost(100, (WindowCost(10, 50),), 7)
 
 
 def test_bytes_by_the_kind_of_layer():

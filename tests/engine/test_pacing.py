@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from start_llm.engine.pacing import LONGEST_CHUNK, STALL_S, Chunk, ChunkPacer, ChunkTimes
 from start_llm.engine.time_share import TimeShare
-from tests.engine.harness import Stepper, Wrapped, job
+from tests.engine.harness import Stepper, Wrapped, engine_request
 
 Cost = Callable[[int, int], float]
 """Tokens of a chunk and tokens before it, to seconds."""
 
 
 def device(fixed: float = 0.0, token: float = 1e-4, before: float = 0.0, pair: float = 0.0) -> Cost:
-    """Seconds of any chunk, of each token, of each token in front of it, and of each pair."""
+    """Seconds of any chunk, of each token, of each token before it, and of each pair."""
     return lambda tokens, done: fixed + tokens * token + done * before + tokens * done * pair
 
 
@@ -30,7 +30,7 @@ LAPTOPS = {
 }
 
 
-def pace(
+def time_limits(
     cost: Cost, prompt: int, pacer: ChunkPacer | None = None, *, stalls: bool = False
 ) -> list[tuple[int, float]]:
     """Length and seconds of every chunk of a prompt."""
@@ -58,7 +58,7 @@ def bare(cost: Cost, prompt: int) -> float:
 def known(cost: Cost) -> ChunkPacer:
     """A pacer that has seen a long prompt."""
     pacer = ChunkPacer()
-    pace(cost, 8_000, pacer)
+    time_limits(cost, 8_000, pacer)
     return pacer
 
 
@@ -68,13 +68,13 @@ def known(cost: Cost) -> ChunkPacer:
 @pytest.mark.parametrize("name", LAPTOPS)
 @pytest.mark.parametrize("prompt", [20_000, 100_000])
 def test_alone_a_prompt_is_computed_as_fast_as_in_the_longest_chunks(name, prompt):
-    assert bare(LAPTOPS[name], prompt) / taken(pace(LAPTOPS[name], prompt)) > 0.95
+    assert bare(LAPTOPS[name], prompt) / taken(time_limits(LAPTOPS[name], prompt)) > 0.95
 
 
 @pytest.mark.parametrize("name", LAPTOPS)
 def test_alone_a_chunk_that_is_no_faster_for_its_length_ends_soon(name):
     """Requests that come meanwhile wait for it."""
-    lasting = [seconds for _, seconds in pace(LAPTOPS[name], 40_000)[2:]]
+    lasting = [seconds for _, seconds in time_limits(LAPTOPS[name], 40_000)[2:]]
     assert max(lasting) < 3.5
 
 
@@ -83,7 +83,7 @@ def test_a_device_whose_fixed_cost_is_longer_than_a_stall_gets_long_chunks(befor
     """`ChunkPacer` once divided tokens by seconds, and came down to chunks of four tokens here."""
     cost = device(0.4, 6e-4, 3e-6)
     pacer = ChunkPacer()
-    pace(lambda tokens, done: cost(tokens, before + done), 40_000, pacer)
+    time_limits(lambda tokens, done: cost(tokens, before + done), 40_000, pacer)
     assert pacer.length(before + 40_000, stalls=False) >= 1536
     assert pacer.length(before + 40_000, stalls=True) >= 256
 
@@ -98,19 +98,21 @@ def test_a_device_whose_fixed_cost_is_longer_than_a_stall_gets_long_chunks(befor
 @example(fixed=0.23, token=1e-6, before=0.0, pair=0.0)
 @example(fixed=0.0, token=0.03125, before=8.5e-6, pair=0.0)
 @example(fixed=0.28, token=0.042, before=0.0, pair=0.0)
+@pytest.mark.thorough
 def test_alone_any_device_computes_at_nine_tenths_of_its_speed(fixed, token, before, pair):
     cost = device(fixed, token, before, pair)
     pacer = known(cost)
-    assert bare(cost, 30_000) / taken(pace(cost, 30_000, pacer)) > 0.9
+    assert bare(cost, 30_000) / taken(time_limits(cost, 30_000, pacer)) > 0.9
 
 
 # ---------------------------------------------------------------------------------- beside running replies
 
 
 @given(fixed=st.floats(0, 0.04), token=st.floats(1e-6, 5e-3), before=st.floats(0, 5e-7))
+@pytest.mark.thorough
 def test_no_chunk_lasts_longer_than_a_reply_may_stall(fixed, token, before):
     cost = device(fixed, token, before)
-    chunks = pace(cost, 20_000, known(cost), stalls=True)
+    chunks = time_limits(cost, 20_000, known(cost), stalls=True)
     assert max(seconds for _, seconds in chunks) <= 1.3 * STALL_S
 
 
@@ -118,7 +120,7 @@ def test_no_chunk_lasts_longer_than_a_reply_may_stall(fixed, token, before):
 def test_beside_replies_a_prompt_goes_on_at_most_of_its_speed(name):
     """As far as its own part of the time goes: what replies get comes on top."""
     cost = LAPTOPS[name]
-    chunks = pace(cost, 20_000, known(cost), stalls=True)
+    chunks = time_limits(cost, 20_000, known(cost), stalls=True)
     assert bare(cost, 20_000) / taken(chunks) > 0.64
 
 
@@ -134,13 +136,13 @@ def test_beside_steps_longer_than_a_stall_a_prompt_still_gets_its_share():
 
 def test_chunks_use_the_time_they_have():
     cost = device(0.005, 5e-4, 2.5e-8)
-    seconds = [seconds for _, seconds in pace(cost, 20_000, known(cost), stalls=True)]
+    seconds = [seconds for _, seconds in time_limits(cost, 20_000, known(cost), stalls=True)]
     assert min(seconds[:-1]) > 0.5 * STALL_S
 
 
 def test_chunks_shrink_as_the_context_makes_tokens_dearer():
     cost = device(0.005, 5e-4, 0, 1e-7)
-    lengths = [tokens for tokens, _ in pace(cost, 40_000, known(cost), stalls=True)]
+    lengths = [tokens for tokens, _ in time_limits(cost, 40_000, known(cost), stalls=True)]
     assert lengths[-2] <= max(lengths) / 3
 
 
@@ -158,7 +160,7 @@ def test_a_very_slow_network_gets_very_short_chunks():
 def test_a_thousand_short_chunks_do_not_make_it_forget_what_long_ones_cost():
     cost = LAPTOPS["many experts"]
     pacer = known(cost)
-    pace(cost, 200_000, pacer, stalls=True)
+    time_limits(cost, 200_000, pacer, stalls=True)
     assert pacer.length(8_000, stalls=False) == LONGEST_CHUNK
     assert pacer.speed == pytest.approx(2048 / cost(2048, 200_000), rel=0.1)
 
@@ -177,16 +179,16 @@ def test_chunks_shrink_while_the_machine_is_busy_and_grow_again_afterwards():
     calm = device(0.01, 4e-4, 1e-8)
     pacer = known(calm)
     usual = pacer.length(8_000, stalls=True)
-    pace(lambda tokens, done: 10 * calm(tokens, done), 1_000, pacer, stalls=True)
+    time_limits(lambda tokens, done: 10 * calm(tokens, done), 1_000, pacer, stalls=True)
     assert pacer.length(8_000, stalls=True) == ChunkTimes.TELLING * LONGEST_CHUNK < usual / 3
-    pace(calm, 8_000, pacer, stalls=True)
+    time_limits(calm, 8_000, pacer, stalls=True)
     assert pacer.length(8_000, stalls=True) >= usual / 1.5
 
 
 def test_one_hiccup_changes_nothing():
     calm = device(0.01, 4e-4, 1e-8)
     pacer = known(calm)
-    pace(calm, 4_000, pacer, stalls=True)
+    time_limits(calm, 4_000, pacer, stalls=True)
     usual = pacer.length(4_000, stalls=True)
     pacer.record(Chunk(usual, 4_000, 10.0))
     assert pacer.length(4_000, stalls=True) >= usual / 1.5
@@ -228,7 +230,7 @@ def test_replies_get_their_share_of_the_time():
     share = TimeShare(0.25)
     spent = {"prefill": 0.0, "decode": 0.0}
     for _ in range(2_000):
-        if share.is_prefills_turn:
+        if share.may_prefill:
             share.note_prefill(0.2)
             spent["prefill"] += 0.2
         share.note_decode(0.03)
@@ -239,15 +241,15 @@ def test_replies_get_their_share_of_the_time():
 def test_time_that_nobody_waited_for_is_owed_to_nobody():
     share = TimeShare()
     share.note_decode(100.0)
-    assert share.is_prefills_turn
+    assert share.may_prefill
     share.note_prefill(0.2)
-    assert not share.is_prefills_turn, "what was decoded before is no credit"
-    share.forgive()
-    assert share.is_prefills_turn
+    assert not share.may_prefill, "what was decoded before is no credit"
+    share.reset_owed()
+    assert share.may_prefill
 
 
 class Device:
-    """A network and a clock: a pass takes what `cost` says, and a token of every row 10 ms."""
+    """A network and a clock: a pass takes what `cost` says, and a token of every sequence 10 ms."""
 
     def __init__(self, cost: Cost) -> None:
         self.now = 0.0
@@ -263,26 +265,26 @@ class Device:
             self.now += 0.010
 
 
-def simulated(machinery, cost: Cost, **changes) -> tuple[Stepper, Device]:
+def simulated(resources, cost: Cost, **changes) -> tuple[Stepper, Device]:
     clock = Device(cost)
-    network = Wrapped(machinery.network, clock)
-    return Stepper(machinery, lambda: clock.now, 2048, network=network, **changes), clock
+    network = Wrapped(resources.network, clock)
+    return Stepper(resources, lambda: clock.now, 2048, network=network, **changes), clock
 
 
-def test_the_loop_computes_a_prompt_in_long_chunks_while_no_reply_runs(machinery):
-    stepper, _ = simulated(machinery, device(0.3, 1e-5))
-    watched = stepper.submit(job(range(1500), 1))
+def test_the_loop_computes_a_prompt_in_long_chunks_while_no_reply_runs(resources):
+    stepper, _ = simulated(resources, device(0.3, 1e-5))
+    watched = stepper.submit(engine_request(range(1500), 1))
     stepper.finish(watched)
     ends = [0, *(done for done, _ in watched.progress)]
     assert [end - start for start, end in itertools.pairwise(ends)] == [256, 768, 475]
 
 
-def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(machinery):
-    stepper, clock = simulated(machinery, device(0.01, 4e-3))
-    reply = stepper.submit(job(range(3), 500))
+def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(resources):
+    stepper, clock = simulated(resources, device(0.01, 4e-3))
+    reply = stepper.submit(engine_request(range(3), 500))
     stepper.step_until(lambda: len(reply.tokens) > 3)
     began, said = clock.now, len(reply.tokens)
-    prompt = stepper.submit(job(range(1200), 1))
+    prompt = stepper.submit(engine_request(range(1200), 1))
     stepper.step_until(lambda: prompt.look() and prompt.ending, 2_000)
     decoded = (len(reply.tokens) - said) * 0.010
     assert decoded / (clock.now - began) == pytest.approx(1 / 3, abs=0.07)
@@ -291,13 +293,13 @@ def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(machinery):
     assert max(stalls[2:]) < STALL_S + 0.02
 
 
-def test_chunks_follow_the_speed_of_the_network_that_runs(machinery):
+def test_chunks_follow_the_speed_of_the_network_that_runs(resources):
     """By the real clock: at a millisecond a token, 192 tokens are what surely fits into 0.23 seconds."""
-    slow = Wrapped(machinery.network, lambda shape: time.sleep(shape[1] / 1000))
-    stepper = Stepper(machinery, clock=time.monotonic, longest_chunk=2048, network=slow)
-    reply = stepper.submit(job(range(3), 400))
+    slow = Wrapped(resources.network, lambda shape: time.sleep(shape[1] / 1000))
+    stepper = Stepper(resources, clock=time.monotonic, longest_chunk=2048, network=slow)
+    reply = stepper.submit(engine_request(range(3), 400))
     stepper.step_until(lambda: reply.tokens)
-    watched = stepper.submit(job(range(1200), 1))
+    watched = stepper.submit(engine_request(range(1200), 1))
     stepper.finish(watched)
     ends = [0, *(done for done, _ in watched.progress)]
     lengths = [end - start for start, end in itertools.pairwise(ends)]

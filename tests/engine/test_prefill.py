@@ -11,45 +11,45 @@ from start_llm.core.events import Prefilling
 from start_llm.engine.generation import Generation
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
-from start_llm.engine.row import Row
-from tests.engine.harness import Breakdown, FailsOnce, Stepper, Wrapped, job, strand_of
+from start_llm.engine.sequence import EngineSequence
+from tests.engine.harness import Breakdown, FailsOnce, Stepper, Wrapped, engine_request, seq_cache_of
 
 
-def prefill_of(machinery, prompt: Sequence[int], network=None) -> Prefill:
-    generation = Generation(job(prompt))
-    reply = ReplyWriter(generation.job, machinery.token_bytes, machinery.end_tokens)
-    row = Row(generation, reply, strand_of(make_prompt_cache(machinery.network)))
-    return Prefill(network or machinery.network, row)
+def prefill_of(resources, prompt: Sequence[int], network=None) -> Prefill:
+    generation = Generation(engine_request(prompt))
+    reply = ReplyWriter(generation.request, resources.token_bytes, resources.eos_token_ids)
+    sequence = EngineSequence(generation, reply, seq_cache_of(make_prompt_cache(resources.network)))
+    return Prefill(network or resources.network, sequence)
 
 
-def test_the_last_token_is_left_to_the_first_decode_step(machinery):
-    prefill = prefill_of(machinery, range(100))
+def test_the_last_token_is_left_to_the_first_decode_step(resources):
+    prefill = prefill_of(resources, range(100))
     computed = []
     with mx.stream(generation_stream):
         while not prefill.is_complete:
             computed.append(prefill.step(40))
     assert computed == [40, 40, 19]
-    assert [layer.offset for layer in prefill.row.cache] == [99, 99]
+    assert [layer.offset for layer in prefill.sequence.layer_caches] == [99, 99]
 
 
-def test_a_prompt_of_one_token_is_complete_at_once(machinery):
-    prefill = prefill_of(machinery, [7])
+def test_a_prompt_of_one_token_is_complete_at_once(resources):
+    prefill = prefill_of(resources, [7])
     assert prefill.is_complete
     assert prefill.step(64) == 0
-    assert [layer.offset for layer in prefill.row.cache] == [0, 0]
+    assert [layer.offset for layer in prefill.sequence.layer_caches] == [0, 0]
 
 
-def test_every_chunk_is_reported(machinery):
-    prefill = prefill_of(machinery, range(50))
+def test_every_chunk_is_reported(resources):
+    prefill = prefill_of(resources, range(50))
     with mx.stream(generation_stream):
         prefill.step(30)
         prefill.step(30)
-    assert prefill.row.generation.take(0) == [Prefilling(30, 50), Prefilling(49, 50)]
+    assert prefill.sequence.generation.take(0) == [Prefilling(30, 50), Prefilling(49, 50)]
 
 
-def test_a_chunk_that_fails_is_not_counted(machinery):
+def test_a_chunk_that_fails_is_not_counted(resources):
     prefill = prefill_of(
-        machinery, range(50), Wrapped(machinery.network, FailsOnce(lambda shape: shape[1] > 1, nth=2))
+        resources, range(50), Wrapped(resources.network, FailsOnce(lambda shape: shape[1] > 1, nth=2))
     )
     with mx.stream(generation_stream):
         prefill.step(20)
@@ -58,9 +58,9 @@ def test_a_chunk_that_fails_is_not_counted(machinery):
     assert prefill.done == 20
 
 
-def test_a_prompt_of_one_token_is_answered(machinery):
-    stepper = Stepper(machinery)
-    watched = stepper.submit(job([7], 5))
+def test_a_prompt_of_one_token_is_answered(resources):
+    stepper = Stepper(resources)
+    watched = stepper.submit(engine_request([7], 5))
     stepper.finish(watched)
     assert len(watched.tokens) == 5
     assert watched.progress == []

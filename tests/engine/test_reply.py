@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.events import Event, Finished, ScoredToken, Text, TokenLogprobs, Usage
 from start_llm.engine.reply import ReplyWriter
-from tests.engine.harness import job
+from tests.engine.harness import engine_request
 
 END = 99
 PROMPT = (1, 2, 3)
@@ -52,7 +52,7 @@ def write(tokens: list[bytes | int], max_tokens: int = 100, **options) -> Said:
     """A reply of these tokens; a number is a token id without bytes. Nothing is fed after the end."""
     names = {index: token for index, token in enumerate(tokens) if isinstance(token, bytes)}
     writer = ReplyWriter(
-        job(PROMPT, max_tokens, **options), lambda token: names.get(token, b""), frozenset({END})
+        engine_request(PROMPT, max_tokens, **options), lambda token: names.get(token, b""), frozenset({END})
     )
     events: list[Event] = []
     for index, token in enumerate(tokens):

@@ -13,10 +13,10 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.events import TokenLogprobs
-from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_said
+from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_set
 from start_llm.engine.sampling import BatchSampler, Chooser, make_processors
 from start_llm.engine.scores import Scores
-from tests.engine.harness import Stepper, job
+from tests.engine.harness import Stepper, engine_request
 
 VOCABULARY = 50
 DRAWS = 20_000
@@ -36,7 +36,7 @@ def logprobs() -> np.ndarray:
 
 
 def draw(chosen: Sampling, logprobs: np.ndarray, draws: int = DRAWS) -> np.ndarray:
-    """`draws` tokens, as the rows of one batch."""
+    """`draws` tokens, as the sequences of one batch."""
     sampler = BatchSampler([Chooser(chosen)] * draws, len(logprobs))
     return np.array(sampler(mx.array(np.tile(logprobs, (draws, 1)))).ids)
 
@@ -127,15 +127,15 @@ def test_masked_tokens_are_never_drawn(logprobs):
 )
 def test_the_chance_of_a_token_is_that_of_what_it_was_drawn_from(logprobs, values):
     chosen = sampling(**values)
-    rows = mx.array(np.tile(logprobs, (200, 1)))
-    ids, chances = map(np.array, BatchSampler([Chooser(chosen)] * 200, VOCABULARY)(rows))
+    sequences = mx.array(np.tile(logprobs, (200, 1)))
+    ids, chances = map(np.array, BatchSampler([Chooser(chosen)] * 200, VOCABULARY)(sequences))
     assert chances == pytest.approx(distribution(chosen, logprobs)[ids], rel=1e-3)
 
 
-def test_rows_that_are_sampled_differently_have_the_chances_of_their_own(logprobs):
+def test_sequences_that_are_sampled_differently_have_the_chances_of_their_own(logprobs):
     wanted = [sampling(temperature=0.5), Sampling(temperature=0), sampling(top_k=3)]
-    rows = mx.array(np.tile(logprobs, (3, 1)))
-    ids, chances = map(np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(rows))
+    sequences = mx.array(np.tile(logprobs, (3, 1)))
+    ids, chances = map(np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(sequences))
     first, _, last = (distribution(one, logprobs) for one in (wanted[0], wanted[0], wanted[2]))
     assert chances == pytest.approx([first[ids[0]], 1.0, last[ids[2]]], rel=1e-3)
 
@@ -184,15 +184,15 @@ def test_the_global_random_state_is_neither_used_nor_changed(logprobs):
     assert sequence(1, logprobs) == first
 
 
-def test_seeded_choices_are_the_same_alone_and_in_a_batch(machinery):
-    seeded = job(PROMPT, 40, Sampling(temperature=1.0, top_k=40, top_p=0.95, seed=11))
-    alone = Stepper(machinery)
+def test_seeded_choices_are_the_same_alone_and_in_a_batch(resources):
+    seeded = engine_request(PROMPT, 40, Sampling(temperature=1.0, top_k=40, top_p=0.95, seed=11))
+    alone = Stepper(resources)
     by_itself = alone.submit(seeded)
     alone.finish(by_itself)
 
-    together = Stepper(machinery)
+    together = Stepper(resources)
     others = [
-        together.submit(job((n, 2, 3), 60, sampling))
+        together.submit(engine_request((n, 2, 3), 60, sampling))
         for n, sampling in enumerate([Sampling(temperature=0), Sampling(temperature=2.0), Sampling(seed=11)])
     ]
     together.step(3)
@@ -291,8 +291,8 @@ def long_prompt() -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def penalised(machinery, long_prompt) -> list[int]:
-    reply = penalised_by_hand(machinery.network, long_prompt, 30)
+def penalised(resources, long_prompt) -> list[int]:
+    reply = penalised_by_hand(resources.network, long_prompt, 30)
     assert set(reply) == set(BIAS)
     return reply
 
@@ -303,24 +303,24 @@ def alone(stepper: Stepper) -> list[Any]:
 
 def joining(stepper: Stepper) -> list[Any]:
     """Others decode already, so that the request goes through a batch from its first token on."""
-    others = [stepper.submit(job((n, 8), 200)) for n in (1, 2)]
+    others = [stepper.submit(engine_request((n, 8), 200)) for n in (1, 2)]
     stepper.step_until(lambda: all(other.tokens for other in others))
     return others
 
 
 def joined(stepper: Stepper) -> list[Any]:
-    """Another comes behind, so that the request changes into a batch in the middle."""
-    return [stepper.submit(job(range(100, 180), 20))]
+    """Another comes after, so that the request changes into a batch in the middle."""
+    return [stepper.submit(engine_request(range(100, 180), 20))]
 
 
 @pytest.mark.parametrize("before", [alone, joining], ids=["alone", "joining"])
 @pytest.mark.parametrize("after", [alone, joined], ids=["undisturbed", "joined"])
 def test_penalties_do_not_depend_on_how_the_prompt_was_computed(
-    machinery, long_prompt, penalised, before: Callable[[Stepper], Any], after: Callable[[Stepper], Any]
+    resources, long_prompt, penalised, before: Callable[[Stepper], Any], after: Callable[[Stepper], Any]
 ):
-    stepper = Stepper(machinery)
+    stepper = Stepper(resources)
     before(stepper)
-    watched = stepper.submit(job(long_prompt, 30, PENALTIES))
+    watched = stepper.submit(engine_request(long_prompt, 30, PENALTIES))
     stepper.step_until(lambda: watched.tokens)
     after(stepper)
     stepper.finish(watched)
@@ -353,7 +353,7 @@ def test_a_token_that_took_the_place_of_the_sampled_one_is_told_with_its_own_sco
 
 
 def test_everything_that_is_told_was_computed_with_the_step(logprobs):
-    """Else it would be read through kernels that wait behind the next step."""
+    """Else it would be read through kernels that wait after the next step."""
     scores = Scores(mx.array(logprobs), mx.array(3), 5)
     arrays = scores.arrays
     mx.eval(arrays)
@@ -389,8 +389,8 @@ def test_the_ends_of_every_range_can_be_sampled(logprobs, name):
 def test_each_field_comes_from_the_first_source_that_says_it():
     choice = SamplingChoice(temperature=0.0, top_k=5)
     weaker = SamplingChoice(temperature=1.0, top_p=0.5)
-    assert first_said(choice, weaker) == {"temperature": 0.0, "top_k": 5, "top_p": 0.5}
-    assert first_said() == {}
+    assert first_set(choice, weaker) == {"temperature": 0.0, "top_k": 5, "top_p": 0.5}
+    assert first_set() == {}
 
 
 # --------------------------------------------------------------------------------- why the sampler is our own
@@ -438,6 +438,7 @@ def run(script: str) -> list[str]:
 
 
 @pytest.mark.parametrize("bad", ["top_k=4", "min_p=7.0"], ids=["top_k of the vocabulary", "min_p"])
+@pytest.mark.sample(2)
 def test_one_bad_value_silences_mlx_lms_sampler_for_good_and_not_ours(bad):
     """If this fails, mlx_lm has been mended and our own sampler may have lost its reason (lesson 1)."""
     assert run(THEIRS.format(bad=bad)) == ["True ValueError RuntimeError", "RuntimeError True"]

@@ -1,4 +1,4 @@
-"""Whether rows may share a forward pass is tried, not assumed."""
+"""Whether sequences may share a forward pass is tried, not assumed."""
 
 from typing import Any
 
@@ -25,10 +25,11 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("family", RIGHT)
-@pytest.mark.parametrize("most_rows", [2, 4])
-def test_architectures_that_batch_rightly_pass(tiny_model: TinyModel, family: str, most_rows: int):
+@pytest.mark.parametrize("max_sequences", [2, 4])
+@pytest.mark.sample(2)
+def test_architectures_that_batch_rightly_pass(tiny_model: TinyModel, family: str, max_sequences: int):
     network = load(tiny_model(family, hidden=128, layers=4)).network
-    verdict = check_batching(network, Layers(network).fresh, most_rows)
+    verdict = check_batching(network, Layers(network).fresh, max_sequences)
     assert (verdict.batches, verdict.reason) == (True, "")
 
 
@@ -53,33 +54,35 @@ class Masked:
         return heard.swapaxes(1, 2).flatten(2) @ self._out
 
 
-def verdict_of(network: Any, most_rows: int = 4) -> Any:
-    return check_batching(network, network.make_cache, most_rows)
+def verdict_of(network: Any, max_sequences: int = 4) -> Any:
+    return check_batching(network, network.make_cache, max_sequences)
 
 
 def test_a_network_that_sees_the_padding_of_its_batch_takes_turns():
     assert verdict_of(Masked()).batches
     verdict = verdict_of(Masked(mx.ones_like))
     assert not verdict.batches
-    assert verdict.reason == "with 2 rows at once it computes other logits than alone"
+    assert verdict.reason == "with 2 sequences at once it computes other logits than alone"
 
 
-def test_a_network_that_mixes_up_three_rows_and_not_two_takes_turns():
-    """gemma2: the mask of as many rows as there are heads fits, and is the heads'."""
+def test_a_network_that_mixes_up_three_sequences_and_not_two_takes_turns():
+    """gemma2: the mask of as many sequences as there are heads fits, and is the heads'."""
     verdict = verdict_of(Masked(lambda mask: mask[::-1] if mask.shape[0] == 3 else mask))
-    assert verdict.reason == "with 3 rows at once it computes other logits than alone"
-    assert verdict_of(Masked(lambda mask: mask[::-1] if mask.shape[0] == 3 else mask), most_rows=2).batches
+    assert verdict.reason == "with 3 sequences at once it computes other logits than alone"
+    assert verdict_of(
+        Masked(lambda mask: mask[::-1] if mask.shape[0] == 3 else mask), max_sequences=2
+    ).batches
     assert not verdict_of(Masked(lambda mask: mask[::-1] if mask.shape[0] == 4 else mask)).batches
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_network_that_raises_for_several_rows_takes_turns(nth: int):
+def test_a_network_that_raises_for_several_sequences_takes_turns(nth: int):
     broken = Wrapped(Masked(), FailsOnce(lambda shape: shape[0] > 1, nth))
     verdict = verdict_of(broken)
-    assert verdict.reason == "several rows at once raise Breakdown: broken on purpose"
+    assert verdict.reason == "several sequences at once raise Breakdown: broken on purpose"
 
 
-def test_a_network_that_fails_for_a_single_row_is_no_matter_of_batches():
+def test_a_network_that_fails_for_a_single_sequence_is_no_matter_of_batches():
     with pytest.raises(Breakdown):
         verdict_of(Wrapped(Masked(), FailsOnce(lambda shape: shape[0] == 1)))
 
@@ -99,6 +102,6 @@ class Chunked(Masked):
         return [ChunkedKVCache(16)]
 
 
-def test_caches_that_cannot_be_merged_and_one_row_at_a_time_need_no_trial():
+def test_caches_that_cannot_be_merged_and_one_sequence_at_a_time_need_no_trial():
     assert verdict_of(Chunked()).reason == "its caches cannot be merged"
-    assert verdict_of(Masked(), most_rows=1).reason == "one reply at a time is all that BATCH allows"
+    assert verdict_of(Masked(), max_sequences=1).reason == "one reply at a time is all that BATCH allows"

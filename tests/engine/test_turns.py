@@ -1,4 +1,6 @@
-"""Turns: short prompts go first, rows take turns, nobody waits for ever, and nothing is computed twice."""
+"""Turns: short prompts go first, sequences take turns, nobody waits for ever, and nothing is computed
+twice.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished, Prefilling, Restored, Usage
-from start_llm.core.job import Job
 from start_llm.core.sampling import Sampling
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import RowCost
+from start_llm.engine.cost import SequenceCost
 from start_llm.engine.generation import Generation
-from start_llm.engine.machinery import Machinery, Pace
+from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.schedule import Schedule
 from tests.cache.conversations import Cached
-from tests.engine.harness import Stepper, Watched, job
+from tests.engine.harness import Stepper, Watched, engine_request
 from tests.engine.test_guards import Counting, check
 from tests.ties import Reference, Tally, greedy_reference
 
 SPEED = 100.0
-COST = RowCost(token_bytes=10)
+COST = SequenceCost(token_bytes=10)
 PROMPTS = [tuple(range(n, n + 30)) for n in range(0, 1200, 100)]
 LONG = tuple(int(n) for n in np.random.default_rng(2).integers(0, 1500, 1500))
 
@@ -41,7 +43,7 @@ class Clock:
 # ----------------------------------------------------------------------------------------------- the schedule
 
 
-def order_of(*arrivals: tuple[float, Job]) -> list[int]:
+def order_of(*arrivals: tuple[float, EngineRequest]) -> list[int]:
     """In which order those are served that arrived at these seconds, all before the first turn."""
     clock = Clock()
     start, schedule, names = clock.now, Schedule(clock), dict[Generation, int]()
@@ -59,26 +61,26 @@ def drained(schedule: Schedule) -> Iterator[Any]:
         yield first
 
 
-def of(tokens: int, **more: Any) -> Job:
-    return job(range(tokens), **more)
+def of(tokens: int, **more: Any) -> EngineRequest:
+    return engine_request(range(tokens), **more)
 
 
 def test_equals_are_served_in_the_order_in_which_they_came():
     assert order_of(*[(0, of(100))] * 5) == [0, 1, 2, 3, 4]
 
 
-def test_a_short_prompt_goes_in_front_of_a_long_one():
+def test_a_short_prompt_goes_before_a_long_one():
     assert order_of((0, of(1000)), (1, of(100))) == [1, 0]
 
 
-def test_nobody_goes_in_front_of_one_that_has_waited_for_as_long_as_it_takes():
+def test_nobody_goes_before_one_that_has_waited_for_as_long_as_it_takes():
     assert order_of((0, of(1000)), *[(second, of(100)) for second in range(20)]) == [
         *range(1, 10), 0, *range(10, 21)
     ]  # fmt: skip
 
 
 def test_what_was_computed_before_makes_a_prompt_short():
-    assert order_of((0, of(1000)), (1, of(5000, known=4900))) == [1, 0]
+    assert order_of((0, of(1000)), (1, of(5000, repeated_tokens=4900))) == [1, 0]
 
 
 def test_many_requests_of_one_session_do_not_hold_up_another():
@@ -98,7 +100,7 @@ def test_a_session_that_was_quiet_owes_nothing():
 
 @pytest.mark.parametrize("is_given_up", [True, False])
 def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
-    """It was given up, or took less time than it was thought to take."""
+    """It was given up, or took less time than it was reasoning to take."""
     schedule = Schedule(Clock())
     long, another, short = (
         Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
@@ -106,7 +108,7 @@ def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
     schedule.add(long, SPEED)
     if is_given_up:
         long.cancel()
-        schedule.take_cancelled()
+        schedule.drop_cancelled()
     else:
         next(drained(schedule))
     schedule.add(another, SPEED)
@@ -147,24 +149,24 @@ def test_what_nobody_waits_for_lets_others_go_first():
 
 
 @pytest.fixture(scope="module")
-def references(machinery: Machinery) -> dict[tuple[int, ...], Reference]:
-    return {prompt: greedy_reference(machinery.network, prompt, 60) for prompt in (LONG, *PROMPTS)}
+def references(resources: EngineResources) -> dict[tuple[int, ...], Reference]:
+    return {prompt: greedy_reference(resources.network, prompt, 60) for prompt in (LONG, *PROMPTS)}
 
 
-def cached(machinery: Machinery, **changes: Any) -> Cached:
-    return Cached(machinery, **changes)
+def cached(resources: EngineResources, **changes: Any) -> Cached:
+    return Cached(resources, **changes)
 
 
 def a_long_prompt_half_computed(stepper: Stepper) -> Watched:
-    long = stepper.submit(job(LONG, 10))
+    long = stepper.submit(engine_request(LONG, 10))
     stepper.step_until(lambda: long.progress)
     return long
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one_and_nothing_is_computed_twice(machinery, references):
-    stepper = cached(machinery, clock=Clock())
+def test_a_short_prompt_does_not_wait_for_a_long_one_and_nothing_is_computed_twice(resources, references):
+    stepper = cached(resources, clock=Clock())
     long = a_long_prompt_half_computed(stepper)
-    short = stepper.submit(job(PROMPTS[0], 10))
+    short = stepper.submit(engine_request(PROMPTS[0], 10))
     stepper.step_until(lambda: short.tokens)
     assert long.progress[-1][0] < len(LONG) - 1
     stepper.finish(long, short)
@@ -174,15 +176,15 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_and_nothing_is_computed_twi
     assert [type(event) for event in long.seen if isinstance(event, Restored)] == [Restored]
     assert long.ending == Finished("length", Usage(prompt=len(LONG), cached=0, completion=10))
     for watched in (long, short):
-        Tally().compare(watched.tokens, references[watched.generation.job.prompt.ids])
+        Tally().compare(watched.tokens, references[watched.generation.request.prompt.ids])
 
 
-def test_counts_of_the_cache_do_not_know_of_the_interruption(machinery):
+def test_counts_of_the_cache_do_not_know_of_the_interruption(resources):
     counts = []
     for asked in (None, PROMPTS[0]):
-        stepper = cached(machinery, clock=Clock())
+        stepper = cached(resources, clock=Clock())
         long = a_long_prompt_half_computed(stepper)
-        others = [stepper.submit(job(asked, 2))] if asked else []
+        others = [stepper.submit(engine_request(asked, 2))] if asked else []
         stepper.finish(long, *others)
         metrics = stepper.cached
         more = len(asked) if asked else 0
@@ -197,57 +199,59 @@ def test_counts_of_the_cache_do_not_know_of_the_interruption(machinery):
     assert counts[0] == counts[1] == (1, len(LONG), len(LONG), 0)
 
 
-def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(machinery):
+def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(resources):
     for known in (0, 690):
-        stepper = cached(machinery, clock=Clock())
+        stepper = cached(resources, clock=Clock())
         long = a_long_prompt_half_computed(stepper)
-        same = stepper.submit(job((*LONG[:700], 7, 8), 2, known=known))
+        same = stepper.submit(engine_request((*LONG[:700], 7, 8), 2, repeated_tokens=known))
         stepper.finish(long, same)
         assert stepper.metrics.prefilled_tokens == len(LONG) - 1 + 1
 
 
-def test_a_prompt_is_not_stopped_for_one_that_has_no_room(machinery):
+def test_a_prompt_is_not_stopped_for_one_that_has_no_room(resources):
     """It goes on, and the one that would be due first waits for the reply that has the room."""
     admission = Admission(usable_bytes=10 * (2000 + len(LONG)), cost=COST)
-    stepper = cached(machinery, clock=Clock(), admission=admission, pace=Pace(turn_s=10**6))
-    first = stepper.submit(job(PROMPTS[0], 1900))
+    stepper = cached(
+        resources, clock=Clock(), admission=admission, time_limits=TimeLimits(preempt_after_s=10**6)
+    )
+    first = stepper.submit(engine_request(PROMPTS[0], 1900))
     stepper.step_until(lambda: first.tokens)
     long = a_long_prompt_half_computed(stepper)
-    large = stepper.submit(job((5, *LONG, *LONG), 2, known=2 * len(LONG) - 10))
+    large = stepper.submit(engine_request((5, *LONG, *LONG), 2, repeated_tokens=2 * len(LONG) - 10))
     stepper.step_until(lambda: len(long.tokens) == 10)
     assert not large.tokens
     first.generation.cancel()
     stepper.finish(large)
 
 
-def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(machinery):
-    stepper = cached(machinery, clock=Clock(step=0.01))
-    stepper.finish(stepper.submit(job(range(1000, 1200), 1)))  # so that its speed is known
+def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(resources):
+    stepper = cached(resources, clock=Clock(step=0.01))
+    stepper.finish(stepper.submit(engine_request(range(1000, 1200), 1)))  # so that its speed is known
     before = stepper.metrics.prefilled_tokens
     long = a_long_prompt_half_computed(stepper)
-    lost = stepper.submit(job((5, *LONG, *LONG), 2, known=2 * len(LONG)))
-    short = stepper.submit(job(PROMPTS[0], 2))
+    lost = stepper.submit(engine_request((5, *LONG, *LONG), 2, repeated_tokens=2 * len(LONG)))
+    short = stepper.submit(engine_request(PROMPTS[0], 2))
     stepper.step_until(lambda: long.tokens and short.tokens)
     assert not lost.tokens
     stepper.finish(long, lost, short)
     assert stepper.metrics.prefilled_tokens - before == 3 * len(LONG) + len(PROMPTS[0]) - 2
 
 
-def test_a_prompt_that_is_due_is_not_stopped_any_more(machinery):
+def test_a_prompt_that_is_due_is_not_stopped_any_more(resources):
     clock = Clock()
-    stepper = cached(machinery, clock=clock)
+    stepper = cached(resources, clock=clock)
     long = a_long_prompt_half_computed(stepper)
     clock.now += 3600
-    short = stepper.submit(job(PROMPTS[0], 10))
+    short = stepper.submit(engine_request(PROMPTS[0], 10))
     stepper.step_until(lambda: short.tokens)
     assert long.progress[-1] == (len(LONG) - 1, len(LONG))
     stepper.finish(long, short)
 
 
-def test_without_a_cache_nothing_is_stopped(machinery):
-    stepper = Stepper(machinery, clock=Clock())
+def test_without_a_cache_nothing_is_stopped(resources):
+    stepper = Stepper(resources, clock=Clock())
     long = a_long_prompt_half_computed(stepper)
-    short = stepper.submit(job(PROMPTS[0], 2))
+    short = stepper.submit(engine_request(PROMPTS[0], 2))
     stepper.finish(long, short)
     assert stepper.metrics.prefilled_tokens == len(LONG) + len(PROMPTS[0]) - 2
 
@@ -255,115 +259,139 @@ def test_without_a_cache_nothing_is_stopped(machinery):
 # ------------------------------------------------------------------------------------------------ the replies
 
 
-def in_turns(stepper: Stepper, rows: list[Watched]) -> list[list[int]]:
+def in_turns(stepper: Stepper, sequences: list[Watched]) -> list[list[int]]:
     """How many tokens each of them had, after each step."""
     had: list[list[int]] = []
-    while not all(row.look() and row.ending for row in rows):
+    while not all(sequence.look() and sequence.ending for sequence in sequences):
         stepper.step()
-        had.append([len(row.tokens) for row in rows])
+        had.append([len(sequence.tokens) for sequence in sequences])
         assert len(had) < 3000
     return had
 
 
-@pytest.mark.parametrize("most_rows", [1, 2, 4])
-def test_more_replies_than_places_take_turns_and_say_what_they_say_alone(machinery, references, most_rows):
-    stepper = cached(machinery, clock=Clock(0.1), most_rows=most_rows, pace=Pace(turn_s=1))
-    rows = [stepper.submit(job(prompt, 60)) for prompt in PROMPTS]
-    had = in_turns(stepper, rows)
+@pytest.mark.parametrize("max_sequences", [1, 2, 4])
+@pytest.mark.sample(3)
+def test_more_replies_than_places_take_turns_and_say_what_they_say_alone(
+    resources, references, max_sequences
+):
+    stepper = cached(
+        resources, clock=Clock(0.1), max_sequences=max_sequences, time_limits=TimeLimits(preempt_after_s=1)
+    )
+    sequences = [stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS]
+    had = in_turns(stepper, sequences)
     assert max(next(counts for counts in had if min(counts) >= 1)) <= 20, (
         "nobody is far before all have begun"
     )
     assert all(max(counts) - min(counts) <= 20 for counts in had if max(counts) < 60)
-    assert stepper.metrics.interruptions >= len(PROMPTS) - most_rows
+    assert stepper.metrics.preemptions >= len(PROMPTS) - max_sequences
     assert stepper.metrics.prefilled_tokens == sum(len(prompt) - 1 for prompt in PROMPTS)
-    for row, prompt in zip(rows, PROMPTS, strict=True):
-        assert row.ending == Finished("length", Usage(prompt=30, cached=0, completion=60))
-        Tally().compare(row.tokens, references[prompt])
+    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+        assert sequence.ending == Finished("length", Usage(prompt=30, cached=0, completion=60))
+        Tally().compare(sequence.tokens, references[prompt])
 
 
-def test_nobody_is_interrupted_while_there_are_places(machinery):
-    stepper = cached(machinery, clock=Clock(1), pace=Pace(turn_s=1))
-    stepper.finish(*[stepper.submit(job(prompt, 30)) for prompt in PROMPTS[:4]])
-    assert stepper.metrics.interruptions == 0
+def test_nobody_is_interrupted_while_there_are_places(resources):
+    stepper = cached(resources, clock=Clock(1), time_limits=TimeLimits(preempt_after_s=1))
+    stepper.finish(*[stepper.submit(engine_request(prompt, 30)) for prompt in PROMPTS[:4]])
+    assert stepper.metrics.preemptions == 0
 
 
-def test_without_a_cache_nobody_is_interrupted(machinery):
-    stepper = Stepper(machinery, clock=Clock(1), most_rows=2, pace=Pace(turn_s=1))
-    stepper.finish(*[stepper.submit(job(prompt, 20)) for prompt in PROMPTS[:5]])
-    assert stepper.metrics.interruptions == 0
+def test_without_a_cache_nobody_is_interrupted(resources):
+    stepper = Stepper(resources, clock=Clock(1), max_sequences=2, time_limits=TimeLimits(preempt_after_s=1))
+    stepper.finish(*[stepper.submit(engine_request(prompt, 20)) for prompt in PROMPTS[:5]])
+    assert stepper.metrics.preemptions == 0
 
 
-def test_nobody_is_interrupted_who_could_not_be_kept(machinery):
-    admission = Admission(cost=RowCost(token_bytes=10**6))
-    pace = Pace(turn_s=1)
-    stepper = cached(machinery, budget=8 * 10**7, clock=Clock(1), most_rows=2, pace=pace, admission=admission)
-    stepper.finish(*[stepper.submit(job(prompt, 30)) for prompt in PROMPTS[:5]])
-    assert stepper.metrics.interruptions == 0
+def test_nobody_is_interrupted_who_could_not_be_kept(resources):
+    admission = Admission(cost=SequenceCost(token_bytes=10**6))
+    time_limits = TimeLimits(preempt_after_s=1)
+    stepper = cached(
+        resources,
+        budget=8 * 10**7,
+        clock=Clock(1),
+        max_sequences=2,
+        time_limits=time_limits,
+        admission=admission,
+    )
+    stepper.finish(*[stepper.submit(engine_request(prompt, 30)) for prompt in PROMPTS[:5]])
+    assert stepper.metrics.preemptions == 0
 
 
-@pytest.mark.parametrize("most_rows", [1, 3])
+@pytest.mark.parametrize("max_sequences", [1, 3])
 @pytest.mark.parametrize("has_state", [False, True])
-def test_rows_that_take_turns_are_kept_token_for_token(has_state, most_rows):
-    machinery = Machinery(
+@pytest.mark.sample(3)
+def test_sequences_that_take_turns_are_kept_token_for_token(has_state, max_sequences):
+    resources = EngineResources(
         Counting(has_state=has_state),
         lambda token: b"a",
         frozenset(),
-        most_rows=most_rows,
+        max_sequences=max_sequences,
         batches=not has_state,
-        pace=Pace(turn_s=1),
+        time_limits=TimeLimits(preempt_after_s=1),
     )
-    stepper = Cached(machinery, clock=Clock(0.05))
-    rows = [stepper.submit(job(range(n, n + 20), 80)) for n in (0, 70, 140, 210, 280)]
-    while not all(row.look() and row.ending for row in rows):
+    stepper = Cached(resources, clock=Clock(0.05))
+    sequences = [stepper.submit(engine_request(range(n, n + 20), 80)) for n in (0, 70, 140, 210, 280)]
+    while not all(sequence.look() and sequence.ending for sequence in sequences):
         stepper.step()
         check(stepper)
-    assert stepper.metrics.interruptions > 5
+    assert stepper.metrics.preemptions > 5
     assert stepper.metrics.prefilled_tokens == 19 * 5
-    for row in rows:
-        first = row.generation.job.prompt.ids[-1] + 1
-        assert row.tokens == [token % 400 for token in range(first, first + 80)]
+    for sequence in sequences:
+        first = sequence.generation.request.prompt.ids[-1] + 1
+        assert sequence.tokens == [token % 400 for token in range(first, first + 80)]
 
 
-def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(machinery):
+def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(resources):
     clock = Clock()
-    stepper = cached(machinery, clock=clock, most_rows=1, pace=Pace(turn_s=0))
-    first = stepper.submit(job(PROMPTS[0], 1000))
+    stepper = cached(resources, clock=clock, max_sequences=1, time_limits=TimeLimits(preempt_after_s=0))
+    first = stepper.submit(engine_request(PROMPTS[0], 1000))
     stepper.step_until(lambda: first.tokens)
-    long = stepper.submit(job(LONG, 5))
+    long = stepper.submit(engine_request(LONG, 5))
     stepper.step()
     assert stepper.loop._schedule.first
     due, had = stepper.loop._schedule.first.due, len(first.tokens)
     clock.now = (clock.now + due) / 2
     stepper.step(10)
-    assert (stepper.metrics.interruptions, len(first.tokens)) == (0, had + 10)
+    assert (stepper.metrics.preemptions, len(first.tokens)) == (0, had + 10)
     clock.now = due
     stepper.step_until(lambda: long.tokens)
-    assert stepper.metrics.interruptions == 1
+    assert stepper.metrics.preemptions == 1
     first.generation.cancel()
     stepper.finish(long)
 
 
-def test_a_seed_and_penalties_hold_through_interruptions(machinery):
+def test_a_seed_and_penalties_hold_through_interruptions(resources):
     sampling = Sampling(temperature=1.0, seed=7, repetition_penalty=1.3, frequency_penalty=0.5)
     said = []
-    for turn_s in (1, 10**6):
-        stepper = cached(machinery, clock=Clock(0.02), most_rows=1, pace=Pace(turn_s=turn_s))
-        rows = [stepper.submit(job(prompt, 40, sampling, top_logprobs=1)) for prompt in PROMPTS[:3]]
-        stepper.finish(*rows)
-        said.append([row.tokens for row in rows])
-        assert (stepper.metrics.interruptions > 2) == (turn_s == 1)
-        told = [one for row in rows for event in row.seen for one in getattr(event, "logprobs", ())]
-        assert [one.chosen.token for one in told] == [token for row in rows for token in row.tokens]
+    for preempt_after_s in (1, 10**6):
+        stepper = cached(
+            resources,
+            clock=Clock(0.02),
+            max_sequences=1,
+            time_limits=TimeLimits(preempt_after_s=preempt_after_s),
+        )
+        sequences = [
+            stepper.submit(engine_request(prompt, 40, sampling, top_logprobs=1)) for prompt in PROMPTS[:3]
+        ]
+        stepper.finish(*sequences)
+        said.append([sequence.tokens for sequence in sequences])
+        assert (stepper.metrics.preemptions > 2) == (preempt_after_s == 1)
+        told = [
+            one for sequence in sequences for event in sequence.seen for one in getattr(event, "logprobs", ())
+        ]
+        assert [one.chosen.token for one in told] == [
+            token for sequence in sequences for token in sequence.tokens
+        ]
     assert said[0] == said[1]
 
 
-def test_an_interrupted_reply_can_be_given_up(machinery):
-    stepper = cached(machinery, clock=Clock(0.05), most_rows=1, pace=Pace(turn_s=1))
-    rows = [stepper.submit(job(prompt, 60)) for prompt in PROMPTS[:3]]
-    stepper.step_until(lambda: stepper.metrics.interruptions)
-    rows[0].generation.cancel()
-    stepper.finish(*rows[1:])
-    assert [len(row.tokens) for row in rows[1:]] == [60, 60]
+def test_an_interrupted_reply_can_be_given_up(resources):
+    stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
+    sequences = [stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS[:3]]
+    stepper.step_until(lambda: stepper.metrics.preemptions)
+    sequences[0].generation.cancel()
+    stepper.finish(*sequences[1:])
+    assert [len(sequence.tokens) for sequence in sequences[1:]] == [60, 60]
     assert not stepper.is_busy
 
 
@@ -377,9 +405,9 @@ def ended_by_the_server(watched: Watched, completion: int) -> None:
     assert ending.usage.completion == completion == len(watched.tokens)
 
 
-def test_a_prompt_that_takes_too_long_ends_and_what_was_computed_of_it_stays(machinery):
+def test_a_prompt_that_takes_too_long_ends_and_what_was_computed_of_it_stays(resources):
     clock = Clock()
-    stepper = cached(machinery, clock=clock, pace=Pace(deadline_s=10))
+    stepper = cached(resources, clock=clock, time_limits=TimeLimits(deadline_s=10))
     long = a_long_prompt_half_computed(stepper)
     clock.now += 9
     stepper.step()
@@ -389,113 +417,113 @@ def test_a_prompt_that_takes_too_long_ends_and_what_was_computed_of_it_stays(mac
     ended_by_the_server(long, 0)
     computed = stepper.metrics.prefilled_tokens
     assert not stepper.is_busy
-    again = stepper.submit(job(LONG, 3))
+    again = stepper.submit(engine_request(LONG, 3))
     stepper.finish(again)
     assert stepper.metrics.prefilled_tokens == len(LONG) - 1
     assert again.ending == Finished("length", Usage(prompt=len(LONG), cached=computed, completion=3))
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "in a batch"])
-def test_a_reply_that_takes_too_long_ends_and_the_others_go_on(machinery, references, count):
+def test_a_reply_that_takes_too_long_ends_and_the_others_go_on(resources, references, count):
     clock = Clock()
-    stepper = cached(machinery, clock=clock, pace=Pace(deadline_s=10))
-    old = stepper.submit(job(PROMPTS[0], 60))
+    stepper = cached(resources, clock=clock, time_limits=TimeLimits(deadline_s=10))
+    old = stepper.submit(engine_request(PROMPTS[0], 60))
     stepper.step_until(lambda: old.tokens)
     clock.now += 8
-    rows = [stepper.submit(job(prompt, 20)) for prompt in PROMPTS[1:count]]
+    sequences = [stepper.submit(engine_request(prompt, 20)) for prompt in PROMPTS[1:count]]
     stepper.step(6)
     clock.now += 3
     stepper.step()
     ended_by_the_server(old, len(old.tokens))
     assert old.tokens
-    stepper.finish(*rows)
-    assert [len(row.tokens) for row in rows] == [20] * len(rows)
+    stepper.finish(*sequences)
+    assert [len(sequence.tokens) for sequence in sequences] == [20] * len(sequences)
     Tally().compare(old.tokens, references[PROMPTS[0]])
     again = stepper.say((*PROMPTS[0], *old.tokens, 5), 1)
     assert isinstance(again.ending, Finished)
     assert again.ending.usage.cached >= len(PROMPTS[0]) + len(old.tokens) - 1
 
 
-def test_time_in_which_it_is_not_its_turn_does_not_count(machinery):
+def test_time_in_which_it_is_not_its_turn_does_not_count(resources):
     clock = Clock(0.02)
-    pace = Pace(turn_s=1, deadline_s=20)
-    stepper = cached(machinery, clock=clock, most_rows=1, pace=pace)
+    time_limits = TimeLimits(preempt_after_s=1, deadline_s=20)
+    stepper = cached(resources, clock=clock, max_sequences=1, time_limits=time_limits)
     began = clock.now
-    rows = [stepper.submit(job(prompt, 60)) for prompt in PROMPTS]
-    stepper.finish(*rows)
+    sequences = [stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS]
+    stepper.finish(*sequences)
     assert clock.now - began > 20
-    assert [len(row.tokens) for row in rows] == [60] * len(PROMPTS)
+    assert [len(sequence.tokens) for sequence in sequences] == [60] * len(PROMPTS)
 
 
-def test_no_deadline_is_none(machinery):
+def test_no_deadline_is_none(resources):
     clock = Clock(100)
-    stepper = cached(machinery, clock=clock)
-    stepper.finish(row := stepper.submit(job(PROMPTS[0], 20)))
-    assert len(row.tokens) == 20
+    stepper = cached(resources, clock=clock)
+    stepper.finish(sequence := stepper.submit(engine_request(PROMPTS[0], 20)))
+    assert len(sequence.tokens) == 20
 
 
 # ----------------------------------------------------------------------------------------------------- memory
 
 
-def test_a_request_waits_until_there_is_memory_for_it(machinery):
+def test_a_request_waits_until_there_is_memory_for_it(resources):
     """There is room for two prompts and the replies that they ask for."""
     admission = Admission(usable_bytes=10 * 2 * (30 + 500), cost=COST)
-    stepper = cached(machinery, admission=admission, pace=Pace(turn_s=10**6))
-    rows = [stepper.submit(job(prompt, 500)) for prompt in PROMPTS[:3]]
+    stepper = cached(resources, admission=admission, time_limits=TimeLimits(preempt_after_s=10**6))
+    sequences = [stepper.submit(engine_request(prompt, 500)) for prompt in PROMPTS[:3]]
     stepper.step(5)
-    assert (stepper.metrics.active_rows, stepper.metrics.waiting) == (2, 1)
-    rows[0].generation.cancel()
+    assert (stepper.metrics.active_sequences, stepper.metrics.waiting) == (2, 1)
+    sequences[0].generation.cancel()
     stepper.step(3)
-    assert (stepper.metrics.active_rows, stepper.metrics.waiting) == (2, 0)
-    for row in rows:
-        row.generation.cancel()
+    assert (stepper.metrics.active_sequences, stepper.metrics.waiting) == (2, 0)
+    for sequence in sequences:
+        sequence.generation.cancel()
 
 
-def test_a_row_alone_is_never_kept_waiting(machinery):
-    stepper = cached(machinery, admission=Admission(usable_bytes=1, cost=COST))
-    rows = [stepper.submit(job(prompt, 5)) for prompt in PROMPTS[:3]]
-    stepper.finish(*rows)
-    assert [len(row.tokens) for row in rows] == [5, 5, 5]
+def test_a_sequence_alone_is_never_kept_waiting(resources):
+    stepper = cached(resources, admission=Admission(usable_bytes=1, cost=COST))
+    sequences = [stepper.submit(engine_request(prompt, 5)) for prompt in PROMPTS[:3]]
+    stepper.finish(*sequences)
+    assert [len(sequence.tokens) for sequence in sequences] == [5, 5, 5]
 
 
-def test_rows_that_outgrow_memory_go_on_one_after_the_other(machinery, references):
+def test_sequences_that_outgrow_memory_go_on_one_after_the_other(resources, references):
     """Both were let in with their prompts and the 24 tokens that they might have been content with."""
     admission = Admission(usable_bytes=10 * (2 * (30 + 24)), cost=COST)
-    stepper = cached(machinery, admission=admission, pace=Pace(turn_s=10**6))
-    rows = [stepper.submit(job(prompt, 24)) for prompt in PROMPTS[:2]]
-    stepper.step_until(lambda: all(row.tokens for row in rows))
-    for row in rows:
-        object.__setattr__(row.generation.job, "max_tokens", 60)
-    stepper.finish(*rows)
-    assert [len(row.tokens) for row in rows] == [60, 60]
-    assert stepper.metrics.interruptions >= 1
-    for row, prompt in zip(rows, PROMPTS, strict=False):
-        Tally().compare(row.tokens, references[prompt])
+    stepper = cached(resources, admission=admission, time_limits=TimeLimits(preempt_after_s=10**6))
+    sequences = [stepper.submit(engine_request(prompt, 24)) for prompt in PROMPTS[:2]]
+    stepper.step_until(lambda: all(sequence.tokens for sequence in sequences))
+    for sequence in sequences:
+        object.__setattr__(sequence.generation.request, "max_tokens", 60)
+    stepper.finish(*sequences)
+    assert [len(sequence.tokens) for sequence in sequences] == [60, 60]
+    assert stepper.metrics.preemptions >= 1
+    for sequence, prompt in zip(sequences, PROMPTS, strict=False):
+        Tally().compare(sequence.tokens, references[prompt])
 
 
 # ----------------------------------------------------------------------------------------------------- stalls
 
 
-def test_the_time_for_which_replies_stand_still_is_told(machinery):
+def test_the_time_for_which_replies_stand_still_is_told(resources):
     clock = Clock()
-    stepper = cached(machinery, clock=clock)
-    row = stepper.submit(job(PROMPTS[0], 30))
-    stepper.step_until(lambda: len(row.tokens) >= 3)
+    stepper = cached(resources, clock=clock)
+    sequence = stepper.submit(engine_request(PROMPTS[0], 30))
+    stepper.step_until(lambda: len(sequence.tokens) >= 3)
     clock.now += 2
     stepper.step()
     assert stepper.metrics.worst_stall == 2
     assert stepper.metrics.stalls[-1] == 2
-    stepper.finish(row)
+    stepper.finish(sequence)
     clock.now += 100
-    stepper.finish(stepper.submit(job(PROMPTS[1], 5)))
+    stepper.finish(stepper.submit(engine_request(PROMPTS[1], 5)))
     assert stepper.metrics.worst_stall == 2, "nobody stood still while nobody was there"
 
 
-def test_progress_is_told_of_a_prompt_and_never_of_a_reply(machinery):
-    stepper = cached(machinery, clock=Clock(0.05), most_rows=1, pace=Pace(turn_s=1))
-    rows = [stepper.submit(job(prompt, 40)) for prompt in PROMPTS[:3]]
-    stepper.finish(*rows)
-    assert stepper.metrics.interruptions
-    for row in rows:
-        kinds = [isinstance(event, Prefilling) for event in row.seen[1:]]
+def test_progress_is_told_of_a_prompt_and_never_of_a_reply(resources):
+    stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
+    sequences = [stepper.submit(engine_request(prompt, 40)) for prompt in PROMPTS[:3]]
+    stepper.finish(*sequences)
+    assert stepper.metrics.preemptions
+    for sequence in sequences:
+        kinds = [isinstance(event, Prefilling) for event in sequence.seen[1:]]
         assert kinds == sorted(kinds, reverse=True)

@@ -9,12 +9,12 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from start_llm.cache.layers import Layers
 from start_llm.engine import work
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
-from start_llm.engine.work import WorkCost, measure_work
+from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
 from tests.engine.harness import Wrapped
 
-COST = WorkCost(token_bytes=1000, pair_bytes=2, before_bytes=50)
+COST = PrefillMemoryCost(token_bytes=1000, pair_bytes=2, before_bytes=50)
 
 
 def test_bytes_of_a_chunk_and_of_what_stands_before_it():
@@ -29,6 +29,7 @@ def test_the_longest_chunk_shrinks_as_the_context_grows_and_never_vanishes():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5", "gpt_oss", "glm4_moe_lite"])
+@pytest.mark.sample(15)
 def test_what_is_measured_on_short_chunks_tells_what_a_long_one_takes(tiny_model: TinyModel, family: str):
     network = load(tiny_model(family, hidden=128, layers=4)).network
     cost = measure_work(network, Layers(network)).cost
@@ -94,7 +95,7 @@ def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel, monke
 def test_a_cache_of_an_unknown_class_is_tried_as_it_is(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nothing of it can be repeated, so less stands in front of its chunks."""
+    """Nothing of it can be repeated, so less stands before its chunks."""
     network = load(tiny_model("qwen3")).network
 
     class Unknown(KVCache): ...

@@ -176,7 +176,7 @@ class Sessions:
                 session.named, session.is_name_shared = {"session_id": "default"}, True
 
     def _fork(self, session: Session, other: Session) -> None:
-        """What the other one has said, thought and been told up to a question is this one's too."""
+        """What the other one has said, reasoning and been told up to a question is this one's too."""
         self.counts["forks"] += 1
         ends = [end for end, one in enumerate(other.messages, 1) if one.role == "user"]
         session.form, session.temperature, session.said = other.form, other.temperature, dict(other.said)

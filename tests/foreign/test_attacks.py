@@ -17,22 +17,24 @@ from tests.conftest import TinyModel
 from tests.foreign.forms import FORMS, READ, Call, Form, Request
 from tests.foreign.forms import Message as AnyMessage
 from tests.http.test_conversations import REPLY_TOKENS, Message, Talk, talking, text_of, user
-from tests.sdk.doors import DIRECT, KEY, MODEL, PROXIED, Door, Doors
+from tests.sdk.endpoints import DIRECT, KEY, MODEL, PROXIED, Endpoint, Endpoints
 from tests.serving import AS_JSON, serving
+
+pytestmark = pytest.mark.product
 
 REST = "Be brief and say what you see. " * 8
 
 
 @dataclass
 class Through(Talk):
-    """A client that speaks so, at one of the doors. What is asked is written as for chats."""
+    """A client that speaks so, at one of the endpoints. What is asked is written as for chats."""
 
     form: Form = FORMS["chat"]
-    door: Door | None = None
+    endpoint: Endpoint | None = None
 
     def ask(self, messages: Sequence[Message], **named: str) -> Any:
-        assert self.door
-        self.door.lead()
+        assert self.endpoint
+        self.endpoint.lead()
         first, *others = messages
         request = Request(
             system=first["content"],
@@ -44,7 +46,7 @@ class Through(Talk):
         )
         body = {"model": MODEL, **self.form.body(request)}
         headers = {**AS_JSON, "Authorization": f"Bearer {KEY}"}
-        asked = urllib.request.Request(self.door.url + self.form.path, json.dumps(body).encode(), headers)
+        asked = urllib.request.Request(self.endpoint.url + self.form.path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
@@ -68,11 +70,11 @@ def port(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def anew(request: pytest.FixtureRequest, port: int, tiny_model: TinyModel, doors: Doors) -> Anew:
+def anew(request: pytest.FixtureRequest, port: int, tiny_model: TinyModel, endpoints: Endpoints) -> Anew:
     @contextmanager
     def talking_through() -> Generator[Talk]:
         with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as server:
-            yield Through(server, form=FORMS[request.param], door=doors.of(server, port))
+            yield Through(server, form=FORMS[request.param], endpoint=endpoints.of(server, port))
 
     return talking_through
 
@@ -89,13 +91,14 @@ def asked(first: str) -> list[Message]:
 
 LINES = {
     "date": ("Current date: 2026-11-21. Customer: {}, IBAN {}1", "Ann Smith", "Bob Jones"),
-    "date behind words": ("Today's date: {} Nov 21 2026", "Ann's", "Bob's"),
+    "date after words": ("Today's date: {} Nov 21 2026", "Ann's", "Bob's"),
     "zone": ("Time zone: {}'s own", "Ann", "Bob"),
     "clock": ("Current time is 10:00 at {}'s", "Ann", "Bob"),
 }
 
 
 @pytest.mark.parametrize("line", LINES)
+@pytest.mark.sample(4)
 def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
     form, ann, bob = LINES[line]
     reply, _ = talk.said(asked(form.format(ann, ann)))
@@ -174,6 +177,7 @@ def test_what_tells_of_one_project_is_not_read_in_another(talk: Talk, block: str
         assert "beta-own" in read
 
 
+@pytest.mark.sample(4)
 def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     named, words = {"session_id": "default"}, "Both of them."
     reply, _ = talk.said(about("git status", "alpha-secret", words), **named)
@@ -185,7 +189,7 @@ def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     assert "beta" not in read
 
 
-def test_what_changes_in_one_project_is_told_behind_what_was_read_before(talk: Talk):
+def test_what_changes_in_one_project_is_told_after_what_was_read_before(talk: Talk):
     named, words = {"session_id": "mine"}, "One project."
     reply, before = talk.said(about("git status", "alpha", words), **named)
     _, computed = talk.said([*about("git status", "omega", words), reply, user("Go on.")], **named)
@@ -217,6 +221,7 @@ SPACES = {
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("named", [{}, {"session_id": "files"}], ids=["no name", "one name"])
+@pytest.mark.sample(4)
 def test_white_space_of_a_result_is_what_the_tool_wrote(
     talk: Talk, anew: Anew, space: str, named: dict[str, Any]
 ):
@@ -245,6 +250,7 @@ def test_white_space_at_the_end_of_a_question_is_another_conversations(talk: Tal
 # ------------------------------------------------------------------------------------------- notes and clocks
 
 
+@pytest.mark.sample(5)
 def test_notes_of_others_do_not_pile_up(talk: Talk):
     def dated(day: int) -> list[Message]:
         return [{"role": "system", "content": f"Today's date: 2026-11-{day}\n{REST}"}, user("Which day?")]
@@ -266,7 +272,7 @@ def test_clocks_that_have_moved_are_read_where_they_stand(talk: Talk):
     assert second in text_of(talk, talk.prompts[-1])
 
 
-# -------------------------------------------------------------------------------- thoughts, and who is deeper
+# ------------------------------------------------------------------------------- reasoning, and who is deeper
 
 ONE = {**READ, "properties": {"path": {"enum": ["a"]}}}
 CALL = {
@@ -275,7 +281,7 @@ CALL = {
     "parallel_tool_calls": False,
 }
 THINKS = {"enable_thinking": True, "thinking_budget": 12, "max_tokens": 200, **CALL}
-"""Any thought, and the same call: a template shows a thought as long as nothing new is asked."""
+"""Any reasoning, and the same call: a template shows reasoning as long as nothing new is asked."""
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +291,7 @@ def thinker(tiny_model: TinyModel) -> Iterator[Talk]:
 
 
 def with_call(talk: Talk, messages: Sequence[Message], **more: Any) -> tuple[Message, str]:
-    """The reply as a client keeps it that leaves thoughts out, and its thought."""
+    """The reply as a client keeps it that leaves reasoning out, and its reasoning."""
     said = talk.ask(messages, **THINKS, **more)["choices"][0]["message"]
     kept = {name: said.get(name) for name in ("role", "content", "tool_calls")}
     return kept, said["reasoning_content"].strip()
@@ -303,14 +309,15 @@ def arguments_of(reply: Message) -> Any:
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_a_thought_is_read_in_its_own_conversation_alone(thinker: Talk, names: str):
+@pytest.mark.sample(3)
+def test_reasoning_is_read_in_its_own_conversation_alone(thinker: Talk, names: str):
     first, second = NAMES[names]
     words = f"Thoughts of {names}."
     alpha, beta = (about("git status", secret, words) for secret in ("alpha-secret", "beta-own"))
-    (reply_a, thought_a), (reply_b, thought_b) = (
+    (reply_a, reasoning_a), (reply_b, reasoning_b) = (
         with_call(thinker, alpha, **first), with_call(thinker, beta, **second)
     )  # fmt: skip
-    assert thought_a != thought_b
+    assert reasoning_a != reasoning_b
     assert arguments_of(reply_a) == arguments_of(reply_b)
     reads: list[str] = []
     for asked in (
@@ -321,7 +328,7 @@ def test_a_thought_is_read_in_its_own_conversation_alone(thinker: Talk, names: s
     ):
         thinker.ask(asked, **THINKS, **second if asked[0] != alpha[0] else first)
         reads.append(text_of(thinker, thinker.prompts[-1]))
-    held = [(thought_a in read, thought_b in read, "alpha" in read) for read in reads]
+    held = [(reasoning_a in read, reasoning_b in read, "alpha" in read) for read in reads]
     assert held[:2] == [(True, False, True), (False, True, False)]
     assert held[2:] == [(False, held[2][1], False), (False, held[3][1], False)]
     assert not (held[3][1] and "session_id" not in second), "an own value that changed, without a proof"
@@ -405,7 +412,7 @@ def messaging(talk: Talk, secret: str, messages: Sequence[Message]) -> Any:
 
 @pytest.mark.parametrize("is_proof", [True, False])
 def test_who_shows_a_signature_of_this_server_goes_on(thinker: Talk, is_proof: bool):
-    """The client makes up an id for the call, and leaves the signed thought out where it proves nothing."""
+    """The client makes up an id for the call, and leaves the signed reasoning out where it proves nothing."""
     blocks = messaging(thinker, f"alpha-{is_proof}", [])["content"]
     assert [block["type"] for block in blocks] == ["thinking", "tool_use"]
     blocks[-1]["id"] = "c1"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from start_llm.formats import registry
-from start_llm.formats.registry import FAMILIES, NOTATIONS
+from start_llm.formats.registry import FAMILIES, MODEL_FORMATS, NOTATIONS
 from tests.prompt.fakes import family_of
 from tests.templates.traits import TRAITS
 
@@ -21,8 +21,8 @@ LLAMA_TOKENS = (
 )
 
 OF_TRAITS = {
-    "strips_old_thoughts": ("qwen3", "</think>"),
-    "opens_thought": ("qwen3", "</think>"),
+    "strips_old_reasoning": ("qwen3", "</think>"),
+    "opens_reasoning": ("qwen3", "</think>"),
     "stop_opens_next": ("glm4", "</think>"),
     "tools_before_last_user": ("mistral", None),
     "dates": ("llama3", None),
@@ -52,7 +52,7 @@ OF_TRAITS = {
     "numbered_actions": ("cohere", "<|END_THINKING|>"),
     "open_and_close": ("kimi_k3", "<|close|>think<|sep|>"),
     "strict_channels": ("gpt_oss", "<|end|>"),
-    "text_behind_calls": ("gemma4", "<channel|>"),
+    "text_after_calls": ("gemma4", "<channel|>"),
     "tool_use_form": ("qwen3", None),
     "system_with_last_word": ("mistral", None),
     "flat_schemas": ("qwen3", None),
@@ -62,18 +62,42 @@ OF_TRAITS = {
     "text_or_calls": ("qwen3", None),
     "thought_without_text": ("qwen3", "</think>"),
 }
-"""For each trait the family, and the closing mark of its thoughts."""
+"""For each trait the family, and the closing mark of its reasoning."""
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_the_family_of_a_trait_is_told_from_its_template_and_tokens(trait):
     family = family_of(trait)
-    assert (family.name, family.thought and family.thought.closing) == OF_TRAITS[trait]
+    assert (family.name, family.reasoning and family.reasoning.closing) == OF_TRAITS[trait]
 
 
 def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tuple[str, str | None]:
     family = registry.detect(config, template, tokens)
-    return family.name, family.thought and family.thought.closing
+    return family.name, family.reasoning and family.reasoning.closing
+
+
+EVERY_MARK = [(one.name, mark) for one in MODEL_FORMATS for mark in one.marks]
+TOLD_BY_THEIR_TYPE = {"xlam"}
+"""Formats whose calls are bare JSON or Python: no mark tells them."""
+
+
+@pytest.mark.parametrize(("name", "mark"), EVERY_MARK)
+def test_each_mark_alone_tells_its_format(name, mark):
+    assert detect({}, f"{CHATML}{mark}", ())[0] == name
+    assert detect({}, CHATML, (mark,))[0] == name
+
+
+@pytest.mark.parametrize(("name", "kind"), [(one.name, kind) for one in MODEL_FORMATS for kind in one.types])
+def test_a_type_tells_its_format_where_nothing_else_does(name, kind):
+    assert detect({"model_type": kind}, CHATML, ())[0] == name
+
+
+@pytest.mark.parametrize("model", MODEL_FORMATS, ids=lambda model: model.name)
+def test_a_template_that_shows_a_format_and_a_call_of_it_tells_it(model):
+    assert bool(model.marks) is (model.name not in TOLD_BY_THEIR_TYPE)
+    for notation in model.notations if model.marks else ():
+        written = notation.text.write([("read", {"path": "a.py"})]) if notation.text else ""
+        assert detect({}, "".join((CHATML, *model.marks, written)), ())[0] == model.name
 
 
 @pytest.mark.parametrize(
@@ -113,6 +137,8 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
         ("qwen3", "<minimax:tool_call><tool_call></think>", QWEN_TOKENS, ("minimax", "</think>")),
         ("deepseek_v3", "<｜DSML｜invoke", ("<｜tool▁calls▁begin｜>",), ("deepseek_v32", None)),
         ("llama", "<seed:tool_call></seed:think></think>", (), ("seed_oss", "</seed:think>")),
+        ("gemma4", f"{CHATML}<tool_call>", ("<|channel>", "<channel|>"), ("qwen3", "<channel|>")),
+        ("mistral3", f"{CHATML}<tool_call>", MISTRAL_TOKENS, ("qwen3", "[/THINK]")),
         # A template that says nothing: the vocabulary counts, then the architecture.
         ("llama", CHATML, QWEN_TOKENS, ("qwen3", "</think>")),
         ("llama", CHATML, ("<|im_start|>",), ("llama3", None)),
@@ -146,10 +172,10 @@ def test_a_config_without_a_type_is_no_evidence(config):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_model_that_knows_no_mark_of_thoughts_has_none(name):
-    family = registry.named(name)
+def test_a_model_that_knows_no_mark_of_reasoning_has_none(name):
+    family = registry.family_by_name(name)
     kept = registry.detect({"model_type": name}, "", ())
-    assert kept.thought is None
+    assert kept.reasoning is None
     assert not kept.orphan_close
     assert (kept.name, kept.formats, kept.call_ids) == (family.name, family.formats, family.call_ids)
 
@@ -161,31 +187,31 @@ def test_the_marks_of_the_template_count_more_than_those_of_the_vocabulary():
     assert detect({}, "[TOOL_CALLS]", both) == ("mistral", "[/THINK]")
 
 
-def test_glm_closes_a_thought_in_its_own_way():
+def test_glm_closes_reasoning_in_its_own_way():
     family = registry.detect({}, "<arg_key></think>", ())
     assert family.orphan_close
-    assert family.thought is not None
-    assert family.thought.cut == "</think>"
+    assert family.reasoning is not None
+    assert family.reasoning.cut == "</think>"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_name_that_a_user_may_say_is_a_family(name):
-    assert registry.named(name).name == name
+    assert registry.family_by_name(name).name == name
 
 
 def test_every_family_has_a_name_that_a_user_may_say():
     formats = (*registry.MODEL_FORMATS, registry.GENERIC)
     assert list(FAMILIES) == [one.name for one in formats]
     with pytest.raises(KeyError):
-        registry.named("gpt5")
+        registry.family_by_name("gpt5")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_format_of_a_family_exists(name):
-    assert set(registry.named(name).formats) <= NOTATIONS.keys()
+    assert set(registry.family_by_name(name).formats) <= NOTATIONS.keys()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_thought_that_is_cut_is_closed(name):
-    marks = registry.named(name).thought
+def test_reasoning_that_is_cut_is_closed(name):
+    marks = registry.family_by_name(name).reasoning
     assert marks is None or marks.closing in marks.cut

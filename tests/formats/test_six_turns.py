@@ -15,13 +15,14 @@ from start_llm.core.events import CallStarted, Finished, Text, Usage
 from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import make_splitter
 from start_llm.output.stream import OutputStream
-from start_llm.prompt.prepare import Preparer
 from start_llm.transcripts.turn import Turn
 from tests.prompt.echoes import CLIENTS, Client, understood
-from tests.prompt.fakes import NOON, call, family_of, reply, system, user
-from tests.prompt.replies import THOUGHT_FORMS, TOOLS, Answer, answer_of, next_messages, turn
+from tests.prompt.fakes import call, family_of, fresh_preparer, reply, system, user
+from tests.prompt.replies import REASONING_FORMS, TOOLS, Answer, answer_of, next_messages, turn
 from tests.templates.traits import TRAITS, trait_tokenizer
 from tests.transcripts.fakes import transcripts
+
+pytestmark = pytest.mark.product
 
 WINDOW, CHANCE = 10**9, 100.0
 ASKED = (system("You are an agent. " * 40), user("Mend it."))
@@ -39,7 +40,7 @@ ONE_CALL = frozenset({"dates", "strict_channels"})
 NO_TEXT = frozenset({"dates", "bare_call_list"})
 """Traits whose template has no text beside calls in one message."""
 MOVES_TOOLS = frozenset({"tools_before_last_user"})
-"""Traits whose template puts the tools and the system text in front of the last question."""
+"""Traits whose template puts the tools and the system text before the last question."""
 
 
 def replies_of(trait: str) -> list[Message]:
@@ -71,7 +72,7 @@ class Agent:
         self._known = transcripts(
             tokenizer.token_bytes, lambda text: tokenizer.encode(text, as_document=False)
         )
-        self._preparer = Preparer(tokenizer, family_of(trait), heal=self._known.heal, now=lambda: NOON)
+        self._preparer = fresh_preparer(trait, restore_reasoning=self._known.restore_reasoning)
         self._messages = ASKED
         self._computed: list[int] = []
         self.session = Session()
@@ -82,7 +83,7 @@ class Agent:
         return self.session
 
     def _told(self, message: Message) -> Message:
-        thinks = self._on and self._trait in THOUGHT_FORMS
+        thinks = self._on and self._trait in REASONING_FORMS
         return (
             replace(message, reasoning="I think about it, and then about something else.")
             if thinks
@@ -94,10 +95,10 @@ class Agent:
         prompt = self._preparer.prepare(ChatRequest(messages=self._messages, **options))
         bound = self._known.begin(prompt, WINDOW)
         self._count(bound.tokens.ids)
-        bound.asked()
+        bound.record_submitted()
         said = turn(self._trait, message, on=self._on, talk=self._messages).said
         assert understood(self._trait, prompt, said)
-        answer, ids = self._read(bound, said, prompt.thought_is_open)
+        answer, ids = self._read(bound, said, prompt.reasoning_is_open)
         self.session.calls += len(answer.calls)
         self.session.contents.append(answer.content)
         back = self._client.echo(answer)
@@ -110,20 +111,24 @@ class Agent:
         self.session.shared += next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._computed))
         self.session.computed += len(self._computed)
 
-    def _read(self, bound: Turn, said: str, thought_is_open: bool) -> tuple[Answer, list[str]]:
+    def _read(self, bound: Turn, said: str, reasoning_is_open: bool) -> tuple[Answer, list[str]]:
         """As the service reads a reply, to the end that the model gives it."""
         tokenizer = trait_tokenizer(self._trait)
         written = tokenizer.encode(said, as_document=False)
         splitter = make_splitter(
-            family_of(self._trait), Tools(TOOLS), thought_is_open=thought_is_open, thinking=self._on
+            family_of(self._trait), Tools(TOOLS), reasoning_is_open=reasoning_is_open, thinking=self._on
         )
         stream = OutputStream(splitter)
         events = stream.feed(Text(said, tuple(written)))
         rest, end = stream.close(Finished("stop", Usage(1, 0, len(written))))
         for event in (*events, *rest):
-            bound.said(event)
-        bound.wrote([*written, *tokenizer.encode(TRAITS[self._trait].eos[0], as_document=False)])
-        bound.ended(end, is_whole=stream.is_whole, told_bits=CHANCE, thought_bits=CHANCE)
+            bound.add_output(event)
+        bound.add_generated_tokens(
+            [*written, *tokenizer.encode(TRAITS[self._trait].eos[0], as_document=False)]
+        )
+        bound.record_reply(
+            end, is_whole=stream.is_whole, reply_surprisal_bits=CHANCE, reasoning_surprisal_bits=CHANCE
+        )
         self._computed = [*bound.tokens.ids, *written]
         ids = [event.id for event in (*events, *rest) if isinstance(event, CallStarted)]
         return answer_of([*events, *rest], end), ids
@@ -137,6 +142,7 @@ THINKING = pytest.mark.parametrize("on", [True, False])
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
+@pytest.mark.sample(6)
 def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work(replies)
@@ -148,6 +154,7 @@ def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
+@pytest.mark.sample(36)
 def test_a_second_question_goes_on_from_all_that_was_computed(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work([*replies, *replies])

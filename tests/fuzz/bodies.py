@@ -11,14 +11,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.http.forms import ANSWER, FORMS, OTHER, PATH, PROSE, THOUGHT, TOOLS, answers, thoughts
+from tests.http.forms import ANSWER, FORMS, OTHER, PATH, PROSE, REASONING, TOOLS, answers, reasoning_texts
 from tests.http.scripts import asking
 
 type Body = dict[str, Any]
 
 FORM = FORMS["hermes"]
 TRAIT = FORM.trait
-SCRIPTS = {**thoughts(FORM), **answers(FORM)}
+SCRIPTS = {**reasoning_texts(FORM), **answers(FORM)}
 STARTS = {FORM.tail: "Whatever was asked, this is said. ⚓", FORM.tail_off: "Nothing was thought of it."}
 CHAT, TEXT, MESSAGES, RESPONSES = "chat", "text", "messages", "responses"
 _ECHOES = Path(__file__).resolve().parent.parent / "tests" / "transcripts" / "echoes"
@@ -28,7 +28,7 @@ _ECHOES = Path(__file__).resolve().parent.parent / "tests" / "transcripts" / "ec
 class Expected:
     """What a reply has to say, word for word."""
 
-    thought: str = ""
+    reasoning: str = ""
     text: str = ""
     calls: tuple[tuple[str, Any], ...] = ()
 
@@ -38,8 +38,8 @@ EXPECTED = {
     "call": Expected(calls=(PATH,)),
     "pair": Expected(calls=(PATH, OTHER)),
     "prose": Expected(text=PROSE, calls=(PATH,)),
-    "thought": Expected(thought=THOUGHT, text=ANSWER),
-    "thought_call": Expected(thought=THOUGHT, calls=(PATH,)),
+    "thought": Expected(reasoning=REASONING, text=ANSWER),
+    "thought_call": Expected(reasoning=REASONING, calls=(PATH,)),
 }
 
 
@@ -120,11 +120,11 @@ def _chat(random: Random) -> Body:
 
 def _messages(random: Random) -> Body:
     call = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a"}}
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": "AbCd"}
+    reasoning = {"type": "thinking", "thinking": "Hm.", "signature": "AbCd"}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": _words(random)}
     turns = [
         {"role": "user", "content": _words(random)},
-        {"role": "assistant", "content": [thought, {"type": "text", "text": "So."}, call]},
+        {"role": "assistant", "content": [reasoning, {"type": "text", "text": "So."}, call]},
         {"role": "user", "content": [result]},
         {"role": "assistant", "content": _words(random)},
         {"role": "user", "content": [{"type": "text", "text": _words(random)}]},

@@ -21,7 +21,7 @@ from tests.server.client import Client, CutOff, Reply
 
 PATIENCE_S = 60.0
 _KEPT = 64
-_MOST_TRIES = 80
+_MAX_TRIES = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def shrunk(port: int, failure: Failure) -> Any:
         return None
     sign = failure.problem[:40]
     with Line(port) as line:
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             smaller = next((one for one in _smaller(body) if _fails(line, failure.asked, one, sign)), None)
             if smaller is None:
                 break

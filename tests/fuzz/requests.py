@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
-from start_llm.server.routes import PAGES, WIRES
+from start_llm.server.routes import POST_ROUTES, STATUS_ROUTES
 from tests.fuzz.bodies import CHAT, EXPECTED, MESSAGES, RESPONSES, TEXT, Body, Expected, scripted, valid
 from tests.fuzz.changes import mutated
 from tests.server.client import message
@@ -36,12 +36,19 @@ _ALIASES = {"/chat/completions": CHAT, "/completions": TEXT, "/responses": RESPO
 PROTOCOL_AT = {path: protocol for protocol, path in _PATHS.items()} | _ASKED | _ALIASES
 """Which bodies a path takes. `check_paths` sees to it that no path of the server is left out."""
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PRI get POSTÄ".split()
-_READS = (*PAGES, "/v1/models/", "/v1/models/nobody", "/nothing", "/v1/responses/resp_none", "/responses/x/y")
+_READS = (
+    *STATUS_ROUTES,
+    "/v1/models/",
+    "/v1/models/nobody",
+    "/nothing",
+    "/v1/responses/resp_none",
+    "/responses/x/y",
+)
 
 
 def check_paths() -> None:
     """Raise ValueError if the server has a path that takes a body and is not asked."""
-    if missing := WIRES.keys() - PROTOCOL_AT.keys():
+    if missing := POST_ROUTES.keys() - PROTOCOL_AT.keys():
         raise ValueError(f"not asked: {sorted(missing)}")
 
 
@@ -107,8 +114,8 @@ def _normal(random: Random) -> Request:
 
 
 def _normal_question(random: Random) -> Request:
-    path = random.choice([*PAGES, *_ASKED])
-    if path in PAGES:
+    path = random.choice([*STATUS_ROUTES, *_ASKED])
+    if path in STATUS_ROUTES:
         return Request(kind="normal page", method="GET", target=path, sent=message("GET", path))
     body = valid(_ASKED[path], random)
     return Request(kind="normal question", target=path).with_body(body)

@@ -1,7 +1,7 @@
 """The grammar of OpenAI's completions, chats and texts: what a client may rely on.
 
-role?  (thought | text | call | life)*  finish  usage?  [DONE]
-role?  (thought | text | call | life)*  error
+role?  (reasoning | text | call | life)*  finish  usage?  [DONE]
+role?  (reasoning | text | call | life)*  error
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Reading:
         return self.kind == _CHAT
 
     def whole(self, chunks: list[Any]) -> dict[str, Any]:
-        """Usage stands in the last chunk, or behind it in one without choices."""
+        """Usage stands in the last chunk, or after it in one without choices."""
         *chunks, last = chunks
         usage = _usage(last, self.head)
         if not last["choices"]:
@@ -179,11 +179,11 @@ class _Reading:
         return {**ids, "logprobs": columns}
 
     def _message(self) -> dict[str, Any]:
-        thought = self.texts["reasoning_content"]
+        reasoning = self.texts["reasoning_content"]
         return {
             "role": "assistant",
             "content": self.texts["content"],
             "refusal": None,
-            **({"reasoning_content": thought, "reasoning": thought} if thought else {}),
+            **({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}),
             **({"tool_calls": self.calls} if self.calls else {}),
         }

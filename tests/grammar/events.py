@@ -22,7 +22,7 @@ from start_llm.core.events import (
     TokenLogprobs,
     Usage,
 )
-from start_llm.protocols.base import Frame, Reply
+from start_llm.protocols.base import Reply, SSEFrame
 from start_llm.server.sse import encode
 from tests.protocols.helpers import scored
 
@@ -110,7 +110,7 @@ def sent(reply: Reply, story: Story) -> list[bytes]:
     return [encode(frame) for frame in _frames(reply, story)]
 
 
-def _frames(reply: Reply, story: Story) -> Iterator[Frame]:
+def _frames(reply: Reply, story: Story) -> Iterator[SSEFrame]:
     yield from reply.opening(7)
     for step in story.steps:
         if step == LIFE:
@@ -124,7 +124,7 @@ def _frames(reply: Reply, story: Story) -> Iterator[Frame]:
 
 
 def broken(events: Sequence[bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """The stream with one event left out, told twice, or behind the one that follows it."""
+    """The stream with one event left out, told twice, or after the one that follows it."""
     for at, event in enumerate(events):
         before, after = [*events[:at]], [*events[at + 1 :]]
         yield f"{at} left out", before + after

@@ -1,4 +1,4 @@
-"""The grammar of Anthropic's messages: what a client may rely on. Pings may stand anywhere behind the start.
+"""The grammar of Anthropic's messages: what a client may rely on. Pings may stand anywhere after the start.
 
 message_start  (content_block_start  content_block_delta*  content_block_stop)*  message_delta  message_stop
 message_start  …  error

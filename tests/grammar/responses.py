@@ -99,7 +99,7 @@ def _without_life(events: Sequence[Event], head: Mapping[str, Any]) -> list[Even
 
 
 def _read_item(events: list[Event], items: list[dict[str, Any]], *, may_break_off: bool) -> list[Event]:
-    """Adds an item, and returns the events behind it; none if they break off."""
+    """Adds an item, and returns the events after it; none if they break off."""
     try:
         return _read_whole_item(list(events), items)
     except IndexError:
@@ -108,7 +108,7 @@ def _read_item(events: list[Event], items: list[dict[str, Any]], *, may_break_of
 
 
 def _read_whole_item(events: list[Event], items: list[dict[str, Any]]) -> list[Event]:
-    """Adds an item, and returns the events behind it."""
+    """Adds an item, and returns the events after it."""
     added, *rest = events
     assert added["type"] == "response.output_item.added"
     assert (added["output_index"], added["item"]["status"]) == (len(items), "in_progress")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.forms import FORMS, TOOLS, answers, thoughts
+from tests.http.forms import FORMS, TOOLS, answers, reasoning_texts
 from tests.http.reading import Heard, hear
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
@@ -26,7 +26,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
         @cache
         def serve(name: str) -> Server:
             form = FORMS[name]
-            scripts = {**thoughts(form), **answers(form)}
+            scripts = {**reasoning_texts(form), **answers(form)}
             folder = write_model(tmp_path_factory.mktemp(name), form.trait, scripts=scripts)
             return servers.enter_context(serving(folder))
 
@@ -37,14 +37,14 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
 def hearing(family: FamilyServer) -> Hearing:
     """`hearing("glm", "pair")` is that script as a client hears it, which happens once.
 
-    Tools are offered, and thinking is on for scripts with a thought; other fields stand beside them.
+    Tools are offered, and thinking is on for scripts with reasoning; other fields stand beside them.
     """
     heard: dict[str, Heard] = {}
 
     def of(name: str, script: str, **fields: Any) -> Heard:
         key = repr((name, script, fields))
         if key not in heard:
-            thinking = script in thoughts(FORMS[name])
+            thinking = script in reasoning_texts(FORMS[name])
             defaults = {"tools": TOOLS, "enable_thinking": thinking}
             heard[key] = hear(family(name), **{**asking(script), **defaults, **fields})
         return heard[key]

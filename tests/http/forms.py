@@ -1,4 +1,4 @@
-"""How models of several families write thoughts and calls, and scripts that do so.
+"""How models of several families write reasoning and calls, and scripts that do so.
 
 Every family says the same things, so one test holds for all of them.
 """
@@ -32,7 +32,7 @@ READ = tool("read", path="string", line="integer")
 WRITE = tool("write", text="string")
 TOOLS = [READ, WRITE]
 
-THOUGHT = "First I ask myself 🐟: how deep, übrigens?\n\nThen I look."
+REASONING = "First I ask myself 🐟: how deep, übrigens?\n\nThen I look."
 ANSWER = "It is 52 m deep — 深い 🌊 — on average."
 PROSE = "Let me see. 🔎"
 LONG_TEXT = "".join(f"Line {number} of many, „{number * number}“ 🐠.\n" for number in range(40, 56))
@@ -40,7 +40,7 @@ PATH: Call = ("read", {"path": "all of the seas/Øresund 🐡.txt", "line": 7})
 OTHER: Call = ("write", {"text": 'a "b"\n\\ c'})
 LONG: Call = ("write", {"text": LONG_TEXT})
 UNKNOWN: Call = ("erase", {"path": "everything"})
-THOUGHT_OF: Call = ("read", {"path": "in a thought", "line": 1})
+REASONING_OF: Call = ("read", {"path": "in a thought", "line": 1})
 
 
 def _json(value: object) -> str:
@@ -163,12 +163,12 @@ class Form:
 
     Attributes:
         trait: the template, in `tests/templates`.
-        tail: the last token of a prompt that asks for a thought, and `tail_off` of one that does not.
+        tail: the last token of a prompt that asks for reasoning, and `tail_off` of one that does not.
         call: the text of one call.
         around: what stands around calls, and `between` them; None if a reply makes one call.
-        around_behind_text: the same where text stands in front of them, if that is another thing.
-        opening: what opens a thought, if the prompt does not; `closing` is None without thoughts.
-        said, behind: what stands around an answer.
+        around_after_text: the same where text stands before them, if that is another thing.
+        opening: what opens reasoning, if the prompt does not; `closing` is None without reasoning.
+        said, after: what stands around an answer.
         end: the token that ends a reply with calls.
         streams: arguments come as they are written.
         malformed: what begins as calls do, and is none.
@@ -179,12 +179,12 @@ class Form:
     tail_off: str = ""
     call: Callable[[Call], str]
     around: tuple[str, str] = ("", "")
-    around_behind_text: tuple[str, str] | None = None
+    around_after_text: tuple[str, str] | None = None
     between: str | None = "\n"
     opening: str = ""
     closing: str | None = None
     said: str = ""
-    behind_text: str = ""
+    after_text: str = ""
     end: str = ""
     streams: bool = False
     malformed: str
@@ -193,24 +193,24 @@ class Form:
     def thinks(self) -> bool:
         return self.closing is not None
 
-    def thought(self, text: str) -> str:
+    def reasoning(self, text: str) -> str:
         return f"{self.opening}{text}{self.closing}"
 
     def answer(self, text: str) -> str:
         return self.said + text
 
     def prose(self, text: str) -> str:
-        """Text in front of calls."""
-        return self.said + text + self.behind_text
+        """Text before calls."""
+        return self.said + text + self.after_text
 
-    def calls(self, *calls: Call, behind_text: bool = False) -> str:
-        before, after = (self.around_behind_text if behind_text else None) or self.around
+    def calls(self, *calls: Call, after_text: bool = False) -> str:
+        before, after = (self.around_after_text if after_text else None) or self.around
         return before + (self.between or "").join(map(self.call, calls)) + after + self.end
 
 
 FORMS: Mapping[str, Form] = {
     "hermes": Form(
-        trait="strips_old_thoughts",
+        trait="strips_old_reasoning",
         tail="\n",
         tail_off="\n\n",
         call=_hermes,
@@ -219,7 +219,7 @@ FORMS: Mapping[str, Form] = {
         malformed='<tool_call>\n{"name": "read", "arguments": {"path": }}\n</tool_call>',
     ),
     "qwen_xml": Form(
-        trait="opens_thought",
+        trait="opens_reasoning",
         tail="\n",
         tail_off="</think>",
         call=_qwen_xml,
@@ -268,7 +268,7 @@ FORMS: Mapping[str, Form] = {
         trait="dates",
         tail="\n\n",
         call=_object("parameters"),
-        around_behind_text=("<|python_tag|>", ""),
+        around_after_text=("<|python_tag|>", ""),
         between="; ",
         end="<|eom_id|>",
         malformed='{"name": "read", "parameters": 5}',
@@ -355,12 +355,12 @@ FORMS: Mapping[str, Form] = {
         trait="channels",
         tail="assistant",
         call=_harmony,
-        around_behind_text=("<|start|>assistant", ""),
+        around_after_text=("<|start|>assistant", ""),
         between=None,
         opening="<|channel|>analysis<|message|>",
         closing="<|end|><|start|>assistant",
         said="<|channel|>final<|message|>",
-        behind_text="<|end|>",
+        after_text="<|end|>",
         end="<|call|>",
         malformed=" to=functions.read<|channel|>commentary json<|message|>{path}",
     ),
@@ -389,7 +389,7 @@ ALWAYS_THINKING: Mapping[str, Form] = {
         malformed='<|open|>tools<|sep|><|open|>call tool="read"<|close|>call<|sep|><|close|>tools<|sep|>',
     ),
 }
-"""Their prompts open a thought, whatever a request says of that: its scripts would all have to close it."""
+"""Their prompts open reasoning, whatever a request says of that: its scripts would all have to close it."""
 THINKING = [name for name, form in FORMS.items() if form.thinks]
 
 
@@ -398,7 +398,7 @@ def answers(form: Form) -> dict[str, str]:
     scripts = {
         "call": form.calls(PATH),
         "answer": form.answer(ANSWER),
-        "prose": form.prose(PROSE) + form.calls(PATH, behind_text=True),
+        "prose": form.prose(PROSE) + form.calls(PATH, after_text=True),
         "unknown": form.calls(UNKNOWN),
         "malformed": form.malformed,
     }
@@ -406,18 +406,18 @@ def answers(form: Form) -> dict[str, str]:
     return scripts | ({"long": form.calls(LONG)} if form.streams else {})
 
 
-def thoughts(form: Form) -> dict[str, str]:
-    """Scripts that begin with a thought; none for models without thoughts."""
+def reasoning_texts(form: Form) -> dict[str, str]:
+    """Scripts that begin with reasoning; none for models without reasoning."""
     if not form.thinks:
         return {}
     return {
-        "thought": form.thought(THOUGHT) + form.answer(ANSWER),
-        "thought_call": form.thought(THOUGHT) + form.calls(PATH),
-        "call_in_thought": form.thought(thought_of_a_call(form)) + form.answer(ANSWER),
+        "thought": form.reasoning(REASONING) + form.answer(ANSWER),
+        "thought_call": form.reasoning(REASONING) + form.calls(PATH),
+        "call_in_thought": form.reasoning(reasoning_of_a_call(form)) + form.answer(ANSWER),
     }
 
 
-def thought_of_a_call(form: Form) -> str:
-    """It quotes a call. In Harmony the marks around one would end the thought."""
-    quoted = form.call(THOUGHT_OF).replace("<|channel|>", " ").replace("<|message|>", " ")
+def reasoning_of_a_call(form: Form) -> str:
+    """It quotes a call. In Harmony the marks around one would end the reasoning."""
+    quoted = form.call(REASONING_OF).replace("<|channel|>", " ").replace("<|message|>", " ")
     return f"I might say {quoted} here."

@@ -1,6 +1,6 @@
 """Models that answer with any texts: which one, the request says.
 
-    folder = write_model(tmp, "opens_thought", scripts={"deep": "The sea …", "call": "<tool_call>…"})
+    folder = write_model(tmp, "opens_reasoning", scripts={"deep": "The sea …", "call": "<tool_call>…"})
     body = {"messages": …, **asking("call")}
 
 A scripted model knows the next token from the last one alone, so no token may stand in two places. `cut` sees

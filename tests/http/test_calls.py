@@ -14,23 +14,27 @@ from tests.http.forms import (
     OTHER,
     PATH,
     PROSE,
+    REASONING,
     THINKING,
-    THOUGHT,
     TOOLS,
     Call,
     answers,
-    thought_of_a_call,
-    thoughts,
+    reasoning_of_a_call,
+    reasoning_texts,
 )
 from tests.http.reading import QUESTION, REPORT, Heard, Said, post, said_whole
 from tests.http.scripts import asking
 from tests.templates.traits import TRAITS
 
+pytestmark = pytest.mark.sample(3)
+
 EVERY = list(FORMS)
 STREAMING = [name for name, form in FORMS.items() if form.streams]
 WHOLE = [name for name, form in FORMS.items() if not form.streams]
 SEVERAL = [name for name, form in FORMS.items() if form.between is not None]
-SCRIPTS = [(name, script) for name, form in FORMS.items() for script in {**thoughts(form), **answers(form)}]
+SCRIPTS = [
+    (name, script) for name, form in FORMS.items() for script in {**reasoning_texts(form), **answers(form)}
+]
 
 
 def calls(heard: Heard) -> list[Call]:
@@ -43,6 +47,7 @@ def written(name: str, script: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
+@pytest.mark.sample(136)
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
     said = hearing(name, script).said
     assert said.content or said.calls
@@ -72,16 +77,16 @@ def test_two_calls_of_one_reply_are_told_apart(name, hearing: Hearing):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_text_in_front_of_a_call_comes_first(name, hearing: Hearing):
+def test_text_before_a_call_comes_first(name, hearing: Hearing):
     heard = hearing(name, "prose")
     assert (heard.said.content, calls(heard), heard.said.finish) == (PROSE, [PATH], "tool_calls")
     assert heard.kinds == ["content", "tool_calls"]
 
 
 @pytest.mark.parametrize("name", THINKING)
-def test_a_thought_may_lead_to_a_call_with_no_text_between(name, hearing: Hearing):
+def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearing):
     heard = hearing(name, "thought_call")
-    assert (heard.said.reasoning, heard.said.content, calls(heard)) == (THOUGHT, "", [PATH])
+    assert (heard.said.reasoning, heard.said.content, calls(heard)) == (REASONING, "", [PATH])
     assert heard.kinds == ["reasoning_content", "tool_calls"]
 
 
@@ -109,9 +114,9 @@ def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
 
 
 @pytest.mark.parametrize("name", THINKING)
-def test_a_call_in_a_thought_is_a_thought(name, hearing: Hearing):
-    thought = thought_of_a_call(FORMS[name])
-    assert hearing(name, "call_in_thought").said == Said(content=ANSWER, reasoning=thought)
+def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
+    reasoning = reasoning_of_a_call(FORMS[name])
+    assert hearing(name, "call_in_thought").said == Said(content=ANSWER, reasoning=reasoning)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -144,15 +149,15 @@ def test_a_tool_that_is_not_among_those_offered_is_not_called(name, hearing: Hea
 # ------------------------------------------------------------------------------------------------ endings
 
 
-def cut_behind(hearing: Hearing, name: str, script: str, pattern: str) -> Heard:
-    """The reply to a limit that ends it behind a pattern."""
+def cut_after(hearing: Hearing, name: str, script: str, pattern: str) -> Heard:
+    """The reply to a limit that ends it after a pattern."""
     limit = hearing(name, script, **REPORT).tokens_until(pattern)
     return hearing(name, script, max_tokens=limit)
 
 
 @pytest.mark.parametrize("name", STREAMING)
 def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
-    heard = cut_behind(hearing, name, "call", "all o")
+    heard = cut_after(hearing, name, "call", "all o")
     assert (heard.said.finish, heard.said.content) == ("length", "")
     (call,) = heard.said.calls
     opening = '{"path": "'
@@ -165,7 +170,7 @@ def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, hearing: Hearing):
-    heard = cut_behind(hearing, name, "call", "all o")
+    heard = cut_after(hearing, name, "call", "all o")
     assert (heard.said.finish, heard.said.calls) == ("length", ())
     assert "all o" in heard.said.content
     assert written(name, "call").startswith(heard.said.content)
@@ -175,8 +180,9 @@ def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, he
     "name",
     SEVERAL,
 )
+@pytest.mark.sample(3)
 def test_a_limit_in_the_second_of_two_calls_is_told(name, hearing: Hearing):
-    heard = cut_behind(hearing, name, "pair", r'a \\?"b')
+    heard = cut_after(hearing, name, "pair", r'a \\?"b')
     first, *_ = heard.said.calls
     assert (first.name, json.loads(first.arguments)) == PATH
     assert heard.said.finish == "length"
@@ -189,6 +195,6 @@ def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_stop_string_in_front_of_a_call_prevents_it(name, hearing: Hearing):
+def test_a_stop_string_before_a_call_prevents_it(name, hearing: Hearing):
     heard = hearing(name, "prose", stop=["see. 🔎"])
     assert heard.said == Said(content="Let me ")

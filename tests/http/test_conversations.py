@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.job import Job
+from start_llm.core.engine_request import EngineRequest
 from start_llm.engine.prefill import Prefill
 from tests.conftest import TinyModel
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving
 from tests.ties import Reference, Tally
 
+pytestmark = pytest.mark.sample(3)
+
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5"]
 """Plain; windows; recurrent layers."""
 REPLY_TOKENS = 12
 CLOSERS = 20
-"""Tokens that a template writes behind a reply, around a question and in front of a reply, at most."""
+"""Tokens that a template writes after a reply, around a question and before a reply, at most."""
 STATE = 64
-"""Tokens behind the last place where state was kept, of a network that needs it to branch, at most."""
+"""Tokens after the last place where state was kept, of a network that needs it to branch, at most."""
 
 type Message = dict[str, Any]
 
@@ -43,9 +45,9 @@ class Talk:
         engine: Any = self.server.app._engine
         submit = engine.submit
 
-        def noting(job: Job) -> Any:
-            self.prompts.append(job.prompt.ids)
-            return submit(job)
+        def noting(engine_request: EngineRequest) -> Any:
+            self.prompts.append(engine_request.prompt.ids)
+            return submit(engine_request)
 
         engine.submit = noting
 
@@ -54,8 +56,8 @@ class Talk:
         return self.server.post("/v1/chat/completions", body)
 
     def length(self, text: str) -> int:
-        site = self.server.app._listener.site
-        return len(site.service._tokenizer.encode(text, as_document=False))
+        server_context = self.server.app._listener.context
+        return len(server_context.models.default.service._requests._tokenizer.encode(text, as_document=False))
 
     def said(self, messages: Sequence[Message], **more: Any) -> tuple[Message, int]:
         """What a client keeps of the reply, and how many tokens of the prompt were computed."""
@@ -115,6 +117,7 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
             assert computed <= talk.length(question["content"]) + CLOSERS
 
 
+@pytest.mark.sample(2)
 def test_what_is_said_is_what_a_server_without_a_cache_says_to_the_same_tokens(talk: Talk, folder: Any):
     rng, messages, tally = random.Random(2), [system("Truth")], Tally()
     with serving(folder, prompt_cache=False) as plain:
@@ -149,6 +152,7 @@ def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
         assert plain.server.get("/stats")["transcripts"]["bound"] == 2
 
 
+@pytest.mark.sample(2)
 def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder: Any):
     """With a clock that changes in each turn: nothing of the old one is read."""
     rng, messages, tally = random.Random(6), [system("Exact")], Tally()
@@ -167,13 +171,14 @@ def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder
     tally.assert_ties_are_rare()
 
 
-def test_with_the_policy_exact_all_is_reused_up_to_the_changed_field_and_nothing_behind_it(folder: Any):
-    """Up to the very token where no layer has state, else up to the last place in front of it with state."""
+@pytest.mark.sample(3)
+def test_with_the_policy_exact_all_is_reused_up_to_the_changed_field_and_nothing_after_it(folder: Any):
+    """Up to the very token where no layer has state, else up to the last place before it with state."""
     rng = random.Random(7)
-    front, behind = words(rng, 300), words(rng, 300)
+    front, after = words(rng, 300), words(rng, 300)
 
     def clocked(minute: int) -> list[Message]:
-        return [system(f"{front}\nCurrent time is 10:0{minute}.\n{behind}"), user("And?")]
+        return [system(f"{front}\nCurrent time is 10:0{minute}.\n{after}"), user("And?")]
 
     with talking(folder, drift="exact") as talk:
         talk.said(clocked(1))
@@ -223,10 +228,11 @@ def test_a_conversation_that_was_edited_is_another_one_from_there_on(talk: Talk)
 
 
 def text_of(talk: Talk, ids: Sequence[int]) -> str:
-    token_bytes = talk.server.app._listener.site.model.token_bytes
+    token_bytes = talk.server.app._listener.context.models.default.facts.token_bytes
     return b"".join(map(token_bytes, ids)).decode(errors="replace")
 
 
+@pytest.mark.sample(3)
 def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """No drift, no reply: what was computed of the prompt is enough."""
     give_up(talk, retried(0), monkeypatch)
@@ -234,6 +240,7 @@ def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monke
     assert computed <= 0.25 * len(talk.prompts[-1])
 
 
+@pytest.mark.sample(3)
 def test_a_first_turn_goes_on_with_another_clock(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """It stands in the system prompt; the question, which is most of the prompt, is told the new one."""
     give_up(talk, retried(1, "Current time is 10:00.\n"), monkeypatch)
@@ -255,7 +262,7 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         computed = step(prefill, allowance)
         if 0.8 * prefill.total <= prefill.done < prefill.total - 1:
             reached.set()
-            wait_until(lambda: prefill.row.cancelled, within_s=30)
+            wait_until(lambda: prefill.sequence.cancelled, within_s=30)
         return computed
 
     with monkeypatch.context() as patch:
@@ -270,6 +277,7 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         wait_until(lambda: not talk.server.get("/stats")["requests"]["in_flight"], within_s=30)
 
 
+@pytest.mark.sample(3)
 def test_what_conversations_have_in_common_counts_as_new_while_the_first_is_being_read(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ):

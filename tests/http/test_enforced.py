@@ -19,6 +19,8 @@ from tests.server.client import CHAT, ask
 from tests.serving import Server, serving
 from tests.templates.traits import trait_folder
 
+pytestmark = pytest.mark.sample(3)
+
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 Random = Callable[[str], Server]
@@ -70,6 +72,7 @@ def check_call(heard: Heard, *names: str) -> None:
 
 
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.sample(4)
 def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
     tools = {"tools": [CATCH, EAT], "parallel_tool_calls": False}
     for seed, (choice, names) in enumerate(
@@ -81,6 +84,7 @@ def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
 
 
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.sample(2)
 def test_an_answer_is_what_its_schema_says(name, babbling: Random):
     for seed in range(2):
         heard = hear(
@@ -91,19 +95,20 @@ def test_an_answer_is_what_its_schema_says(name, babbling: Random):
 
 
 @pytest.mark.parametrize("name", THINKING)
-def test_a_thought_comes_first_and_is_free(name, babbling: Random):
+@pytest.mark.sample(4)
+def test_reasoning_comes_first_and_is_free(name, babbling: Random):
     thinking = {**BY_CHANCE, "enable_thinking": True, "thinking_budget": 12}
-    thoughts = ""
+    reasoning_texts = ""
     for seed in range(3):
         answer = hear(babbling(name), **thinking, response_format=AS_FISH, seed=seed)
         fish_of(answer.said.content)
         demanded = {"tools": [CATCH], "tool_choice": "required", "parallel_tool_calls": False}
         called = hear(babbling(name), **thinking, **demanded, seed=seed)
         check_call(called, "catch")
-        thoughts += answer.said.reasoning + called.said.reasoning
-    assert thoughts
+        reasoning_texts += answer.said.reasoning + called.said.reasoning
+    assert reasoning_texts
     with pytest.raises(ValueError):
-        json.loads(thoughts)
+        json.loads(reasoning_texts)
 
 
 def test_a_greedy_model_ends_its_objects_too(babbling: Random):
@@ -153,6 +158,7 @@ def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.between is not None])
+@pytest.mark.sample(8)
 def test_no_more_than_one_call_is_reported_where_that_is_the_limit(name, family: FamilyServer):
     asked = {"tools": TOOLS, "enable_thinking": False, "parallel_tool_calls": False, **asking("pair")}
     said = hear(family(name), **asked).said
@@ -175,6 +181,7 @@ def both_ways(server: Server, path: str, body: Mapping[str, Any]) -> list[dict[s
 
 
 @pytest.mark.parametrize("name", ["hermes", "gemma4"])
+@pytest.mark.sample(2)
 def test_messages_keep_their_form(name, babbling: Random):
     fish = {"name": "catch", "input_schema": FISH}
     question = {"messages": QUESTION, **BRIEF, "tools": [fish]}
@@ -193,6 +200,7 @@ def test_messages_keep_their_form(name, babbling: Random):
 
 
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
+@pytest.mark.sample(2)
 def test_responses_keep_their_form(name, babbling: Random):
     fish = {"type": "function", "name": "catch", "parameters": FISH}
     question = {"input": "Fish?", **BRIEF, "tools": [fish], "parallel_tool_calls": False}

@@ -13,6 +13,8 @@ from tests.server.client import CHAT, wait_until
 from tests.server.client import ask as call
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.sample(3)
+
 PATH = "/v1/cache/explain"
 RULES = "Look after the lighthouse. " * 30
 MUCH = "Where is the boat, and who has rowed it there? " * 12
@@ -57,6 +59,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sample(3)
 def test_what_is_said_of_a_request_is_what_then_happens_to_it(folder, name):
     changes, drift, rule = CHANGES[name]
     with serving(folder, thinking=False) as server:
@@ -97,6 +100,7 @@ def test_explaining_costs_no_generation_and_no_token(folder):
     assert after == before | {name: after[name] for name in after if "uptime" in name}
 
 
+@pytest.mark.sample(3)
 def test_it_answers_while_a_reply_is_written(folder):
     with serving(folder, thinking=False) as server:
         grown, _ = ask(server, conversation())
@@ -114,7 +118,7 @@ def test_nobody_is_told_of_what_another_key_has_asked(folder):
         changed = body(with_first(conversation(), rules="Another."))
         return call(server.port, "POST", PATH, changed, {"Authorization": f"Bearer {key}"}).json
 
-    with serving(folder, thinking=False, partitions=True) as server:
+    with serving(folder, thinking=False, isolates_tenants=True) as server:
         call(server.port, "POST", CHAT, body(conversation()), {"Authorization": "Bearer one"})
         mine, theirs = explained("one"), explained("two")
     assert mine["divergence"]["computed"]

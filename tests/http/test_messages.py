@@ -13,18 +13,22 @@ import pytest
 
 from tests.grammar.messages import named_events, put_together, without_ids
 from tests.http.conftest import FamilyServer, Hearing
-from tests.http.forms import ANSWER, FORMS, PATH, PROSE, THINKING, THOUGHT, TOOLS, answers, thoughts
+from tests.http.forms import ANSWER, FORMS, PATH, PROSE, REASONING, THINKING, TOOLS, answers, reasoning_texts
 from tests.http.reading import QUESTION, Called, Said
 from tests.http.scripts import asking, write_model
 from tests.server.breakable import BreakableServer, breakable
 from tests.server.client import Client, CutOff, Reply, ask, engine_is_free, message, wait_until
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.sample(3)
+
 PATH_OF_MESSAGES = "/v1/messages?beta=true"
-SCRIPTS = [(name, script) for name, form in FORMS.items() for script in {**thoughts(form), **answers(form)}]
+SCRIPTS = [
+    (name, script) for name, form in FORMS.items() for script in {**reasoning_texts(form), **answers(form)}
+]
 FINISH = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 CLOSERS = 32
-"""Tokens that a template writes behind a reply, around what is new and in front of a reply, at most."""
+"""Tokens that a template writes after a reply, around what is new and before a reply, at most."""
 
 GEMMA_RESULT = "<tool_response|>"
 
@@ -78,10 +82,11 @@ def with_plain_arguments(one: Said) -> Said:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
+@pytest.mark.sample(24)
 def test_a_message_says_what_a_chat_completion_says(
     name: str, script: str, family: FamilyServer, hearing: Hearing
 ):
-    thinking = {"type": "enabled" if script in thoughts(FORMS[name]) else "disabled"}
+    thinking = {"type": "enabled" if script in reasoning_texts(FORMS[name]) else "disabled"}
     body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": thinking, **asking(script)}
     whole, stream = answered(family(name), body), streamed(family(name), body)
     assert without_cached(without_ids(stream)) == without_cached(without_ids(whole))
@@ -162,13 +167,13 @@ def text(words: str) -> Json:
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`caller("glm")` is the folder of a model that thinks and calls, whatever it is asked.
 
-    Gemma goes on behind a result without a turn of its own, and then has an answer.
+    Gemma goes on after a result without a turn of its own, and then has an answer.
     """
 
     @cache
     def folder(name: str) -> Path:
         form = FORMS[name]
-        starts = {form.tail: form.thought(THOUGHT) + form.calls(PATH)}
+        starts = {form.tail: form.reasoning(REASONING) + form.calls(PATH)}
         starts |= {GEMMA_RESULT: ANSWER} if name == "gemma4" else {}
         return write_model(tmp_path_factory.mktemp(name), form.trait, starts=starts)
 
@@ -177,6 +182,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
+@pytest.mark.sample(21)
 def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
         claude = ClaudeCode(server, display=display)
@@ -199,7 +205,7 @@ def prompt_tokens(usage: Json) -> int:
 
 
 @pytest.mark.parametrize("key", ["one", "two"], ids=["its own", "another tenant's"])
-def test_a_signature_alone_gives_its_tenant_the_thought_again_on_another_server(
+def test_a_signature_alone_gives_its_tenant_the_reasoning_again_on_another_server(
     key: str, caller: Callable[[str], Path]
 ):
     """As after a restart: nothing of the conversation is known, and the client has left out the text."""
@@ -212,24 +218,24 @@ def test_a_signature_alone_gives_its_tenant_the_thought_again_on_another_server(
         again.messages = [*claude.messages]
         again.ask(*again.results("done"))
         (read,) = prompts
-    assert (THOUGHT in read) is (key == "one")
+    assert (REASONING in read) is (key == "one")
 
 
 def noting_prompts(server: Server) -> list[str]:
     """The texts of the prompts that the engine is given from now on."""
     engine: Any = server.app._engine
     submit, texts = engine.submit, list[str]()
-    token_bytes = server.app._listener.site.model.token_bytes
+    token_bytes = server.app._listener.context.models.default.facts.token_bytes
 
-    def noting(job: Any) -> Any:
-        texts.append(b"".join(map(token_bytes, job.prompt.ids)).decode(errors="replace"))
-        return submit(job)
+    def noting(engine_request: Any) -> Any:
+        texts.append(b"".join(map(token_bytes, engine_request.prompt.ids)).decode(errors="replace"))
+        return submit(engine_request)
 
     engine.submit = noting
     return texts
 
 
-def test_one_more_late_tool_changes_nothing_in_front_of_its_reference(caller: Callable[[str], Path]):
+def test_one_more_late_tool_changes_nothing_before_its_reference(caller: Callable[[str], Path]):
     with serving(caller("hermes")) as server:
         prompts = noting_prompts(server)
         claude = ClaudeCode(server)
@@ -298,14 +304,14 @@ def test_a_long_prompt_is_read_with_signs_of_life(tiny_model: Callable[..., Path
         assert [named_events(next(chunks))[0]["type"] for _ in range(3)] == ["message_start", "ping", "ping"]
 
 
-def test_a_thought_that_is_not_shown_is_written_with_signs_of_life(caller: Callable[[str], Path]):
+def test_reasoning_that_is_not_shown_is_written_with_signs_of_life(caller: Callable[[str], Path]):
     asked = {"messages": QUESTION, "thinking": {"type": "adaptive", "display": "omitted"}}
     with serving(caller("glm"), keep_alive_s=0.0001) as server:
         reply = post(server, {**asked, "stream": True})
     events = named_events(reply.body)
     kinds = [event.get("delta", {}).get("type", event["type"]) for event in events]
-    thought = kinds[kinds.index("content_block_start") + 1 : kinds.index("signature_delta")]
-    assert set(thought) == {"ping"}
+    reasoning = kinds[kinds.index("content_block_start") + 1 : kinds.index("signature_delta")]
+    assert set(reasoning) == {"ping"}
     assert put_together(events)["content"][0]["thinking"] == ""
 
 
@@ -351,7 +357,7 @@ def test_a_wrong_method_is_refused(family: FamilyServer):
     assert ask(family("hermes").port, "GET", "/v1/messages/count_tokens").status == 405
 
 
-def test_text_in_front_of_a_call_and_none_but_white_space(family: FamilyServer):
+def test_text_before_a_call_and_none_but_white_space(family: FamilyServer):
     body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": {"type": "disabled"}}
     kinds = [
         [block["type"] for block in answered(family("hermes"), {**body, **asking(script)})["content"]]

@@ -9,14 +9,18 @@ import pytest
 
 from tests.grammar.responses import named_events, put_together
 from tests.http.conftest import FamilyServer
-from tests.http.forms import ANSWER, FORMS, PATH, PROSE, THINKING, THOUGHT, TOOLS, answers, thoughts
+from tests.http.forms import ANSWER, FORMS, PATH, PROSE, REASONING, THINKING, TOOLS, answers, reasoning_texts
 from tests.http.scripts import asking
 from tests.server.client import Reply, ask
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.sample(3)
+
 RESPONSES = "/v1/responses"
 EVERY = list(FORMS)
-SCRIPTS = [(name, script) for name, form in FORMS.items() for script in {**thoughts(form), **answers(form)}]
+SCRIPTS = [
+    (name, script) for name, form in FORMS.items() for script in {**reasoning_texts(form), **answers(form)}
+]
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 QUESTION: dict[str, Any] = {"type": "message", "role": "user", "content": "How deep is the sea?"}
 RESULT = "Fifty-two, says the file."
@@ -24,7 +28,7 @@ type Fields = dict[str, Any]
 
 
 def fields(name: str, script: str, **more: Any) -> Fields:
-    thinking = {"effort": "high" if script in thoughts(FORMS[name]) else "none"}
+    thinking = {"effort": "high" if script in reasoning_texts(FORMS[name]) else "none"}
     return {"input": [QUESTION], "tools": FLAT, "reasoning": thinking, **asking(script), **more}
 
 
@@ -54,6 +58,7 @@ def _text(item: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
+@pytest.mark.sample(78)
 def test_a_stream_says_what_a_whole_reply_says(name, script, family: FamilyServer):
     server, body = family(name), fields(name, script)
     whole, streamed = post(server, body), stream(server, body)
@@ -73,9 +78,9 @@ def test_text_and_call_are_items(name, family: FamilyServer):
 
 
 @pytest.mark.parametrize("name", THINKING)
-def test_a_thought_is_an_item_in_front(name, family: FamilyServer):
+def test_reasoning_is_an_item_in_front(name, family: FamilyServer):
     response = post(family(name), fields(name, "thought"))
-    assert said(response) == [("reasoning", THOUGHT), ("message", ANSWER)]
+    assert said(response) == [("reasoning", REASONING), ("message", ANSWER)]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
@@ -91,13 +96,14 @@ def results(response: Any) -> list[Fields]:
 
 
 def only_sealed(item: Fields) -> Fields:
-    """As opencode and OpenClaw send a thought back."""
+    """As opencode and OpenClaw send reasoning back."""
     kept = {"type": "reasoning", "summary": [], "encrypted_content": item.get("encrypted_content")}
     return kept if item["type"] == "reasoning" else item
 
 
 @pytest.mark.parametrize("sends", [dict, only_sealed], ids=["verbatim", "sealed"])
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sample(4)
 def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilyServer):
     """The script is an option of the template, so both requests have the same one."""
     server, script = family(name), "thought_call" if name in THINKING else "call"
@@ -117,12 +123,10 @@ def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilySer
 @pytest.mark.parametrize("name", EVERY)
 def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, family: FamilyServer):
     server = family(name)
-    script, behind = ("thought_call", "thought") if name in THINKING else ("call", "answer")
+    script, after = ("thought_call", "thought") if name in THINKING else ("call", "answer")
     first = post(server, fields(name, script, instructions="Be brief."))
-    short = fields(name, behind, input=results(first), previous_response_id=first["id"])
-    whole = fields(
-        name, behind, input=[QUESTION, *first["output"], *results(first)], instructions="Be brief."
-    )
+    short = fields(name, after, input=results(first), previous_response_id=first["id"])
+    whole = fields(name, after, input=[QUESTION, *first["output"], *results(first)], instructions="Be brief.")
     second = post(server, short)
     assert second["previous_response_id"] == first["id"]
     assert second["instructions"] == "Be brief."
@@ -131,11 +135,12 @@ def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, famil
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sample(3)
 def test_a_turn_that_was_broken_off_can_be_continued(name, family: FamilyServer):
-    """Codex sends what it has when a stream breaks: a thought alone, or a call that was made already."""
+    """Codex sends what it has when a stream breaks: reasoning alone, or a call that was made already."""
     server = family(name)
     script = "thought" if name in THINKING else "answer"
-    told = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": THOUGHT}]}
+    told = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": REASONING}]}
     call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": json.dumps(PATH[1])}
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": PROSE}]}
     for items in ([told], [call], [told, call], [text], [told, text]):

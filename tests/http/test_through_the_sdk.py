@@ -42,6 +42,7 @@ def said(message: Any, finish: str) -> Said:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
+@pytest.mark.sample(8)
 def test_a_whole_reply(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     (choice,) = client.chat.completions.create(**request).choices
@@ -50,24 +51,26 @@ def test_a_whole_reply(name, script, request_of, hearing: Hearing):
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
+@pytest.mark.sample(5)
 def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
-    content, thought, calls, finish = "", "", dict[int, Called](), ""
+    content, reasoning, calls, finish = "", "", dict[int, Called](), ""
     for chunk in client.chat.completions.create(stream=True, **request):
         (choice,) = chunk.choices
         content += choice.delta.content or ""
-        thought += getattr(choice.delta, "reasoning_content", None) or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
         for part in choice.delta.tool_calls or ():
             begun = calls.setdefault(part.index, Called(part.function.name, "", part.id))
             calls[part.index] = Called(begun.name, begun.arguments + part.function.arguments, begun.id)
         finish = choice.finish_reason or finish
     assert (
-        Said(content=content, reasoning=thought, calls=tuple(calls.values()), finish=finish)
+        Said(content=content, reasoning=reasoning, calls=tuple(calls.values()), finish=finish)
         == hearing(name, script).said
     )
 
 
 @pytest.mark.parametrize(("name", "script"), [*SCRIPTS, ("glm", "pair"), ("kimi", "pair")])
+@pytest.mark.sample(5)
 def test_a_stream_put_together_by_the_sdk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from tests.http.conftest import Hearing
-from tests.http.forms import FORMS, THINKING, answers, thoughts
+from tests.http.forms import FORMS, THINKING, answers, reasoning_texts
 from tests.http.reading import REPORT, Heard
+
+pytestmark = pytest.mark.sample(3)
 
 CASES = [
     *((name, script) for name in THINKING for script in ("thought", "thought_call")),
@@ -26,6 +28,7 @@ def joined(lists: list[list[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "script"), CASES)
+@pytest.mark.sample(4)
 def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hearing: Hearing):
     heard = hearing(name, script, **REPORT)
     (choice,) = heard.body["choices"]
@@ -33,7 +36,7 @@ def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hear
     assert len(choice["token_ids"]) == heard.usage["completion_tokens"]
     reported = [entry["bytes"] for entry in heard.logprobs]
     assert [entry["bytes"] for entry in joined(streamed(heard, "logprobs"))] == reported
-    text = {**thoughts(FORMS[name]), **answers(FORMS[name])}[script]
+    text = {**reasoning_texts(FORMS[name]), **answers(FORMS[name])}[script]
     assert b"".join(map(bytes, reported)).decode() == text.removesuffix(FORMS[name].end)
     assert len(reported) == len(choice["token_ids"]) - 1, "the token that ends the reply has no text"
 
@@ -45,6 +48,7 @@ def test_what_was_asked_for_beside_the_text_changes_no_text(name, script, hearin
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("ending", [{"max_tokens": 5}, {"stop": ["see"]}], ids=str)
+@pytest.mark.sample(4)
 def test_replies_that_are_cut_off_report_every_token_too(name, ending, hearing: Hearing):
     heard = hearing(name, "prose", **REPORT, **ending)
     (choice,) = heard.body["choices"]

@@ -160,6 +160,7 @@ def test_nothing_that_a_client_said_or_was_told_stands_in_the_trace(desk: Desk):
     assert not [path for path in desk.root.rglob("*") if SECRET in path.name]
 
 
+@pytest.mark.thorough
 def test_the_counters_of_a_request_are_its_own(tiny_model: TinyModel, tmp_path: Path):
     """A network with state, and branches at places where none was kept: each such branch is one miss."""
     with traced(tiny_model("qwen3_5"), tmp_path) as desk:

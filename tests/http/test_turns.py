@@ -10,14 +10,16 @@ import pytest
 from openai import OpenAI
 
 from start_llm.core.chat import ChatRequest
-from start_llm.protocols.base import Context
+from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import parse_body
-from start_llm.protocols.openai_chat import parse
+from start_llm.protocols.openai.chat import parse
 from tests.http.conftest import FamilyServer
-from tests.http.forms import ANSWER, FORMS, OTHER, PATH, READ, THINKING, THOUGHT, TOOLS, WRITE, tool
+from tests.http.forms import ANSWER, FORMS, OTHER, PATH, READ, REASONING, THINKING, TOOLS, WRITE, tool
 from tests.http.reading import QUESTION, Said, hear, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
+
+pytestmark = pytest.mark.sample(3)
 
 EVERY = list(FORMS)
 RESULT = "Fifty-two, says the file."
@@ -25,16 +27,16 @@ RESULT = "Fifty-two, says the file."
 
 def tokens_of(server: Server, **fields: Any) -> tuple[int, ...]:
     """What the model of a server reads for a request."""
-    site = server.app._listener.site
-    context = Context(site.model, b"", site.seal)
+    server_context = server.app._listener.context
+    context = RequestContext(server_context.models.default.facts, b"", server_context.seal)
     request = parse(parse_body(json.dumps(fields).encode()), {}, context).request
     assert isinstance(request, ChatRequest)
-    return site.service._preparer.prepare(request).tokens.ids
+    return server_context.models.default.service._requests.prepare(request).prompt.tokens.ids
 
 
 def read_by(server: Server, **fields: Any) -> str:
     """The same as text."""
-    token_bytes = server.app._listener.site.model.token_bytes
+    token_bytes = server.app._listener.context.models.default.facts.token_bytes
     return b"".join(map(token_bytes, tokens_of(server, **fields))).decode()
 
 
@@ -42,7 +44,7 @@ def read_by(server: Server, **fields: Any) -> str:
 
 
 def answered(message: Any, results: list[str]) -> list[Any]:
-    """The conversation behind a reply with calls, as a program makes it that uses the SDK."""
+    """The conversation after a reply with calls, as a program makes it that uses the SDK."""
     told = [
         {"role": "tool", "tool_call_id": call.id, "content": result}
         for call, result in zip(message.tool_calls, results, strict=True)
@@ -53,7 +55,7 @@ def answered(message: Any, results: list[str]) -> list[Any]:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_client_makes_the_call_and_the_model_reads_its_result(name, family: FamilyServer):
     server, thinking = family(name), {"enable_thinking": name in THINKING}
-    script, behind = ("thought_call", "thought") if name in THINKING else ("call", "answer")
+    script, after = ("thought_call", "thought") if name in THINKING else ("call", "answer")
     with closing(OpenAI(base_url=f"{server.url}/v1", api_key="local", max_retries=0)) as client:
 
         def ask(messages: list[Any], script: str) -> Any:
@@ -62,7 +64,7 @@ def test_a_client_makes_the_call_and_the_model_reads_its_result(name, family: Fa
 
         (first,) = ask(QUESTION, script).choices
         messages = answered(first.message, [RESULT])
-        second = ask(messages, behind)
+        second = ask(messages, after)
     assert first.finish_reason == "tool_calls"
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == (ANSWER, "stop")
     sent = [QUESTION[0], first.message.model_dump(), messages[-1]]
@@ -71,16 +73,16 @@ def test_a_client_makes_the_call_and_the_model_reads_its_result(name, family: Fa
     assert text.count(str(PATH[1]["path"])) == 1
     assert text.index(str(PATH[1]["path"])) < text.index(RESULT)
     assert second.usage.prompt_tokens == len(
-        tokens_of(server, messages=sent, tools=TOOLS, **asking(behind), **thinking)
+        tokens_of(server, messages=sent, tools=TOOLS, **asking(after), **thinking)
     )
 
 
-DROPS_THOUGHTS = "deepseek"
-"""Its template shows no thought of the past."""
+DROPS_REASONING = "deepseek"
+"""Its template shows no reasoning of the past."""
 
 
 @pytest.mark.parametrize("name", THINKING)
-def test_the_thought_behind_a_call_is_read_again_under_either_name(name, family: FamilyServer):
+def test_the_reasoning_after_a_call_is_read_again_under_either_name(name, family: FamilyServer):
     server = family(name)
     call = {"id": "a1", "type": "function", "function": {"name": "read", "arguments": json.dumps(PATH[1])}}
     result = {"role": "tool", "tool_call_id": "a1", "content": RESULT}
@@ -89,7 +91,7 @@ def test_the_thought_behind_a_call_is_read_again_under_either_name(name, family:
             server,
             messages=[
                 *QUESTION,
-                {"role": "assistant", "content": "", field: THOUGHT, "tool_calls": [call]},
+                {"role": "assistant", "content": "", field: REASONING, "tool_calls": [call]},
                 result,
             ],
             tools=TOOLS,
@@ -97,7 +99,7 @@ def test_the_thought_behind_a_call_is_read_again_under_either_name(name, family:
         for field in ("reasoning_content", "reasoning")
     ]
     assert texts[0] == texts[1]
-    assert texts[0].count(THOUGHT) == (0 if name == DROPS_THOUGHTS else 1)
+    assert texts[0].count(REASONING) == (0 if name == DROPS_REASONING else 1)
 
 
 @pytest.mark.parametrize("stop", ["deep", "🌊"])
@@ -110,7 +112,7 @@ def test_what_a_stop_string_has_cut_short_is_known_in_the_next_turn(name, stop, 
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER.partition(stop)[0], "stop")
     messages = [*question, choice["message"], {"role": "user", "content": "Is it?"}]
     usage = post(server, {"messages": messages, **asking("answer")}).json["usage"]
-    # The script's token, which ends the prompt, is not in the next one, and a mark in front of it may change.
+    # The script's token, which ends the prompt, is not in the next one, and a mark before it may change.
     assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 2
 
 
@@ -126,7 +128,7 @@ def test_the_call_is_read_as_the_model_wrote_it(family: FamilyServer):
         "content": RESULT,
     }
     text = read_by(server, messages=[*QUESTION, choice["message"], result], tools=TOOLS)
-    written = FORMS["hermes"].thought(THOUGHT) + FORMS["hermes"].calls(PATH)
+    written = FORMS["hermes"].reasoning(REASONING) + FORMS["hermes"].calls(PATH)
     assert text.startswith(read_by(server, **fields) + written)
 
 
@@ -193,7 +195,7 @@ LATER = [
 
 @pytest.fixture(scope="module", params=REFUSING)
 def refusing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its template raises an error for a system message behind the first message, or for every one."""
+    """Its template raises an error for a system message after the first message, or for every one."""
     tmp: Path = tmp_path_factory.mktemp("refusing")
     folder = write_model(tmp, request.param, starts={REFUSING[request.param]: ANSWER})
     with serving(folder) as server:
@@ -230,8 +232,8 @@ def test_a_developer_is_read_as_a_system(name, family: FamilyServer):
 # ----------------------------------------------------------------------------------------------- counting
 
 
-def test_a_prompt_is_counted_as_it_is_computed_with_the_thoughts_that_are_kept(family: FamilyServer):
-    """The client leaves the thought out; what is bound has it."""
+def test_a_prompt_is_counted_as_it_is_computed_with_the_reasoning_that_are_kept(family: FamilyServer):
+    """The client leaves the reasoning out; what is bound has it."""
     server = family("hermes")
     body: dict[str, Any] = {"messages": QUESTION, **asking("thought"), "enable_thinking": True}
     first = server.post("/v1/chat/completions", body)["choices"][0]["message"]
@@ -240,11 +242,13 @@ def test_a_prompt_is_counted_as_it_is_computed_with_the_thoughts_that_are_kept(f
         {"role": "assistant", "content": first["content"]},
         {"role": "user", "content": "And then?"},
     ]
-    site = server.app._listener.site
-    context = Context(site.model, b"", site.seal)
+    server_context = server.app._listener.context
+    context = RequestContext(server_context.models.default.facts, b"", server_context.seal)
     request = parse(parse_body(json.dumps(body).encode()), {}, context).request
     before = server.get("/stats")["transcripts"]
-    counted = site.service.count(request)
-    assert server.get("/stats")["transcripts"] | {"healed_thoughts": 0} == before | {"healed_thoughts": 0}
+    counted = server_context.models.default.service.count(request)
+    assert server.get("/stats")["transcripts"] | {"restored_reasoning": 0} == before | {
+        "restored_reasoning": 0
+    }
     assert counted == server.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
     assert server.get("/stats")["transcripts"]["bound"] == before["bound"] + 1

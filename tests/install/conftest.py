@@ -10,7 +10,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Plays a Python, and the Python of a .venv: answers the probe, "makes" an environment by copying itself,
-# "installs", and says how it was started as the server. Files slow-pip, fail-<module> in the root alter it.
+# "installs", and says how it was started as the server. Files slow-pip, fail-<module> and says-<module> in
+# the root alter it.
 FAKE_PYTHON = """\
 #!/bin/sh
 caller_path=$PATH; PATH=/usr/bin:/bin
@@ -18,6 +19,7 @@ root='{root}'
 echo "$*" >> "$root/calls"
 module=$2
 [ "$1" = -m ] && [ -e "$root/fail-$module" ] && {{ echo "ERROR: $module says no" >&2; exit 3; }}
+[ "$1" = -m ] && [ -e "$root/says-$module" ] && cat "$root/says-$module"
 case "$*" in
     "-I -S -c "*) echo "{version} arm64 $0" ;;
     "-m venv "*)

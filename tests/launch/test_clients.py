@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.config.settings import Settings
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.files import text_of
-from start_llm.launch.served import NO_KEY, Address, Served, addresses, reply_limit
+from start_llm.launch.server_info import NO_KEY, Address, ServerInfo, addresses, reply_limit
 from start_llm.launch.setup import make_setup
-from start_llm.settings import Settings
 
 FOLDER = Path("/private/folder")
-SERVED = Served(url="http://127.0.0.1:4000", key="sk-1", model="openai/tiny", window=131_072, reply=32_000)
+SERVED = ServerInfo(
+    url="http://127.0.0.1:4000", key="sk-1", model="openai/tiny", window=131_072, reply=32_000
+)
 HOUR_MS = 3_600_000
 PAST_PROXIES = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost,::1")
 KEY = {"START_LLM_API_KEY": "sk-1"}
@@ -219,12 +221,12 @@ def test_hosts_that_the_user_keeps_from_a_proxy_stay_kept():
 
 
 def test_a_server_elsewhere_may_need_the_proxy():
-    served = Served(url="https://llm.example", key="k", model="m", window=10_000, reply=2500)
+    served = ServerInfo(url="https://llm.example", key="k", model="m", window=10_000, reply=2500)
     assert "NO_PROXY" not in make_setup(CLIENTS["codex"], served, FOLDER, {}).environment
 
 
 def test_claude_is_not_given_a_compaction_window_that_it_complains_of():
-    served = Served(url="http://127.0.0.1:8080", key="k", model="m", window=99_999, reply=24_999)
+    served = ServerInfo(url="http://127.0.0.1:8080", key="k", model="m", window=99_999, reply=24_999)
     environment = CLIENTS["claude"].environment(served, FOLDER)
     assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "99999"
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in environment
@@ -232,9 +234,9 @@ def test_claude_is_not_given_a_compaction_window_that_it_complains_of():
 
 @pytest.mark.parametrize("window", [12_000, 20_000, 40_960, 131_072, 262_144])
 def test_compaction_comes_in_time_and_does_not_come_again_at_once(window):
-    """At the limit a whole reply has room; behind a compaction the limit is not reached."""
+    """At the limit a whole reply has room; after a compaction the limit is not reached."""
     reply = reply_limit(window, window)
-    served = Served(url="http://127.0.0.1:8080", key="k", model="m", window=window, reply=reply)
+    served = ServerInfo(url="http://127.0.0.1:8080", key="k", model="m", window=window, reply=reply)
     codex = CLIENTS["codex"].files(served, FOLDER)["config.toml"]
     assert codex["model_auto_compact_token_limit_scope"] == "body_after_prefix"
     assert codex["model_auto_compact_token_limit"] == max(window // 4, window - reply - 12_000)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.errors import LaunchError
-from start_llm.launch.files import laid_over, write_all
+from start_llm.launch.files import deep_merge, write_all
 from start_llm.launch.toml import as_toml
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -42,7 +42,7 @@ def test_toml_looks_as_one_would_write_it():
 def test_ours_wins_and_what_it_does_not_mention_stays():
     before = {"model": "old", "projects": {"/p": {"trust_level": "trusted"}}, "models": [1, 2]}
     ours = {"model": "new", "models": [3], "features": {"plugins": False}}
-    assert laid_over(before, ours) == {
+    assert deep_merge(before, ours) == {
         "model": "new",
         "projects": {"/p": {"trust_level": "trusted"}},
         "models": [3],

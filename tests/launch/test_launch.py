@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from start_llm.config.settings import all_rows
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.served import NO_KEY, Address, find
+from start_llm.launch.server_info import NO_KEY, Address, find
 from start_llm.launch.setup import make_setup
-from start_llm.settings import all_rows
 from tests.serving import Server, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +127,7 @@ def told_apart(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.sample(3)
 def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, server):
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
@@ -147,6 +148,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.sample(5)
 def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
     home.run("launch", "--base-url", server.url, name)
     launched = home.told()
@@ -354,6 +356,7 @@ def page(body: str, status: str = "200 OK") -> bytes:
         (b"", "gives no answer of a server: "),
     ],
 )
+@pytest.mark.sample(5)
 def test_something_else_that_answers_is_told(reply, sentence, home):
     with answering(reply) as url:
         done = home.run("launch", "--base-url", url, "pi")

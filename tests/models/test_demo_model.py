@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 from benchmarks import demo_model as judge
 from scripts.demo_model.conversations import RETURNED, TOO_LONG
 from scripts.demo_model.words import Words
-from start_llm.places import DEMO_MODEL
+from start_llm.config.paths import DEMO_MODEL
 from tests.serving import Server, serving
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo_model"
 MEGABYTE = 1_000_000
 FEW_TOKENS = 250
 PROMPTS = 12
-MOST_WRONG = {"plain": 1, "echo": 1, "call, 1 offered": 1, "call, 3 offered": 2, "result": 1}
+MAX_WRONG = {"plain": 1, "echo": 1, "call, 1 offered": 1, "call, 3 offered": 2, "result": 1}
 
 
 @pytest.fixture(scope="module")
@@ -71,26 +71,27 @@ def test_the_start_says_that_it_is_the_demo_model(server: Server):
 @pytest.fixture(scope="module")
 def verdicts(server: Server) -> dict[str, list[judge.Verdict]]:
     prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 3).prompts(PROMPTS)
-    found: dict[str, list[judge.Verdict]] = {name: [] for name in MOST_WRONG}
+    found: dict[str, list[judge.Verdict]] = {name: [] for name in MAX_WRONG}
     for prompt in prompts:
         found[prompt.behaviour].append(judge.ask(server.port, prompt))
     return found
 
 
-@pytest.mark.parametrize("behaviour", MOST_WRONG)
+@pytest.mark.parametrize("behaviour", MAX_WRONG)
 def test_it_does_what_it_was_trained_for(verdicts: dict[str, list[judge.Verdict]], behaviour: str):
     wrong = [verdict.said for verdict in verdicts[behaviour] if not verdict.answer]
     assert len(verdicts[behaviour]) == PROMPTS
-    assert len(wrong) <= MOST_WRONG[behaviour], wrong
+    assert len(wrong) <= MAX_WRONG[behaviour], wrong
 
 
 @pytest.mark.parametrize("thinks", [True, False])
 def test_it_thinks_when_it_should_and_else_not(verdicts: dict[str, list[judge.Verdict]], thinks: bool):
     asked = [verdict for found in verdicts.values() for verdict in found if verdict.prompt.thinks == thinks]
-    assert len(asked) == len(MOST_WRONG) * PROMPTS / 2
-    assert sum(not verdict.thought for verdict in asked) <= 1
+    assert len(asked) == len(MAX_WRONG) * PROMPTS / 2
+    assert sum(not verdict.reasoning for verdict in asked) <= 1
 
 
+@pytest.mark.thorough
 def test_of_a_prompt_that_is_too_long_it_says_so(server: Server):
     text = Words(random.Random(2), held_out=True).filler(17_000)
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "Say the word pelican."}]

@@ -216,6 +216,7 @@ def test_a_repository_comes_once_and_without_any_code(hub, files, tmp_path):
     assert resolved(tmp_path, hub.url) == str(folder), "a model that is here must start without a network"
 
 
+@pytest.mark.thorough
 def test_a_broken_download_is_explained_and_the_next_start_fetches_only_what_is_missing(hub, files, tmp_path):
     hub.broken_after = 100_000
     text = resolved(tmp_path, hub.url)
@@ -230,6 +231,7 @@ def test_a_broken_download_is_explained_and_the_next_start_fetches_only_what_is_
     assert hub.downloads("config.json") == ["GET config.json"]
 
 
+@pytest.mark.thorough
 def test_a_connection_that_breaks_for_a_moment_goes_on_where_it_was(hub, tmp_path):
     # The hub's library writes 10 MiB at a time.
     weights = hub.files["model.safetensors"] = os.urandom(22 * MIB)
@@ -242,6 +244,7 @@ def test_a_connection_that_breaks_for_a_moment_goes_on_where_it_was(hub, tmp_pat
     ]
 
 
+@pytest.mark.thorough
 def test_ctrl_c_in_a_download_ends_the_server_at_once_and_the_next_start_goes_on(hub, files, tmp_path):
     hub.broken_after, hub.stalls = 100_000, True
     with downloading_server(hub, tmp_path) as server:

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache
 
 from scripts import tiny_models
-from start_llm.cache.kinds import words_of
+from start_llm.cache.kinds import label_of
 from start_llm.core.sampling import SamplingChoice
 from start_llm.models.footprint import Footprint
 from start_llm.models.footprint import measure as measured
@@ -49,7 +49,7 @@ class StrangeCache:
 
 
 def measure(model: LoadedModel) -> Footprint:
-    return measured(model, words_of)
+    return measured(model, label_of)
 
 
 def window_of(config: dict[str, Any]) -> int | None:
@@ -68,6 +68,7 @@ def test_every_family_has_a_row_here():
 
 
 @pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.sample(3)
 def test_layers_and_weights_of_each_family(family, tiny_model):
     folder = tiny_model(family)
     footprint = measure(load(folder))

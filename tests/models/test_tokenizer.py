@@ -111,11 +111,13 @@ def rendered(
     tokenizer: Tokenizer,
     *messages: dict[str, Json],
     tools: list[dict[str, Json]] | None = None,
-    with_tail: bool = True,
+    add_generation_prompt: bool = True,
     clock: Callable[[str], str] = str,
     **options: Json,
 ) -> str:
-    return tokenizer.render(list(messages), tools, options, with_tail=with_tail, strftime_now=clock)
+    return tokenizer.render(
+        list(messages), tools, options, add_generation_prompt=add_generation_prompt, strftime_now=clock
+    )
 
 
 def bytes_of(tokenizer: Tokenizer, text: str) -> bytes:
@@ -209,7 +211,7 @@ def test_two_tokens_that_are_spelled_alike_have_their_bytes_both(tmp_path):
     assert [tokenizer.token_bytes(token) for token in range(3, 8)] == [b" a", b"b", b" a", b"c", b""]
 
 
-def test_a_token_far_behind_all_others_has_its_bytes(tmp_path):
+def test_a_token_far_after_all_others_has_its_bytes(tmp_path):
     entries = {char: number for number, char in enumerate(tiny_models.byte_alphabet())}
     tokenizer = saved(tiny_models.byte_level_tokenizer(entries | {"Ġa": 9000}, []), tmp_path)
     assert [tokenizer.token_bytes(token) for token in (9000, 8999)] == [b" a", b""]
@@ -230,8 +232,8 @@ def test_a_tokenizer_of_another_kind_is_asked_for_the_text_of_a_token(tmp_path):
 
 
 def test_end_tokens_are_those_of_the_model(byte_level, llama_like):
-    assert llama_like.end_tokens == {2}
-    (end,) = byte_level.end_tokens
+    assert llama_like.eos_token_ids == {2}
+    (end,) = byte_level.eos_token_ids
     assert byte_level.token_bytes(end) == tiny_models.END_OF_TURN.encode()
 
 
@@ -239,7 +241,7 @@ def test_the_texts_of_end_tokens_are_known_where_they_are_added_tokens(byte_leve
     assert byte_level.end_texts == {tiny_models.END_OF_TURN}
     assert llama_like.end_texts == {"</s>"}
     wordy = saved(word_level(), tmp_path)
-    assert (wordy.end_tokens, wordy.end_texts) == ({2}, frozenset())
+    assert (wordy.eos_token_ids, wordy.end_texts) == ({2}, frozenset())
 
 
 def test_added_tokens_are_one_token_wherever_they_stand(byte_level, llama_like):
@@ -294,18 +296,22 @@ CALLING: tuple[dict[str, Json], ...] = (
 @pytest.mark.parametrize(
     "options", [{}, {"enable_thinking": False}, {"eos_token": "another"}], ids=["none", "thinking", "token"]
 )
-@pytest.mark.parametrize("with_tail", [True, False])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize(
     ("trait", "messages"),
     [*((trait, TALK) for trait in TRAITS), *((trait, CALLING) for trait in ("plain", "channels", "kimi"))],
 )
-def test_a_template_renders_what_it_renders_through_transformers(trait, messages, with_tail, options):
+def test_a_template_renders_what_it_renders_through_transformers(
+    trait, messages, add_generation_prompt, options
+):
     tokenizer = trait_tokenizer(trait)
-    ours = rendered(tokenizer, *messages, tools=[TOOL], with_tail=with_tail, **options)
+    ours = rendered(
+        tokenizer, *messages, tools=[TOOL], add_generation_prompt=add_generation_prompt, **options
+    )
     # The compiled template is one and the same, so that it has the clock of our call here too.
     transformers = tokenizer._wrapper._tokenizer  # pyright: ignore[reportPrivateUsage]
     assert ours == transformers.apply_chat_template(
-        list(messages), tools=[TOOL], add_generation_prompt=with_tail, tokenize=False, **options
+        list(messages), tools=[TOOL], add_generation_prompt=add_generation_prompt, tokenize=False, **options
     )
 
 
@@ -315,8 +321,8 @@ def test_a_model_that_renders_in_python_is_asked_to():
 
 def test_the_tail_that_makes_the_model_answer_is_there_only_if_it_is_asked_for(byte_level):
     bare = "<|im_start|>user\nhi<|im_end|>\n"
-    assert rendered(byte_level, USER, with_tail=False) == bare
-    assert rendered(byte_level, USER, with_tail=True) == bare + "<|im_start|>assistant\n"
+    assert rendered(byte_level, USER, add_generation_prompt=False) == bare
+    assert rendered(byte_level, USER, add_generation_prompt=True) == bare + "<|im_start|>assistant\n"
 
 
 def test_a_template_that_writes_dates_gets_the_clock_that_it_is_given(templated):

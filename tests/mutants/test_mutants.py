@@ -8,6 +8,9 @@ A patch begins with two lines, and a blank one:
 It is a diff against the root of the repository. One that no longer applies is made again: change the code by
 hand, `git diff -U2 > FILE`, put the two lines in front, and take the change back.
 
+By default a few mutants run, and every patch is tried for whether it applies. `scripts/check --all` runs all
+mutants, and `scripts/check --changed` those that a change concerns.
+
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
 it may only use fixtures of its own file.
 """
@@ -23,7 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,10 +39,13 @@ COPIED = ("start_llm", "tests", "scripts", "pyproject.toml")
 PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
 WORKER = Path(__file__).with_name("worker.py")
 OPTIONS = (
-    "-x --noconftest --tb=short --assert=plain -o timeout=60 -p no:cacheprovider -p pytest_timeout".split()
+    *("-m", ""),
+    *"-x --noconftest --tb=short --assert=plain -o timeout=60 -p no:cacheprovider -p pytest_timeout".split(),
 )
 HEADER = re.compile(r"bug: (?P<bug>.+)\ntest: (?P<test>tests/\S+\.py::.+)\n\n--- a/start_llm/")
 AT_ONCE = 2
+FEW = 8
+"""So many mutants run sooner in one copy that is not compiled beforehand."""
 BUGS = {
     1: "stale KV after a weights swap",
     2: "aliased recurrent state",
@@ -91,7 +97,7 @@ class Outcome:
 class Bench:
     """A copy of the sources, and a process that runs tests in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, compiled: bool) -> None:
         self.tree = folder / "tree"
         self._output = folder / "output"
         for name in COPIED:
@@ -99,9 +105,10 @@ class Bench:
                 shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / name, self.tree / name)
-        # By date and length, a patched source might be taken for the one before it.
-        by_content = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(self.tree, quiet=1, invalidation_mode=by_content)
+        if compiled:
+            # By date and length, a patched source might be taken for the one before it.
+            by_content = py_compile.PycInvalidationMode.CHECKED_HASH
+            compileall.compile_dir(self.tree, quiet=1, invalidation_mode=by_content)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         # In this folder there is no other `start_llm` or `tests` to import.
@@ -155,9 +162,9 @@ def outcome_of(one: Mutant, benches: Benches) -> Outcome:
         return bench.run(one.test)
 
 
-def outcome_unpatched(benches: Benches) -> Outcome:
+def outcome_unpatched(patches: Sequence[Path], benches: Benches) -> Outcome:
     with lent(benches) as bench:
-        return bench.run(*sorted({mutant(patch).test for patch in PATCHES}))
+        return bench.run(*sorted({mutant(patch).test for patch in patches}))
 
 
 @contextmanager
@@ -176,15 +183,19 @@ def outcomes(
 ) -> Iterator[Mapping[str, Future[Outcome]]]:
     """By name of the patch, for those that this run asks for; they start together, and few run at once."""
     benches: Benches = queue.SimpleQueue()
-    made = [Bench(tmp_path_factory.mktemp("mutants")) for _ in range(AT_ONCE)]
+    names = [item.name for item in request.session.items]
+    wanted = [patch for patch in PATCHES if any(f"[{patch.stem}]" in name for name in names)]
+    are_few = len(wanted) <= FEW
+    made = [
+        Bench(tmp_path_factory.mktemp("mutants"), compiled=not are_few)
+        for _ in range(1 if are_few else AT_ONCE)
+    ]
     for bench in made:
         benches.put(bench)
-    wanted = [item.name for item in request.session.items]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        started = {"": pool.submit(outcome_unpatched, benches)}
-        for patch in PATCHES:
-            if any(f"[{patch.stem}]" in name for name in wanted):
-                started[patch.stem] = pool.submit(outcome_of, mutant(patch), benches)
+    with ThreadPoolExecutor(len(made)) as pool:
+        started = {"": pool.submit(outcome_unpatched, wanted, benches)}
+        for patch in wanted:
+            started[patch.stem] = pool.submit(outcome_of, mutant(patch), benches)
         yield started
         pool.shutdown(wait=False, cancel_futures=True)
         for bench in made:
@@ -199,6 +210,12 @@ def test_the_tests_that_find_mutants_pass_without_them(outcomes):
     assert outcome.status == 0, outcome.output
 
 
+def test_every_patch_applies():
+    for patch in PATCHES:
+        apply(ROOT, patch, "--check")
+
+
+@pytest.mark.sample(120)
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_a_mutant_turns_its_test_red(outcomes, patch):
     outcome = outcomes[patch.stem].result()

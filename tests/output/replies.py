@@ -8,27 +8,30 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from start_llm.core.family import Family
-from start_llm.formats.registry import named
-from start_llm.formats.thoughts import BRACKETS, GEMMA
+from start_llm.formats.registry import family_by_name
 from tests.output.corpus.case import TAGS, Call, Case
 from tests.output.corpus.writers import HARMONY, WRITERS, Writer
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": WRITERS["qwen_xml"].family,
     "glm4": replace(WRITERS["glm"].family, orphan_close=True),
-    "gemma4": Family(name="gemma4", thought=GEMMA, formats=("gemma4",)),
-    "mistral": Family(name="mistral", thought=BRACKETS, formats=("mistral_headed", "mistral_list")),
+    "gemma4": Family(name="gemma4", reasoning=family_by_name("gemma4").reasoning, formats=("gemma4",)),
+    "mistral": Family(
+        name="mistral",
+        reasoning=family_by_name("mistral").reasoning,
+        formats=("mistral_headed", "mistral_list"),
+    ),
     "llama3": Family(name="llama3", formats=("llama_bare", "llama_tagged")),
-    "kimi": named("kimi"),
-    "cohere": named("cohere"),
+    "kimi": family_by_name("kimi"),
+    "cohere": family_by_name("cohere"),
     "minicpm": WRITERS["minicpm"].family,
     **{name: WRITERS[name].family for name in ("lfm2", "pythonic", "olmo3", "toolcall")},
     "minimax": WRITERS["minimax"].family,
     "deepseek_v32": WRITERS["dsml_functions"].family,
     "deepseek": WRITERS["deepseek"].family,
-    "kimi_k3": named("kimi_k3"),
-    "seed_oss": named("seed_oss"),
-    "generic": Family(name="generic", thought=TAGS),
+    "kimi_k3": family_by_name("kimi_k3"),
+    "seed_oss": family_by_name("seed_oss"),
+    "generic": Family(name="generic", reasoning=TAGS),
     "gpt_oss": HARMONY,
 }
 
@@ -74,7 +77,7 @@ halves = st.builds(
 noise = st.lists(
     st.sampled_from(_MARKS) | st.sampled_from(_BITS) | halves | st.sampled_from(_CALLS), max_size=14
 ).map("".join)
-"""Text that looks like calls and thoughts, and sometimes is."""
+"""Text that looks like calls and reasoning, and sometimes is."""
 
 
 @st.composite
@@ -91,7 +94,7 @@ def noisy_cases(draw: st.DrawFn, text: st.SearchStrategy[str] = noise) -> Case:
         name="noise",
         text=draw(text),
         family=FAMILIES[draw(st.sampled_from(sorted(FAMILIES)))],
-        thought_is_open=draw(st.booleans()),
+        reasoning_is_open=draw(st.booleans()),
         thinking=draw(st.booleans()),
         complete=draw(st.booleans()),
     )
@@ -128,18 +131,18 @@ class Story:
     """A reply that is known part by part.
 
     Attributes:
-        thought: a call, with a word of its own, that the model only thinks of.
+        reasoning: a call, with a word of its own, that the model only thinks of.
     """
 
     writer: Writer
     parts: tuple[Part, ...]
-    thought: Part | None
+    reasoning: Part | None
 
     @property
     def case(self) -> Case:
-        thought = f"<think>{self.thought.text}</think>" if self.thought else ""
+        reasoning = f"<think>{self.reasoning.text}</think>" if self.reasoning else ""
         space = "" if self.writer.family.channels else "\n"
-        text = thought + space.join(part.text for part in self.parts)
+        text = reasoning + space.join(part.text for part in self.parts)
         return Case(name="story", text=text, family=self.writer.family)
 
     def words(self, *kinds: Kind) -> list[str]:

@@ -18,8 +18,8 @@ HEADERS = {
 CALL = '<|channel|>commentary to=functions.read <|constrain|>json<|message|>{"path": "a"}<|call|>'
 
 
-def test_thoughts_and_answers_go_out_as_they_come():
-    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+def test_reasoning_and_answers_go_out_as_they_come():
+    splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     said = [
         splitter.feed(piece)
         for piece in ("<|channel|>", "analysis", "<|message|>", "Hm", ".", "<|end|>", "<|start|>",
@@ -38,23 +38,23 @@ def test_thoughts_and_answers_go_out_as_they_come():
     ]
 
 
-def test_a_splitter_tells_whether_it_is_in_a_thought():
-    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+def test_a_splitter_tells_whether_it_is_in_reasoning():
+    splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     told = []
     for piece in (HEADERS["thought"], "Hm", "<|end|>", "<|start|>assistant" + HEADERS["answer"], "Yes"):
         splitter.feed(piece)
-        told.append(splitter.in_thought)
+        told.append(splitter.in_reasoning)
     assert told == [True, True, False, False, False]
 
 
 def test_a_call_is_told_when_its_message_ends():
-    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     assert splitter.feed(CALL.removesuffix("|>")) == []
     assert splitter.feed("|>") == [CallStarted(0, "read"), CallArguments(0, '{"path": "a"}'), CallEnded(0)]
     assert (splitter.calls, splitter.call_is_open) == (1, False)
 
 
-def test_prose_behind_the_object_of_a_call_makes_it_text():
+def test_prose_after_the_object_of_a_call_makes_it_text():
     text = CALL.replace("}<", "} is it<")
     said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
     assert (said.content, said.calls) == (text, [])
@@ -102,7 +102,7 @@ ASKING = (
 )
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_reply_that_ends_in_a_header_has_a_loose_end(text, is_loose, complete):
-    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(text)
     splitter.close(complete)
     assert splitter.has_loose_end is is_loose
@@ -111,14 +111,14 @@ def test_a_reply_that_ends_in_a_header_has_a_loose_end(text, is_loose, complete)
 @pytest.mark.parametrize("text", [" t", " to=", " to=functions.re"])
 def test_a_recipient_that_was_cut_at_the_beginning_is_a_loose_end_and_at_the_end_a_text(text):
     for complete in (False, True):
-        splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+        splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
         said = [*splitter.feed(text), *splitter.close(complete)]
         assert "".join(one.text for one in said if isinstance(one, Content)) == text
         assert splitter.has_loose_end is not complete
 
 
 def test_a_call_that_was_cut_is_told_as_one():
-    splitter = make_splitter(HARMONY, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(ASKING[:-1])
     splitter.close(complete=False)
     assert splitter.was_cut_in_call

@@ -127,6 +127,7 @@ def work(read: list[int], family: str, text: str) -> tuple[int, int]:
         ("glm4", "nothing", ""),
     ],
 )
+@pytest.mark.sample(12)
 def test_a_text_four_times_as_long_costs_no_more_than_four_times_the_work(
     read, small_budget, family, beginning, end
 ):
@@ -143,16 +144,16 @@ def test_a_text_four_times_as_long_costs_no_more_than_four_times_the_work(
 def test_of_what_is_read_again_attempts_are_few(read, small_budget, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4 * LETTERS)
-        splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=False, thinking=True)
+        splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=False, thinking=True)
         splitter.feed(text)
         read.clear()
         splitter.close(complete=True)
         assert len(read) <= 6 * (len(text) // rereading.CELL + small_budget), name
 
 
-def test_of_an_assumed_thought_that_was_the_answer_attempts_are_few(read, small_budget):
+def test_of_an_assumed_reasoning_that_was_the_answer_attempts_are_few(read, small_budget):
     text = "<function=read>{" * 1_000
-    splitter = make_splitter(FAMILIES["glm4"], TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(FAMILIES["glm4"], TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(text)
     splitter.close(complete=True)
     assert len(read) <= 6 * (len(text) // rereading.CELL + small_budget)
@@ -161,7 +162,7 @@ def test_of_an_assumed_thought_that_was_the_answer_attempts_are_few(read, small_
 @pytest.mark.parametrize("unit", ["a list, Mistral", "an object, Gemma", "a function that is not offered"])
 def test_the_time_to_close_grows_with_the_length_alone(unit):
     def seconds(letters: int) -> float:
-        splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=False, thinking=True)
+        splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=False, thinking=True)
         splitter.feed(repeated("", UNITS[unit], letters))
         began = time.thread_time()
         splitter.close(complete=True)
@@ -173,6 +174,7 @@ def test_the_time_to_close_grows_with_the_length_alone(unit):
 
 @pytest.mark.parametrize("family", ["qwen3", "glm4", "mistral"])
 @pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.sample(3)
 def test_of_what_is_no_call_nothing_is_lost(small_budget, family, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4_000)
@@ -206,7 +208,7 @@ UNCLOSED = f'<|tool_call>call:read{{path:<|"|>{"a" * 3_000}<|"|>'
 
 
 @pytest.mark.parametrize(("unclosed", "calls"), [(1, 1), (8, 1), (20, 0)])
-def test_a_good_call_is_found_behind_eight_long_ones_that_are_not_closed(unclosed, calls):
+def test_a_good_call_is_found_after_eight_long_ones_that_are_not_closed(unclosed, calls):
     text = UNCLOSED * unclosed + GOOD
     said = outcome_of(split(case_of("gemma4", text), [text]))
     assert len(said.closed_calls) == calls
@@ -214,7 +216,7 @@ def test_a_good_call_is_found_behind_eight_long_ones_that_are_not_closed(unclose
 
 
 @pytest.mark.parametrize(("mentions", "calls"), [(100, 1), (150, 0)])
-def test_a_good_call_is_found_behind_a_hundred_openers_in_a_long_one_that_is_not_closed(mentions, calls):
+def test_a_good_call_is_found_after_a_hundred_openers_in_a_long_one_that_is_not_closed(mentions, calls):
     text = UNCLOSED + "<tool_call> opens. " * mentions + GOOD
     said = outcome_of(split(case_of("gemma4", text), [text]))
     assert len(said.closed_calls) == calls
@@ -225,7 +227,7 @@ def test_openers_that_are_read_for_the_first_time_cost_nothing():
     assert len(outcome_of(split(case_of("gemma4", text), [text])).closed_calls) == 1
 
 
-def test_behind_a_text_that_was_read_too_often_calls_are_calls_again():
+def test_after_a_text_that_was_read_too_often_calls_are_calls_again():
     text = "[TOOL_CALLS][{" * 3_000 + "!" + "x" * rereading.CELL + GOOD
     said = outcome_of(split(case_of("gemma4", text), [text]))
     assert len(said.closed_calls) == 1

@@ -17,7 +17,7 @@ from tests.output.corpus.writers import HARMONY, WRITERS
 from tests.output.replies import FAMILIES
 
 TOKENS = 2_000
-MOST_LETTERS = 400
+MAX_LETTERS = 400
 """Longer than any marker or pattern, much shorter than a reply."""
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
@@ -49,16 +49,16 @@ REPLIES: Mapping[str, tuple[Family, str, str]] = {
     "a thought": (_QWEN, "<think>", "so it"),
     "an argument in a thought": (_QWEN, "<think><tool_call><function=read><parameter=path>", "so it"),
     "an object in a thought": (_QWEN, '<think><tool_call>{"name": "', "so it"),
-    "line breaks behind a call in a thought": (_QWEN, f"<think>{WRITERS['hermes'].call('list')}", "\n\n\n\n"),
+    "line breaks after a call in a thought": (_QWEN, f"<think>{WRITERS['hermes'].call('list')}", "\n\n\n\n"),
     "an assumed thought": (FAMILIES["glm4"], "", "so it"),
     "line breaks": (_QWEN, "", "\n\n\n\n"),
     "line breaks in an answer": (_QWEN, "Yes", "\n\n\n\n"),
-    "line breaks in a thought": (_QWEN, "<think>Hm", "\n\n\n\n"),
-    "line breaks behind an opener": (_QWEN, "<tool_call>", "\n\n\n\n"),
-    "line breaks behind a call": (_QWEN, WRITERS["hermes"].call("list"), "\n\n\n\n"),
+    "line breaks in reasoning": (_QWEN, "<think>Hm", "\n\n\n\n"),
+    "line breaks after an opener": (_QWEN, "<tool_call>", "\n\n\n\n"),
+    "line breaks after a call": (_QWEN, WRITERS["hermes"].call("list"), "\n\n\n\n"),
     "line breaks between arguments": (_QWEN, "<tool_call><function=read>", "\n\n\n\n"),
     "line breaks in an object": (_QWEN, '<tool_call>{"name":', "\n\n\n\n"),
-    "line breaks in front of a header": (HARMONY, "", "\n\n\n\n"),
+    "line breaks before a header": (HARMONY, "", "\n\n\n\n"),
     "line breaks in a header": (HARMONY, "<|start|>", "\n\n\n\n"),
     "a message": (HARMONY, "<|channel|>final<|message|>", "so it"),
     "an object that is no call": (_QWEN, '{"lines": "', "so it"),
@@ -74,11 +74,11 @@ REPLIES: Mapping[str, tuple[Family, str, str]] = {
 @pytest.mark.parametrize("name", REPLIES)
 def test_no_text_that_is_held_grows_with_the_reply(name):
     family, beginning, piece = REPLIES[name]
-    splitter = make_splitter(family, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(family, TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(beginning)
     for _ in range(TOKENS):
         splitter.feed(piece)
-    assert longest_text(vars(splitter)) <= MOST_LETTERS
+    assert longest_text(vars(splitter)) <= MAX_LETTERS
 
 
 def test_a_text_that_grows_would_be_found():

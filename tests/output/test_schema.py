@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.formats.reading.json_text import is_strict, parsed, written
-from start_llm.formats.reading.schema import Tools, constants, decode, flat, is_text
+from start_llm.formats.reading.schema import Tools, decode, enum_values, flatten_arguments, is_text
 from tests.output.corpus.case import TOOLS, TYPED, tool
 from tests.output.corpus.typed import VALUES
 
@@ -113,7 +113,7 @@ CIRCLE: Any = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{(level + 1) % 4}"}] 
     ],
 )
 def test_all_values_that_there_can_be_are_found(schema: Any, values: list[Any]):
-    assert list(constants(schema, {"$defs": {"A": {"enum": ["red"]}, **CIRCLE}})) == values
+    assert list(enum_values(schema, {"$defs": {"A": {"enum": ["red"]}, **CIRCLE}})) == values
 
 
 def test_an_argument_that_alternatives_have_may_be_of_the_type_of_any():
@@ -133,7 +133,7 @@ def test_an_argument_that_alternatives_have_may_be_of_the_type_of_any():
     ],
 )
 def test_what_all_alternatives_require_is_required(schema, required):
-    assert flat(schema)["required"] == required
+    assert flatten_arguments(schema)["required"] == required
 
 
 def test_references_that_lead_to_many_others_are_followed_once():
@@ -142,7 +142,7 @@ def test_references_that_lead_to_many_others_are_followed_once():
         f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 200, "properties": {f"p{level}": {}}}
         for level in range(4)
     }
-    found = flat({"$ref": "#/$defs/d0", "$defs": levels})
+    found = flatten_arguments({"$ref": "#/$defs/d0", "$defs": levels})
     assert found["properties"] == {f"p{level}": {} for level in range(4)}
 
 
@@ -155,11 +155,11 @@ def test_references_that_lead_to_many_others_are_followed_once():
     ],
 )
 def test_where_no_arguments_are_found_any_may_be_given(schema):
-    assert flat(schema)["additionalProperties"] is True
+    assert flatten_arguments(schema)["additionalProperties"] is True
 
 
 def test_a_schema_that_lists_its_arguments_is_left_as_it_is():
-    assert flat(WRITE) is WRITE
+    assert flatten_arguments(WRITE) is WRITE
 
 
 @pytest.mark.parametrize(("argument", "raw", "value"), VALUES)

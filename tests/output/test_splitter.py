@@ -1,6 +1,7 @@
-"""A reply is split into thought, answer and calls as the corpus says, however its text is cut."""
+"""A reply is split into reasoning, answer and calls as the corpus says, however its text is cut."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,12 @@ def cuts(text: str) -> range:
     return range(1, len(text), 1 if len(text) <= SHORT else max(1, len(text) // 25))
 
 
+def writer_and_name(case: str) -> Sequence[str]:
+    """Cases that are common to all writers run for one of them by default."""
+    return case.split(": ", 1)
+
+
+@pytest.mark.product(axes=writer_and_name)
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
     case = CORPUS[name]
@@ -41,6 +48,7 @@ def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
         assert split(case, [case.text[:cut], case.text[cut:]]) == whole
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in CORPUS if ": value" not in name])
 def test_a_reply_that_ends_anywhere_keeps_what_it_has_said(name):
     case = CORPUS[name]
@@ -82,7 +90,7 @@ def test_what_comes_out_can_always_be_sent(case):
 
 
 @given(noisy_cases(), st.booleans())
-def test_without_tools_only_marks_and_the_newlines_beside_thoughts_are_lost(case, complete):
+def test_without_tools_only_marks_and_the_newlines_beside_reasoning_are_lost(case, complete):
     if case.family.channels:
         return
     said = outcome_of(split(untooled(case), [case.text], complete=complete))
@@ -96,46 +104,49 @@ def untooled(case: Case) -> Case:
         text=case.text,
         family=case.family,
         tools=NO_TOOLS,
-        thought_is_open=case.thought_is_open,
+        reasoning_is_open=case.reasoning_is_open,
         thinking=case.thinking,
     )
 
 
 def parted(case: Case, *, complete: bool) -> tuple[str, str]:
-    """Thought and answer of a whole reply without calls."""
-    return _Law(case, complete).read() if case.family.thought else ("", case.text)
+    """Reasoning and answer of a whole reply without calls."""
+    return _Law(case, complete).read() if case.family.reasoning else ("", case.text)
 
 
 class _Law:
-    """The law, for families with marks: white space, thoughts with white space between them, then the answer.
+    """The law, for families with marks: white space, reasoning with white space between them, then the
+    answer.
 
-    Newlines beside a thought are the template's. Unmistakable marks are marks in an answer too.
+    Newlines beside reasoning are the template's. Unmistakable marks are marks in an answer too.
     """
 
     def __init__(self, case: Case, complete: bool) -> None:
-        assert case.family.thought
-        self.marks, self.complete = case.family.thought, complete
+        assert case.family.reasoning
+        self.marks, self.complete = case.family.reasoning, complete
         self.opening, self.closing = self.marks.opening, self.marks.closing
         self.in_answer = (self.opening, self.closing, *case.family.answer_marks)
-        self.may_assume = case.family.orphan_close and case.thinking and not case.thought_is_open
-        self.state = "thought" if case.thought_is_open else "start"
+        self.may_assume = case.family.orphan_close and case.thinking and not case.reasoning_is_open
+        self.state = "thought" if case.reasoning_is_open else "start"
         self.text = case.text
-        self.is_behind_thought = False
-        self.thought, self.answer = "", ""
+        self.is_after_reasoning = False
+        self.reasoning, self.answer = "", ""
 
     def read(self) -> tuple[str, str]:
         while self.state != "end":
-            {"thought": self.read_thought, "start": self.read_start, "answer": self.read_answer}[self.state]()
-        return self.thought, self.answer
+            {"thought": self.read_reasoning, "start": self.read_start, "answer": self.read_answer}[
+                self.state
+            ]()
+        return self.reasoning, self.answer
 
-    def read_thought(self) -> None:
-        thought, closing, self.text = self.text.partition(self.closing)
-        while (begun := thought.lstrip("\n")).startswith(self.opening):
-            thought = begun.removeprefix(self.opening)
+    def read_reasoning(self) -> None:
+        reasoning, closing, self.text = self.text.partition(self.closing)
+        while (begun := reasoning.lstrip("\n")).startswith(self.opening):
+            reasoning = begun.removeprefix(self.opening)
         for mark in self.in_answer if self.marks.is_unmistakable else ():
-            thought = thought.replace(mark, "")
-        self.thought += thought.strip("\n") if closing else thought.lstrip("\n")
-        self.is_behind_thought = True
+            reasoning = reasoning.replace(mark, "")
+        self.reasoning += reasoning.strip("\n") if closing else reasoning.lstrip("\n")
+        self.is_after_reasoning = True
         self.state = "start" if closing else "end"
 
     def read_start(self) -> None:
@@ -144,25 +155,25 @@ class _Law:
         if begun.startswith(self.opening):
             self.state, self.text = "thought", begun.removeprefix(self.opening)
         elif begun.startswith(self.closing):
-            self.is_behind_thought, self.text = True, begun.removeprefix(self.closing)
+            self.is_after_reasoning, self.text = True, begun.removeprefix(self.closing)
         elif begun and any(mark.startswith(begun) for mark in (self.opening, self.closing)):
             is_text = len(begun) < 3 or (self.complete and not self.marks.is_unmistakable)
             self.answer += self.inner(space) + begun if is_text else ""
             self.state = "end"
-        elif begun and self.may_assume and not self.is_behind_thought:
+        elif begun and self.may_assume and not self.is_after_reasoning:
             self.assume()
         else:
             self.state, self.text = "answer", self.inner(space) + begun
 
     def inner(self, space: str) -> str:
-        return space.lstrip("\n") if self.is_behind_thought else space
+        return space.lstrip("\n") if self.is_after_reasoning else space
 
     def assume(self) -> None:
         if self.closing in self.text:
             self.state = "thought"
             return
         assumed = self.text.lstrip("\n")
-        self.thought, self.answer, self.state = assumed, assumed if self.complete else "", "end"
+        self.reasoning, self.answer, self.state = assumed, assumed if self.complete else "", "end"
 
     def read_answer(self) -> None:
         marks = self.in_answer if self.marks.is_unmistakable else ()
@@ -194,10 +205,10 @@ def remove_all(text: str, parts: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"gpt_oss", "llama3", "glm4"}))
-def test_a_thought_and_an_answer_go_out_as_they_come(name):
-    marks = FAMILIES[name].thought
+def test_reasoning_and_an_answer_go_out_as_they_come(name):
+    marks = FAMILIES[name].reasoning
     assert marks is not None
-    splitter = make_splitter(FAMILIES[name], TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(FAMILIES[name], TOOLS, reasoning_is_open=False, thinking=True)
     said = [
         splitter.feed(piece)
         for piece in (marks.opening, "Hm", ".\n", marks.closing, "\n\n", "Yes", " ", "we can")
@@ -206,36 +217,36 @@ def test_a_thought_and_an_answer_go_out_as_they_come(name):
     assert said == [[], [hm], [point], [], [], [yes], [], [can]]
 
 
-def test_a_splitter_tells_whether_it_is_in_a_thought():
-    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=False, thinking=True)
+def test_a_splitter_tells_whether_it_is_in_reasoning():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=False, thinking=True)
     told = []
     for piece in ("<thi", "nk>", "Hm", "</think", ">", "Yes"):
         splitter.feed(piece)
-        told.append(splitter.in_thought)
+        told.append(splitter.in_reasoning)
     assert told == [False, True, True, True, False, False]
 
 
-def test_a_thought_that_quotes_calls_goes_on_as_it_comes():
-    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=True, thinking=True)
+def test_reasoning_that_quotes_calls_goes_on_as_it_comes():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=True, thinking=True)
     steps = [splitter.feed(piece) for piece in ("I ", "`<tool_call", ">`\n", "or", CALLED, " ", "is", " it")]
     assert ["".join(one.text for one in step if isinstance(one, Reasoning)) for step in steps] == [
         "I ", "`", "", "<tool_call>`\nor", "", "", f"{CALLED} is", " it",
     ]  # fmt: skip
 
 
-def test_of_an_opener_in_a_thought_little_waits():
-    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=True, thinking=True)
+def test_of_an_opener_in_reasoning_little_waits():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=True, thinking=True)
     text = "I use <tool_call> and " + "so it is, " * 40
     told = "".join(one.text for one in splitter.feed(text) if isinstance(one, Reasoning))
     assert told == text
 
 
-def test_calls_that_a_thought_ends_with_end_the_thought():
-    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, thought_is_open=True, thinking=True)
+def test_calls_that_reasoning_ends_with_end_the_reasoning():
+    splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=True, thinking=True)
     assert splitter.feed(f"Hm.\n{CALLED}") == [Reasoning("Hm.")]
-    assert (splitter.in_thought, splitter.calls) == (True, 0)
+    assert (splitter.in_reasoning, splitter.calls) == (True, 0)
     assert splitter.close(complete=True)
-    assert (splitter.in_thought, splitter.calls) == (False, 1)
+    assert (splitter.in_reasoning, splitter.calls) == (False, 1)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +259,7 @@ def test_calls_that_a_thought_ends_with_end_the_thought():
     ],
 )
 def test_a_reply_that_is_cut_in_a_mark_has_a_loose_end(family, text, is_loose):
-    splitter = make_splitter(FAMILIES[family], TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(FAMILIES[family], TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(text)
     splitter.close(complete=False)
     assert splitter.has_loose_end is is_loose
@@ -256,7 +267,7 @@ def test_a_reply_that_is_cut_in_a_mark_has_a_loose_end(family, text, is_loose):
 
 def test_marks_in_an_answer_that_is_held_to_its_form_are_text():
     splitter = make_splitter(
-        FAMILIES["cohere"], NO_TOOLS, thought_is_open=False, thinking=False, calls_come_first=True
+        FAMILIES["cohere"], NO_TOOLS, reasoning_is_open=False, thinking=False, calls_come_first=True
     )
     text = '{"a": "<|START_THINKING|><|END_RESPONSE|>"}'
     assert splitter.feed(text) == [Content(text)]
@@ -267,4 +278,4 @@ def test_the_text_of_a_completion_passes_as_it_is():
     assert splitter.feed("<think> ") == [Content("<think> ")]
     assert splitter.feed("") == []
     assert splitter.close(complete=True) == []
-    assert not (splitter.in_thought or splitter.calls or splitter.call_is_open)
+    assert not (splitter.in_reasoning or splitter.calls or splitter.call_is_open)

@@ -1,4 +1,4 @@
-"""Every token of a reply belongs to one event, thoughts are counted, and the end is as clients know it."""
+"""Every token of a reply belongs to one event, reasoning is counted, and the end is as clients know it."""
 
 import itertools
 
@@ -22,7 +22,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.family import Family
 from start_llm.output.splitter import PlainSplitter, make_splitter
-from start_llm.output.stream import OutputStream, joined
+from start_llm.output.stream import OutputStream, merge_adjacent
 from tests.output.corpus.case import TOOLS, Case
 from tests.output.corpus.writers import HARMONY, WRITERS
 from tests.output.replies import noisy_cases, pieces_of
@@ -41,7 +41,7 @@ def texts(*pieces: str) -> list[Text]:
 
 
 def stream_of(family: Family, **options: bool) -> OutputStream:
-    options = {"thought_is_open": False, "thinking": True} | options
+    options = {"reasoning_is_open": False, "thinking": True} | options
     return OutputStream(make_splitter(family, TOOLS, **options))
 
 
@@ -57,16 +57,16 @@ def heard(
 @given(st.data(), noisy_cases())
 def test_every_token_belongs_to_exactly_one_event_and_keeps_its_place(data, case: Case):
     pieces = texts(*data.draw(pieces_of(case.text)), "")
-    stream = stream_of(case.family, thought_is_open=case.thought_is_open, thinking=case.thinking)
+    stream = stream_of(case.family, reasoning_is_open=case.reasoning_is_open, thinking=case.thinking)
     outputs, end = heard(stream, pieces, reason="stop" if case.complete else "length")
     tokens = [token for output in outputs for token in output.tokens]
     assert tokens == list(range(len(pieces)))
     assert [one.chosen.token for output in outputs for one in output.logprobs] == tokens
     assert end.usage.reasoning <= end.usage.completion
-    assert [token for output in joined(outputs) for token in output.tokens] == tokens
+    assert [token for output in merge_adjacent(outputs) for token in output.tokens] == tokens
 
 
-def test_a_token_belongs_to_the_first_event_behind_it():
+def test_a_token_belongs_to_the_first_event_after_it():
     outputs, _ = heard(stream_of(QWEN.family), texts("<thi", "nk>", "Hm", "</think>", "\n", "Yes", ""))
     assert [(type(one), one.tokens) for one in outputs] == [
         (Reasoning, (0, 1, 2)),
@@ -80,7 +80,7 @@ def test_of_several_events_of_one_token_the_first_has_it():
     assert [one.tokens for one in outputs] == [(0,), (1,), *[()] * (len(outputs) - 2)]
 
 
-def test_tokens_behind_the_last_event_come_with_an_empty_text():
+def test_tokens_after_the_last_event_come_with_an_empty_text():
     outputs, _ = heard(stream_of(QWEN.family), texts("Yes", "\n", "", ""))
     assert outputs[1:] == [Content("\n", tokens=(1, 2, 3), logprobs=(scored(1), scored(2), scored(3)))]
     outputs, _ = heard(stream_of(QWEN.family), texts(CALL, ""))
@@ -111,13 +111,13 @@ def test_a_reply_without_tokens_has_no_events():
         (Family(name="none"), ["<think>", "Hm", "</think>"], 0),
     ],
 )  # fmt: skip
-def test_the_tokens_of_a_thought_and_its_marks_are_counted(family, pieces, tokens):
+def test_the_tokens_of_reasoning_and_its_marks_are_counted(family, pieces, tokens):
     _, end = heard(stream_of(family), texts(*pieces))
     assert end.usage == Usage(prompt=1, cached=0, completion=len(pieces), reasoning=tokens)
 
 
-def test_the_tokens_of_a_thought_that_the_prompt_opened_are_counted():
-    _, end = heard(stream_of(QWEN.family, thought_is_open=True), texts("Hm", "</think>", "Yes"))
+def test_the_tokens_of_reasoning_that_the_prompt_opened_are_counted():
+    _, end = heard(stream_of(QWEN.family, reasoning_is_open=True), texts("Hm", "</think>", "Yes"))
     assert end.usage.reasoning == 2
 
 
@@ -170,7 +170,7 @@ EVENTS: list[Output] = [
 
 
 def test_neighbours_of_one_kind_become_one_event():
-    assert list(joined(EVENTS)) == [
+    assert list(merge_adjacent(EVENTS)) == [
         Content("ab", tokens=(1, 2, 3), logprobs=(scored(1), scored(2), scored(3))),
         Reasoning("cd", tokens=(4,)),
         CallStarted(0, "read", tokens=(5,)),
@@ -181,20 +181,20 @@ def test_neighbours_of_one_kind_become_one_event():
 
 def test_arguments_of_two_calls_stay_apart():
     two: list[Output] = [CallArguments(0, "{}"), CallArguments(1, "{}")]
-    assert list(joined(two)) == two
+    assert list(merge_adjacent(two)) == two
 
 
 def test_an_event_is_told_as_soon_as_no_neighbour_can_follow():
     taken = itertools.count()
     source = (event for event in EVENTS if next(taken) >= 0)
-    assert next(iter(joined(source))).tokens == (1, 2, 3)
+    assert next(iter(merge_adjacent(source))).tokens == (1, 2, 3)
     assert next(taken) == 3
 
 
 @given(st.lists(st.sampled_from(EVENTS)))
 def test_joining_what_is_joined_changes_nothing(events):
-    once = list(joined(events))
-    assert list(joined(once)) == once
+    once = list(merge_adjacent(events))
+    assert list(merge_adjacent(once)) == once
     assert [token for one in once for token in one.tokens] == [
         token for one in events for token in one.tokens
     ]

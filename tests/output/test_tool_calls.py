@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.family import Family
 from start_llm.core.markers import first_marker, longest_beginning
-from start_llm.formats.reading.json_calls import JsonSpan
-from start_llm.formats.registry import NOTATIONS, ordered
+from start_llm.formats.reading.json_calls import JsonScanner
+from start_llm.formats.registry import NOTATIONS, all_notations
 from start_llm.output.splitter import make_splitter
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
 from tests.output.corpus.common import VALUES
@@ -26,7 +26,7 @@ def test_every_word_comes_out_exactly_once_however_the_reply_is_cut(data, story)
     told = "\0".join([said.reasoning, said.content, *(arguments for _, arguments in said.calls)])
     words = [
         *story.words("call", "refused", "broken", "prose"),
-        *([story.thought.word] if story.thought else []),
+        *([story.reasoning.word] if story.reasoning else []),
     ]
     assert {word: told.count(word) for word in words} == {word: case.text[:end].count(word) for word in words}
 
@@ -49,7 +49,7 @@ def test_of_calls_and_prose_no_markup_is_left(story):
 
 
 @given(stories("call", "refused", "broken", "prose"))
-def test_in_front_of_a_call_no_white_space_is_told(story):
+def test_before_a_call_no_white_space_is_told(story):
     before = Content("")
     for event in split(story.case, [story.case.text]):
         if isinstance(event, CallStarted) and isinstance(before, Content):
@@ -61,7 +61,7 @@ def test_in_front_of_a_call_no_white_space_is_told(story):
 def test_a_text_argument_goes_out_as_it_comes(name):
     writer = WRITERS[name]
     begin, end = writer.call("write", path="a", text="\0").split("\0")
-    splitter = make_splitter(writer.family, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
     assert outcome_of(splitter.feed(begin)).open_call == (
         "write",
         '{"path": "a", "text": ' + '"' * (name == "qwen_xml"),
@@ -78,7 +78,7 @@ def test_a_text_argument_goes_out_as_it_comes(name):
 def test_a_call_that_is_an_object_goes_out_when_it_is_whole(name):
     writer = WRITERS[name]
     text = writer.call("write", path="a", text="b")
-    splitter = make_splitter(writer.family, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
     steps = [splitter.feed(letter) for letter in text]
     (told,) = [step for step in steps if step] or [splitter.close(complete=True)]
     assert [type(event) for event in told] == [CallStarted, CallArguments, CallEnded]
@@ -101,7 +101,7 @@ def test_every_format_is_recognised_whatever_the_family(name):
         return
     text = WRITERS[name].call("write", path="a", text=VALUES["indented code"])
     for family in (Family(name="bare"), WRITERS["kimi"].family, WRITERS["gemma4"].family):
-        splitter = make_splitter(family, TOOLS, thought_is_open=False, thinking=True)
+        splitter = make_splitter(family, TOOLS, reasoning_is_open=False, thinking=True)
         said = outcome_of([*splitter.feed(text), *splitter.close(complete=True)])
         assert [(tool, json.loads(arguments)) for tool, arguments in said.closed_calls] == [
             ("write", {"path": "a", "text": VALUES["indented code"]})
@@ -109,7 +109,7 @@ def test_every_format_is_recognised_whatever_the_family(name):
 
 
 def test_an_answer_in_json_goes_out_as_it_comes():
-    splitter = make_splitter(Family(name="bare"), TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(Family(name="bare"), TOOLS, reasoning_is_open=False, thinking=True)
     assert splitter.feed('{"lines": [1,') == [Content("{"), Content('"lines": [1,')]
     assert splitter.feed(" 2") == [Content(" 2")]
 
@@ -128,24 +128,24 @@ def test_an_answer_in_json_goes_out_as_it_comes():
     ],
 )
 def test_an_answer_that_begins_as_a_bare_call_may_goes_out_as_soon_as_it_is_none(pieces, told):
-    splitter = make_splitter(Family(name="bare"), TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(Family(name="bare"), TOOLS, reasoning_is_open=False, thinking=True)
     assert [outcome_of(splitter.feed(piece)).content for piece in pieces] == told
 
 
-def test_prose_in_front_of_a_call_goes_out_as_it_comes():
+def test_prose_before_a_call_goes_out_as_it_comes():
     writer = WRITERS["qwen_xml"]
-    splitter = make_splitter(writer.family, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
     steps = [splitter.feed(piece) for piece in ("I ", "look", " at <b", ">", "\n<tool", "_call>")]
     assert steps == [[Content("I")], [Content(" look")], [Content(" at <b")], [Content(">")], [], []]
 
 
 def test_nothing_is_held_back_without_tools():
-    splitter = make_splitter(Family(name="bare"), NO_TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(Family(name="bare"), NO_TOOLS, reasoning_is_open=False, thinking=True)
     assert splitter.feed("<tool_call") == [Content("<tool_call")]
 
 
 def test_a_call_that_is_open_is_told_as_open():
-    splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
     told: list[tuple[int, bool]] = []
     for piece in (
         "<tool_call><function=read>",
@@ -160,13 +160,13 @@ def test_a_call_that_is_open_is_told_as_open():
 
 def test_calls_are_counted_through_the_reply():
     text = WRITERS["hermes"].call("list") + WRITERS["glm"].call("list") + WRITERS["kimi"].call("list")
-    splitter = make_splitter(Family(name="bare"), TOOLS, thought_is_open=False, thinking=True)
+    splitter = make_splitter(Family(name="bare"), TOOLS, reasoning_is_open=False, thinking=True)
     events: list[Output] = splitter.feed(text)
     assert [event.index for event in events if isinstance(event, CallEnded)] == [0, 1, 2]
 
 
 def test_the_formats_of_a_family_stand_first_and_no_other_is_missing():
-    formats = ordered(("kimi", "glm"))
+    formats = all_notations(("kimi", "glm"))
     assert [one.name for one in formats[:2]] == ["kimi", "glm"]
     assert {one.name for one in formats} == set(NOTATIONS)
     assert len(formats) == len(NOTATIONS)
@@ -174,7 +174,7 @@ def test_the_formats_of_a_family_stand_first_and_no_other_is_missing():
 
 def test_a_format_that_no_row_has_is_an_error():
     with pytest.raises(KeyError):
-        ordered(("morse",))
+        all_notations(("morse",))
 
 
 @given(st.text("ab<>", max_size=12), st.lists(st.text("ab<>", min_size=1, max_size=5), max_size=4))
@@ -204,7 +204,7 @@ objects = st.recursive(
 
 
 def test_nothing_between_a_backslash_and_what_it_escapes_changes_nothing():
-    span = JsonSpan()
+    span = JsonScanner()
     assert [span.feed(piece) for piece in ('{"k\\', "", '\\": null}"]')] == [None, None, 13]
 
 
@@ -213,10 +213,10 @@ def test_nothing_between_a_backslash_and_what_it_escapes_changes_nothing():
     st.dictionaries(st.text("k\\", max_size=3), objects, max_size=4),
     st.text('}]{["a<', max_size=5),
 )
-def test_the_end_of_an_object_is_found_however_it_is_cut(data, value, behind):
+def test_the_end_of_an_object_is_found_however_it_is_cut(data, value, after):
     text = json.dumps(value, ensure_ascii=False, indent=data.draw(st.sampled_from([None, 1])))
-    span, length = JsonSpan(), 0
-    for piece in data.draw(pieces_of(text + behind)):
+    span, length = JsonScanner(), 0
+    for piece in data.draw(pieces_of(text + after)):
         end = span.feed(piece)
         if end is not None:
             assert end == len(text)

@@ -24,7 +24,7 @@ def read(trait: str, prompt: Prompt, said: str, size: int) -> Answer:
     splitter = make_splitter(
         family_of(trait),
         Tools(TOOLS),
-        thought_is_open=prompt.thought_is_open,
+        reasoning_is_open=prompt.reasoning_is_open,
         thinking=prompt.thinking,
     )
     stream = OutputStream(splitter)
@@ -49,7 +49,7 @@ class Client:
         reads: arguments, from JSON text.
     """
 
-    keeps_thoughts: bool
+    keeps_reasoning: bool
     id_of: Callable[[int], str]
     reads: Callable[[str], Mapping[str, Json]]
 
@@ -60,14 +60,14 @@ class Client:
         ]
         # White space alone is dropped.
         content = answer.content if answer.content.strip() else ""
-        thought = answer.thought or None if self.keeps_thoughts else None
-        return reply(content, *calls, reasoning=thought)
+        reasoning = answer.reasoning or None if self.keeps_reasoning else None
+        return reply(content, *calls, reasoning=reasoning)
 
     def expected(self, message: Message) -> Message:
         """The message itself, in the same words."""
         calls = [replace(one, arguments=self.reads(json.dumps(one.arguments))) for one in message.tool_calls]
         return replace(
-            message, tool_calls=tuple(calls), reasoning=message.reasoning if self.keeps_thoughts else None
+            message, tool_calls=tuple(calls), reasoning=message.reasoning if self.keeps_reasoning else None
         )
 
 

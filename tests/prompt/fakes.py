@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import regex
 from jinja2 import Environment, TemplateError
@@ -15,7 +16,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.formats import registry
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.samples import rendered_samples
-from start_llm.prompt.template import Seen, TemplateTokenizer
+from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
 from tests.templates.traits import trait_tokenizer
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -62,6 +63,13 @@ def preparer_of(trait: str) -> Preparer:
     return Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
 
 
+def fresh_preparer(trait: str, **options: Any) -> Preparer:
+    """A preparer that remembers nothing. What the template does is found out once, which takes longest."""
+    facts = preparer_of(trait).facts
+    with patch("start_llm.prompt.prepare.audit", lambda *_: facts):
+        return Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON, **options)
+
+
 def prepared(trait: str, *messages: Message, **request: Any) -> Prompt:
     return preparer_of(trait).prepare(ChatRequest(messages=messages, **request))
 
@@ -80,7 +88,7 @@ class FakeTokenizer:
 
     Args:
         marks_the_start: the first character of a text is another token than it is elsewhere, as if a space
-            had been put in front of it: such a text cannot be cut.
+            had been put before it: such a text cannot be cut.
     """
 
     has_chat_template = True
@@ -103,17 +111,17 @@ class FakeTokenizer:
 
     def render(
         self,
-        messages: list[Seen],
+        messages: list[TemplateMessage],
         tools: list[dict[str, Json]] | None,
         options: Mapping[str, Json],
         *,
-        with_tail: bool,
+        add_generation_prompt: bool,
         strftime_now: Callable[[str], str],
     ) -> str:
         return self._template.render(
             messages=messages,
             tools=tools,
-            add_generation_prompt=with_tail,
+            add_generation_prompt=add_generation_prompt,
             strftime_now=strftime_now,
             **options,
         )

@@ -24,9 +24,9 @@ TOOLS = (
     function("now"),
 )
 ASKED = (system("Be brief."), user("How deep is it?"))
-THOUGHT_FORMS: Mapping[str, str] = {
-    "strips_old_thoughts": "<think>\n{}\n</think>\n\n",
-    "opens_thought": "{}\n</think>\n\n",
+REASONING_FORMS: Mapping[str, str] = {
+    "strips_old_reasoning": "<think>\n{}\n</think>\n\n",
+    "opens_reasoning": "{}\n</think>\n\n",
     "stop_opens_next": "{}</think>",
     "words_in_system": "{}\n</think>\n\n",
     "effort_words": "<think>\n{}\n</think>\n\n",
@@ -40,14 +40,14 @@ THOUGHT_FORMS: Mapping[str, str] = {
     "numbered_actions": "<|START_THINKING|>{}<|END_THINKING|>",
     "open_and_close": "{}<|close|>think<|sep|>",
     "strict_channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
-    "text_behind_calls": "<|channel>thought\n{}\n<channel|>",
+    "text_after_calls": "<|channel>thought\n{}\n<channel|>",
     "thought_or_answer": "<think>\n{}\n</think>\n\n",
     "cuts_at_closing_mark": "<think>\n{}\n</think>\n\n",
     "thought_without_text": "<think>\n{}\n</think>\n\n",
 }
-"""How the models that think write a thought in front of an answer, behind their prompt."""
+"""How the models that think write reasoning before an answer, after their prompt."""
 OPENED: Mapping[str, tuple[str, str]] = {
-    "opens_thought": ("\n", "</think>"),
+    "opens_reasoning": ("\n", "</think>"),
     "stop_opens_next": ("<think>", "</think>"),
     "minimax": ("<think>\n", ""),
     "open_and_close": ("<|open|>think<|sep|>", ""),
@@ -55,15 +55,15 @@ OPENED: Mapping[str, tuple[str, str]] = {
     "dsml": ("<think>", "</think>"),
     "words_in_system": ("\n", "</think>"),
 }
-"""What the prompt has for a thought that it opens, and what the history has in place of one that it drops."""
+"""What the prompt has for reasoning that it opens, and what the history has in place of one that it drops."""
 EMPTY: Mapping[str, str] = {
-    "strips_old_thoughts": "<think>\n\n</think>\n\n",
+    "strips_old_reasoning": "<think>\n\n</think>\n\n",
     "effort_words": "<think>\n\n</think>\n\n",
     "gemma4_channel": "<|channel>thought\n<channel|>",
     "minimax": "<think>\n\n</think>\n\n",
     "open_and_close": "<|open|>think<|sep|><|close|>think<|sep|>",
 }
-"""What the prompt has for a thought that must not be, and the history has not."""
+"""What the prompt has for reasoning that must not be, and the history has not."""
 
 
 class NoEndError(Exception):
@@ -72,7 +72,7 @@ class NoEndError(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt, and what the model writes behind it."""
+    """A prompt, and what the model writes after it."""
 
     prompt: Prompt
     said: str
@@ -87,7 +87,7 @@ def next_messages(message: Message) -> tuple[Message, ...]:
 def turn(trait: str, message: Message, *, on: bool, talk: tuple[Message, ...] = ASKED) -> Turn:
     """The reply is the end of the conversation, or the next message tells where it ends.
 
-    Only what stands behind the message in front of it counts: further up, thoughts may have been dropped.
+    Only what stands after the message before it counts: further up, reasoning may have been dropped.
     """
     request: dict[str, Any] = {"tools": TOOLS, "thinking": Thinking(on=on)}
     prompt = prepared(trait, *talk, **request)
@@ -96,10 +96,10 @@ def turn(trait: str, message: Message, *, on: bool, talk: tuple[Message, ...] = 
         end = ends_of(history).get(len(talk))
         if end is not None:
             shared = ends_of(prompt).keys() & ends_of(history).keys() & {len(talk) - 1}
-            start, behind = (ends_of(one)[len(talk) - 1] if shared else 0 for one in (prompt, history))
+            start, after = (ends_of(one)[len(talk) - 1] if shared else 0 for one in (prompt, history))
             before = text_of(trait, prompt.tokens.ids[start:])
-            written = text_of(trait, history.tokens.ids[behind:end])
-            return Turn(prompt, written_behind(trait, before, written, message.reasoning))
+            written = text_of(trait, history.tokens.ids[after:end])
+            return Turn(prompt, written_after(trait, before, written, message.reasoning))
     raise NoEndError
 
 
@@ -107,25 +107,25 @@ def ends_of(prompt: Prompt) -> dict[int, int]:
     return {boundary.message: boundary.tokens for boundary in prompt.boundaries}
 
 
-def written_behind(trait: str, prompt: str, written: str, thought: str | None) -> str:
-    """The reply as the model writes it; a thought that the history drops stands in front of it."""
-    form = THOUGHT_FORMS.get(trait, "")
+def written_after(trait: str, prompt: str, written: str, reasoning: str | None) -> str:
+    """The reply as the model writes it; reasoning that the history drops stands before it."""
+    form = REASONING_FORMS.get(trait, "")
     if written.startswith(prompt):
         said = written.removeprefix(prompt)
-        return form.format(thought) + said if thought and thought not in said else said
+        return form.format(reasoning) + said if reasoning and reasoning not in said else said
     opening, closing = OPENED.get(trait, (EMPTY.get(trait, ""), ""))
     head = prompt.removesuffix(opening)
     if not written.startswith(head):
         raise NoEndError
     said = written.removeprefix(head).removeprefix(closing)
-    return form.format(thought or "") + said if trait in OPENED or thought else said
+    return form.format(reasoning or "") + said if trait in OPENED or reasoning else said
 
 
 @dataclass(frozen=True)
 class Answer:
     """What the events of a reply say."""
 
-    thought: str
+    reasoning: str
     content: str
     calls: tuple[tuple[str, str], ...]
     reason: str
@@ -138,7 +138,7 @@ def answer_of(events: list[Output], end: Finished) -> Answer:
         for index in range(len(names))
     ]
     return Answer(
-        thought="".join(event.text for event in events if isinstance(event, Reasoning)),
+        reasoning="".join(event.text for event in events if isinstance(event, Reasoning)),
         content="".join(event.text for event in events if isinstance(event, Content)),
         calls=tuple(zip(names, arguments, strict=True)),
         reason=end.reason,

@@ -10,7 +10,7 @@ from start_llm.core.chat import ChatRequest, Message
 from start_llm.prompt import changes
 from start_llm.prompt.adapt import ADAPTATIONS, Adapted, adapt
 from start_llm.prompt.call_ids import in_native_form, with_native_ids
-from start_llm.prompt.changes import Turn
+from start_llm.prompt.changes import PromptTurn
 from start_llm.prompt.facts import TemplateFacts
 from tests.prompt.fakes import (
     call,
@@ -32,11 +32,11 @@ LATE = function("latetool", latekey={"type": "string"})
 CALLS_AS_TEXT = [trait for trait in TRAITS if not preparer_of(trait).facts.takes_calls]
 NATIVE_CALLS = [trait for trait in TRAITS if trait not in CALLS_AS_TEXT]
 
-type Change = Callable[[list[Turn], ChatRequest], list[Turn]]
+type Change = Callable[[list[PromptTurn], ChatRequest], list[PromptTurn]]
 
 
-def turns_of(*messages: Message) -> list[Turn]:
-    return [Turn(message, index) for index, message in enumerate(messages)]
+def turns_of(*messages: Message) -> list[PromptTurn]:
+    return [PromptTurn(message, index) for index, message in enumerate(messages)]
 
 
 def after(change: Change, *messages: Message, **request: object) -> list[tuple[str, str, int]]:
@@ -77,7 +77,7 @@ def test_a_template_that_takes_everything_gets_what_the_client_said():
         system("h"),
         user("i"),
     )
-    fitted = adapted(*talk, thought_key="reasoning")
+    fitted = adapted(*talk, reasoning_key="reasoning")
     assert fitted.lasts == list(range(8))
     assert [(one["role"], one["content"]) for one in fitted.messages] == [
         (one.role, one.content) for one in talk
@@ -125,7 +125,7 @@ def test_a_result_without_a_call_is_told_by_the_user():
     ]
 
 
-def test_tools_are_told_behind_the_system_text_or_in_front_of_all():
+def test_tools_are_told_after_the_system_text_or_before_all():
     with_system = after(changes.tell_tools, system("Be brief."), user("a"), tools=(WRITE, READ))
     alone = after(changes.tell_tools, user("a"), tools=(WRITE, READ))
     schemas = f"{json.dumps(WRITE)}\n{json.dumps(READ)}"
@@ -184,7 +184,7 @@ def test_a_system_message_opens_the_first_user_turn():
     assert talk.lasts == [1]
 
 
-def test_user_text_behind_a_result_is_joined_to_it():
+def test_user_text_after_a_result_is_joined_to_it():
     talk = (reply("", call("x")), result("a", "x"), user("b"), user("c"), reply("d"), user("e"))
     assert after(changes.join_to_results, *talk) == [
         ("assistant", "", 0),
@@ -194,7 +194,7 @@ def test_user_text_behind_a_result_is_joined_to_it():
     ]
 
 
-def test_user_text_behind_a_call_that_has_no_result_is_its_result():
+def test_user_text_after_a_call_that_has_no_result_is_its_result():
     talk = (reply("", call("x"), call("y")), user("Stop!"), user("Go!"))
     turns = changes.join_to_results(turns_of(*talk), ChatRequest(messages=talk))
     assert [(turn.message.role, turn.last) for turn in turns] == [("assistant", 0), ("tool", 2)]
@@ -228,7 +228,7 @@ def test_text_beside_calls_that_can_stand_nowhere_opens_the_first_result():
     talk = (reply("I ask.", call("x"), call("y")), result("a", "x"), result("b", "y"), reply("c", call("z")))
     assert after(changes.move_text_to_results, *talk) == [
         ("assistant", "", 1),
-        ("tool", "[Text in front of the call]\nI ask.\n\na", 1),
+        ("tool", "[Text before the call]\nI ask.\n\na", 1),
         ("tool", "b", 2),
         ("assistant", "c", 3),
     ]
@@ -267,7 +267,7 @@ def test_empty_replies_are_left_out():
     ]
 
 
-def test_an_empty_question_stands_behind_the_system_text_where_nobody_asks():
+def test_an_empty_question_stands_after_the_system_text_where_nobody_asks():
     assert after(changes.ask_nothing, system("a"), system("b"), reply("c")) == [
         ("system", "a", 0),
         ("system", "b", 1),
@@ -290,11 +290,12 @@ def test_white_space_beside_calls_is_no_text_where_none_is_shown():
     assert (kept["content"], set_in["content"]) == (" \n", "")
 
 
-def test_a_thought_that_would_hide_what_stands_beside_it_is_not_passed():
+def test_reasoning_that_would_hide_what_stands_beside_it_is_not_passed():
     talk = (reply("a", reasoning="b"), reply("", call("x"), reasoning="c"))
     shown_beside = {
         hidden: [
-            "thinking" in one for one in adapted(*talk, thought_key="thinking", thoughts_hide=hidden).messages
+            "thinking" in one
+            for one in adapted(*talk, reasoning_key="thinking", reasoning_hide=hidden).messages
         ]
         for hidden in (frozenset[str](), frozenset({"answers"}), frozenset({"calls"}))
     }
@@ -403,13 +404,13 @@ def test_text_beside_calls_stands_in_a_turn_of_its_own():
 def test_text_beside_calls_is_set_in_where_the_model_wrote_it():
     talk = user("a"), reply("I ask.", call("x", path="p")), result("r", "x")
     assert '[/INST]I ask.[TOOL_CALLS][{"name": "write", ' in shown("tools_before_last_user", *talk)
-    assert "<|turn>model\nI ask.<|tool_call>call:write{" in shown("text_behind_calls", *talk)
+    assert "<|turn>model\nI ask.<|tool_call>call:write{" in shown("text_after_calls", *talk)
 
 
-def test_text_in_front_of_a_call_is_commentary_where_messages_have_channels():
-    asked, thought = user("a"), "I should."
+def test_text_before_a_call_is_commentary_where_messages_have_channels():
+    asked, reasoning = user("a"), "I should."
     text = shown(
-        "strict_channels", asked, reply("I ask.", call("x", path="p"), reasoning=thought), result("r", "x")
+        "strict_channels", asked, reply("I ask.", call("x", path="p"), reasoning=reasoning), result("r", "x")
     )
     assert text.endswith(
         "<|start|>assistant<|channel|>analysis<|message|>I should.<|end|>"
@@ -468,8 +469,8 @@ def test_one_more_late_tool_changes_no_token(trait):
 
 
 def test_a_reference_leaves_the_prefix_as_it_was():
-    before = prepared("strips_old_thoughts", *SEARCHING[:2], tools=(WRITE,))
-    after_it = prepared("strips_old_thoughts", *SEARCHING, tools=(WRITE,), late_tools=(LATE,))
+    before = prepared("strips_old_reasoning", *SEARCHING[:2], tools=(WRITE,))
+    after_it = prepared("strips_old_reasoning", *SEARCHING, tools=(WRITE,), late_tools=(LATE,))
     kept = before.boundaries[-1].tokens
     assert before.boundaries[-1].message == 1
     assert after_it.tokens.ids[:kept] == before.tokens.ids[:kept]

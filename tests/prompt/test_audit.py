@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 import pytest
 
 from start_llm.core.family import Family
-from start_llm.formats.thoughts import GEMMA, THINK
+from start_llm.formats.reasoning_marks import THINK
+from start_llm.formats.registry import family_by_name
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import audit, described
 from start_llm.prompt.facts import Effort, Switch, TemplateFacts
@@ -16,9 +17,9 @@ from tests.templates.traits import TRAITS, trait_tokenizer
 
 CHATML_ENDS = frozenset({"<|im_end|>", "<|endoftext|>"})
 THINKS = TemplateFacts(
-    thought_key="reasoning_content",
+    reasoning_key="reasoning_content",
     switch=Switch(option="enable_thinking"),
-    tail_options=frozenset({"enable_thinking"}),
+    generation_prompt_options=frozenset({"enable_thinking"}),
 )
 ENDS_OF_MISTRAL = frozenset({"</s>"})
 CHANNEL_ENDS = frozenset({"<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"})
@@ -36,8 +37,8 @@ CHATML_MARKS = "<think> </think> <|im_start|> <|im_end|> <tool_call> </tool_call
 REFUSED = "{{ raise_exception('no') }}"
 
 FACTS = {
-    "strips_old_thoughts": replace(THINKS, closers=CHATML_ENDS),
-    "opens_thought": replace(THINKS, closers=CHATML_ENDS, preserve={"preserve_thinking": True}),
+    "strips_old_reasoning": replace(THINKS, closers=CHATML_ENDS),
+    "opens_reasoning": replace(THINKS, closers=CHATML_ENDS, preserve={"preserve_thinking": True}),
     "stop_opens_next": replace(
         THINKS,
         closers=frozenset({"<|user|>", "<|observation|>", "<|endoftext|>"}),
@@ -71,7 +72,7 @@ FACTS = {
     ),
     "channels": TemplateFacts(
         takes_late_system=False,
-        thought_key="reasoning_content",
+        reasoning_key="reasoning_content",
         effort=Effort(
             option="reasoning_effort",
             words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
@@ -88,14 +89,16 @@ FACTS = {
     ),
     # The switch is a mark in the system turn.
     "gemma4_channel": replace(
-        THINKS, tail_options=frozenset(), closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"})
+        THINKS,
+        generation_prompt_options=frozenset(),
+        closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"}),
     ),
     "hoists_systems": TemplateFacts(takes_late_system=False, closers=CHATML_ENDS),
     "plain": TemplateFacts(takes_tools=False, takes_calls=False, lead=" ", closers=frozenset({"</s>"})),
     "words_in_system": replace(
         THINKS,
         switch=Switch(option=SYSTEM_WORDS, on=None, off="/no_think"),
-        tail_options=frozenset(),
+        generation_prompt_options=frozenset(),
         closers=CHATML_ENDS,
     ),
     "effort_words": replace(
@@ -107,20 +110,20 @@ FACTS = {
         closers=CHATML_ENDS,
     ),
     "minicpm": TemplateFacts(closers=frozenset({"<|im_end|>", "</s>"})),
-    "minimax": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"[e~["})),
+    "minimax": TemplateFacts(reasoning_key="reasoning_content", closers=frozenset({"[e~["})),
     "nested_arguments": replace(
         THINKS,
         switch=Switch(option="thinking_mode", on="enabled", off="disabled"),
-        tail_options=frozenset({"thinking_mode"}),
+        generation_prompt_options=frozenset({"thinking_mode"}),
         closers=frozenset({"[e~["}),
     ),
     "dsml": replace(
         THINKS,
         switch=Switch(option="thinking"),
-        tail_options=frozenset({"thinking"}),
+        generation_prompt_options=frozenset({"thinking"}),
         closers=frozenset({"<｜end▁of▁sentence｜>"}),
     ),
-    "seed": TemplateFacts(thought_key="reasoning_content", closers=frozenset({"<seed:eos>"})),
+    "seed": TemplateFacts(reasoning_key="reasoning_content", closers=frozenset({"<seed:eos>"})),
     "python_calls": TemplateFacts(closers=CHATML_ENDS),
     "bare_python_calls": TemplateFacts(
         takes_lone_system=False, closers=frozenset({"<|eot|>", "<|end_of_text|>"})
@@ -133,10 +136,10 @@ FACTS = {
     "role_of_a_call": TemplateFacts(closers=frozenset({"<|message_sep|>", "</s>"})),
     "escaped_texts": TemplateFacts(closers=frozenset({"<end_of_turn>", "<eos>"})),
     "numbered_actions": TemplateFacts(
-        thought_key="reasoning_content", closers=frozenset({"<|END_OF_TURN_TOKEN|>"})
+        reasoning_key="reasoning_content", closers=frozenset({"<|END_OF_TURN_TOKEN|>"})
     ),
     "open_and_close": TemplateFacts(
-        thought_key="reasoning_content", closers=frozenset({"<|end_of_msg|>", "[EOS]"})
+        reasoning_key="reasoning_content", closers=frozenset({"<|end_of_msg|>", "[EOS]"})
     ),
     "strict_channels": TemplateFacts(
         takes_late_system=False,
@@ -154,17 +157,21 @@ FACTS = {
                 *("properties.properties", "properties.properties.enum", "properties.properties.description"),
             }
         ),
-        thought_key="thinking",
+        reasoning_key="thinking",
         effort=Effort(
             option="reasoning_effort",
             words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
         ),
         closers=CHANNEL_ENDS,
     ),
-    "text_behind_calls": TemplateFacts(
+    "text_after_calls": TemplateFacts(
         text_beside_calls="set in",
-        stand_ins=StandIns(quoted=tuple(GEMMA_MARKS.split()), inline=GEMMA, call_head="<|tool_call>call:"),
-        thought_key="reasoning_content",
+        stand_ins=StandIns(
+            quoted=tuple(GEMMA_MARKS.split()),
+            inline=family_by_name("gemma4").reasoning,
+            call_head="<|tool_call>call:",
+        ),
+        reasoning_key="reasoning_content",
         closers=frozenset({"<turn|>", "<|tool_response>", "<eos>"}),
     ),
     "tool_use_form": TemplateFacts(
@@ -182,14 +189,14 @@ FACTS = {
         closers=CHATML_ENDS,
     ),
     "thought_or_answer": TemplateFacts(
-        thoughts_hide=frozenset({"answers"}),
-        thought_key="reasoning_content",
-        old_thoughts="kept",
+        reasoning_hide=frozenset({"answers"}),
+        reasoning_key="reasoning_content",
+        old_reasoning="kept",
         closers=CHATML_ENDS,
     ),
     "cuts_at_closing_mark": TemplateFacts(
         stand_ins=StandIns(quoted=tuple(CHATML_MARKS.split()), inline=THINK),
-        thought_key="reasoning_content",
+        reasoning_key="reasoning_content",
         closers=CHATML_ENDS,
     ),
     "refuses_empty_replies": TemplateFacts(
@@ -207,21 +214,21 @@ FACTS = {
     "thought_without_text": TemplateFacts(
         text_beside_calls="set in",
         stand_ins=StandIns(call_head='<tool_call>\n{"name": "'),
-        thought_key="reasoning_content",
-        old_thoughts="kept",
+        reasoning_key="reasoning_content",
+        old_reasoning="kept",
         closers=CHATML_ENDS,
     ),
 }
-NO_THOUGHTS = "shows no thoughts"
-DROPPED = "old thoughts dropped"
+NO_REASONING = "shows no reasoning"
+DROPPED = "old reasoning dropped"
 SWITCHED, NOT_SWITCHED = "enable_thinking switches thinking", "thinking cannot be switched"
 DESCRIBED = {
-    "strips_old_thoughts": (DROPPED, "tools", SWITCHED, "writes no dates"),
-    "opens_thought": (f"{DROPPED} unless preserve_thinking", "tools", SWITCHED, "writes no dates"),
+    "strips_old_reasoning": (DROPPED, "tools", SWITCHED, "writes no dates"),
+    "opens_reasoning": (f"{DROPPED} unless preserve_thinking", "tools", SWITCHED, "writes no dates"),
     "stop_opens_next": (f"{DROPPED} unless clear_thinking", "tools", SWITCHED, "writes no dates"),
-    "tools_before_last_user": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "dates": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes dates (%d %b %Y)"),
-    "no_system": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
+    "tools_before_last_user": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "dates": (NO_REASONING, "tools", NOT_SWITCHED, "writes dates (%d %b %Y)"),
+    "no_system": (NO_REASONING, "no tools", NOT_SWITCHED, "writes no dates"),
     "channels": (
         DROPPED,
         "tools",
@@ -229,27 +236,27 @@ DESCRIBED = {
         "reasoning_effort low/medium/high",
         "writes dates (%Y-%m-%d)",
     ),
-    "kimi": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "arguments_as_text": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "kimi": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "arguments_as_text": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
     "gemma4_channel": (DROPPED, "tools", SWITCHED, "writes no dates"),
-    "hoists_systems": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "plain": (NO_THOUGHTS, "no tools", NOT_SWITCHED, "writes no dates"),
+    "hoists_systems": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "plain": (NO_REASONING, "no tools", NOT_SWITCHED, "writes no dates"),
     "words_in_system": (DROPPED, "tools", f"{SYSTEM_WORDS} switches thinking", "writes no dates"),
     "effort_words": (DROPPED, "tools", SWITCHED, "reasoning_effort low/medium/xhigh", "writes no dates"),
-    "minicpm": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "minicpm": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
     "minimax": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "nested_arguments": (DROPPED, "tools", "thinking_mode switches thinking", "writes no dates"),
     "dsml": (DROPPED, "tools", "thinking switches thinking", "writes no dates"),
     "seed": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
-    "python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "bare_python_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "python_lines": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "call_list": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "call_list_without_end": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "call_lines": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "bare_call_list": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "role_of_a_call": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "escaped_texts": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
+    "python_calls": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "bare_python_calls": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "python_lines": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_list": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_list_without_end": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "call_lines": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "bare_call_list": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "role_of_a_call": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "escaped_texts": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
     "numbered_actions": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "open_and_close": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "strict_channels": (
@@ -259,18 +266,18 @@ DESCRIBED = {
         "reasoning_effort low/medium/high",
         "writes no dates",
     ),
-    "text_behind_calls": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
-    "tool_use_form": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "system_with_last_word": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "flat_schemas": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "thought_or_answer": ("old thoughts kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "text_after_calls": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
+    "tool_use_form": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "system_with_last_word": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "flat_schemas": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "thought_or_answer": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
     "cuts_at_closing_mark": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
-    "refuses_empty_replies": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "text_or_calls": (NO_THOUGHTS, "tools", NOT_SWITCHED, "writes no dates"),
-    "thought_without_text": ("old thoughts kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "refuses_empty_replies": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "text_or_calls": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "thought_without_text": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
 }
 LATE_SYSTEMS = "late system messages as marked user turns"
-SET_IN = "text beside calls set in front of them"
+SET_IN = "text beside calls set before them"
 QUOTED = "marks that a reply quotes kept from the template"
 LONE_SYSTEM = "an empty question where there is none"
 FILLED = "empty descriptions and parameters for tools without"
@@ -280,7 +287,7 @@ NEEDED = {
     "tools_before_last_user": [
         LATE_SYSTEMS,
         LONE_SYSTEM,
-        "user text behind a result joined to it",
+        "user text after a result joined to it",
         "neighbours of one role merged",
         SET_IN,
     ],
@@ -302,11 +309,11 @@ NEEDED = {
         FILLED,
         SCHEMAS_TOLD,
     ],
-    "text_behind_calls": [SET_IN, QUOTED],
+    "text_after_calls": [SET_IN, QUOTED],
     "tool_use_form": ["calls and results written as text where no tools are offered", FILLED],
     "system_with_last_word": [LATE_SYSTEMS, "system message in the first user turn"],
     "flat_schemas": [FILLED, SCHEMAS_TOLD],
-    "thought_or_answer": ["no thoughts beside answers"],
+    "thought_or_answer": ["no reasoning beside answers"],
     "cuts_at_closing_mark": [QUOTED],
     "refuses_empty_replies": [LATE_SYSTEMS, SPACE],
     "text_or_calls": [SET_IN, SPACE],
@@ -373,15 +380,15 @@ def test_a_template_that_refuses_everything_has_facts_too():
 
 
 @pytest.mark.parametrize(
-    ("behind", "closers"),
+    ("after", "closers"),
     [
         ("<tool><end>", {"<end>"}),
         ("<tool><user>", {"<end>", "<tool>"}),
         ("", {"<end>", "<user>"}),
     ],
 )
-def test_a_reply_reaches_to_the_end_that_its_model_writes_if_the_history_has_it(behind, closers):
-    ends = "{{- ('" + behind + "' if message.role == 'assistant' else '') -}}"
+def test_a_reply_reaches_to_the_end_that_its_model_writes_if_the_history_has_it(after, closers):
+    ends = "{{- ('" + after + "' if message.role == 'assistant' else '') -}}"
     template = TURNS.replace(" ~ '<end>' -}}", " -}}" + ends)
     assert facts_of(template).closers == closers
 
@@ -403,10 +410,10 @@ def test_a_template_that_shows_only_the_last_of_two_calls_does_not_take_both():
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
-def test_a_thought_has_the_name_that_the_template_knows(key):
+def test_reasoning_has_the_name_that_the_template_knows(key):
     facts = facts_of(TURNS.replace("message.content", f"(message.{key} or '') ~ message.content"))
-    assert facts.thought_key == key
-    assert facts.old_thoughts == "kept"
+    assert facts.reasoning_key == key
+    assert facts.old_reasoning == "kept"
     assert facts.preserve == {}
 
 
@@ -419,10 +426,10 @@ def test_a_thought_has_the_name_that_the_template_knows(key):
         ("keep_all_reasoning", {"keep_all_reasoning": True}),
     ],
 )
-def test_an_option_that_keeps_old_thoughts_is_found(options, preserve):
-    thought = f"(message.reasoning_content or '' if loop.last or {options} else '') ~ message.content"
-    facts = facts_of(TURNS.replace("message.content", thought))
-    assert (facts.old_thoughts, facts.preserve) == ("dropped", preserve)
+def test_an_option_that_keeps_old_reasoning_is_found(options, preserve):
+    reasoning = f"(message.reasoning_content or '' if loop.last or {options} else '') ~ message.content"
+    facts = facts_of(TURNS.replace("message.content", reasoning))
+    assert (facts.old_reasoning, facts.preserve) == ("dropped", preserve)
 
 
 def test_the_second_name_of_the_switch_is_found():
@@ -462,9 +469,9 @@ def test_a_switch_is_found_with_what_the_template_does_without_it(told, switch):
     assert facts.switch == switch
     in_front = facts_of(f"{{{{ 'think' if {told} else 'answer' }}}}" + TURNS)
     assert in_front.switch == switch
-    assert in_front.tail_options == frozenset()
+    assert in_front.generation_prompt_options == frozenset()
     is_option = switch is not None and switch.option != SYSTEM_WORDS
-    assert facts.tail_options == ({switch.option} if switch and is_option else frozenset())
+    assert facts.generation_prompt_options == ({switch.option} if switch and is_option else frozenset())
 
 
 def test_a_template_that_shows_what_the_system_says_does_not_act_on_it():
@@ -536,12 +543,12 @@ def test_a_word_for_no_effort_is_the_switch_of_a_template_that_has_no_other(defa
 
 
 @pytest.mark.parametrize("name", ["truncate_history_thinking is false", "preserve_thinking"])
-def test_an_option_that_keeps_the_thoughts_of_calls_alone_is_found(name):
-    thought = (
+def test_an_option_that_keeps_the_reasoning_of_calls_alone_is_found(name):
+    reasoning = (
         f"(message.reasoning_content or '' if message.tool_calls and ({name}) else '') ~ message.content"
     )
     calls = "-}}{%- for call in message.tool_calls -%}{{- call.function | tojson -}}{%- endfor -%}{{- '<end>'"
-    template = TURNS.replace("message.content", thought).replace("~ '<end>'", calls)
+    template = TURNS.replace("message.content", reasoning).replace("~ '<end>'", calls)
     option, _, value = name.partition(" is ")
     assert facts_of(template).preserve == {option: value != "false"}
 
@@ -572,7 +579,7 @@ def test_a_template_that_would_print_an_object_as_python_does_gets_text():
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n"])
-def test_white_space_that_the_model_writes_in_front_of_its_answer_is_found(space):
+def test_white_space_that_the_model_writes_before_its_answer_is_found(space):
     told = f"('{space}' if message.role == 'assistant' else '') ~ message.content"
     assert facts_of(TURNS.replace("message.content", told)).lead == space
 
@@ -602,15 +609,15 @@ def test_text_that_can_stand_nowhere_else_is_moved_to_the_result():
     facts = facts_of(alone.replace("message.role ~", f"({neighbours}) ~", 1))
     assert facts.takes_calls
     assert facts.text_beside_calls == "moved"
-    assert "text beside calls in front of their result" in needed(facts)
+    assert "text beside calls before their result" in needed(facts)
     assert facts_of(alone).text_beside_calls == "parted"
 
 
-def test_calls_that_vanish_beside_a_thought_are_found():
+def test_calls_that_vanish_beside_reasoning_are_found():
     hidden = WITH_CALLS.replace("in message.tool_calls", "in message.tool_calls if not message.thinking")
     facts = facts_of(hidden.replace("message.content", "(message.thinking or '') ~ message.content"))
-    assert facts.thoughts_hide == {"calls"}
-    assert "no thoughts beside calls" in needed(facts)
+    assert facts.reasoning_hide == {"calls"}
+    assert "no reasoning beside calls" in needed(facts)
 
 
 def test_a_template_that_refuses_blank_replies_too_gets_none():
@@ -658,7 +665,7 @@ def test_a_template_that_is_beyond_repair_says_what_it_loses():
         "calls and results",
         "calls in one message",
         "text beside calls",
-        "answers with thoughts",
+        "answers with reasoning",
         "marks that an answer quotes",
     )
 

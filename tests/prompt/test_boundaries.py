@@ -22,6 +22,7 @@ from tests.prompt.fakes import (
     WatchedTokenizer,
     call,
     family_of,
+    fresh_preparer,
     function,
     prepared,
     preparer_of,
@@ -32,6 +33,8 @@ from tests.prompt.fakes import (
     user,
 )
 from tests.templates.traits import TRAITS, trait_tokenizer
+
+pytestmark = pytest.mark.product
 
 TOOLS = (function("write", path={"type": "string"}), function("now"))
 EVERY_RARE_CHARACTER = "".join(map(chr, range(0x10600, 0x10737)))
@@ -77,15 +80,15 @@ WITHOUT_AN_END = {
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("trait", TRAITS)
-def test_every_message_with_a_token_behind_it_has_an_end(trait, thinking):
+def test_every_message_with_a_token_after_it_has_an_end(trait, thinking):
     prompt = prepared(trait, *TALK, tools=TOOLS, thinking=Thinking(on=thinking))
     without = set(range(len(TALK))) - {boundary.message for boundary in prompt.boundaries}
     assert without == WITHOUT_AN_END.get(trait, set())
 
 
 CLOSERS = {
-    "strips_old_thoughts": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
-    "opens_thought": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
+    "strips_old_reasoning": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
+    "opens_reasoning": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
     "stop_opens_next": ("<|observation|>", "</tool_response>", "<|user|>", "<|assistant|>"),
     "tools_before_last_user": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
     "dates": ("<|eot_id|>",) * 4,
@@ -125,7 +128,7 @@ CLOSERS = {
     ),
     "open_and_close": ("<|end_of_msg|>", "<|close|>", "<|end_of_msg|>", "<|close|>"),
     "strict_channels": ("<|call|>", "<|end|>", "<|end|>", "<|end|>"),
-    "text_behind_calls": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
+    "text_after_calls": ("<|tool_response>", '<|"|>', "<turn|>", "<turn|>"),
     "tool_use_form": ("<|im_end|>", "</tool_response>", "<|im_end|>", "<|im_end|>"),
     "system_with_last_word": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
     "refuses_empty_replies": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
@@ -154,7 +157,7 @@ def test_a_message_ends_where_its_closer_begins(trait):
     ("trait", "visible"),
     [
         ("channels", "<|channel|>final<|message|>left"),
-        ("strips_old_thoughts", "<|im_start|>assistant\nleft"),
+        ("strips_old_reasoning", "<|im_start|>assistant\nleft"),
         ("gemma4_channel", "<|turn>model\nleft"),
     ],
 )
@@ -200,8 +203,8 @@ def _in_order(talk: Sequence[Message]) -> list[Message]:
 
 
 def _message(draw: st.DrawFn, role: Any) -> Message:
-    thought = draw(st.none() | NOISE) if role == "assistant" else None
-    return Message(role=role, content=draw(NOISE), reasoning=thought)
+    reasoning = draw(st.none() | NOISE) if role == "assistant" else None
+    return Message(role=role, content=draw(NOISE), reasoning=reasoning)
 
 
 def _calls(draw: st.DrawFn) -> list[Message]:
@@ -244,8 +247,8 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
 WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_empty_replies")
 """Nothing makes the model answer: that has to be found out again each time."""
 
-SHOW_OLD_THOUGHTS = ("thought_or_answer", "thought_without_text")
-"""One more rendering tells a short thought from other texts with its words."""
+SHOW_OLD_REASONING = ("thought_or_answer", "thought_without_text")
+"""One more rendering tells a short reasoning from other texts with its words."""
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -258,18 +261,18 @@ def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
         tokenizer.rendered.clear()
         preparer.prepare(ChatRequest(messages=talk, tools=TOOLS))
         counts.append(len(tokenizer.rendered))
-    thoughts = trait in SHOW_OLD_THOUGHTS
-    assert counts == [3 + thoughts, 2 + thoughts + (trait in WITHOUT_A_TAIL)]
+    reasoning_texts = trait in SHOW_OLD_REASONING
+    assert counts == [3 + reasoning_texts, 2 + reasoning_texts + (trait in WITHOUT_A_TAIL)]
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
     """Whatever was asked before, and however it ended."""
-    preparer = Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
+    preparer = fresh_preparer(trait)
     for thinking in (True, False, True):
         for talk in (TALK, TALK[:3], TALK[:4], (*TALK, reply("<think>"), user("</think>"))):
             request = ChatRequest(messages=talk, tools=TOOLS, thinking=Thinking(on=thinking))
-            afresh = Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
+            afresh = fresh_preparer(trait)
             assert preparer.prepare(request) == afresh.prepare(request)
 
 
@@ -288,12 +291,12 @@ def check(trait: str, request: ChatRequest) -> None:
         check_end(trait, request.messages, boundary.message, before, whole[len(before) :])
 
 
-def check_end(trait: str, messages: Sequence[Message], index: int, before: str, behind: str) -> None:
+def check_end(trait: str, messages: Sequence[Message], index: int, before: str, after: str) -> None:
     message = messages[index]
     closers = TRAITS[trait].added_tokens
     if message.role == "assistant":
         closers = tuple(preparer_of(trait).facts.closers)
-    assert behind.startswith(closers)
+    assert after.startswith(closers)
     if message.content:
         assert word_of(index) in before
     later = [other for other in range(index + 1, len(messages)) if messages[other].content]
@@ -316,6 +319,7 @@ OPTIONS = st.fixed_dictionaries(
     messages=(user("\U00010600\U00010601\U00010610word0word"), reply("word1word"), user("word2word")),
     options={},
 )
+@pytest.mark.sample(336)
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
@@ -323,8 +327,9 @@ def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
 @settings(max_examples=8)
 @given(messages=conversations(), options=OPTIONS)
-def test_a_message_more_changes_nothing_in_front_of_an_end(trait, messages, options):
-    """But for thoughts, which templates drop once they are old."""
+@pytest.mark.sample(10)
+def test_a_message_more_changes_nothing_before_an_end(trait, messages, options):
+    """But for reasoning, which templates drop once they are old."""
     talk = [replace(message, reasoning=None) for message in messages]
     preparer = preparer_of(trait)
     whole = preparer.prepare(ChatRequest(messages=tuple(talk), **options))
@@ -366,7 +371,7 @@ ADDED = ("<open>", "<close>", "<call>", "</call>")
 def fake_prompt(
     template: str, *messages: Message, tools: Any = (), **tokenizer: Any
 ) -> tuple[Prompt, list[tuple[int, str]]]:
-    """The prompt, and for every end the text in front of it."""
+    """The prompt, and for every end the text before it."""
     fake = FakeTokenizer(template, ADDED, ("<close>",), **tokenizer)
     prompt = Preparer(fake, Family(name="generic")).prepare(ChatRequest(messages=messages, tools=tools))
     ends = [(one.message, fake.decode(prompt.tokens.ids[: one.tokens])) for one in prompt.boundaries]
@@ -390,7 +395,7 @@ def test_tools_that_are_told_are_no_message_of_the_request():
     assert [message for message, _ in ends] == [0, 1]
 
 
-def test_a_reply_ends_behind_its_last_call_whatever_its_arguments_say():
+def test_a_reply_ends_after_its_last_call_whatever_its_arguments_say():
     _, ends = fake_prompt(
         CHATML, user("a"), reply("text <close>", call("x", a="<close>", b=1), call("y", "now")), user("b")
     )
@@ -434,10 +439,10 @@ def test_a_hidden_message_has_no_end_and_takes_none_from_the_one_before():
 
 
 def test_text_that_looks_like_a_closer_is_none():
-    nothing_behind = (
+    nothing_after = (
         "{%- for message in messages -%}{{- message.role ~ ': ' ~ message.content ~ '\\n' -}}{%- endfor -%}"
     )
-    _, ends = fake_prompt(nothing_behind, user("a"), reply("b <close> c"), user("d <open>"), reply("e"))
+    _, ends = fake_prompt(nothing_after, user("a"), reply("b <close> c"), user("d <open>"), reply("e"))
     assert ends == []
 
 
@@ -456,7 +461,7 @@ def test_an_empty_message_does_not_lend_its_closer():
     assert [message for message, _ in ends] == [3]
 
 
-def test_a_template_that_repeats_a_text_ends_the_message_behind_the_last_one():
+def test_a_template_that_repeats_a_text_ends_the_message_after_the_last_one():
     template = CHATML.replace("message.content -", "message.content ~ ' / ' ~ message.content -")
     _, ends = fake_prompt(template, user("a"), reply("b"))
     assert [text for _, text in ends] == [

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, Omitted, chain
+from start_llm.core.canonical import CanonicalKey, OmittedText, chain
 from start_llm.core.chat import Message, ToolCall
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import canonical, for_the_model, root_of, rules_of
@@ -137,7 +137,7 @@ def test_only_the_header_is_taken_from_the_model_and_only_where_it_stands():
         ("cc_version=2.1.330.fba; cc_entrypoint=cli;", "x=1; is code."),
     ],
 )
-def test_the_text_behind_a_header_is_kept_where_no_line_break_is_between_them(header, text):
+def test_the_text_after_a_header_is_kept_where_no_line_break_is_between_them(header, text):
     """The header is a part of its own, and parts are joined with nothing."""
     (told,) = for_the_model((replace(SYSTEM, content=f"x-anthropic-billing-header: {header}{text}"),))
     assert told.content == text.lstrip("\n")
@@ -156,7 +156,7 @@ def test_a_header_and_nothing_else_is_content():
     assert keys(*alone) != keys(Message(role="system", content=BILLING.format("a11")))
 
 
-def test_what_a_client_puts_in_front_of_words_is_not_compared_and_what_stands_elsewhere_is():
+def test_what_a_client_puts_before_words_is_not_compared_and_what_stands_elsewhere_is():
     one, other = (replace(ASKED, content=METADATA.format(name) + "Hello") for name in ("m1", "m2"))
     assert keys(one) == keys(other) == keys(replace(one, content="Hello"))
     assert keys(one) != keys(replace(one, content=one.content.replace("Hello", "Hullo")))
@@ -202,11 +202,11 @@ def test_rules_leave_other_texts_alone(text):
 # ----------------------------------------------------------------------------------------- what is left out
 
 
-def left_out(message: Message) -> tuple[Omitted, ...]:
+def left_out(message: Message) -> tuple[OmittedText, ...]:
     return canonical([message])[0].omitted
 
 
-def names(omitted: tuple[Omitted, ...]) -> list[str]:
+def names(omitted: tuple[OmittedText, ...]) -> list[str]:
     return [one.name for one in omitted]
 
 
@@ -214,7 +214,7 @@ def names(omitted: tuple[Omitted, ...]) -> list[str]:
 @pytest.mark.parametrize("end", ["\n", "  ", "\n\n\t", "\u00a0"])
 def test_white_space_at_the_end_of_a_text_is_kept_as_it_stands(role, end):
     assert left_out(Message(role=role, content=f" Where is it?{end}")) == (
-        Omitted("white space", "space", len(" Where is it?"), end),
+        OmittedText("white space", "space", len(" Where is it?"), end),
     )
 
 
@@ -234,10 +234,10 @@ def test_all_other_white_space_and_all_of_a_result_is_content(message):
     (compared,) = canonical([message])
     assert compared.omitted == ()
     assert compared.data.endswith(b"\0" + message.content.encode())
-    assert compared.left_out == 0
+    assert compared.omitted_chars == 0
 
 
-def test_white_space_behind_a_line_that_is_left_out_counts_where_it_stands():
+def test_white_space_after_a_line_that_is_left_out_counts_where_it_stands():
     clock, space = left_out(replace(ASKED, content=f"Go.\n{CLOCK.format('10:00')} \n"))
     assert (clock.place, clock.text) == (4, "Current time is 10:00\n")
     assert (space.place, space.text) == (3, "\n \n")
@@ -247,12 +247,12 @@ def test_each_line_of_a_rule_is_an_item_in_its_place():
     name = "current time of a message"
     text = f"{CLOCK.format('10:00:31')}Go.\n  {CLOCK.format('11:00')}Now."
     assert left_out(replace(ASKED, content=text)) == (
-        Omitted(name, "live", 0, "Current time is 10:00:31\n", "Current time is 10:00", is_clock=True),
-        Omitted(name, "live", 4, "  Current time is 11:00\n", "Current time is 11:00", is_clock=True),
+        OmittedText(name, "live", 0, "Current time is 10:00:31\n", "Current time is 10:00", is_clock=True),
+        OmittedText(name, "live", 4, "  Current time is 11:00\n", "Current time is 11:00", is_clock=True),
     )
 
 
-def test_places_do_not_count_what_is_left_out_in_front_of_them():
+def test_places_do_not_count_what_is_left_out_before_them():
     _, short = left_out(replace(SYSTEM, content=f"{TODAY.format('2026-11-21')}Go.\n{ZONE.format('UTC')}Now."))
     headed = BILLING.format("d79") + TODAY.format("Saturday, November 21, 2026")
     _, long = left_out(replace(SYSTEM, content=f"{headed}Go.\n{ZONE.format('UTC')}Now."))
@@ -271,8 +271,8 @@ def test_lines_that_change_places_change_the_order_of_the_items():
 def test_a_line_that_moves_has_another_place():
     clock = CLOCK.format("10:00")
     texts = (f"{clock}Go.\nNow.", f"Go.\n{clock}Now.")
-    (front,), (behind,) = (left_out(replace(ASKED, content=text)) for text in texts)
-    assert (front.place, behind.place) == (0, 4)
+    (front,), (after,) = (left_out(replace(ASKED, content=text)) for text in texts)
+    assert (front.place, after.place) == (0, 4)
 
 
 LINES = [TODAY.format("2026-11-21"), CLOCK.format("10:00"), "Go.\n", "\n", " "]
@@ -282,7 +282,7 @@ LINES = [TODAY.format("2026-11-21"), CLOCK.format("10:00"), "Go.\n", "\n", " "]
 def test_what_is_compared_and_what_is_left_out_are_the_whole_text(role):
     """No two texts have both alike: what is equal in both may be read in place of it without a proof."""
     texts = {"".join(lines) for count in range(5) for lines in product(LINES, repeat=count)}
-    found = dict[tuple[bytes, tuple[Omitted, ...]], str]()
+    found = dict[tuple[bytes, tuple[OmittedText, ...]], str]()
     for text in sorted(texts):
         (compared,) = canonical([Message(role=role, content=text)])
         same = found.setdefault((compared.data, compared.omitted), text)

@@ -10,15 +10,22 @@ import pytest
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.prompt import growing
 from start_llm.prompt.prepare import Preparer
-from tests.prompt.fakes import NOON, WatchedTokenizer, call, family_of, function, reply, result, system, user
+from tests.prompt.fakes import (
+    NOON,
+    WatchedTokenizer,
+    call,
+    family_of,
+    fresh_preparer,
+    function,
+    reply,
+    result,
+    system,
+    user,
+)
 from tests.templates.traits import TRAITS, trait_tokenizer
 
 TOOLS = (function("write", path={"type": "string"}),)
 TEXTS = ("", "Hm.", "  two\n", "<think>", "x" * 50, "one\n\ntwo", "é", "</think>\nSo", "one")
-
-
-def preparer(trait: str) -> Preparer:
-    return Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
 
 
 class Growing:
@@ -50,12 +57,12 @@ class Growing:
             self.messages.append(user(self._text()))
 
     def _say(self) -> None:
-        thought = self._text() if self._random.random() < 0.4 else None
+        reasoning = self._text() if self._random.random() < 0.4 else None
         if not self._has_tools or self._random.random() < 0.4:
-            self.messages.append(reply(self._text() or "So.", reasoning=thought))
+            self.messages.append(reply(self._text() or "So.", reasoning=reasoning))
             return
         calls = [call(self._text(f"c{n}"), path=self._text()) for n in range(self._random.randint(1, 2))]
-        self.messages.append(reply(self._random.choice(("", "See.")), *calls, reasoning=thought))
+        self.messages.append(reply(self._random.choice(("", "See.")), *calls, reasoning=reasoning))
         self.messages += [result(self._text(), one.id) for one in calls]
 
     def _text(self, begins: str = "") -> str:
@@ -63,6 +70,7 @@ class Growing:
         return begins + self._random.choice(TEXTS) + (f"{self._count}" if self._random.random() < 0.7 else "")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_what_is_found_where_it_grew_is_what_is_found_in_the_whole(
     trait: str, monkeypatch: pytest.MonkeyPatch
@@ -70,13 +78,13 @@ def test_what_is_found_where_it_grew_is_what_is_found_in_the_whole(
     monkeypatch.setattr(growing, "_WORTH", 1)
     asked = 0
     for seed in range(6):
-        talk, remembers = Growing(trait, Random(f"{trait} {seed}")), preparer(trait)
+        talk, remembers = Growing(trait, Random(f"{trait} {seed}")), fresh_preparer(trait)
         for _ in range(8):
             talk.grow()
             if talk.messages[-1].role == "assistant":
                 continue
             request = ChatRequest(messages=tuple(talk.messages), tools=TOOLS if talk._has_tools else ())
-            assert remembers.prepare(request) == preparer(trait).prepare(request)
+            assert remembers.prepare(request) == fresh_preparer(trait).prepare(request)
             asked += 1
     assert asked > 20
 
@@ -86,6 +94,7 @@ WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_em
 
 
 @pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.sample(4)
 def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
     """And what is new a few times, which is short."""
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
@@ -98,7 +107,7 @@ def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
     for talk in (grown, [user("Begin now."), *grown[1:], reply("So."), user("And?")]):
         tokenizer.rendered.clear()
         request = ChatRequest(messages=tuple(talk))
-        assert remembers.prepare(request) == preparer(trait).prepare(request)
+        assert remembers.prepare(request) == fresh_preparer(trait).prepare(request)
         whole, *others = tokenizer.rendered
         is_marked = trait in WITHOUT_A_TAIL or (trait == "plain" and talk is not grown)
         if not is_marked:
@@ -106,6 +115,7 @@ def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
             assert sum(map(len, others)) < len(whole) / 4
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_system_text_that_changes_moves_what_follows(trait: str):
     """Nothing but the beginning is marked anew, where a template closes a question.
@@ -124,6 +134,6 @@ def test_a_system_text_that_changes_moves_what_follows(trait: str):
     for told in ("", "Be brief.", "Be brief, please.", "Be brief, <|im_end|> please.", "Be", ""):
         tokenizer.rendered.clear()
         request = ChatRequest(messages=(system(told), *messages), tools=TOOLS)
-        assert remembers.prepare(request) == preparer(trait).prepare(request)
+        assert remembers.prepare(request) == fresh_preparer(trait).prepare(request)
         if told not in ("Be brief.", "") and trait not in ("plain", *WITHOUT_A_TAIL):
             assert sum(map(len, tokenizer.rendered)) < 1.5 * len(tokenizer.rendered[0])

@@ -1,4 +1,4 @@
-"""Every word that an agent sends is in the prompt, whatever its template does; thoughts are up to that."""
+"""Every word that an agent sends is in the prompt, whatever its template does; reasoning is up to that."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import pytest
 from start_llm.core.chat import Json, Message
 from start_llm.prompt.audit import audit
 from start_llm.prompt.probe import SYSTEM, TOOL
-from start_llm.prompt.template import Seen
+from start_llm.prompt.template import TemplateMessage
 from tests.prompt.fakes import (
     WatchedTokenizer,
     call,
@@ -24,6 +24,8 @@ from tests.prompt.fakes import (
     user,
 )
 from tests.templates.traits import TRAITS, trait_tokenizer
+
+pytestmark = pytest.mark.product
 
 TEXT: Json = {"type": "string"}
 TODOS: Json = {
@@ -75,9 +77,7 @@ BARE: tuple[Mapping[str, Json], ...] = (
 THINKING = {"reasoning": "Pondering."}
 OLD = (user("Earlier asked."), reply("Earlier answered."))
 CALLED = (user("Asked."), reply("", call(path="first", text="body")), result("Found."))
-QUOTES = (
-    "Before </think> then <think> and <|channel|>analysis<|message|>, <|channel|>final<|message|> behind."
-)
+QUOTES = "Before </think> then <think> and <|channel|>analysis<|message|>, <|channel|>final<|message|> after."
 MORE = "Also <channel|> and <|channel>thought here, [THINK] there [/THINK], <tool_call> at last."
 
 
@@ -102,7 +102,7 @@ KINDS: Mapping[str, Kind] = {
     "a call that is being answered, with a system message": Kind((system("Ruled."), *CALLED)),
     "a call that was answered": Kind((system("Ruled."), *CALLED, reply("Answered."), user("Thanked."))),
     "a call without tools": Kind((*CALLED, user("Summarise.")), ()),
-    "a call with an answer in front of it": Kind((*OLD, *CALLED)),
+    "a call with an answer before it": Kind((*OLD, *CALLED)),
     "a call with a text": Kind((user("Asked."), reply("Spoken.", call(path="first")), result("Found."))),
     "a call with a thought": Kind(
         (user("Asked."), reply("", call(path="first"), **THINKING), result("Found."))
@@ -146,7 +146,7 @@ KINDS: Mapping[str, Kind] = {
             result("Found.", "a"),
         )
     ),
-    "a user behind a result": Kind((*CALLED, user("Interrupted."))),
+    "a user after a result": Kind((*CALLED, user("Interrupted."))),
     "a user in place of a result": Kind(
         (user("Asked."), reply("Spoken.", call(path="first")), user("Interrupted."))
     ),
@@ -163,7 +163,7 @@ KINDS: Mapping[str, Kind] = {
         (TODO,),
     ),
     "an answer with a thought": Kind((user("Asked."), reply("Answered.", **THINKING), user("Thanked."))),
-    "an answer with a thought behind a call": Kind(
+    "an answer with a thought after a call": Kind(
         (*CALLED, reply("Answered.", **THINKING), user("Thanked."))
     ),
     "an empty answer": Kind((user("Asked."), reply(""), user("Again."))),
@@ -189,7 +189,7 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 NATIVE = [trait for trait in TRAITS if preparer_of(trait).facts.takes_calls]
-THINKERS = [trait for trait in NATIVE if preparer_of(trait).facts.thought_key]
+THINKERS = [trait for trait in NATIVE if preparer_of(trait).facts.reasoning_key]
 
 
 def words(value: Json) -> Iterator[str]:
@@ -247,14 +247,14 @@ def test_what_a_reply_quotes_is_in_the_prompt_letter_for_letter(trait):
     assert "standin" not in shown(trait, *KINDS["quoted marks"].messages)
 
 
-# ----------------------------------------------------------------------------- calls in their turns, thoughts
+# ---------------------------------------------------------------------------- calls in their turns, reasoning
 
-THOUGHT = "Whereby thoughtfully pondered."
+REASONING = "Whereby thoughtfully pondered."
 SECOND = "Thereafter differently considered."
 
 
-def behind_an_end(trait: str, prompt: str, left: str) -> tuple[bool, str]:
-    """Whether a message ends between a word and the call behind it, and what stands behind that end."""
+def after_an_end(trait: str, prompt: str, left: str) -> tuple[bool, str]:
+    """Whether a message ends between a word and the call after it, and what stands after that end."""
     between = prompt.rpartition(left)[2].partition("undertake")[0]
     closers = "|".join(map(re.escape, preparer_of(trait).facts.closers))
     ends = [match.end() for match in re.finditer(closers, between)]
@@ -263,30 +263,30 @@ def behind_an_end(trait: str, prompt: str, left: str) -> tuple[bool, str]:
 
 @pytest.mark.parametrize("trait", NATIVE)
 def test_a_call_stays_in_its_turn(trait):
-    """Behind a text that ends its turn it begins another, as it does behind a question."""
+    """After a text that ends its turn it begins another, as it does after a question."""
     talks = (
         (user("Asked."), reply(text, call(name="undertake")), result("Found.")) for text in ("Spoken.", "")
     )
     told, plain = (shown(trait, *talk, tools=(WRITE,)) for talk in talks)
-    ends, beginning = behind_an_end(trait, told, "Spoken.")
-    assert not ends or beginning == behind_an_end(trait, plain, "Asked.")[1]
+    ends, beginning = after_an_end(trait, told, "Spoken.")
+    assert not ends or beginning == after_an_end(trait, plain, "Asked.")[1]
 
 
 @pytest.mark.parametrize("ending", [(), (reply("Answered."), user("Thanked."))], ids=["running", "over"])
 @pytest.mark.parametrize("trait", THINKERS)
-def test_a_thought_that_is_shown_with_a_call_is_shown_with_text_and_a_call(trait, ending):
+def test_reasoning_that_is_shown_with_a_call_is_shown_with_text_and_a_call(trait, ending):
     def loop(*texts: str) -> str:
-        steps = zip(("a", "b"), texts, (THOUGHT, SECOND), strict=True)
+        steps = zip(("a", "b"), texts, (REASONING, SECOND), strict=True)
         talk = [
             message
-            for name, text, thought in steps
-            for message in (reply(text, call(name, path=name), reasoning=thought), result("Found.", name))
+            for name, text, reasoning in steps
+            for message in (reply(text, call(name, path=name), reasoning=reasoning), result("Found.", name))
         ]
         return shown(trait, user("Asked."), *talk, *ending, tools=(WRITE,))
 
     plain = loop("", "")
     for told in (loop("Spoken.", "Uttered."), loop("Spoken.", ""), loop("", "Uttered.")):
-        assert [one in told for one in (THOUGHT, SECOND)] == [one in plain for one in (THOUGHT, SECOND)]
+        assert [one in told for one in (REASONING, SECOND)] == [one in plain for one in (REASONING, SECOND)]
     assert ending or SECOND in plain
 
 
@@ -301,7 +301,7 @@ class Adding(WatchedTokenizer):
         self._tools, self._system = tools, system
 
     def render(
-        self, messages: list[Seen], tools: list[dict[str, Json]] | None, *rest: Any, **more: Any
+        self, messages: list[TemplateMessage], tools: list[dict[str, Json]] | None, *rest: Any, **more: Any
     ) -> str:
         if self._tools and not tools:
             tools = [dict(TOOL)]

@@ -26,7 +26,7 @@ from tests.templates.traits import TRAITS, trait_tokenizer
 
 TEXT = "<a>one<b>two<b>three<a>"
 CUTS = [0, 6, 12, 20]
-"""In front of the added tokens."""
+"""Before the added tokens."""
 
 
 def watched() -> WatchedTokenizer:
@@ -67,7 +67,7 @@ def test_a_cut_changes_what_is_remembered_and_nothing_else():
 
 def test_what_is_remembered_is_bounded_and_the_latest_stays():
     tokenizer = watched()
-    encoder = PieceEncoder(tokenizer, most_bytes=900)  # two short ones
+    encoder = PieceEncoder(tokenizer, max_bytes=900)  # two short ones
     encoder.encode("one", [])
     encoder.encode("two", [])
     encoder.encode("one", [])
@@ -85,7 +85,7 @@ def held(encoder: PieceEncoder) -> int:
 
 
 def test_a_short_piece_counts_with_what_it_takes_to_remember_it():
-    encoder = PieceEncoder(watched(), most_bytes=100_000)
+    encoder = PieceEncoder(watched(), max_bytes=100_000)
     for number in range(2000):
         encoder.encode(f"{number}", [])
     assert 150 < len(encoder._known) < 500
@@ -93,7 +93,7 @@ def test_a_short_piece_counts_with_what_it_takes_to_remember_it():
 
 def test_a_piece_that_is_larger_than_the_memory_is_not_kept():
     tokenizer = watched()
-    encoder = PieceEncoder(tokenizer, most_bytes=900)
+    encoder = PieceEncoder(tokenizer, max_bytes=900)
     long = "abcdefghi" * 100
     assert list(encoder.encode(long, []).ids) == [ord(char) for char in long]
     assert encoder._bytes == 0
@@ -102,7 +102,7 @@ def test_a_piece_that_is_larger_than_the_memory_is_not_kept():
 
 def test_threads_get_the_ids_of_their_own_texts():
     tokenizer = watched()
-    encoder = PieceEncoder(tokenizer, most_bytes=20_000)
+    encoder = PieceEncoder(tokenizer, max_bytes=20_000)
     together = threading.Barrier(8)
 
     def encode(number: int) -> bool:
@@ -139,6 +139,7 @@ READ_AGAIN = {"plain": len(LINE) + 100}
 
 
 @pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.sample(6)
 def test_a_conversation_that_grew_is_tokenised_where_it_grew(trait):
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait))
@@ -164,9 +165,9 @@ def test_a_request_that_comes_again_is_not_tokenised(trait):
 
 
 def test_threads_prepare_the_same_prompts():
-    preparer = preparer_of("opens_thought")
+    preparer = preparer_of("opens_reasoning")
     requests = [ChatRequest(messages=tuple(agents_talk(steps)), tools=TOOLS) for steps in range(4)]
     expected = [preparer.prepare(request) for request in requests]
-    fresh = Preparer(trait_tokenizer("opens_thought"), family_of("opens_thought"))
+    fresh = Preparer(trait_tokenizer("opens_reasoning"), family_of("opens_reasoning"))
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(fresh.prepare, requests * 4)) == expected * 4

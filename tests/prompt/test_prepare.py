@@ -116,7 +116,7 @@ def own_rendering(folder: Path, messages: tuple[Message, ...], **options: Any) -
 
 
 def prepare(request: GenerationRequest, tokenizer: Tokenizer) -> ModelTokens:
-    return Preparer(tokenizer, registry.named("qwen3")).prepare(request).tokens
+    return Preparer(tokenizer, registry.family_by_name("qwen3")).prepare(request).tokens
 
 
 def text_of(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
@@ -230,7 +230,9 @@ def test_arguments_that_are_nested_deeply_are_rendered_or_refused(tokenizer, dep
         Message(role="user", content="Well?"),
     )
     try:
-        prompt = Preparer(tokenizer, registry.named("generic")).prepare(ChatRequest(messages=messages))
+        prompt = Preparer(tokenizer, registry.family_by_name("generic")).prepare(
+            ChatRequest(messages=messages)
+        )
     except InvalidRequest as refusal:
         assert refusal.param == "messages"
     else:

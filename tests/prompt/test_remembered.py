@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import Omitted
+from start_llm.core.canonical import OmittedText
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.prompt import Prompt
 from start_llm.prompt import remembered
 from start_llm.prompt.prepare import Preparer, PromptPolicy
-from tests.prompt.fakes import NOON, call, family_of, function, reply, result, system, user
-from tests.templates.traits import trait_tokenizer
+from tests.prompt.fakes import call, fresh_preparer, function, reply, result, system, user
 
 TOOLS = (function("write", path={"type": "string"}),)
 LATE = (function("find", path={"type": "string"}), function("find", text={"type": "string"}))
@@ -28,9 +27,9 @@ POLICIES = (
     PromptPolicy(drift="exact"),
     PromptPolicy(with_rules=False),
     PromptPolicy(checks_keys=True),
-    PromptPolicy(kept_thoughts="false", shortens_writes=True),
+    PromptPolicy(kept_reasoning="false", shortens_writes=True),
 )
-TRAITS = ("strips_old_thoughts", "channels", "kimi", "stop_opens_next", "no_system")
+TRAITS = ("strips_old_reasoning", "channels", "kimi", "stop_opens_next", "no_system")
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 QUESTIONS = (
     "Why?",
@@ -53,13 +52,13 @@ ARGUMENTS: tuple[dict[str, Json], ...] = (
     {"path": [0.0, {"b": 1, "a": None}]},
 )
 REPLIES = ("So.", "So.\n", "<think>Hm.</think>So.", "")
-THOUGHTS = (None, "Hm.", "Ha.", "")
+REASONING = (None, "Hm.", "Ha.", "")
 NAMES = ("", "a" * 24, "b" * 24)
 IDS = ("c1", "c2", "c_1", "")
 
 
 def preparer(trait: str = TRAITS[0], policy: PromptPolicy = POLICIES[0]) -> Preparer:
-    return Preparer(trait_tokenizer(trait), family_of(trait), policy=policy, now=lambda: NOON)
+    return fresh_preparer(trait, policy=policy)
 
 
 def parsed(**request: Any) -> ChatRequest:
@@ -67,7 +66,7 @@ def parsed(**request: Any) -> ChatRequest:
     return pickle.loads(pickle.dumps(ChatRequest(tools=TOOLS, **request)))
 
 
-type Told = tuple[Prompt, list[tuple[Omitted, ...]], list[int]]
+type Told = tuple[Prompt, list[tuple[OmittedText, ...]], list[int]]
 
 
 def told(preparing: Preparer, request: ChatRequest) -> Told | str:
@@ -78,7 +77,7 @@ def told(preparing: Preparer, request: ChatRequest) -> Told | str:
         return str(error)
     assert prompt.conversation
     messages = prompt.conversation.messages
-    return prompt, [one.omitted for one in messages], [one.left_out for one in messages]
+    return prompt, [one.omitted for one in messages], [one.omitted_chars for one in messages]
 
 
 # ---------------------------------------------------------------------------------------------- same prompts
@@ -119,7 +118,7 @@ class Talk:
             ToolCall(self._one_of(IDS), "write", self._one_of(ARGUMENTS))
             for _ in range(self._one_of((0, 0, 1, 2, 3)))
         ]
-        said = reply(self._one_of(REPLIES), *calls, reasoning=self._one_of(THOUGHTS))
+        said = reply(self._one_of(REPLIES), *calls, reasoning=self._one_of(REASONING))
         self.messages.append(replace(said, reply_name=self._one_of(NAMES)))
         self.messages += [self._result(one.id) for one in calls[: self._one_of((1, 2, 3, 4))]]
 
@@ -134,7 +133,7 @@ class Talk:
         self.messages[place] = replace(message, content=self._one_of(texts[message.role]))
         if message.role == "assistant":
             self.messages[place] = replace(
-                self.messages[place], reasoning=self._one_of(THOUGHTS), reply_name=self._one_of(NAMES)
+                self.messages[place], reasoning=self._one_of(REASONING), reply_name=self._one_of(NAMES)
             )
 
     def _call_otherwise(self) -> None:
@@ -236,54 +235,56 @@ def many(count: int) -> list[Message]:
     return messages
 
 
-def looked_at(preparing: Preparer, messages: Sequence[Message]) -> int:
+def scanned_messages(preparing: Preparer, messages: Sequence[Message]) -> int:
     """Messages that a request takes a look at."""
-    before = preparing._remembered.looked_at
+    before = preparing._remembered.scanned_messages
     preparing.prepare(parsed(messages=tuple(messages)))
-    return preparing._remembered.looked_at - before
+    return preparing._remembered.scanned_messages - before
 
 
 def test_of_a_long_conversation_only_what_is_new_is_looked_at():
     messages, remembers = many(4000), preparer()
-    assert looked_at(remembers, messages) == len(messages)
-    assert looked_at(remembers, messages) == 0
+    assert scanned_messages(remembers, messages) == len(messages)
+    assert scanned_messages(remembers, messages) == 0
     messages += [reply("So."), user("And?")]
-    assert looked_at(remembers, messages) == 2
+    assert scanned_messages(remembers, messages) == 2
     messages[0] = replace(messages[0], content=messages[0].content.replace("clean", "dirty"))
-    assert looked_at(remembers, messages) == 1
+    assert scanned_messages(remembers, messages) == 1
     messages[-1] = user("Or?")
     messages += [reply("So.", call("c", path="x")), result("done", "c")]
-    assert looked_at(remembers, messages) == 3
+    assert scanned_messages(remembers, messages) == 3
 
 
 def test_what_follows_a_call_that_changed_is_looked_at():
     messages, remembers = many(40), preparer()
-    looked_at(remembers, messages)
+    scanned_messages(remembers, messages)
     messages[10] = replace(messages[10], tool_calls=(call("another", path="y"),))
-    assert looked_at(remembers, messages) == len(messages) - 10
+    assert scanned_messages(remembers, messages) == len(messages) - 10
 
 
 def test_a_late_tool_is_looked_up_in_each_request():
     messages, remembers = many(40), preparer()
     messages[3] = replace(messages[3], tool_references=("find",))
-    looked_at(remembers, messages)
+    scanned_messages(remembers, messages)
     for late_tools in ((LATE[0],), (LATE[1],)):
         request = parsed(messages=tuple(messages), late_tools=late_tools)
         assert told(remembers, request) == told(preparer(), request)
-    assert looked_at(remembers, messages) == 1
+    assert scanned_messages(remembers, messages) == 1
 
 
 def test_the_conversations_of_latest_use_are_remembered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remembered, "_MOST_CONVERSATIONS", 2)
+    monkeypatch.setattr(remembered, "_MAX_CONVERSATIONS", 2)
     remembers = preparer()
     talks = [[user(f"Begin {name}."), reply("So.", call(name)), result(name, name)] for name in "abc"]
-    assert [looked_at(remembers, talk) for talk in talks] == [3, 3, 3]
-    assert [looked_at(remembers, talks[at]) for at in (2, 1, 0)] == [0, 0, 3]
+    assert [scanned_messages(remembers, talk) for talk in talks] == [3, 3, 3]
+    assert [scanned_messages(remembers, talks[at]) for at in (2, 1, 0)] == [0, 0, 3]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remembered, "_MOST_BYTES", 4000)
+    monkeypatch.setattr(remembered, "_MAX_BYTES", 4000)
     remembers = preparer()
-    assert [looked_at(remembers, [user("x" * 4000)]) for _ in range(2)] == [1, 1]
-    assert [looked_at(remembers, [user("x" * 500)]) for _ in range(2)] == [1, 0]
-    assert [looked_at(remembers, [user("x"), reply("x")] * 2) for _ in range(2)] == [4, 4], "each weighs"
+    assert [scanned_messages(remembers, [user("x" * 4000)]) for _ in range(2)] == [1, 1]
+    assert [scanned_messages(remembers, [user("x" * 500)]) for _ in range(2)] == [1, 0]
+    assert [scanned_messages(remembers, [user("x"), reply("x")] * 2) for _ in range(2)] == [4, 4], (
+        "each weighs"
+    )

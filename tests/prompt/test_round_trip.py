@@ -19,7 +19,7 @@ from tests.prompt.echoes import CLIENTS, read, understood
 from tests.prompt.fakes import call, prepared, reply, text_of
 from tests.prompt.replies import (
     ASKED,
-    THOUGHT_FORMS,
+    REASONING_FORMS,
     TOOLS,
     NoEndError,
     ends_of,
@@ -28,7 +28,9 @@ from tests.prompt.replies import (
 )
 from tests.templates.traits import TRAITS, trait_tokenizer
 
-THOUGHT = "Think\n  about it."
+pytestmark = pytest.mark.product
+
+REASONING = "Think\n  about it."
 CODE = '\n  def größe(x):\n\treturn "\'\\n" + x  # 日本 🐟 \u2028 \\u00e9 \r\n\n'
 TAGS = "a </parameter> b </arg_value> c </param> d <tool_call> e </tool_call> f ]]> g & h <think> i [ARGS] {"
 ENDS = (
@@ -66,11 +68,11 @@ REPLIES: Mapping[str, Message] = {
     "text and a call": reply("I ask:", call(path="one")),
     "text and two calls": reply("I ask:", call(path="one"), call("c2", path="two", text="t")),
 }
-"""No answer begins with newlines: behind a thought they are the template's."""
+"""No answer begins with newlines: after reasoning they are the template's."""
 
-PADDED = "a newline in front of a value is the format's"
+PADDED = "a newline before a value is the format's"
 AMBIGUOUS = "a value ends where its end tag and the end of the call follow"
-UNQUOTED = ("opens_thought", "stop_opens_next", "minicpm", "minimax", "seed")
+UNQUOTED = ("opens_reasoning", "stop_opens_next", "minicpm", "minimax", "seed")
 """Traits whose calls have no quotes around a text, and no type."""
 LOOKS: Mapping[str, Mapping[str, Any]] = {
     **{trait: {"extra": 7} for trait in UNQUOTED},
@@ -82,7 +84,7 @@ TEXT_AND_CALLS = [label for label in CALLS if REPLIES[label].content]
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
     **{
         (trait, "the end of a call in a value"): AMBIGUOUS
-        for trait in (*UNQUOTED, "dsml", "gemma4_channel", "text_behind_calls")
+        for trait in (*UNQUOTED, "dsml", "gemma4_channel", "text_after_calls")
     },
     **{("seed", label): PADDED for label in ("code", "empty values")},
     **{
@@ -122,8 +124,8 @@ def misunderstood(trait: str, message: Message, *, on: bool) -> list[str]:
 
 
 def told(trait: str, label: str) -> Message:
-    """The reply, with a thought where the model thinks."""
-    return replace(REPLIES[label], reasoning=THOUGHT if trait in THOUGHT_FORMS else None)
+    """The reply, with reasoning where the model thinks."""
+    return replace(REPLIES[label], reasoning=REASONING if trait in REASONING_FORMS else None)
 
 
 EVERY_CASE = [(trait, label) for trait in TRAITS for label in REPLIES]
@@ -134,7 +136,7 @@ CASES = [case for case in EVERY_CASE if case not in EXCEPTIONS]
 def test_a_reply_that_comes_back_is_rendered_as_it_was_written(trait, label):
     assert misunderstood(trait, REPLIES[label], on=True) == []
     assert misunderstood(trait, REPLIES[label], on=False) == []
-    if trait in THOUGHT_FORMS:
+    if trait in REASONING_FORMS:
         assert misunderstood(trait, told(trait, label), on=True) == []
 
 
@@ -148,7 +150,7 @@ def test_what_the_model_says_is_what_the_client_gets(trait, label):
     message = told(trait, label)
     before = turn(trait, message, on=True)
     answer = understood(trait, before.prompt, before.said)
-    assert answer.thought == (message.reasoning or "")
+    assert answer.reasoning == (message.reasoning or "")
     assert answer.content.strip() == message.content.strip()
     assert answer.reason == ("tool_calls" if message.tool_calls else "stop")
     assert [name for name, _ in answer.calls] == [one.name for one in message.tool_calls]
@@ -159,10 +161,10 @@ def test_what_the_model_says_is_what_the_client_gets(trait, label):
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
-def test_white_space_that_the_model_writes_in_front_of_a_call_is_nobodys(trait):
+def test_white_space_that_the_model_writes_before_a_call_is_nobodys(trait):
     message = told(trait, "a call")
     before = turn(trait, message, on=True)
-    form = THOUGHT_FORMS.get(trait, "").format(THOUGHT)
+    form = REASONING_FORMS.get(trait, "").format(REASONING)
     said = f"{form}\n\n{before.said.removeprefix(form)}"
     answer = understood(trait, before.prompt, said)
     assert answer.content == ""
@@ -185,7 +187,7 @@ AGENTS_TURNS = (
     "text and a call",
     "an answer",
 )
-EMPTY_THOUGHT = "the prompt has an empty thought that the history has not"
+EMPTY_REASONING = "the prompt has an empty thought that the history has not"
 CUT_OFF = "the template cuts every thought off at its closing mark"
 
 
@@ -197,27 +199,27 @@ MOVED = "the tools and the system text move to the next question"
 DROPPED = "the thought of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{
-        (trait, False, behind, kind): EMPTY_THOUGHT
-        for trait in ("strips_old_thoughts", "effort_words")
-        for behind in ("user", "tool")
+        (trait, False, after, kind): EMPTY_REASONING
+        for trait in ("strips_old_reasoning", "effort_words")
+        for after in ("user", "tool")
         for kind in ("call", "answer")
     },
-    **{("gemma4_channel", False, "user", kind): EMPTY_THOUGHT for kind in ("call", "answer")},
+    **{("gemma4_channel", False, "user", kind): EMPTY_REASONING for kind in ("call", "answer")},
     **{
-        (trait, False, behind, kind): EMPTY_THOUGHT
+        (trait, False, after, kind): EMPTY_REASONING
         for trait in ("minimax", "open_and_close")
-        for behind in ("user", "tool")
+        for after in ("user", "tool")
         for kind in ("call", "answer")
     },
-    **{("arguments_as_text", True, behind, "call"): CUT_OFF for behind in ("user", "tool")},
-    **{(trait, True, "tool", "answer"): DROPPED for trait in THOUGHT_FORMS},
+    **{("arguments_as_text", True, after, "call"): CUT_OFF for after in ("user", "tool")},
+    **{(trait, True, "tool", "answer"): DROPPED for trait in REASONING_FORMS},
     **{
-        ("tools_before_last_user", on, behind, "answer"): MOVED
+        ("tools_before_last_user", on, after, "answer"): MOVED
         for on in (True, False)
-        for behind in ("user", "tool")
+        for after in ("user", "tool")
     },
 }
-"""Where what was generated is not what the history shows: trait, whether it thinks, behind what, and what."""
+"""Where what was generated is not what the history shows: trait, whether it thinks, after what, and what."""
 
 
 def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool) -> tuple[str, str]:
@@ -232,7 +234,7 @@ def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
 def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
-    """At every reply of a conversation. Thoughts stay while their calls are being answered."""
+    """At every reply of a conversation. Reasoning stay while their calls are being answered."""
     talk = ASKED
     for label in agents_turns(trait):
         message = told(trait, label) if on else REPLIES[label]
@@ -243,8 +245,8 @@ def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_an_answer_without_a_thought_reads_as_the_fresh_rendering_does(trait):
-    """Of a model that was told not to think, or that knows no thoughts."""
+def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
+    """Of a model that was told not to think, or that knows no reasoning."""
     bound, fresh = splice(trait, REPLIES["an answer"], ASKED, on=False)
     assert (bound == fresh) is ((trait, False, "user", "answer") not in NOT_NEUTRAL)
 
@@ -254,8 +256,9 @@ def test_an_answer_without_a_thought_reads_as_the_fresh_rendering_does(trait):
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
+@pytest.mark.sample(12)
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):
-    """Each reply is read, sent back in the client's words, and the next one is made behind that."""
+    """Each reply is read, sent back in the client's words, and the next one is made after that."""
     ours, theirs = ASKED, ASKED
     for label in agents_turns(trait) * 2:
         message = told(trait, label)

@@ -27,9 +27,9 @@ HEAD = "{{ raise_exception('no') if messages[0].role == 'system' }}"
 
 
 def told(template: str) -> tuple[str, str | None]:
-    """The family and the closing mark of its thoughts, by the rendering alone."""
+    """The family and the closing mark of its reasoning, by the rendering alone."""
     family = registry.detect({}, template, (), rendered_samples(FakeTokenizer(template)))
-    return family.name, family.thought and family.thought.closing
+    return family.name, family.reasoning and family.reasoning.closing
 
 
 @pytest.mark.parametrize("head", ["", HEAD], ids=["plain", "no system message"])
@@ -40,7 +40,7 @@ def test_marks_that_a_template_puts_together_are_found(head, ns, family):
     assert told(composed) == (family, f"</{ns}think>")
 
 
-def test_a_mark_that_only_the_call_for_a_thought_has_is_found():
+def test_a_mark_that_only_the_call_for_reasoning_has_is_found():
     asking = "{{ '<thi' ~ 'nk>' if enable_thinking else '<think></thi' ~ 'nk>' if thinking is false }}"
     assert told(COMPOSED.replace("message.thinking", "message.none") + asking) == ("qwen3", "</think>")
 
@@ -50,7 +50,7 @@ def test_a_template_that_refuses_everything_tells_nothing():
 
 
 COMPOSES = frozenset({"open_and_close"})
-"""Traits whose template has no mark of thoughts in one piece."""
+"""Traits whose template has no mark of reasoning in one piece."""
 
 
 @pytest.mark.parametrize("trait", sorted(TRAITS.keys() - COMPOSES))
@@ -77,8 +77,8 @@ def test_a_renderer_in_python_is_asked_for_its_marks(rendered_in_python):
     samples = rendered_samples(tokenizer)
     assert '<｜DSML｜invoke name="sampletool">' in samples
     family = registry.detect({}, tokenizer.chat_template, (), samples)
-    assert family.thought
-    assert family.thought.closing == "</think>"
+    assert family.reasoning
+    assert family.reasoning.closing == "</think>"
 
 
 def test_a_server_starts_with_a_renderer_in_python(rendered_in_python):

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from start_llm.core.family import ThoughtMarks
+from start_llm.core.family import ReasoningMarks
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
 type Seen = dict[str, Any]
 
-THINK = ThoughtMarks("<think>", "</think>", cut="</think>")
+THINK = ReasoningMarks("<think>", "</think>", cut="</think>")
 QUOTING = StandIns(quoted=("<think>", "</think>"), inline=THINK)
 SETTING_IN = StandIns(call_head="<call>", around_text=("(", ")"))
 
@@ -47,7 +47,7 @@ def test_marks_that_a_reply_quotes_are_hidden_from_the_template_and_shown_in_the
     assert restored(hidden) == "a </think> b <think> c|d </think>"
 
 
-def test_a_thought_at_the_start_of_a_text_is_the_templates_and_what_is_quoted_behind_it_is_not():
+def test_reasoning_at_the_start_of_a_text_is_the_templates_and_what_is_quoted_after_it_is_not():
     seen, restored = QUOTING.put_into([answer("<think>a</think>b </think> c")])
     content = str(seen[0]["content"])
     assert content.startswith("<think>a</think>b standin")
@@ -55,7 +55,7 @@ def test_a_thought_at_the_start_of_a_text_is_the_templates_and_what_is_quoted_be
     assert restored(content) == "<think>a</think>b </think> c"
 
 
-def test_a_text_beside_calls_is_set_in_in_front_of_the_first_one():
+def test_a_text_beside_calls_is_set_in_before_the_first_one():
     seen, restored = SETTING_IN.put_into([calling("I ask.", "a", "b"), answer("c"), calling("And.", "d")])
     assert [one["content"] for one in seen] == ["", "c", ""]
     assert restored(rendered(seen)) == "(I ask.)<call>a<call>b|c|(And.)<call>d"

@@ -13,11 +13,11 @@ from start_llm.prompt.adapt import adapt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.prepare import Preparer
-from start_llm.prompt.template import Rendering, Seen
+from start_llm.prompt.template import Rendering, TemplateMessage
 
 USER = Message(role="user", content="hi")
-SEEN_USER: Seen = {"role": "user", "content": "hi"}
-THINKING = TemplateFacts(thought_key="reasoning_content")
+SEEN_USER: TemplateMessage = {"role": "user", "content": "hi"}
+THINKING = TemplateFacts(reasoning_key="reasoning_content")
 
 
 class FakeTokenizer:
@@ -33,14 +33,14 @@ class FakeTokenizer:
 
     def render(
         self,
-        messages: list[Seen],
+        messages: list[TemplateMessage],
         tools: list[dict[str, Json]] | None,
         options: Mapping[str, Json],
         *,
-        with_tail: bool,
+        add_generation_prompt: bool,
         strftime_now: Callable[[str], str],
     ) -> str:
-        self.rendered.append((messages, tools, options, with_tail, strftime_now("%Y")))
+        self.rendered.append((messages, tools, options, add_generation_prompt, strftime_now("%Y")))
         if self._error:
             raise self._error
         return "rendered"
@@ -56,7 +56,7 @@ def clock(form: str) -> str:
 def seen(*messages: Message, facts: TemplateFacts = THINKING) -> list[Any]:
     tokenizer = FakeTokenizer()
     adapted = adapt(ChatRequest(messages=in_native_form(messages, facts.call_ids)), facts).messages
-    assert Rendering(tokenizer, (), {}, clock).text(adapted, with_tail=True) == "rendered"
+    assert Rendering(tokenizer, (), {}, clock).text(adapted, add_generation_prompt=True) == "rendered"
     return tokenizer.rendered[0][0]
 
 
@@ -65,7 +65,7 @@ def test_a_template_sees_role_and_content_and_only_what_else_was_given():
     assert seen(Message(role="user", name="Ann")) == [{"role": "user", "content": "", "name": "Ann"}]
 
 
-def test_thoughts_and_calls_are_seen_in_the_form_that_templates_expect():
+def test_reasoning_and_calls_are_seen_in_the_form_that_templates_expect():
     call = ToolCall("client-spelling", "read", {"path": "a.txt"})
     turn = Message(role="assistant", reasoning="because", tool_calls=(call,))
     result = Message(role="tool", content="9 m", tool_call_id="client-spelling")
@@ -81,9 +81,9 @@ def test_thoughts_and_calls_are_seen_in_the_form_that_templates_expect():
     ]
 
 
-def test_a_thought_stands_under_the_name_that_the_template_reads_and_under_no_other():
+def test_reasoning_stands_under_the_name_that_the_template_reads_and_under_no_other():
     turn = Message(role="assistant", content="Yes", reasoning="because")
-    (elsewhere,) = seen(turn, facts=TemplateFacts(thought_key="thinking"))
+    (elsewhere,) = seen(turn, facts=TemplateFacts(reasoning_key="thinking"))
     assert elsewhere == {"role": "assistant", "content": "Yes", "thinking": "because"}
     assert seen(turn, facts=TemplateFacts()) == [{"role": "assistant", "content": "Yes"}]
 
@@ -98,8 +98,10 @@ def test_a_template_cannot_change_the_request():
 def test_tools_and_options_and_the_clock_reach_the_template_and_no_tools_are_none():
     tokenizer = FakeTokenizer()
     tool: dict[str, Json] = {"type": "function", "function": {"name": "read"}}
-    Rendering(tokenizer, [tool], {"enable_thinking": False}, clock).text([SEEN_USER], with_tail=True)
-    Rendering(tokenizer, [], {}, str.lower).text([SEEN_USER], with_tail=False)
+    Rendering(tokenizer, [tool], {"enable_thinking": False}, clock).text(
+        [SEEN_USER], add_generation_prompt=True
+    )
+    Rendering(tokenizer, [], {}, str.lower).text([SEEN_USER], add_generation_prompt=False)
     assert tokenizer.rendered == [
         ([SEEN_USER], [tool], {"enable_thinking": False}, True, "now as %Y"),
         ([SEEN_USER], None, {}, False, "%y"),
@@ -128,7 +130,7 @@ def test_tools_and_options_and_the_clock_reach_the_template_and_no_tools_are_non
 )
 def test_a_template_that_refuses_gives_a_400_that_names_the_messages(error):
     with pytest.raises(InvalidRequest) as refused:
-        Rendering(FakeTokenizer(error=error), (), {}, clock).text([SEEN_USER], with_tail=True)
+        Rendering(FakeTokenizer(error=error), (), {}, clock).text([SEEN_USER], add_generation_prompt=True)
     assert (refused.value.status, refused.value.param) == (400, "messages")
     assert str(error) in refused.value.message
 
@@ -136,12 +138,14 @@ def test_a_template_that_refuses_gives_a_400_that_names_the_messages(error):
 @pytest.mark.parametrize("error", [OSError("gone"), MemoryError()])
 def test_an_error_that_is_not_the_templates_is_not_blamed_on_the_client(error):
     with pytest.raises(type(error)):
-        Rendering(FakeTokenizer(error=error), (), {}, clock).text([SEEN_USER], with_tail=True)
+        Rendering(FakeTokenizer(error=error), (), {}, clock).text([SEEN_USER], add_generation_prompt=True)
 
 
 def test_an_error_without_words_is_told_by_its_name():
     with pytest.raises(InvalidRequest, match="refuses these messages: AssertionError"):
-        Rendering(FakeTokenizer(error=AssertionError()), (), {}, clock).text([SEEN_USER], with_tail=True)
+        Rendering(FakeTokenizer(error=AssertionError()), (), {}, clock).text(
+            [SEEN_USER], add_generation_prompt=True
+        )
 
 
 def test_a_model_without_a_template_refuses_conversations():

@@ -67,7 +67,7 @@ def test_no_effort_of_a_request_is_refused(effort, line):
     assert text.startswith(f"<|im_start|>system\n{line}<|im_end|>")
 
 
-def test_a_template_without_a_switch_is_told_to_think_least_where_nobody_wants_thoughts():
+def test_a_template_without_a_switch_is_told_to_think_least_where_nobody_wants_reasoning():
     assert "Reasoning: low" in shown("channels", user("Hi."), thinking=Thinking(on=False))
 
 
@@ -82,8 +82,8 @@ def test_a_word_in_the_system_text_turns_thinking_off_and_is_nothing_that_the_mo
 
 
 def test_a_client_may_write_the_word_itself():
-    assert not asked(on=None, told="Be brief. /no_think").thought_is_open
-    assert asked(on=None).thought_is_open
+    assert not asked(on=None, told="Be brief. /no_think").reasoning_is_open
+    assert asked(on=None).reasoning_is_open
 
 
 def test_a_word_in_the_system_text_makes_another_conversation_of_it():

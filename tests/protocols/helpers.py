@@ -8,16 +8,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 from start_llm.core.chat import Json
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished, Output, ScoredToken, TokenLogprobs, Usage
-from start_llm.core.family import Family, ThoughtMarks
-from start_llm.core.job import Job
+from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.reply import ReplyWriter
 from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import PlainSplitter, Splitter, make_splitter
 from start_llm.output.stream import OutputStream
-from start_llm.protocols.base import Context, Frame, ModelFacts, Reply
+from start_llm.protocols.base import ModelFacts, Reply, RequestContext, SSEFrame
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.seal import KEY_BYTES, Seal
 
@@ -41,10 +41,10 @@ PIECES = [
 END = PIECES.index(b"<end>")
 THINK, ANSWER, CALL, CALLED = range(END + 1, len(PIECES))
 MODEL = ModelFacts("lab/loaded", 1000, lambda token: PIECES[token])
-CONTEXT = Context(MODEL, b"tenant", Seal(bytes(KEY_BYTES)))
+CONTEXT = RequestContext(MODEL, b"tenant", Seal(bytes(KEY_BYTES)))
 USAGE = Usage(prompt=7, cached=4, completion=3, reasoning=2)
 TOOL: Mapping[str, Json] = {"type": "function", "function": {"name": "read"}}
-_FAMILY = Family(name="qwen3", thought=ThoughtMarks("<think>", "</think>", cut=""), formats=("hermes",))
+_FAMILY = Family(name="qwen3", reasoning=ReasoningMarks("<think>", "</think>", cut=""), formats=("hermes",))
 
 
 def body(**fields: Any) -> Fields:
@@ -52,9 +52,9 @@ def body(**fields: Any) -> Fields:
     return parse_body(json.dumps(fields).encode())
 
 
-def thought_in(sealed: str) -> str | None:
+def reasoning_in(sealed: str) -> str | None:
     opened = CONTEXT.seal.open(sealed, CONTEXT.tenant)
-    return opened.thought if opened else None
+    return opened.reasoning if opened else None
 
 
 def scored(token: int, *alternatives: int) -> TokenLogprobs:
@@ -63,8 +63,8 @@ def scored(token: int, *alternatives: int) -> TokenLogprobs:
 
 
 def understanding() -> Splitter:
-    """What tells apart the thoughts, answers and calls of a chat."""
-    return make_splitter(_FAMILY, Tools([TOOL]), thought_is_open=False, thinking=True)
+    """What tells apart the reasoning, answers and calls of a chat."""
+    return make_splitter(_FAMILY, Tools([TOOL]), reasoning_is_open=False, thinking=True)
 
 
 def events(
@@ -74,8 +74,10 @@ def events(
     splitter: Splitter | None = None,
 ) -> tuple[list[Output], Finished]:
     """The events of a reply with these tokens, as engine and service make them; text alone by default."""
-    job = Job(prompt=ModelTokens((1,)), max_tokens=limit, sampling=Sampling(), top_logprobs=2)
-    writer = ReplyWriter(job, MODEL.token_bytes, frozenset({END}))
+    engine_request = EngineRequest(
+        prompt=ModelTokens((1,)), max_tokens=limit, sampling=Sampling(), top_logprobs=2
+    )
+    writer = ReplyWriter(engine_request, MODEL.token_bytes, frozenset({END}))
     stream = OutputStream(splitter or PlainSplitter(), stops=stop)
     outputs: list[Output] = []
     for token in [*tokens, END]:
@@ -101,17 +103,17 @@ chat_replies = st.builds(
     st.integers(1, 18),
     st.builds(understanding),
 )
-"""Replies with thoughts and calls, some of them broken off."""
+"""Replies with reasoning and calls, some of them broken off."""
 
 
-def chunks(frames: Iterable[Frame]) -> list[dict[str, Any]]:
+def chunks(frames: Iterable[SSEFrame]) -> list[dict[str, Any]]:
     """The JSON of frames, as a client reads it; the last frame has to be the end marker."""
     sent = list(frames)
     assert sent[-1].data == "[DONE]"
     return [read(frame) for frame in sent[:-1]]
 
 
-def read(frame: Frame) -> Any:
+def read(frame: SSEFrame) -> Any:
     """The JSON of a frame, as a client reads it."""
     return json.loads(frame.data if isinstance(frame.data, str) else json.dumps(frame.data))
 

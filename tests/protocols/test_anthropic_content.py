@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.canonical import for_the_model
-from start_llm.protocols.anthropic_content import read_conversation, read_tools
+from start_llm.protocols.anthropic.content import read_conversation, read_tools
 from start_llm.protocols.content import UNSEEN_IMAGE
 from start_llm.protocols.seal import Sealed
 from tests.protocols.helpers import body
 
 USER = {"role": "user", "content": "hi"}
 SECRETS = {"ours": Sealed("\nI wonder.\n", "aB3x" * 6)}
-WONDER = SECRETS["ours"].thought
+WONDER = SECRETS["ours"].reasoning
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 LINKED_IMAGE = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.330.fba; cc_entrypoint=sdk-cli;"
@@ -147,7 +147,7 @@ def test_a_result_may_make_late_tools_known():
     assert (message.tool_references, message.content) == (("write", "erase"), "Found.")
 
 
-def test_a_reply_has_its_texts_its_thought_and_its_calls():
+def test_a_reply_has_its_texts_its_reasoning_and_its_calls():
     message = reply(thinking("Hm.", "theirs"), text("a"), use(path="x"), text("b"), use("write", n=1.5))
     assert message == Message(
         role="assistant",
@@ -161,7 +161,7 @@ def test_a_reply_has_its_texts_its_thought_and_its_calls():
 
 
 @pytest.mark.parametrize(
-    ("block", "thought"),
+    ("block", "reasoning"),
     [
         (thinking("", "ours"), WONDER),
         (thinking("I wonder.", "ours"), WONDER),
@@ -176,9 +176,9 @@ def test_a_reply_has_its_texts_its_thought_and_its_calls():
     ],
     ids=repr,
 )
-def test_a_signature_of_ours_is_the_thought_itself(block, thought):
+def test_a_signature_of_ours_is_the_reasoning_itself(block, reasoning):
     message = reply(block, text("Yes."))
-    assert (message.reasoning, message.content) == (thought, "Yes.")
+    assert (message.reasoning, message.content) == (reasoning, "Yes.")
     is_signed = "ours" in block.values()
     assert message.reply_name == (SECRETS["ours"].reply_name if is_signed else "")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm, Thinking
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint, Thinking
 from start_llm.core.errors import (
     BodyTooLarge,
     ContextOverflow,
@@ -32,12 +32,12 @@ from start_llm.core.events import (
 )
 from start_llm.core.ids import name_in
 from start_llm.core.sampling import SamplingChoice
-from start_llm.protocols.anthropic_errors import anthropic_refusal
-from start_llm.protocols.anthropic_messages import count_json, parse, parse_count
-from start_llm.protocols.base import Call
+from start_llm.protocols.anthropic.errors import anthropic_refusal
+from start_llm.protocols.anthropic.messages import count_json, parse, parse_count
+from start_llm.protocols.base import ParsedRequest
 from start_llm.protocols.seal import Sealed
 from tests.grammar.messages import put_together, without_ids
-from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, read, thought_in, whole
+from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, read, reasoning_in, whole
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "read", "input_schema": {"type": "object"}}
@@ -66,7 +66,7 @@ REPLY: list[Output] = [
 ]
 
 
-def call(headers: dict[str, str] | None = None, /, **fields: Any) -> Call:
+def call(headers: dict[str, str] | None = None, /, **fields: Any) -> ParsedRequest:
     return parse(body(**{"messages": MESSAGES, "max_tokens": 9, **fields}), headers or {}, CONTEXT)
 
 
@@ -171,8 +171,8 @@ def test_one_call_can_be_the_limit():
 def test_a_tool_that_runs_elsewhere_cannot_be_demanded_and_an_unknown_one_is_refused():
     search = {"type": "web_search_20250305", "name": "web_search"}
     choice = {"type": "tool", "name": "web_search"}
-    assert request(tools=[search, TOOL], tool_choice=choice).form == OutputForm()
-    assert request(tools=[search], tool_choice={"type": "any"}).form == OutputForm()
+    assert request(tools=[search, TOOL], tool_choice=choice).form == OutputConstraint()
+    assert request(tools=[search], tool_choice={"type": "any"}).form == OutputConstraint()
     with pytest.raises(InvalidRequest) as refused:
         request(tools=[TOOL], tool_choice={"type": "tool", "name": "erase"})
     assert refused.value.param == "tool_choice.name"
@@ -183,7 +183,7 @@ def test_a_schema_for_the_answer_arrives_by_either_name(field):
     form = {"type": "json_schema", "schema": {"type": "object"}}
     asked = {"output_config": {"format": form}} if "." in field else {"output_format": form}
     answer = JsonAnswer(schema={"type": "object"}, field=f"{field}.schema")
-    assert request(**asked).form == OutputForm(answer=answer)
+    assert request(**asked).form == OutputConstraint(answer=answer)
     del form["schema"]
     with pytest.raises(InvalidRequest) as refused:
         request(**asked)
@@ -203,7 +203,7 @@ def test_what_claude_code_sends_beside_is_ignored():
     assert request(**beside) == request(output_config={"effort": "high"})
 
 
-def test_a_thought_of_ours_is_opened():
+def test_reasoning_of_ours_is_opened():
     sealed = CONTEXT.seal.seal("\nHm.\n", "", CONTEXT.tenant)
     block = {"type": "thinking", "thinking": "", "signature": sealed}
     (_, reply) = request(messages=[*MESSAGES, {"role": "assistant", "content": [block]}]).messages
@@ -308,8 +308,8 @@ def test_a_reply_in_blocks():
     assert CONTEXT.seal.open(signature, CONTEXT.tenant) == Sealed("Look it up.", name_in(told["id"]))
     assert CONTEXT.seal.open(signature, b"another") is None
     message = without_ids(told)
-    thought, text, read, write = message["content"]
-    assert thought["thinking"] == "Look it up."
+    reasoning, text, read, write = message["content"]
+    assert reasoning["thinking"] == "Look it up."
     assert text == {"type": "text", "text": "\n\nWell.\n"}
     assert read == {"type": "tool_use", "name": "read", "input": {"path": "a.txt"}}
     assert write == {"type": "tool_use", "name": "write", "input": {}}
@@ -338,8 +338,8 @@ def test_nothing_is_lost_but_white_space_around_blocks(made):
     content = whole(call().reply, outputs, ending)["content"]
     said = "".join(block["text"] for block in content if block["type"] == "text")
     assert said.split() == "".join(one.text for one in outputs if isinstance(one, Content)).split()
-    thought = "".join(block["thinking"] for block in content if block["type"] == "thinking")
-    assert thought == "".join(one.text for one in outputs if isinstance(one, Reasoning))
+    reasoning = "".join(block["thinking"] for block in content if block["type"] == "thinking")
+    assert reasoning == "".join(one.text for one in outputs if isinstance(one, Reasoning))
     names = [one.name for one in outputs if isinstance(one, CallStarted)]
     assert [block["name"] for block in content if block["type"] == "tool_use"] == names
     assert all(block["text"].strip() for block in content if block["type"] == "text")
@@ -371,18 +371,18 @@ def test_a_call_that_was_cut_keeps_what_was_written():
     assert events_of(cut, end("length"))[-3] == {"type": "content_block_stop", "index": 0}
 
 
-def test_a_thought_that_was_cut_is_signed_too():
+def test_reasoning_that_was_cut_is_signed_too():
     (block,) = whole(call().reply, [Reasoning("Hm")], end("length"))["content"]
-    assert thought_in(block["signature"]) == "Hm"
+    assert reasoning_in(block["signature"]) == "Hm"
 
 
-def test_a_thought_that_is_not_to_be_shown_is_in_its_signature_alone():
+def test_reasoning_that_is_not_to_be_shown_is_in_its_signature_alone():
     asked = {"thinking": {"type": "adaptive", "display": "omitted"}}
     streamed = put_together(events_of(REPLY, end(), **asked))
     for message in (streamed, whole(call(**asked).reply, REPLY, end())):
-        thought = message["content"][0]
-        assert thought["thinking"] == ""
-        assert thought_in(thought["signature"]) == "Look it up."
+        reasoning = message["content"][0]
+        assert reasoning["thinking"] == ""
+        assert reasoning_in(reasoning["signature"]) == "Look it up."
     assert refusal(thinking={"type": "adaptive", "display": 5}).param == "thinking.display"
 
 

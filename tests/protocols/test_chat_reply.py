@@ -16,8 +16,8 @@ from start_llm.core.events import (
     Output,
     Reasoning,
 )
-from start_llm.output.stream import joined
-from start_llm.protocols.openai_chat import ChatReply
+from start_llm.output.stream import merge_adjacent
+from start_llm.protocols.openai.chat import ChatReply
 from tests.grammar import completions, wire
 from tests.protocols.helpers import MODEL, USAGE, chat_replies, scored, streamed, whole
 
@@ -104,7 +104,7 @@ def test_calls_of_one_reply_and_of_others_have_ids_of_their_own():
     assert all(re.fullmatch(r"[A-Za-z0-9]+", one) for one in found)
 
 
-def test_a_thought_is_streamed_under_the_name_that_clients_read():
+def test_reasoning_is_streamed_under_the_name_that_clients_read():
     assert deltas(reply(), Reasoning("Hm"), Reasoning(" 🐟"), Content("Yes.")) == [
         {"reasoning_content": "Hm"},
         {"reasoning_content": " 🐟"},
@@ -113,7 +113,7 @@ def test_a_thought_is_streamed_under_the_name_that_clients_read():
 
 
 @pytest.mark.parametrize("outputs", [[], [Content("")], [Content("Hi")], [CallStarted(0, "a")]], ids=str)
-def test_a_reply_without_a_thought_or_calls_has_no_member_for_them(outputs):
+def test_a_reply_without_reasoning_or_calls_has_no_member_for_them(outputs):
     sent = message(reply(), *outputs, end=DONE)
     assert {"role", "content", "refusal"} <= sent.keys()
     assert "reasoning" not in sent
@@ -162,7 +162,7 @@ def read(encoder: ChatReply, outputs: list[Output], end: Finished) -> Any:
 def test_what_has_piled_up_may_be_sent_as_one(reply_, asked):
     outputs, end = reply_
     encoder = reply(with_token_ids=asked, with_logprobs=asked)
-    together = list(joined(outputs))
+    together = list(merge_adjacent(outputs))
     assert len(together) <= len(outputs)
     assert read(encoder, together, end) == read(encoder, outputs, end)
 

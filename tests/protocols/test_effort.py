@@ -291,7 +291,7 @@ def test_a_budget_that_is_no_count_is_refused_by_its_path(path, value, problem):
 
 
 @pytest.mark.parametrize("digits", ["9" * 30, "9" * 400, "9" * 5000, "1e300", "1e999"])
-def test_a_budget_larger_than_any_thought_is_fine(digits):
+def test_a_budget_larger_than_any_reasoning_is_fine(digits):
     thinking = read_thinking(parse_body(b'{"thinking": {"budget_tokens": %s}}' % digits.encode()))
     assert thinking == Thinking(budget=2**63 - 1)
 

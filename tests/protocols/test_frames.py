@@ -5,12 +5,14 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.protocols.base import FrameMould
+from start_llm.protocols.base import FrameTemplate
 
 
 @given(name=st.text() | st.just("\ue000"), text=st.text())
 def test_a_frame_from_a_mould_says_what_it_would_say_by_itself(name: str, text: str):
-    frame = FrameMould(lambda said: {"model": name, "delta": {"text": said}, "end": None}, "grew").frame(text)
+    frame = FrameTemplate(lambda said: {"model": name, "delta": {"text": said}, "end": None}, "grew").frame(
+        text
+    )
     assert frame.event == "grew"
     assert isinstance(frame.data, str)
     assert json.loads(frame.data) == {"model": name, "delta": {"text": text}, "end": None}

@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
+from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.base import Parser, Reply
+from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.openai import completions as openai_completions
+from start_llm.protocols.responses import create as openai_responses
 from tests.grammar import completions, messages, responses, wire
 from tests.grammar.events import FAILURE, Story, broken, sent, stories
 from tests.grammar.wire import COMPLAINTS, Told
@@ -108,6 +111,7 @@ def drawn(data: st.DataObject, protocol: Protocol, *, fails: bool = False) -> tu
 
 @every
 @given(data=st.data())
+@pytest.mark.sample(3)
 def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(name: str, data: st.DataObject):
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)
@@ -157,6 +161,7 @@ def _parts(outputs: Sequence[Output]) -> list[tuple[str, str]]:
 
 @every
 @given(data=st.data())
+@pytest.mark.sample(3)
 def test_a_failure_may_come_at_any_place_and_is_the_last_thing(name: str, data: st.DataObject):
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol, fails=True)
@@ -169,6 +174,7 @@ def test_a_failure_may_come_at_any_place_and_is_the_last_thing(name: str, data: 
 
 @every
 @given(data=st.data())
+@pytest.mark.sample(4)
 def test_an_event_that_is_missing_repeated_or_late_is_noticed(name: str, data: st.DataObject):
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)

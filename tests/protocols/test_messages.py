@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.content import UNSEEN_FILE, UNSEEN_IMAGE
-from start_llm.protocols.openai_messages import read_messages, read_tools
+from start_llm.protocols.openai.messages import read_messages, read_tools
 from tests.protocols.helpers import body
 
 USER = {"role": "user", "content": "hi"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm, Thinking
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint, Thinking
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import (
     CallArguments,
@@ -20,8 +20,8 @@ from start_llm.core.events import (
     Reasoning,
 )
 from start_llm.core.sampling import SamplingChoice
-from start_llm.protocols.base import Call
-from start_llm.protocols.openai_chat import parse
+from start_llm.protocols.base import ParsedRequest
+from start_llm.protocols.openai.chat import parse
 from tests.protocols.helpers import (
     CONTEXT,
     TOOL,
@@ -56,7 +56,7 @@ CALLS: list[Output] = [
 ]
 
 
-def call(headers: dict[str, str] | None = None, /, **fields: Any) -> Call:
+def call(headers: dict[str, str] | None = None, /, **fields: Any) -> ParsedRequest:
     return parse(body(**{"messages": MESSAGES, **fields}), headers or {}, CONTEXT)
 
 
@@ -163,14 +163,17 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("choice", "form"),
     [
-        ("auto", OutputForm()),
-        ("none", OutputForm(calls="none")),
-        ("required", OutputForm(calls="must")),
-        (READ, OutputForm(calls="must", tools=frozenset({"read"}))),
-        (allowed("auto", READ), OutputForm(tools=frozenset({"read"}))),
-        (allowed("required", READ, WRITE), OutputForm(calls="must", tools=frozenset({"read", "write"}))),
+        ("auto", OutputConstraint()),
+        ("none", OutputConstraint(calls="none")),
+        ("required", OutputConstraint(calls="must")),
+        (READ, OutputConstraint(calls="must", tools=frozenset({"read"}))),
+        (allowed("auto", READ), OutputConstraint(tools=frozenset({"read"}))),
+        (
+            allowed("required", READ, WRITE),
+            OutputConstraint(calls="must", tools=frozenset({"read", "write"})),
+        ),
     ],
-    ids=lambda value: "" if isinstance(value, OutputForm) else str(value),
+    ids=lambda value: "" if isinstance(value, OutputConstraint) else str(value),
 )
 def test_what_may_be_called_arrives_and_the_tools_reach_the_template(choice, form):
     tools = [TOOL, WRITE | {"defer_loading": True}]
@@ -179,8 +182,8 @@ def test_what_may_be_called_arrives_and_the_tools_reach_the_template(choice, for
 
 
 def test_one_call_can_be_the_limit():
-    assert request(tools=[TOOL], parallel_tool_calls=False).form == OutputForm(one_call=True)
-    assert request(tools=[TOOL], parallel_tool_calls=True).form == OutputForm()
+    assert request(tools=[TOOL], parallel_tool_calls=False).form == OutputConstraint(one_call=True)
+    assert request(tools=[TOOL], parallel_tool_calls=True).form == OutputConstraint()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_one_call_can_be_the_limit():
     ids=str,
 )
 def test_the_form_of_an_answer_arrives(form, answer):
-    assert request(response_format=form).form == OutputForm(answer=answer)
+    assert request(response_format=form).form == OutputConstraint(answer=answer)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +404,7 @@ def test_an_empty_reply_is_an_empty_string_and_never_null():
         assert message["content"] == ""
 
 
-def test_a_whole_reply_holds_the_thought_under_both_names_and_the_calls():
+def test_a_whole_reply_holds_the_reasoning_under_both_names_and_the_calls():
     (choice,) = whole(call().reply, CALLS, Finished("tool_calls", USAGE))["choices"]
     first, second = choice["message"]["tool_calls"]
     assert choice["message"] == {
@@ -419,7 +422,7 @@ def test_a_whole_reply_holds_the_thought_under_both_names_and_the_calls():
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_a_stream_gives_thought_and_calls_in_deltas_of_their_own():
+def test_a_stream_gives_reasoning_and_calls_in_deltas_of_their_own():
     sent = streamed(call().reply, CALLS, Finished("tool_calls", USAGE))
     deltas = [chunk["choices"][0]["delta"] for chunk in sent[1:]]
     ids = [delta["tool_calls"][0]["id"] for delta in (deltas[2], deltas[5])]
@@ -457,14 +460,14 @@ def put_together(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client makes of the deltas of a stream."""
     message: dict[str, Any] = {"role": "assistant", "refusal": None}
     message["content"] = "".join(delta.get("content", "") for delta in deltas)
-    thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
     calls: list[dict[str, Any]] = []
     for part in (part for delta in deltas for part in delta.get("tool_calls", [])):
         if part["index"] == len(calls):
             calls.append({"id": part["id"], "type": part["type"], "function": dict(part["function"])})
         else:
             calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-    message |= {"reasoning_content": thought, "reasoning": thought} if thought else {}
+    message |= {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
     return message | ({"tool_calls": calls} if calls else {})
 
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from start_llm.core.chat import TextRequest
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Content, Finished, Output
-from start_llm.protocols.base import Call
-from start_llm.protocols.openai_completions import parse
+from start_llm.protocols.base import ParsedRequest
+from start_llm.protocols.openai.completions import parse
 from tests.protocols.helpers import CONTEXT, PIECES, USAGE, body, events, replies, streamed, whole
 
 
-def call(**fields: Any) -> Call:
+def call(**fields: Any) -> ParsedRequest:
     return parse(body(**{"prompt": "hi", **fields}), {}, CONTEXT)
 
 
@@ -150,7 +150,7 @@ def test_an_offset_is_where_the_token_begins_in_the_text(reply):
     assert scored["text_offset"] == sorted(scored["text_offset"])
 
 
-def test_offsets_count_characters_also_behind_one_of_two_tokens():
+def test_offsets_count_characters_also_after_one_of_two_tokens():
     outputs, end = events([4, 5, 0])
     (choice,) = whole(call(logprobs=0).reply, outputs, end)["choices"]
     assert choice["text"] == "🐟Hello"

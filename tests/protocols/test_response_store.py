@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import NotFound
-from start_llm.protocols.response_store import Kept, ResponseStore
+from start_llm.protocols.responses.store import ResponseStore, StoredResponse
 
 ME, OTHER = b"me", b"other"
 
@@ -20,13 +20,13 @@ class Clock:
         return self.now
 
 
-def kept(text: str = "x", *, more: list[Any] | None = None) -> Kept:
+def kept(text: str = "x", *, more: list[Any] | None = None) -> StoredResponse:
     question = {"type": "message", "role": "user", "content": text}
     output: Any = [{"type": "message", "id": f"msg_{text}", "role": "assistant", "content": []}]
-    return Kept(input=[*(more or []), question], instructions=None, body={"output": output})
+    return StoredResponse(input=[*(more or []), question], instructions=None, body={"output": output})
 
 
-def size(one: Kept) -> int:
+def size(one: StoredResponse) -> int:
     return len(json.dumps([*one.input, one.instructions, one.body]))
 
 

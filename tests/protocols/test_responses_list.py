@@ -6,11 +6,11 @@ import pytest
 
 from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Finished
-from start_llm.protocols.base import Context
+from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai_responses import parse
-from start_llm.protocols.response_store import ResponseStore
-from start_llm.protocols.responses_list import input_items
+from start_llm.protocols.responses.create import parse
+from start_llm.protocols.responses.listing import input_items
+from start_llm.protocols.responses.store import ResponseStore
 from tests.protocols.helpers import CONTEXT, USAGE, body
 
 ITEMS = [
@@ -22,18 +22,18 @@ ITEMS = [
 
 
 @pytest.fixture
-def context() -> Context:
-    return Context(CONTEXT.model, CONTEXT.tenant, CONTEXT.seal, ResponseStore())
+def context() -> RequestContext:
+    return RequestContext(CONTEXT.model, CONTEXT.tenant, CONTEXT.seal, ResponseStore())
 
 
-def answered(context: Context) -> str:
+def answered(context: RequestContext) -> str:
     """The id of a response to `ITEMS`."""
     reply = parse(body(input=ITEMS), {}, context).reply
     reply.whole([Content("Four")], Finished("stop", USAGE))
     return reply.id
 
 
-def listed(context: Context, name: str, **asked: str) -> Any:
+def listed(context: RequestContext, name: str, **asked: str) -> Any:
     return input_items(context, name, Fields(asked))
 
 
@@ -70,7 +70,7 @@ def test_pages_follow_each_other(context):
 
 def test_another_tenant_finds_nothing(context):
     name = answered(context)
-    other = Context(context.model, b"another", context.seal, context.responses)
+    other = RequestContext(context.model, b"another", context.seal, context.responses)
     with pytest.raises(NotFound):
         listed(other, name)
 

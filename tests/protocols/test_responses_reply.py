@@ -18,11 +18,11 @@ from start_llm.core.events import (
     Output,
     Reasoning,
 )
-from start_llm.protocols.base import Frame
-from start_llm.protocols.openai_responses import parse
-from start_llm.protocols.responses_reply import ResponseReply
+from start_llm.protocols.base import SSEFrame
+from start_llm.protocols.responses.create import parse
+from start_llm.protocols.responses.reply import ResponseReply
 from tests.grammar.responses import Event, put_together
-from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, thought_in
+from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, reasoning_in
 
 TOOLS = [
     {"type": "function", "name": "read"},
@@ -38,7 +38,7 @@ def reply(**fields: Any) -> ResponseReply:
     return made
 
 
-def data(frame: Frame) -> Event:
+def data(frame: SSEFrame) -> Event:
     told = json.loads(json.dumps(frame.data))
     assert told["type"] == frame.event
     return told
@@ -128,17 +128,17 @@ def test_usage_and_the_request_are_told():
     assert {name: response[name] for name in told} == told
 
 
-def test_a_thought_is_told_as_it_is_and_as_a_summary_to_those_who_ask_for_one():
+def test_reasoning_is_told_as_it_is_and_as_a_summary_to_those_who_ask_for_one():
     outputs = (Reasoning("Hm"), Reasoning("."), Content("Yes."))
-    thought, text = output_of(*outputs)
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
-    assert thought["summary"] == []
+    reasoning, text = output_of(*outputs)
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert reasoning["summary"] == []
     summary, _ = output_of(*outputs, reasoning={"summary": "auto"})
     assert summary["summary"] == [{"type": "summary_text", "text": "Hm."}]
     assert "content" not in summary
     assert text["content"][0]["text"] == "Yes."
-    for item in (thought, summary):
-        assert thought_in(item["encrypted_content"]) == "Hm."
+    for item in (reasoning, summary):
+        assert reasoning_in(item["encrypted_content"]) == "Hm."
 
 
 def test_every_call_is_an_item_by_the_names_of_the_client():

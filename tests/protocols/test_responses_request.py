@@ -5,14 +5,20 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputForm, ToolCall
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint, ToolCall
 from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Reasoning
-from start_llm.protocols import openai_chat
-from start_llm.protocols.base import Call, Context
+from start_llm.protocols.base import ParsedRequest, RequestContext
 from start_llm.protocols.content import UNSEEN_FILE, UNSEEN_IMAGE
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.openai_responses import counted, deleted, kept, parse, refusal
+from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.responses.create import (
+    deletion_body,
+    input_token_count_body,
+    parse,
+    refusal,
+    stored_body,
+)
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.protocols.helpers import CONTEXT, MODEL, body, events
 
@@ -31,11 +37,13 @@ READ = {
 USER = Message(role="user", content="How deep?")
 
 
-def call_of(context: Context = CONTEXT, headers: dict[str, str] | None = None, **fields: Any) -> Call:
+def call_of(
+    context: RequestContext = CONTEXT, headers: dict[str, str] | None = None, **fields: Any
+) -> ParsedRequest:
     return parse(body(**{"input": "hi", **fields}), headers or {}, context)
 
 
-def request_of(context: Context = CONTEXT, /, **fields: Any) -> ChatRequest:
+def request_of(context: RequestContext = CONTEXT, /, **fields: Any) -> ChatRequest:
     request = call_of(context, **fields).request
     assert isinstance(request, ChatRequest)
     return request
@@ -45,13 +53,13 @@ def messages_of(*items: Any, **fields: Any) -> list[Message]:
     return list(request_of(input=list(items), **fields).messages)
 
 
-def new_context() -> tuple[Context, list[str]]:
+def new_context() -> tuple[RequestContext, list[str]]:
     """One that has kept nothing yet, and what its terminal shows."""
     said: list[str] = []
-    return Context(MODEL, b"tenant", SEAL, notices=Notices(said.append)), said
+    return RequestContext(MODEL, b"tenant", SEAL, notices=Notices(said.append)), said
 
 
-def thought(**fields: Any) -> dict[str, Any]:
+def reasoning(**fields: Any) -> dict[str, Any]:
     return {"type": "reasoning", "id": "rs_1", "summary": [], **fields}
 
 
@@ -90,7 +98,7 @@ def test_the_instructions_are_the_first_message():
 
 def test_what_the_assistant_said_in_one_turn_is_one_message_as_a_chat_has_it():
     later = {**CALL, "call_id": "c2", "name": "write", "arguments": "{}"}
-    told = thought(content=[{"type": "reasoning_text", "text": "Hm."}])
+    told = reasoning(content=[{"type": "reasoning_text", "text": "Hm."}])
     read = messages_of(ASK, told, SAY, CALL, later, {**SAY, "content": "\nBehind."}, RESULT)
     chat = openai_chat.parse(
         body(
@@ -116,12 +124,12 @@ def test_what_the_assistant_said_in_one_turn_is_one_message_as_a_chat_has_it():
 
 
 def test_results_part_one_turn_from_the_next():
-    read = messages_of(ASK, CALL, RESULT, thought(summary=[{"type": "summary_text", "text": "So."}]), SAY)
+    read = messages_of(ASK, CALL, RESULT, reasoning(summary=[{"type": "summary_text", "text": "So."}]), SAY)
     assert [message.role for message in read] == ["user", "assistant", "tool", "assistant"]
     assert (read[3].reasoning, read[3].content) == ("So.", "Deep.")
 
 
-@pytest.mark.parametrize("last", [thought(summary=[{"text": "Hm."}]), CALL, SAY])
+@pytest.mark.parametrize("last", [reasoning(summary=[{"text": "Hm."}]), CALL, SAY])
 def test_a_turn_may_be_there_to_be_continued(last):
     *_, message = messages_of(ASK, last)
     assert message.role == "assistant"
@@ -178,11 +186,11 @@ def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():
     assert said == ["Items of type 'web_search_call' are not shown to the model."]
 
 
-# --------------------------------------------------------------------------------------------------- thoughts
+# -------------------------------------------------------------------------------------------------- reasoning
 
 
-def read_thought(tenant: bytes = CONTEXT.tenant, /, **fields: Any) -> str | None:
-    messages = request_of(Context(MODEL, tenant, SEAL), input=[ASK, thought(**fields), SAY]).messages
+def read_reasoning(tenant: bytes = CONTEXT.tenant, /, **fields: Any) -> str | None:
+    messages = request_of(RequestContext(MODEL, tenant, SEAL), input=[ASK, reasoning(**fields), SAY]).messages
     return messages[1].reasoning
 
 
@@ -195,32 +203,32 @@ WHOLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("beside", [{}, CLEAR, WHOLE, CLEAR | WHOLE, {"summary": None, "content": None}])
-def test_a_sealed_thought_comes_back_exactly_whatever_is_beside_it(beside):
-    assert read_thought(**beside, encrypted_content=SEALED) == "\nExactly. 🐟\n"
+def test_a_sealed_reasoning_comes_back_exactly_whatever_is_beside_it(beside):
+    assert read_reasoning(**beside, encrypted_content=SEALED) == "\nExactly. 🐟\n"
 
 
 @pytest.mark.parametrize(
     "sealed", [None, "", "enc1", SEALED[:-8], Seal(b"y" * KEY_BYTES).seal("Other.", NAME, b"tenant")]
 )
-def test_without_a_seal_of_ours_the_thought_in_clear_counts(sealed):
-    assert read_thought(**CLEAR, **WHOLE, encrypted_content=sealed) == "Longer."
-    assert read_thought(**CLEAR, encrypted_content=sealed) == "Short."
-    assert read_thought(encrypted_content=sealed) is None
+def test_without_a_seal_of_ours_the_reasoning_in_clear_counts(sealed):
+    assert read_reasoning(**CLEAR, **WHOLE, encrypted_content=sealed) == "Longer."
+    assert read_reasoning(**CLEAR, encrypted_content=sealed) == "Short."
+    assert read_reasoning(encrypted_content=sealed) is None
 
 
-def test_a_thought_that_was_sealed_for_another_tenant_is_not_opened():
-    assert read_thought(b"other", encrypted_content=SEALED) is None
-    assert read_thought(b"other", **CLEAR, encrypted_content=SEALED) == "Short."
+def test_reasoning_that_was_sealed_for_another_tenant_is_not_opened():
+    assert read_reasoning(b"other", encrypted_content=SEALED) is None
+    assert read_reasoning(b"other", **CLEAR, encrypted_content=SEALED) == "Short."
 
 
-def test_an_empty_thought_was_not_sent():
+def test_an_empty_reasoning_was_not_sent():
     empty = {"content": [{"type": "reasoning_text", "text": ""}]}
-    assert messages_of(ASK, thought(**empty)) == messages_of(ASK) == [USER]
+    assert messages_of(ASK, reasoning(**empty)) == messages_of(ASK) == [USER]
 
 
 def test_paragraphs_of_a_summary_stay_apart():
     told = [{"type": "summary_text", "text": "One."}, {"type": "summary_text", "text": "Two."}]
-    assert read_thought(summary=told) == "One.\n\nTwo."
+    assert read_reasoning(summary=told) == "One.\n\nTwo."
 
 
 # ------------------------------------------------------------------------------------------------------ tools
@@ -320,17 +328,17 @@ def test_tools_that_cannot_be_offered_are_left_out_and_told_of_once():
 @pytest.mark.parametrize(
     ("choice", "form"),
     [
-        ("none", OutputForm(calls="none")),
-        ("required", OutputForm(calls="must")),
-        ({"type": "function", "name": "read"}, OutputForm(calls="must", tools=frozenset({"read"}))),
-        ({"type": "custom", "name": "note"}, OutputForm(calls="must", tools=frozenset({"note"}))),
+        ("none", OutputConstraint(calls="none")),
+        ("required", OutputConstraint(calls="must")),
+        ({"type": "function", "name": "read"}, OutputConstraint(calls="must", tools=frozenset({"read"}))),
+        ({"type": "custom", "name": "note"}, OutputConstraint(calls="must", tools=frozenset({"note"}))),
         (
             {"type": "function", "name": "read", "namespace": "agents"},
-            OutputForm(calls="must", tools=frozenset({"agents__read"})),
+            OutputConstraint(calls="must", tools=frozenset({"agents__read"})),
         ),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "read"}]},
-            OutputForm(tools=frozenset({"read"})),
+            OutputConstraint(tools=frozenset({"read"})),
         ),
     ],
     ids=str,
@@ -385,7 +393,9 @@ def test_the_format_of_an_answer_arrives():
     assert request_of(text={"format": form}).form.answer == answer
     anything = JsonAnswer(schema={"type": "object"}, field="text.format")
     assert request_of(text={"format": {"type": "json_object"}}).form.answer == anything
-    assert request_of(text={"format": {"type": "text"}}).form == request_of(text={}).form == OutputForm()
+    assert (
+        request_of(text={"format": {"type": "text"}}).form == request_of(text={}).form == OutputConstraint()
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,9 +416,9 @@ def test_the_format_of_an_answer_arrives():
         ({"input": [ASK, {**CALL, "namespace": 5}]}, "input[1].namespace"),
         ({"input": [ASK, {**CALL, "call_id": 5}]}, "input[1].call_id"),
         ({"input": [ASK, {**RESULT, "output": 5}]}, "input[1].output"),
-        ({"input": [ASK, thought(summary="x")]}, "input[1].summary"),
-        ({"input": [ASK, thought(content=[{"text": 5}])]}, "input[1].content[0].text"),
-        ({"input": [ASK, thought(encrypted_content=5)]}, "input[1].encrypted_content"),
+        ({"input": [ASK, reasoning(summary="x")]}, "input[1].summary"),
+        ({"input": [ASK, reasoning(content=[{"text": 5}])]}, "input[1].content[0].text"),
+        ({"input": [ASK, reasoning(encrypted_content=5)]}, "input[1].encrypted_content"),
         ({"input": [ASK, {"id": 5}]}, "input[1].id"),
         ({"instructions": 5}, "instructions"),
         ({"previous_response_id": 5}, "previous_response_id"),
@@ -464,7 +474,7 @@ def test_what_is_wrong_with_the_messages_is_wrong_with_the_input():
 # ----------------------------------------------------------------------------------------------------- before
 
 
-def answered(context: Context, text: int = 0, **fields: Any) -> str:
+def answered(context: RequestContext, text: int = 0, **fields: Any) -> str:
     """The id of a response that has ended."""
     reply = call_of(context, **fields).reply
     reply.whole(*events([text]))
@@ -512,19 +522,19 @@ def test_what_is_not_to_be_stored_is_not():
 def test_another_tenant_finds_nothing():
     context, _ = new_context()
     name = answered(context)
-    other = Context(MODEL, b"other", SEAL, context.responses)
+    other = RequestContext(MODEL, b"other", SEAL, context.responses)
     with pytest.raises(NotFound):
         call_of(other, previous_response_id=name)
     with pytest.raises(NotFound):
         call_of(other, input=[{"type": "item_reference", "id": output_id(context, name)}])
     with pytest.raises(NotFound):
-        kept(other, name)
+        stored_body(other, name)
     with pytest.raises(NotFound):
-        deleted(other, name)
+        deletion_body(other, name)
 
 
-def output_id(context: Context, name: str) -> str:
-    output: Any = kept(context, name)["output"]
+def output_id(context: RequestContext, name: str) -> str:
+    output: Any = stored_body(context, name)["output"]
     return output[0]["id"]
 
 
@@ -534,8 +544,8 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
     for reference in ({"type": "item_reference"}, {}):
         item = {**reference, "id": output_id(context, first)}
         second = answered(context, input=[ASK, item])
-        assert kept(context, second)["status"] == "completed"
-    deleted(context, first)
+        assert stored_body(context, second)["status"] == "completed"
+    deletion_body(context, first)
     again = request_of(context, input="So?", previous_response_id=second).messages
     assert [one.content for one in again] == ["How deep?", "HelloHello", "So?"], "one turn, continued"
     with pytest.raises(NotFound) as missing:
@@ -543,7 +553,7 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
     assert missing.value.param == "input[1].id"
 
 
-def test_the_thought_of_a_response_that_is_gone_on_from_is_read_exactly():
+def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():
     context, _ = new_context()
     reply = call_of(context).reply
     _, end = events([0])
@@ -555,12 +565,12 @@ def test_the_thought_of_a_response_that_is_gone_on_from_is_read_exactly():
 def test_a_response_is_told_and_deleted():
     context, _ = new_context()
     name = answered(context)
-    assert (kept(context, name)["id"], kept(context, name)["status"]) == (name, "completed")
-    assert deleted(context, name) == {"id": name, "object": "response", "deleted": True}
-    for again in (kept, deleted):
+    assert (stored_body(context, name)["id"], stored_body(context, name)["status"]) == (name, "completed")
+    assert deletion_body(context, name) == {"id": name, "object": "response", "deleted": True}
+    for again in (stored_body, deletion_body):
         with pytest.raises(NotFound):
             again(context, name)
 
 
 def test_a_count_is_an_object_of_its_own():
-    assert counted(5) == {"object": "response.input_tokens", "input_tokens": 5}
+    assert input_token_count_body(5) == {"object": "response.input_tokens", "input_tokens": 5}

@@ -1,4 +1,4 @@
-"""Sealed thoughts open for this server and their tenant alone, and the key outlives the server."""
+"""Sealed reasoning open for this server and their tenant alone, and the key outlives the server."""
 
 import base64
 import os
@@ -11,53 +11,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.configured import make_seal
+from start_llm.config.settings import Settings
 from start_llm.protocols import seal as seal_module
 from start_llm.protocols.seal import KEY_BYTES, Seal, Sealed
 from start_llm.protocols.seal_key import kept_key
-from start_llm.settings import Settings
+from start_llm.wiring import make_seal
 
 SEAL = Seal(bytes(range(KEY_BYTES)))
 NAME = "aB3x" * 6
-THOUGHT = "\nThe sea is deep. 🐟 \n"
+REASONING = "\nThe sea is deep. 🐟 \n"
 
 
 @given(st.text(), st.binary(max_size=20))
-def test_a_thought_comes_back_exactly(thought, tenant):
-    assert SEAL.open(SEAL.seal(thought, NAME, tenant), tenant) == Sealed(thought, NAME)
+def test_reasoning_comes_back_exactly(reasoning, tenant):
+    assert SEAL.open(SEAL.seal(reasoning, NAME, tenant), tenant) == Sealed(reasoning, NAME)
 
 
 @given(st.text(), st.binary(max_size=5), st.binary(max_size=5))
-def test_another_tenant_opens_nothing(thought, tenant, other):
+def test_another_tenant_opens_nothing(reasoning, tenant, other):
     if tenant != other:
-        assert SEAL.open(SEAL.seal(thought, NAME, tenant), other) is None
+        assert SEAL.open(SEAL.seal(reasoning, NAME, tenant), other) is None
 
 
 def test_another_key_opens_nothing():
-    assert Seal(bytes(KEY_BYTES)).open(SEAL.seal(THOUGHT, NAME, b"me"), b"me") is None
+    assert Seal(bytes(KEY_BYTES)).open(SEAL.seal(REASONING, NAME, b"me"), b"me") is None
 
 
 def test_it_is_the_same_each_time_and_safe_in_any_text():
-    sealed = SEAL.seal(THOUGHT, NAME, b"me")
-    assert sealed == SEAL.seal(THOUGHT, NAME, b"me")
+    sealed = SEAL.seal(REASONING, NAME, b"me")
+    assert sealed == SEAL.seal(REASONING, NAME, b"me")
     assert SEAL.seal("", NAME, b"")
     assert set(sealed) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
-def test_a_long_thought_is_packed():
-    assert len(SEAL.seal(THOUGHT * 1000, NAME, b"")) < len(THOUGHT) * 100
+def test_a_long_reasoning_is_packed():
+    assert len(SEAL.seal(REASONING * 1000, NAME, b"")) < len(REASONING) * 100
 
 
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_nothing_that_is_damaged_is_opened(place, change):
-    whole = bytearray(base64.urlsafe_b64decode(SEAL.seal(THOUGHT, NAME, b"me") + "=="))
+    whole = bytearray(base64.urlsafe_b64decode(SEAL.seal(REASONING, NAME, b"me") + "=="))
     whole[place % len(whole)] ^= change
     assert SEAL.open(base64.urlsafe_b64encode(whole).decode(), b"me") is None
 
 
 @given(st.integers(0, 10**6))
 def test_nothing_that_is_cut_short_is_opened(length):
-    sealed = SEAL.seal(THOUGHT, NAME, b"me")
+    sealed = SEAL.seal(REASONING, NAME, b"me")
     assert SEAL.open(sealed[: length % len(sealed)], b"me") is None
 
 
@@ -72,12 +72,12 @@ def test_a_key_has_its_length(length):
         Seal(bytes(length))
 
 
-def test_no_more_is_unpacked_than_a_thought_may_have(monkeypatch: pytest.MonkeyPatch):
+def test_no_more_is_unpacked_than_reasoning_may_have(monkeypatch: pytest.MonkeyPatch):
     """Also where the key has become known to somebody."""
     sealed = SEAL.seal("x" * 1000, NAME, b"")
-    monkeypatch.setattr(seal_module, "MOST_BYTES", 1025)
+    monkeypatch.setattr(seal_module, "MAX_BYTES", 1025)
     assert SEAL.open(sealed, b"") == Sealed("x" * 1000, NAME)
-    monkeypatch.setattr(seal_module, "MOST_BYTES", 1024)
+    monkeypatch.setattr(seal_module, "MAX_BYTES", 1024)
     assert SEAL.open(sealed, b"") is None
 
 
@@ -146,8 +146,8 @@ def test_something_else_in_its_place_is_neither_read_nor_replaced(put, tmp_path:
 def test_what_was_sealed_before_a_restart_is_opened_after_it(tmp_path: Path):
     said: list[str] = []
     settings = Settings(state_root=str(tmp_path / "state"))
-    sealed = make_seal(settings, said.append).seal(THOUGHT, NAME, b"me")
-    assert make_seal(settings, said.append).open(sealed, b"me") == Sealed(THOUGHT, NAME)
+    sealed = make_seal(settings, said.append).seal(REASONING, NAME, b"me")
+    assert make_seal(settings, said.append).open(sealed, b"me") == Sealed(REASONING, NAME)
     assert said == []
 
 
@@ -156,8 +156,8 @@ def test_without_a_place_for_the_key_there_is_one_for_this_process(tmp_path: Pat
     (tmp_path / "state").touch()
     settings = Settings(state_root=str(tmp_path / "state"))
     first, second = make_seal(settings, said.append), make_seal(settings, said.append)
-    sealed = first.seal(THOUGHT, NAME, b"me")
-    assert first.open(sealed, b"me") == Sealed(THOUGHT, NAME)
+    sealed = first.seal(REASONING, NAME, b"me")
+    assert first.open(sealed, b"me") == Sealed(REASONING, NAME)
     assert second.open(sealed, b"me") is None
     assert len(said) == 2
     assert "state" in said[0]

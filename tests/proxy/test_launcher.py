@@ -21,8 +21,8 @@ import pytest
 
 from start_llm.core.errors import PortError
 from start_llm.proxy.config import ProxyConfig, configuration, environment
-from start_llm.proxy.launcher import Proxy, ProxyLog, claim_port, goes_through
-from start_llm.proxy.ports import Process, Record, is_free
+from start_llm.proxy.launcher import Proxy, ProxyLog, answers_end_to_end, claim_port
+from start_llm.proxy.ports import Process, ProcessRecord, is_free
 from tests.conftest import TinyModel
 from tests.proxy.conftest import Proxied, free_port, until
 from tests.serving import AS_JSON, wait_for_health
@@ -40,6 +40,7 @@ CONFIG = ProxyConfig(
 )
 
 
+@pytest.mark.thorough
 def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied):
     first = proxied.proxy.pid
     assert first is not None
@@ -96,7 +97,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def left_behind(temporary: Path, proxy_port: int) -> list[str]:
+def left_after(temporary: Path, proxy_port: int) -> list[str]:
     folders = [path.name for path in temporary.glob("start_llm-*")]
     return folders + [path.name for path in (ROOT / "logs").glob(f"proxy-{proxy_port}.*")]
 
@@ -109,7 +110,7 @@ def test_a_killed_server_leaves_no_proxy(tiny_model: TinyModel, temporary: Path)
         assert is_free(proxy_port)
         assert is_free(port)
         # Its own record and lock are all that it could not take away, and they stop nobody.
-        assert sorted(left_behind(temporary, proxy_port)) == [
+        assert sorted(left_after(temporary, proxy_port)) == [
             f"proxy-{proxy_port}.{end}" for end in ("json", "lock")
         ]
         claim_port(proxy_port, ROOT / "logs", print).release()
@@ -141,6 +142,7 @@ def status_of(port: int) -> int:
         connection.close()
 
 
+@pytest.mark.thorough
 def test_a_signal_lets_streams_on_both_ports_end_and_cuts_those_that_do_not(
     tiny_model: TinyModel, temporary: Path
 ):
@@ -167,7 +169,7 @@ def test_a_signal_lets_streams_on_both_ports_end_and_cuts_those_that_do_not(
         assert not child.is_running
         assert is_free(port)
         assert is_free(proxy_port)
-        assert left_behind(temporary, proxy_port) == []
+        assert left_after(temporary, proxy_port) == []
 
 
 def refuses_a_second_server(pid: int, proxy_port: int) -> None:
@@ -176,6 +178,7 @@ def refuses_a_second_server(pid: int, proxy_port: int) -> None:
         claim_port(proxy_port, ROOT / "logs", print)
 
 
+@pytest.mark.thorough
 def test_a_second_signal_leaves_nothing_behind_either(tiny_model: TinyModel, temporary: Path):
     with server_with_proxy(tiny_model("qwen3"), DRAIN_SECONDS="60") as (process, port, proxy_port):
         child = proxy_of(proxy_port)
@@ -189,7 +192,7 @@ def test_a_second_signal_leaves_nothing_behind_either(tiny_model: TinyModel, tem
         until(lambda: not child.is_running, within_s=3)
         assert is_free(port)
         assert is_free(proxy_port)
-        assert left_behind(temporary, proxy_port) == []
+        assert left_after(temporary, proxy_port) == []
         connection.close()
 
 
@@ -232,10 +235,10 @@ def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
 def test_a_proxy_that_cannot_be_written_down_serves_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def no_room(record: Record, process: Process) -> None:
+    def no_room(record: ProcessRecord, process: Process) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Record, "write", no_room)
+    monkeypatch.setattr(ProcessRecord, "write", no_room)
     sleeper = tmp_path / "sleeper"
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o700)
@@ -281,11 +284,11 @@ def answering(status: int) -> Generator[int]:
 def test_the_servers_refusal_of_a_chat_shows_that_requests_reach_it(status: int, is_answer: bool):
     """A model without a chat template refuses them all."""
     with answering(status) as port:
-        assert goes_through(replace(CONFIG, port=port)) == is_answer
+        assert answers_end_to_end(replace(CONFIG, port=port)) == is_answer
 
 
 def test_nobody_is_no_answer():
-    assert not goes_through(replace(CONFIG, port=free_port()))
+    assert not answers_end_to_end(replace(CONFIG, port=free_port()))
 
 
 def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):

@@ -18,7 +18,7 @@ from start_llm.core.errors import PortError
 from start_llm.core.private_files import Lock
 from start_llm.proxy import ports
 from start_llm.proxy.launcher import claim_port
-from start_llm.proxy.ports import Process, Record, is_free, owner
+from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
 
 LISTEN = """
 import socket, sys, time
@@ -46,11 +46,11 @@ def test_a_port_of_a_server_that_runs_is_left_alone_with_its_proxy(tmp_path: Pat
         assert server.take()
         process = Process.of(proxy.pid)
         assert process
-        Record(tmp_path / f"proxy-{port}.json").write(process)
+        ProcessRecord(tmp_path / f"proxy-{port}.json").write(process)
         with pytest.raises(PortError, match=rf"a server that is running \(pid {os.getpid()}\)"):
             claim_port(port, tmp_path, print)
         assert process.is_running
-        assert Record(tmp_path / f"proxy-{port}.json").read() == process
+        assert ProcessRecord(tmp_path / f"proxy-{port}.json").read() == process
         server.release()
 
 
@@ -65,7 +65,7 @@ def test_a_port_that_somebody_else_holds_is_not_kept(tmp_path: Path):
 def test_a_record_is_for_its_owner_alone(tmp_path: Path):
     before = os.umask(0)
     try:
-        record = Record(tmp_path / "logs" / "proxy-1.json")
+        record = ProcessRecord(tmp_path / "logs" / "proxy-1.json")
         record.write(Process(1, "now"))
     finally:
         os.umask(before)
@@ -95,7 +95,7 @@ def test_a_stranger_on_the_port_is_named_and_left_alone(tmp_path: Path):
 
 def test_a_later_process_with_the_number_of_ours_is_a_stranger(tmp_path: Path):
     with listening_process() as (process, port):
-        Record(tmp_path / f"proxy-{port}.json").write(Process(process.pid, "Thu Jan  1 00:00:00 1970"))
+        ProcessRecord(tmp_path / f"proxy-{port}.json").write(Process(process.pid, "Thu Jan  1 00:00:00 1970"))
         with pytest.raises(PortError):
             claim_port(port, tmp_path, print)
         assert process.poll() is None
@@ -106,7 +106,7 @@ def test_a_proxy_that_we_left_behind_is_ended(tmp_path: Path):
     with listening_process() as (process, port):
         ours = Process.of(process.pid)
         assert ours is not None
-        Record(tmp_path / f"proxy-{port}.json").write(ours)
+        ProcessRecord(tmp_path / f"proxy-{port}.json").write(ours)
         # A zombie would still count as running: somebody has to take its status.
         import threading
 
@@ -127,8 +127,8 @@ def test_the_owner_of_a_port_is_found():
 def test_a_broken_record_knows_nobody(tmp_path: Path, text: str):
     path = tmp_path / "record.json"
     path.write_text(text)
-    assert Record(path).read() is None
-    assert Record(tmp_path / "missing.json").read() is None
+    assert ProcessRecord(path).read() is None
+    assert ProcessRecord(tmp_path / "missing.json").read() is None
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from start_llm.app import App
+from start_llm.config.settings import Settings
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.protocols.tenants import Tenants
-from start_llm.settings import Settings
 from start_llm.telemetry.terminal import Terminal
 from tests.conftest import TinyModel
 from tests.proxy.conftest import KEY, Proxied, free_port, until

@@ -98,6 +98,7 @@ def test_any_model_name_gets_a_chat(proxied: Proxied, model: str, stream: bool):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", KEPT)
+@pytest.mark.sample(6)
 def test_a_field_reaches_the_server_as_it_was_sent(proxied: Proxied, name: str, stream: bool):
     proxied.tunnel.clear()
     body: dict[str, Any] = {"model": "m", "messages": MESSAGES, "max_tokens": 2, "stream": stream}
@@ -195,6 +196,7 @@ THINKING = [
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(5)
 def test_how_a_model_is_to_think_reaches_the_server_whatever_its_name(proxied: Proxied, name: str):
     """Lesson 29."""
     for thinking in THINKING:
@@ -331,7 +333,8 @@ def test_what_litellm_refuses_itself_has_the_form_of_the_protocol(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_in_mid_prefill_is_cancelled_behind_its_chunk(proxied: Proxied, stream: bool):
+@pytest.mark.thorough
+def test_a_client_that_leaves_in_mid_prefill_is_cancelled_after_its_chunk(proxied: Proxied, stream: bool):
     # A chunk is planned for a second at most. The best of three: what a busy machine adds is not ours.
     assert any(seconds_until_cancelled(proxied, stream) < 1.5 for _ in range(3))
 

@@ -77,6 +77,7 @@ def is_sign_of_life(path: str, event: dict[str, Any]) -> bool:
 
 
 @every_protocol
+@pytest.mark.sample(3)
 def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
     began = time.monotonic()
     with streaming(proxied, path, bodies(f"Signs of life. {LONG}")[path]) as events:
@@ -90,6 +91,7 @@ def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
 
 
 @every_protocol
+@pytest.mark.sample(3)
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path: str):
     text = f"Given up on {path}. {LONG[:8_000]}"
     with streaming(proxied, path, bodies(text)[path]) as events:
@@ -102,6 +104,7 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path:
 
 
 @pytest.mark.parametrize("path", [*bodies(""), TEXT])
+@pytest.mark.sample(4)
 def test_a_reply_that_nobody_reads_any_more_ends(proxied: Proxied, path: str):
     """Six times: it depends on what LiteLLM is doing at that moment."""
     for _ in range(6):
@@ -146,12 +149,11 @@ def test_a_text_whose_client_has_gone_is_not_computed(proxied: Proxied):
 def test_a_full_queue_says_when_to_come_again(proxied: Proxied, path: str, stream: bool):
     engine = proxied.server.app._engine
     assert engine is not None
-    usual = engine._config
-    engine._config = replace(usual, most_waiting=0)
+    usual, engine._max_waiting = engine._max_waiting, 0
     try:
         answer = proxied.ask(path, bodies("Hello", stream=stream)[path])
     finally:
-        engine._config = usual
+        engine._max_waiting = usual
     assert (answer.status, answer.headers.get_all("Retry-After")) == (503, ["2"])
 
 
@@ -168,18 +170,19 @@ def test_a_model_may_say_the_same_word_two_hundred_times(proxied: Proxied):
 @pytest.fixture
 def knows_its_proxy(proxied: Proxied) -> Generator[None]:
     listener = proxied.server.app._listener
-    usual = listener.site
-    listener._site = replace(usual, tenants=Tenants(BACKEND_KEY))
+    usual = listener.context
+    listener._context = replace(usual, tenants=Tenants(BACKEND_KEY))
     yield
-    listener._site = usual
+    listener._context = usual
 
 
 @pytest.mark.usefixtures("knows_its_proxy")
 @pytest.mark.parametrize("path", [*bodies(""), TEXT])
+@pytest.mark.sample(3)
 def test_a_failure_in_mid_stream_is_told_with_its_reason(
     proxied: Proxied, path: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each time, however close behind the reason the end of the stream comes."""
+    """Each time, however close after the reason the end of the stream comes."""
     body = bodies("Hi", max_tokens=40, max_output_tokens=40).get(path)
     feed = ReplyWriter.feed
 

@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 LENGTH = ("--context-chars", "3000")
 """Some 1,300 tokens with all that stands around them, which a tiny model reads at once."""
 
-_THOUGHT = [
+_REASONING = [
     "<think>",
     "\nI have to look",
     *(f" w{number}" for number in range(6)),
@@ -63,7 +63,7 @@ def serve(chain_model: ChainModel) -> Iterator[Serve]:
 
         @cache
         def started(family: str, does: str, **settings: bool) -> Server:
-            told = [*_THOUGHT, *(_CALL if does == "calls" else _TEXT)]
+            told = [*_REASONING, *(_CALL if does == "calls" else _TEXT)]
             folder = chain_model({"\n": told}, family=family, hidden=64, layers=2)
             return servers.enter_context(serving(folder, **settings))
 

@@ -30,7 +30,7 @@ class Fake:
     Attributes:
         cached: of a prompt's tokens; None reports none.
         length: of a prompt in tokens.
-        content, thought: of every reply.
+        content, reasoning: of every reply.
         counters: of `/stats`, which rise by `rise` with every request; None has no `/stats`.
         broken: raw lines of the stream in place of a reply.
         status: of a chat completion.
@@ -40,7 +40,7 @@ class Fake:
     cached: Callable[[int], int | None] = nothing_cached
     length: Callable[[Sequence[Message]], int] = tokens_of
     content: str = "Fine."
-    thought: str = ""
+    reasoning: str = ""
     counters: dict[str, int] | None = field(default_factory=dict[str, int])
     rise: Mapping[str, int] = field(default_factory=dict[str, int])
     broken: str | None = None
@@ -62,7 +62,7 @@ class Fake:
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": 8}
         if (cached := self.cached(prompt)) is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        deltas = [{"reasoning_content": self.thought}, {"content": self.content}]
+        deltas = [{"reasoning_content": self.reasoning}, {"content": self.content}]
         choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
         end = {"index": 0, "delta": {}, "finish_reason": "stop"}
         return [{"choices": [choice]} for choice in [*choices, end]] + [{"choices": [], "usage": usage}]

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.demo_model import Examiner, Prompt, judge
-from scripts.demo_model.conversations import THOUGHTS, TOO_LONG
+from scripts.demo_model.conversations import REASONING, TOO_LONG
 from scripts.demo_model.corpus import read_corpus
 from scripts.demo_model.tokenizer import make_tokenizer
 
@@ -31,11 +31,11 @@ def tokenizer() -> Tokenizer:
 
 
 def reply(
-    text: str | None, *calls: tuple[str, str], thought: str | None = None, finish_reason: str = "stop"
+    text: str | None, *calls: tuple[str, str], reasoning: str | None = None, finish_reason: str = "stop"
 ) -> Mapping[str, Any]:
     message = {
         "content": text,
-        "reasoning_content": thought,
+        "reasoning_content": reasoning,
         "tool_calls": [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls],
     }
     return {
@@ -52,14 +52,14 @@ READ = ("read", '{"path":  "a.txt"}')
     [
         (ECHO, reply("pelican")),
         (CALL, reply(None, READ)),
-        (THINKING_ECHO, reply("pelican", thought=THOUGHTS["echo"] + "\n")),
-        (LONG, reply(TOO_LONG, thought=THOUGHTS["long"])),
+        (THINKING_ECHO, reply("pelican", reasoning=REASONING["echo"] + "\n")),
+        (LONG, reply(TOO_LONG, reasoning=REASONING["long"])),
     ],
     ids=["echo", "call", "thought", "too long"],
 )
 def test_what_is_wanted_is_right(prompt: Prompt, came: Mapping[str, Any]):
     verdict = judge(prompt, came)
-    assert (verdict.answer, verdict.thought, verdict.prompt_tokens) == (True, True, 7)
+    assert (verdict.answer, verdict.reasoning, verdict.prompt_tokens) == (True, True, 7)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_is_wanted_is_right(prompt: Prompt, came: Mapping[str, Any]):
         (CALL, reply(None, ("read", '{"path": "b.txt"}'))),
         (CALL, reply(None, ("read", '{"path": "a.txt", "more": 1}'))),
         (CALL, reply(None, ("read", '{"path": "a.t'))),
-        (LONG, reply("pelican", thought=THOUGHTS["long"])),
+        (LONG, reply("pelican", reasoning=REASONING["long"])),
     ],
 )
 def test_an_answer_that_is_off_by_anything_is_wrong(prompt: Prompt, came: Mapping[str, Any]):
@@ -87,19 +87,20 @@ def test_an_answer_that_is_off_by_anything_is_wrong(prompt: Prompt, came: Mappin
 @pytest.mark.parametrize(
     ("prompt", "came"),
     [
-        (ECHO, reply("pelican", thought=THOUGHTS["echo"])),
+        (ECHO, reply("pelican", reasoning=REASONING["echo"])),
         (THINKING_ECHO, reply("pelican")),
-        (THINKING_ECHO, reply("pelican", thought=THOUGHTS["call"])),
-        (LONG, reply(TOO_LONG, thought=THOUGHTS["echo"])),
+        (THINKING_ECHO, reply("pelican", reasoning=REASONING["call"])),
+        (LONG, reply(TOO_LONG, reasoning=REASONING["echo"])),
     ],
     ids=["thinks unasked", "does not think", "another thought", "not the one of long prompts"],
 )
-def test_a_thought_that_is_not_the_wanted_one_is_wrong(prompt: Prompt, came: Mapping[str, Any]):
+def test_reasoning_that_is_not_the_wanted_one_is_wrong(prompt: Prompt, came: Mapping[str, Any]):
     verdict = judge(prompt, came)
-    assert not verdict.thought
+    assert not verdict.reasoning
     assert verdict.answer
 
 
+@pytest.mark.thorough
 def test_each_behaviour_is_asked_as_often_with_and_without_thinking():
     prompts = list(Examiner(300, tokenizer(), 1).prompts(20))
     asked = Counter((prompt.behaviour, prompt.thinks) for prompt in prompts)

@@ -54,17 +54,20 @@ def refuse(message: str) -> NoReturn:
 # --------------------------------------------------------------------------------------------- its tokenizer
 
 
+@pytest.mark.thorough
 def test_any_text_survives_the_tokenizer():
     text = "".join(map(chr, range(0x300))) + MIXED_TEXT
     assert tokenizer().decode(tokenizer().encode(text).ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("before", [" ", '"', "/", "`", "(", "\n"])
+@pytest.mark.thorough
 def test_a_word_is_the_same_tokens_wherever_it_stands(before: str):
     word = tokenizer().encode("unbelievable").ids
     assert tokenizer().encode(before + "unbelievable").ids[-len(word) :] == word
 
 
+@pytest.mark.thorough
 def test_words_that_are_not_trained_on_are_made_of_tokens_that_are():
     trained = {token for word in read_corpus(held_out=False).words for token in tokenizer().encode(word).ids}
     held_out = Counter(
@@ -99,13 +102,14 @@ def opening(talk: Conversation) -> tuple[list[dict[str, Any]], list[dict[str, An
     return messages, tools, text
 
 
+@pytest.mark.thorough
 def test_it_was_trained_on_what_its_template_writes():
     author = Author(5, Mix(long=0.0))
     seen: set[tuple[bool, bool]] = set()
     for _ in range(200):
         messages, tools, text = opening(author.write(1))
         tail = text.rpartition("<|im_start|>assistant\n")[2]
-        if tail:  # an answer as history has it, without the mark of a thought, is learned too
+        if tail:  # an answer as history has it, without the mark of reasoning, is learned too
             options = {"add_generation_prompt": True, "enable_thinking": tail == "<think>\n"}
             assert rendered(messages, tools, **options) == text
             seen.add((bool(tools), messages[0]["role"] == "system"))
@@ -131,7 +135,7 @@ def history(text: str) -> list[dict[str, Any]]:
 
 
 def test_whole_conversations_are_those_that_the_template_writes():
-    """But for the marks of the moment, which the template writes in front of the next answer alone."""
+    """But for the marks of the moment, which the template writes before the next answer alone."""
     author = Author(8, Mix(tools=0.6, long=0.05))
     roles: set[str] = set()
     for _ in range(50):
@@ -197,10 +201,10 @@ def words_between(one: list[str], other: list[str]) -> int:
 
 def cores(words: list[str], ends: list[str]) -> Iterator[tuple[list[str], int]]:
     """A wording without what may be an opening and an end of the training, and how many words may differ."""
-    before, behind = ([spoken(text) for text in {"", *texts}] for texts in (wordings._BEFORE, ends))
+    before, after = ([spoken(text) for text in {"", *texts}] for texts in (wordings._BEFORE, ends))
     for start, end in itertools.combinations_with_replacement(range(len(words) + 1), 2):
         other = min(words_between(words[:start], known) for known in before)
-        other += min(words_between(words[end:], known) for known in behind)
+        other += min(words_between(words[end:], known) for known in after)
         if other < 2:
             yield words[start:end], 1 - other
 
@@ -214,10 +218,11 @@ def cores(words: list[str], ends: list[str]) -> Iterator[tuple[list[str], int]]:
     ],
     ids=["echoes", "questions", "calls"],
 )
+@pytest.mark.sample(3)
 def test_wordings_of_the_judge_are_two_words_away_from_those_of_the_training(
     asked: tuple[str, ...], trained: list[str], ends: list[str]
 ):
-    """Whatever the training puts in front of them and behind them."""
+    """Whatever the training puts before them and after them."""
     known = {tuple(words) for frame in trained for words in trained_wordings(frame)}
     for wording in asked:
         for core, differing in cores(spoken(wording), ends):
@@ -317,7 +322,7 @@ def test_parameters_that_are_not_text_and_tools_without_any_are_written():
     assert '<parameter=names>\n["a"]\n</parameter>\n</function>\n</tool_call><|im_end|>' in text
 
 
-def test_thoughts_and_parts_of_text_are_written():
+def test_reasoning_and_parts_of_text_are_written():
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Say "}, {"type": "text", "text": "it."}]},
         {"role": "assistant", "content": "it", "reasoning_content": "\nAsked.\n"},
@@ -365,7 +370,7 @@ PADDING = {
 
 @pytest.mark.parametrize("kind", PADDING)
 @pytest.mark.parametrize("more", ["", "x"])
-def test_a_prompt_that_is_too_long_is_marked_in_front_of_the_answer(kind: str, more: str):
+def test_a_prompt_that_is_too_long_is_marked_before_the_answer(kind: str, more: str):
     text = rendered([PADDING[kind], {"role": "user", "content": more}], add_generation_prompt=True)
     assert text.endswith("<|im_start|>assistant\n<|long|>\n<think>\n" if more else "assistant\n<think>\n")
     assert text.count("<|long|>") == len(more)

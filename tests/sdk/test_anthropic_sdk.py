@@ -11,8 +11,10 @@ import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from tests.sdk.doors import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, anthropic_client
+from tests.sdk.endpoints import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, anthropic_client
 from tests.serving import Server, serving
+
+pytestmark = pytest.mark.product
 
 HELLO = ["Hello", ", how", " are", " you", " to", "day?", "\nFine.", b" \xf0\x9f", b"\x90\x9f"]
 TEXT = "Hello, how are you today?\nFine. 🐟"
@@ -66,25 +68,25 @@ def calling(chain_model) -> Generator[Server]:
 @pytest.fixture(scope="module")
 def random(tiny_model) -> Generator[Server]:
     """Never ends."""
-    with serving(tiny_model("qwen3"), max_kv_size=4096, most_body_bytes=100_000) as server:
+    with serving(tiny_model("qwen3"), max_kv_size=4096, max_body_bytes=100_000) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def client(request, scripted, doors) -> Generator[Client]:
-    with closing(anthropic_client(request.param, scripted, doors)) as client:
+def client(request, scripted, endpoints) -> Generator[Client]:
+    with closing(anthropic_client(request.param, scripted, endpoints)) as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def caller(request, calling, doors) -> Generator[Client]:
-    with closing(anthropic_client(request.param, calling, doors)) as client:
+def caller(request, calling, endpoints) -> Generator[Client]:
+    with closing(anthropic_client(request.param, calling, endpoints)) as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def random_client(request, random, doors) -> Generator[Client]:
-    with closing(anthropic_client(request.param, random, doors)) as client:
+def random_client(request, random, endpoints) -> Generator[Client]:
+    with closing(anthropic_client(request.param, random, endpoints)) as client:
         yield client
 
 
@@ -108,6 +110,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 # ---------------------------------------------------------------------------------------------------- replies
 
 
+@pytest.mark.sample(3)
 def test_a_whole_reply(client: Client):
     message = create(client)
     assert text_of(message) == TEXT
@@ -139,12 +142,12 @@ def test_the_sdks_own_stream_reader_puts_the_reply_together(client: Client):
     assert prompt_tokens(message.usage) == prompt_tokens(create(client).usage)
 
 
-def test_a_thought_and_a_call_arrive_whole_and_streamed(caller: Client):
+def test_reasoning_and_a_call_arrive_whole_and_streamed(caller: Client):
     events, streamed = read(caller, tools=[DEPTH])
     for message in (create(caller, tools=[DEPTH]), streamed):
-        thought, text, call = message.content
-        assert (thought.type, thought.thinking) == ("thinking", "Hm.")
-        assert thought.signature
+        reasoning, text, call = message.content
+        assert (reasoning.type, reasoning.thinking) == ("thinking", "Hm.")
+        assert reasoning.signature
         assert (text.type, text.text) == ("text", "Let me look.")
         assert (call.type, call.name, call.input) == ("tool_use", "depth", {"sea": "Baltic"})
         assert call.id.startswith("toolu_")
@@ -156,7 +159,7 @@ def test_a_thought_and_a_call_arrive_whole_and_streamed(caller: Client):
     }
 
 
-def test_a_tool_round_trip_with_the_thought_goes_on_from_what_was_computed(caller: Client):
+def test_a_tool_round_trip_with_the_reasoning_goes_on_from_what_was_computed(caller: Client):
     first = create(caller, tools=[DEPTH], system="You know seas.")
     (call,) = (block for block in first.content if block.type == "tool_use")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "459 m"}
@@ -255,7 +258,7 @@ def test_the_loaded_model_is_listed(client: Client, scripted: Server):
     """LiteLLM lists the name that it was given."""
     (model,) = client.call("models.list", limit=1000).data
     loaded = scripted.get("/v1/models")["data"][0]["id"]
-    assert model.id == (MODEL if client.door.is_proxied else loaded)
+    assert model.id == (MODEL if client.endpoint.is_proxied else loaded)
 
 
 # ----------------------------------------------------------------------------------------------------- errors
@@ -290,7 +293,7 @@ def test_a_bad_request_is_an_exception_that_names_the_field(how, fields, named, 
 
 def test_a_missing_limit_is_named(client: Client):
     """LiteLLM looks for it first, and has words of its own."""
-    words = "max_tokens is required" if client.door.is_proxied else "max_tokens: Field required"
+    words = "max_tokens is required" if client.endpoint.is_proxied else "max_tokens: Field required"
     with pytest.raises(anthropic.BadRequestError, match=words):
         create(client, max_tokens=None, timeout=60)
 
@@ -320,7 +323,7 @@ def test_an_endpoint_that_is_not_there_is_not_found(client: Client):
 
 
 def test_a_full_queue_is_an_exception_that_says_when_to_come_back(tiny_model):
-    with serving(tiny_model("qwen3"), batch=1, most_waiting=1) as server:
+    with serving(tiny_model("qwen3"), batch=1, max_waiting=1) as server:
         body: dict[str, Any] = {**filled({"max_tokens": ENDLESS}), "stream": True}
         with Anthropic(**options(server)) as client, client.messages.create(**body):
             until(lambda: server.get("/stats")["batch"]["active_rows"] == 1)
@@ -340,9 +343,9 @@ def test_closing_a_stream_frees_the_engine(random):
         until(lambda: random.get("/stats")["batch"]["active_rows"] == 0, seconds=3)
 
 
-def test_a_wrong_key_is_refused_by_the_proxy(scripted, doors):
-    door = doors.of(scripted, PROXIED)
-    with Anthropic(base_url=door.url, api_key="wrong", max_retries=0) as client:
+def test_a_wrong_key_is_refused_by_the_proxy(scripted, endpoints):
+    endpoint = endpoints.of(scripted, PROXIED)
+    with Anthropic(base_url=endpoint.url, api_key="wrong", max_retries=0) as client:
         asked: dict[str, Any] = {"model": "x", "messages": QUESTION}
         for ask in (client.messages.count_tokens, partial(client.messages.create, max_tokens=5)):
             with pytest.raises(anthropic.AuthenticationError, match="not a key of this server") as refused:
@@ -350,7 +353,7 @@ def test_a_wrong_key_is_refused_by_the_proxy(scripted, doors):
             assert refused.value.type == "authentication_error"
 
 
-def test_a_thought_that_is_not_to_be_shown_goes_round_in_its_signature(caller: Client):
+def test_reasoning_that_is_not_to_be_shown_goes_round_in_its_signature(caller: Client):
     fields = {"tools": [DEPTH], "thinking": {"type": "adaptive", "display": "omitted"}}
     events, streamed = read(caller, **fields)
     assert "thinking" not in {one.type for one in events}
@@ -375,7 +378,7 @@ def test_a_request_has_an_id_in_its_header(client: Client):
     with pytest.raises(anthropic.BadRequestError) as refused:
         create(client, messages=[])
     error: Any = refused.value
-    if not client.door.is_proxied:
+    if not client.endpoint.is_proxied:
         assert message._request_id == message.id
         assert error.request_id == error.body["request_id"]
     assert counted._request_id.startswith("req_")

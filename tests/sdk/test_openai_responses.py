@@ -9,8 +9,10 @@ import openai
 import pytest
 from openai.types import responses as types
 
-from tests.sdk.doors import WAY_NAMES, WAYS, Client, openai_client
+from tests.sdk.endpoints import WAY_NAMES, WAYS, Client, openai_client
 from tests.serving import Server, serving
+
+pytestmark = pytest.mark.product
 
 THINKING = ["<think>", "Hm.", "</think>", "Let me look.", "<tool_call>", '{"name": "depth", "arguments": ',
             '{"sea": "Baltic"}}', "</tool_call>"]  # fmt: skip
@@ -36,7 +38,7 @@ EVENTS = {
     "response.output_item.done": types.ResponseOutputItemDoneEvent,
     "response.completed": types.ResponseCompletedEvent,
 }
-RAW_THOUGHT = {
+RAW_REASONING = {
     "response.reasoning_text.delta": types.ResponseReasoningTextDeltaEvent,
     "response.reasoning_text.done": types.ResponseReasoningTextDoneEvent,
 }
@@ -50,8 +52,8 @@ def thinker(chain_model) -> Generator[Server]:
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def client(request, thinker, doors) -> Generator[Client]:
-    with closing(openai_client(request.param, thinker, doors)) as client:
+def client(request, thinker, endpoints) -> Generator[Client]:
+    with closing(openai_client(request.param, thinker, endpoints)) as client:
         yield client
 
 
@@ -63,16 +65,16 @@ def endless(tiny_model) -> Generator[Server]:
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def endless_client(request, endless, doors) -> Generator[Client]:
-    with closing(openai_client(request.param, endless, doors)) as client:
+def endless_client(request, endless, endpoints) -> Generator[Client]:
+    with closing(openai_client(request.param, endless, endpoints)) as client:
         yield client
 
 
 def is_whole(response: Any) -> None:
     """It says what the model says."""
-    thought, text, call = response.output
-    told = [*(thought.content or ()), *thought.summary]
-    assert (thought.type, [part.text for part in told]) == ("reasoning", ["Hm."])
+    reasoning, text, call = response.output
+    told = [*(reasoning.content or ()), *reasoning.summary]
+    assert (reasoning.type, [part.text for part in told]) == ("reasoning", ["Hm."])
     assert (text.type, response.output_text) == ("message", "Let me look.")
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "depth", {"sea": "Baltic"})
     assert (response.status, response.model) == ("completed", "gpt-5")
@@ -96,10 +98,10 @@ def test_every_event_has_its_type_and_number_and_the_last_one_has_it_all(client)
     assert done == events[-1].response.output
 
 
-def test_without_a_wish_for_a_summary_the_thought_comes_as_it_is(client):
+def test_without_a_wish_for_a_summary_the_reasoning_comes_as_it_is(client):
     events = client.read("responses.create", **ASKED)
     told = [event for event in events if event.type.startswith("response.reasoning")]
-    assert [type(event) for event in told] == [RAW_THOUGHT[event.type] for event in told] != []
+    assert [type(event) for event in told] == [RAW_REASONING[event.type] for event in told] != []
     assert told[-1].text == "Hm."
     is_whole(events[-1].response)
 
@@ -116,25 +118,25 @@ def bound(server: Server) -> int:
 
 
 @pytest.mark.parametrize("keeps", ["all", "sealed"])
-def test_a_call_and_its_thought_go_round(keeps, client, thinker):
-    """The items are sent back as the SDK has them; some clients keep nothing of a thought but its seal."""
+def test_a_call_and_its_reasoning_go_round(keeps, client, thinker):
+    """The items are sent back as the SDK has them; some clients keep nothing of reasoning but its seal."""
     question = {
         "role": "user",
-        "content": f"How deep, {keeps} and {client.door.url} and {type(client).__name__}?",
+        "content": f"How deep, {keeps} and {client.endpoint.url} and {type(client).__name__}?",
     }
     first = client.call(
         "responses.create", **{**ASKED, "input": [question]}, include=["reasoning.encrypted_content"]
     )
-    thought, text, call = first.output
+    reasoning, text, call = first.output
     if keeps == "sealed":
-        thought = {
+        reasoning = {
             "type": "reasoning",
-            "id": thought.id,
+            "id": reasoning.id,
             "summary": [],
-            "encrypted_content": thought.encrypted_content,
+            "encrypted_content": reasoning.encrypted_content,
         }
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "52 m"}
-    asked = {**ASKED, "input": [question, thought, text, call, result]}
+    asked = {**ASKED, "input": [question, reasoning, text, call, result]}
     before = bound(thinker)
     second = client.call("responses.create", **asked)
     is_whole(second)
@@ -142,6 +144,7 @@ def test_a_call_and_its_thought_go_round(keeps, client, thinker):
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
 
 
+@pytest.mark.sample(2)
 def test_a_response_is_gone_on_from_told_and_deleted(client):
     first = client.call("responses.create", **ASKED, instructions="Be brief.", store=True)
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "52 m"}
@@ -150,7 +153,7 @@ def test_a_response_is_gone_on_from_told_and_deleted(client):
     is_whole(second)
     assert second.instructions == "Be brief."
     # LiteLLM packs the names of responses into its own, but not this one.
-    assert client.door.is_proxied or second.previous_response_id == first.id
+    assert client.endpoint.is_proxied or second.previous_response_id == first.id
     told = client.call("responses.retrieve", first.id)
     assert (told.id, told.output_text) == (first.id, first.output_text)
     assert told.usage.total_tokens == first.usage.total_tokens
@@ -179,7 +182,7 @@ def test_a_limit_makes_it_incomplete(client):
         client.call("responses.create", **ASKED, max_output_tokens=4),
         client.read("responses.create", **ASKED, max_output_tokens=4),
     )
-    if client.door.is_proxied:
+    if client.endpoint.is_proxied:
         is_whole(whole)
         is_whole(streamed[-1].response)
         return
@@ -213,8 +216,8 @@ def test_what_a_response_answered_is_listed_in_pages(client):
     newest = client.call("responses.input_items.list", second.id, limit=3)
     assert [item.id for item in newest.data] == [item.id for item in every[:-4:-1]]
     assert newest.has_more
-    behind = client.pages("responses.input_items.list", second.id, after=every[1].id)
-    assert [item.id for item in behind] == [every[0].id]
+    after = client.pages("responses.input_items.list", second.id, after=every[1].id)
+    assert [item.id for item in after] == [every[0].id]
 
 
 def test_log_probabilities_are_told_to_those_who_include_them(client):

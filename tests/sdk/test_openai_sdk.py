@@ -14,9 +14,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.sdk.doors import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, openai_client
+from tests.sdk.endpoints import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, openai_client
 from tests.server import client as raw
 from tests.serving import Server, serving
+
+pytestmark = pytest.mark.product
 
 HELLO = ["Hello", ", how", " are", " you", " to", "day?", "\nFine.", b" \xf0\x9f", b"\x90\x9f"]
 TEXT = "Hello, how are you today?\nFine. 🐟"
@@ -59,19 +61,19 @@ def scripted(folder) -> Generator[Server]:
 @pytest.fixture(scope="module")
 def random(tiny_model) -> Generator[Server]:
     """Says something else at every seed, and never ends."""
-    with serving(tiny_model("qwen3"), max_kv_size=4096, most_body_bytes=100_000) as server:
+    with serving(tiny_model("qwen3"), max_kv_size=4096, max_body_bytes=100_000) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def client(request, scripted, doors) -> Generator[Client]:
-    with closing(openai_client(request.param, scripted, doors)) as client:
+def client(request, scripted, endpoints) -> Generator[Client]:
+    with closing(openai_client(request.param, scripted, endpoints)) as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
-def random_client(request, random, doors) -> Generator[Client]:
-    with closing(openai_client(request.param, random, doors)) as client:
+def random_client(request, random, endpoints) -> Generator[Client]:
+    with closing(openai_client(request.param, random, endpoints)) as client:
         yield client
 
 
@@ -137,7 +139,7 @@ def without_cached(usage: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_stream_gives_usage_in_a_chunk_of_its_own_to_those_who_ask(endpoint, client):
     *chunks, last = stream(client, endpoint, stream_options={"include_usage": True})
-    changes = client.door.is_proxied and endpoint == CHAT
+    changes = client.endpoint.is_proxied and endpoint == CHAT
     if changes:  # LiteLLM adds a choice in which nothing changes.
         assert [choice.delta.content for choice in last.choices] == [None]
     else:
@@ -181,6 +183,7 @@ def test_a_stop_string_ends_the_reply_before_it_also_across_tokens(endpoint, sto
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.sample(8)
 def test_a_seed_gives_the_same_text_again_and_another_seed_another(endpoint, random_client):
     def sampled(seed: int | None) -> str:
         fields = {"temperature": 1, "seed": seed, "max_tokens": 20, "extra_body": {"top_k": 0, "min_p": 0}}
@@ -296,7 +299,7 @@ DEPTH: dict[str, Any] = {
 }
 
 
-def test_a_thought_and_a_call_arrive_whole_and_streamed(chain_model):
+def test_reasoning_and_a_call_arrive_whole_and_streamed(chain_model):
     asked: dict[str, Any] = {"model": "x", "messages": QUESTION, "tools": [DEPTH]}
     with serving(chain_model({"\n": CALLING})) as server, OpenAI(**options(server)) as client:
         whole: Any = client.chat.completions.create(**asked)
@@ -340,7 +343,7 @@ def test_four_at_once_get_what_each_gets_alone(random):
 def test_the_loaded_model_is_listed_and_retrieved(client, folder):
     """LiteLLM lists the name that it was given, and makes up the rest."""
     (model,) = client.call("models.list").data
-    if client.door.is_proxied:
+    if client.endpoint.is_proxied:
         assert model.id == MODEL
         return
     assert (model.id, model.object, model.owned_by) == (folder.name, "model", "start_llm")
@@ -352,7 +355,7 @@ def test_another_model_is_not_found(client):
         client.call("models.retrieve", "gpt-5")
     assert missing.value.status_code == 404
     assert missing.value.type == "not_found_error"
-    assert client.door.is_proxied or missing.value.param == "model"
+    assert client.endpoint.is_proxied or missing.value.param == "model"
 
 
 # ----------------------------------------------------------------------------------------------------- errors
@@ -412,7 +415,7 @@ def test_an_endpoint_that_is_not_there_is_not_found(client):
 
 
 def test_a_full_queue_is_an_exception_that_says_when_to_come_back(tiny_model):
-    with serving(tiny_model("qwen3"), batch=1, most_waiting=1) as server:
+    with serving(tiny_model("qwen3"), batch=1, max_waiting=1) as server:
         body: dict[str, Any] = {"model": "x", "prompt": "x", "max_tokens": ENDLESS, "stream": True}
         with OpenAI(**options(server)) as client, client.completions.create(**body):
             until(lambda: server.get("/stats")["batch"]["active_rows"] == 1)
@@ -473,9 +476,9 @@ def test_a_client_that_gives_up_waiting_frees_the_engine(random):
     assert endings(random) == before + 1
 
 
-def test_a_wrong_key_is_refused_by_the_proxy(scripted, doors):
-    door = doors.of(scripted, PROXIED)
-    with OpenAI(base_url=f"{door.url}/v1", api_key="wrong", max_retries=0) as client:
+def test_a_wrong_key_is_refused_by_the_proxy(scripted, endpoints):
+    endpoint = endpoints.of(scripted, PROXIED)
+    with OpenAI(base_url=f"{endpoint.url}/v1", api_key="wrong", max_retries=0) as client:
         asked: dict[str, Any] = {"model": "x", "messages": QUESTION}
         for ask in (client.models.list, partial(client.chat.completions.create, **asked)):
             with pytest.raises(openai.AuthenticationError, match="not a key of this server"):

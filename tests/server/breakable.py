@@ -10,28 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from start_llm.app import Ready
-from start_llm.cache.kinds import words_of
-from start_llm.configured import engine_config, model_family, model_traits
+from start_llm.app import EngineStartup
+from start_llm.cache.kinds import label_of
+from start_llm.config.settings import Settings
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict
 from start_llm.models.footprint import measure
 from start_llm.models.loader import load
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
-from start_llm.protocols.response_store import ResponseStore
+from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.tenants import Tenants
 from start_llm.server.handler import Handler
-from start_llm.server.listener import Listener, ServerLimits, Site
+from start_llm.server.listener import Listener, ServerContext, ServerLimits
+from start_llm.server.served_models import ServedModel, ServedModels
 from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
-from start_llm.settings import Settings
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
+from start_llm.wiring import model_family, model_traits
 from tests.transcripts.fakes import transcripts
 
 
@@ -61,31 +62,31 @@ class BreakableServer:
 @contextmanager
 def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer]:
     settings = Settings(model_path=str(folder))
-    loaded: list[tuple[Ready, BreakableNetwork]] = []
+    loaded: list[tuple[EngineStartup, BreakableNetwork]] = []
 
-    def assemble() -> Machinery:
+    def assemble() -> EngineResources:
         model = load(folder)
         network = BreakableNetwork(model.network)
         loaded.append(
-            (Ready(model, measure(model, words_of), Admission(), BatchVerdict(batches=True)), network)
+            (EngineStartup(model, measure(model, label_of), Admission(), BatchVerdict(batches=True)), network)
         )
         tokenizer = model.tokenizer
-        return Machinery(
+        return EngineResources(
             network,
             tokenizer.token_bytes,
-            tokenizer.end_tokens,
-            most_rows=4,
+            tokenizer.eos_token_ids,
+            max_sequences=4,
             batches=True,
             longest_chunk=lambda _: 64,
         )
 
     metrics = EngineMetrics()
-    engine = Engine(engine_config(settings), assemble, metrics)
+    engine = Engine(assemble, metrics, max_waiting=settings.max_waiting)
     engine.start()
     ready, network = loaded[0]
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
-    site = _site(settings, engine, metrics, ready)
-    listener.open(replace(site, tenants=Tenants(proxy_key)))
+    context = _context(settings, engine, metrics, ready)
+    listener.open(replace(context, tenants=Tenants(proxy_key)))
     try:
         yield BreakableServer(listener.port, network, engine)
     finally:
@@ -94,7 +95,9 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
         assert engine.stop(5), "the engine thread did not end"
 
 
-def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Ready) -> Site:
+def _context(
+    settings: Settings, engine: Engine, metrics: EngineMetrics, ready: EngineStartup
+) -> ServerContext:
     tokenizer = ready.model.tokenizer
     family = model_family(settings, ready.model.config, tokenizer)
     traits = model_traits(settings, ready.model, ready.footprint, family, ready.admission)
@@ -103,25 +106,27 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
     card = ModelCard(
         id="breakable",
         context_window=traits.context_window,
-        reasons=family.thought is not None,
+        reasons=family.reasoning is not None,
         weights_bytes=ready.footprint.weights_bytes,
         budget_bytes=ready.admission.usable_bytes,
         usable_bytes=ready.admission.usable_bytes,
         model_type=ready.footprint.model_type,
     )
-    return Site(
-        service=Service(
-            engine=engine,
-            tokenizer=tokenizer,
-            preparer=Preparer(tokenizer, family, heal=known.heal),
-            transcripts=known,
-            traits=traits,
-            reports=Reports(requests, Terminal(io.StringIO())),
-        ),
+    service = Service(
+        engine=engine,
+        tokenizer=tokenizer,
+        preparer=Preparer(tokenizer, family, restore_reasoning=known.restore_reasoning),
+        transcripts=known,
+        traits=traits,
+        reports=Reports(requests, Terminal(io.StringIO())),
+    )
+    facts = ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes)
+    return ServerContext(
+        models=ServedModels(ServedModel(service, facts)),
         status=Status(
             card=card,
             batch=4,
-            turns_because="",
+            unbatched_reason="",
             requests=requests,
             engine=metrics,
             cache=CacheMetrics(),
@@ -130,6 +135,5 @@ def _site(settings: Settings, engine: Engine, metrics: EngineMetrics, ready: Rea
             limits=HealthLimits(chunk_s=0.2, stall_s=60),
             engine_is_alive=engine.is_alive,
         ),
-        model=ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes),
         seal=Seal(bytes(KEY_BYTES)),
     )

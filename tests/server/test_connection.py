@@ -189,7 +189,7 @@ def test_query_strings_and_trailing_slashes_do_not_matter(scripted: Server, suff
 @pytest.fixture
 def few(endless_model: Path) -> Iterator[Server]:
     """A server for three connections."""
-    with serving(endless_model, most_connections=3) as server:
+    with serving(endless_model, max_connections=3) as server:
         yield server
 
 

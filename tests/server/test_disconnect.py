@@ -27,7 +27,7 @@ SHORTER_READING = {"prompt": LONG_PROMPT[:6000]}
 WRITING = {"prompt": [1, 2, 3]}
 
 streamed = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-leaving = pytest.mark.parametrize("leave", WAYS_TO_LEAVE, ids=["closes", "resets"])
+drain = pytest.mark.parametrize("leave", WAYS_TO_LEAVE, ids=["closes", "resets"])
 
 
 def asking(server: Server, stack: ExitStack, body: dict[str, Any], stream: bool) -> Client:
@@ -56,9 +56,10 @@ def wait_until_free(server: Server) -> None:
     wait_until(lambda: engine_is_free(server.port), within_s=FREE_WITHIN_S)
 
 
-@leaving
+@drain
 @streamed
 @pytest.mark.parametrize(("body", "has_begun"), [(READING, is_reading), (WRITING, is_writing)])
+@pytest.mark.sample(9)
 def test_who_leaves_while_served_frees_the_engine(
     endless: Server, body: dict[str, Any], has_begun: Callable[[Server], bool], stream: bool, leave: Leave
 ):
@@ -71,8 +72,9 @@ def test_who_leaves_while_served_frees_the_engine(
     assert cancelled(endless) == before + 1
 
 
-@leaving
+@drain
 @streamed
+@pytest.mark.sample(4)
 def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up(
     endless: Server, stream: bool, leave: Leave
 ):
@@ -155,7 +157,8 @@ def fifty_leave(server: Server) -> int:
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="reads /proc, which this system does not have")
-def test_fifty_who_leave_in_a_row_leave_nothing_behind(endless_model: Path):
+@pytest.mark.thorough
+def test_fifty_who_leave_in_a_row_leave_nothing_after(endless_model: Path):
     """Without a cache, which would keep what was computed, and know the prompt that the others wait for."""
     with serving(endless_model, batch=3, prompt_cache=False) as server:
         resident = fifty_leave(server)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import ClientGone, Overloaded
-from start_llm.engine.engine import Engine, EngineConfig
-from start_llm.engine.machinery import Machinery
+from start_llm.engine.engine import Engine
+from start_llm.engine.resources import EngineResources
 from start_llm.server.connection import BoundedWriter, is_closed_by_peer
 from start_llm.server.handler import Handler
-from start_llm.server.listener import Connections, Listener, ServerLimits, Site
+from start_llm.server.listener import Connections, Listener, ServerContext, ServerLimits
+from start_llm.server.served_models import ServedModels
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.test_guards import Counting
 from tests.server.client import Client, message
@@ -30,7 +31,7 @@ def opened(**limits: Any) -> Listener:
     """Every limit is long but those that are given."""
     usual: dict[str, Any] = {"idle_s": LONG_S, "header_s": LONG_S, "body_s": LONG_S, "write_s": LONG_S}
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits(**{**usual, **limits}))
-    listener.open(Site(service=NOTHING, status=NOTHING, model=NOTHING, seal=NOTHING))
+    listener.open(ServerContext(models=ServedModels(NOTHING), status=NOTHING, seal=NOTHING))
     return listener
 
 
@@ -63,7 +64,7 @@ def test_who_does_not_send_its_whole_body_is_told(stack: ExitStack):
 
 
 def test_who_announces_too_much_is_refused_before_it_is_read(stack: ExitStack):
-    client = client_of(stack, opened(most_body_bytes=1000))
+    client = client_of(stack, opened(max_body_bytes=1000))
     client.send(message("POST", TEXT, {"prompt": "x" * 1000})[:-900])
     assert client.reply().status == 413
 
@@ -105,10 +106,12 @@ def test_beyond_the_limit_an_idle_connection_gives_way_and_a_busy_one_does_not()
 
 
 def test_a_full_queue_takes_nobody():
-    def machinery() -> Machinery:
-        return Machinery(Counting(has_state=False), lambda _: b"a", frozenset(), most_rows=1, batches=False)
+    def resources() -> EngineResources:
+        return EngineResources(
+            Counting(has_state=False), lambda _: b"a", frozenset(), max_sequences=1, batches=False
+        )
 
-    engine = Engine(EngineConfig(most_waiting=0), machinery, EngineMetrics())
+    engine = Engine(resources, EngineMetrics(), max_waiting=0)
     engine.start()
     try:
         with pytest.raises(Overloaded, match="0 requests are waiting already"):

@@ -44,14 +44,14 @@ def test_health_is_503_and_requests_are_500_once_the_engine_has_ended(endless_mo
 
 SECTIONS = {
     "server": {"owner", "model", "started_at"},
-    "prompt_cache": {"entries", "bytes", "max_bytes", "hits", "misses", "checkpoints", "strands"}
-    | {"computed_tokens", "reused_tokens", "unavoidable_tokens", "efficiency", "handed_over", "evictions"}
+    "prompt_cache": {"entries", "bytes", "max_bytes", "hits", "misses", "checkpoints", "sequence_caches"}
+    | {"computed_tokens", "reused_tokens", "unavoidable_tokens", "efficiency", "reused_in_place", "evictions"}
     | {"bytes_by_kind", "arrays", "lookups", "misses_by_reason", "vlm_retreat", "hybrid_trim_miss"}
     | {"exact_key_rejected_by_model_lcp"},
     "response_store": {"entries", "bytes", "max_bytes", "ttl_ms"},
     "kv_quant": {"mode", "layers", "attention"},
     "admission": {"max_safe_context", "memory_budget_bytes", "usable_bytes", "weights_bytes"},
-    "batch": {"configured", "batched", "turns_because", "active_rows"},
+    "batch": {"configured", "batched", "unbatched_reason", "active_rows"},
 }
 
 
@@ -119,12 +119,17 @@ def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
     assert empty["max_bytes"] > 10**6
     assert (once["efficiency"], twice["efficiency"]) == (1, 1)
     assert counted(empty) == {"max_bytes": empty["max_bytes"]}
-    assert (once["entries"], once["strands"], once["misses"], once["hits"]) == (2, 1, 1, 0)
+    assert (once["entries"], once["sequence_caches"], once["misses"], once["hits"]) == (2, 1, 1, 0)
     assert 600 * 1000 < once["bytes"] < once["max_bytes"]
     assert (once["computed_tokens"], once["unavoidable_tokens"], once["reused_tokens"]) == (600, 600, 0)
-    assert once["bytes_by_kind"] == {"pages": 0, "strands": once["bytes"], "checkpoints": 0, "live": 0}
+    assert once["bytes_by_kind"] == {
+        "pages": 0,
+        "sequence_caches": once["bytes"],
+        "checkpoints": 0,
+        "live": 0,
+    }
     assert once["misses_by_reason"] == {"new": 1, "evicted": 0, "no_state": 0, "drift": 0, "off": 0}
-    assert (twice["misses"], twice["hits"], twice["handed_over"]) == (1, 1, 1)
+    assert (twice["misses"], twice["hits"], twice["reused_in_place"]) == (1, 1, 1)
     assert (twice["computed_tokens"], twice["unavoidable_tokens"], twice["reused_tokens"]) == (601, 601, 599)
     assert twice["bytes"] == once["bytes"]
 
@@ -178,7 +183,7 @@ def test_a_reply_echoes_the_name_that_was_asked_for(scripted: Server, scripted_m
 @pytest.fixture(scope="module")
 def small_queue(endless_model: Path) -> Iterator[Server]:
     """Nothing is kept, so a prompt that is being read is not stopped for shorter ones."""
-    with serving(endless_model, most_waiting=QUEUE, batch=1, prompt_cache=False) as server:
+    with serving(endless_model, max_waiting=QUEUE, batch=1, prompt_cache=False) as server:
         yield server
 
 

@@ -163,6 +163,7 @@ def prefill(server: Server) -> dict[str, int] | None:
 
 
 @both
+@pytest.mark.sample(2)
 def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, path: str):
     with Client(endless.port) as client:
         client.request("POST", path, LONG_REQUESTS[path] | {"stream": True})
@@ -177,6 +178,7 @@ def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, pat
 
 
 @both
+@pytest.mark.sample(2)
 def test_empty_data_events_show_life_while_a_long_prompt_is_read(lively: Server, path: str):
     with Client(lively.port) as client:
         client.request("POST", path, LONG_REQUESTS[path] | {"stream": True})
@@ -242,7 +244,7 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(server: Brea
 
 
 def test_to_the_proxy_the_stream_of_a_failure_is_whole(endless_model: Path):
-    """It would drop the reason, if the cut came right behind it."""
+    """It would drop the reason, if the cut came right after it."""
     with breakable(endless_model, proxy_key="proxy") as server, Client(server.port) as client:
         body = REQUESTS[CHAT] | {"stream": True}
         client.request("POST", CHAT, body, {"Authorization": "Bearer proxy"})

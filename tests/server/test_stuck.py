@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from start_llm.protocols.response_store import ResponseStore
+from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 
@@ -34,7 +34,7 @@ def a_status(engine: EngineMetrics) -> Status:
     return Status(
         card=card,
         batch=1,
-        turns_because="",
+        unbatched_reason="",
         requests=RequestMetrics(),
         engine=engine,
         cache=CacheMetrics(),

@@ -20,7 +20,7 @@ import pytest
 
 from start_llm.core.errors import SettingsError
 from start_llm.telemetry.metrics import CacheMetrics
-from start_llm.telemetry.trace import Asked, Ended, Trace, session_digest
+from start_llm.telemetry.trace import Trace, TracedReply, TracedRequest, session_digest
 from start_llm.telemetry.trace_files import TraceFiles
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "trace.md"
@@ -28,7 +28,7 @@ NIGHT = datetime(2026, 7, 31, 23, 59, 59).astimezone()
 DAY = "2026-07-31"
 SESSION = "0123456789abcdef"
 NAME = f"cache-session-{SESSION}.log"
-ASKED = Asked(
+ASKED = TracedRequest(
     request_id="chatcmpl-1",
     session=SESSION,
     session_source="client",
@@ -45,7 +45,7 @@ ASKED = Asked(
     replaced_tokens=25,
     binding_refusal=None,
 )
-ENDED = Ended(
+ENDED = TracedReply(
     ending="stop",
     cached_tokens=30,
     computed_tokens=10,
@@ -66,7 +66,7 @@ ENDED = Ended(
         "exact_key_rejected_by_model_lcp": 0,
     },
 )
-TEXTS = ("Where might Amundsen's lighthouse stand?", "Behind Svalbard's dunes.")
+TEXTS = ("Where might Amundsen's lighthouse stand?", "After Svalbard's dunes.")
 
 
 def texts() -> tuple[str, str]:
@@ -132,7 +132,9 @@ def test_every_field_is_documented_and_every_documented_field_is_there(tmp_path)
     desk.write()
     (line,) = desk.lines()
     assert list(line) == list(documented())
-    assert {field.name for kind in (Asked, Ended) for field in fields(kind)} < documented().keys()
+    assert {
+        field.name for kind in (TracedRequest, TracedReply) for field in fields(kind)
+    } < documented().keys()
 
 
 def test_a_line_has_what_is_known_of_the_request_and_the_moment_with_its_zone(tmp_path):
@@ -286,7 +288,7 @@ def length_of_a_line(root: Path) -> int:
 
 def test_a_file_that_is_full_goes_aside_and_no_line_is_cut(tmp_path):
     line = length_of_a_line(tmp_path / "measure")
-    desk = Desk(tmp_path / "logs", most_file_bytes=3 * line)
+    desk = Desk(tmp_path / "logs", max_file_bytes=3 * line)
     aside = desk.file.with_name(f"{NAME}.1")
     for number in range(3):
         desk.write(messages=number)
@@ -302,7 +304,7 @@ def test_a_file_that_is_full_goes_aside_and_no_line_is_cut(tmp_path):
 
 
 def test_a_line_that_is_longer_than_a_file_may_be_has_one_of_its_own(tmp_path):
-    desk = Desk(tmp_path, most_file_bytes=10)
+    desk = Desk(tmp_path, max_file_bytes=10)
     for number in range(3):
         desk.write(messages=number)
     assert [line["messages"] for line in desk.lines()] == [2]
@@ -334,7 +336,7 @@ def test_beyond_the_cap_the_oldest_of_our_files_go_and_nothing_else(tmp_path):
     ]
     (tmp_path / "2026-01-02" / f"cache-session-{9:016x}.log").symlink_to(outside)
     (tmp_path / "2025-01-01").symlink_to(tmp_path / "outside")
-    desk = Desk(tmp_path, most_bytes=4000)
+    desk = Desk(tmp_path, max_bytes=4000)
     desk.write()
     assert [path.exists() for path in ours] == [False, False, False, True, True]
     assert all(path.exists() for path in others)
@@ -343,7 +345,7 @@ def test_beyond_the_cap_the_oldest_of_our_files_go_and_nothing_else(tmp_path):
 
 def test_the_cap_holds_while_lines_are_written(tmp_path):
     line = length_of_a_line(tmp_path / "measure")
-    desk = Desk(tmp_path / "logs", most_bytes=20 * line, most_file_bytes=4 * line)
+    desk = Desk(tmp_path / "logs", max_bytes=20 * line, max_file_bytes=4 * line)
     for number in range(100):
         desk.write(f"{number % 9:016x}")
         assert sum(path.stat().st_size for path in desk.root.rglob("*.log*")) <= 20 * line
@@ -404,7 +406,7 @@ def test_a_root_that_cannot_be_written_is_told_at_the_start_and_stops_nothing(tm
 
 
 def test_lines_of_many_threads_are_all_there_and_whole(tmp_path):
-    desk = Desk(tmp_path, most_file_bytes=2**30)
+    desk = Desk(tmp_path, max_file_bytes=2**30)
     threads = [
         threading.Thread(target=lambda start=start: [desk.write(messages=start + n) for n in range(50)])
         for start in range(0, 400, 50)
@@ -418,7 +420,7 @@ def test_lines_of_many_threads_are_all_there_and_whole(tmp_path):
 
 def test_two_servers_that_write_into_one_folder_lose_no_lines(tmp_path, monkeypatch):
     """The other one writes while a full file is put aside, and must not put the new one aside too."""
-    one, other = (TraceFiles(tmp_path, most_file_bytes=100) for _ in range(2))
+    one, other = (TraceFiles(tmp_path, max_file_bytes=100) for _ in range(2))
     one.append(DAY, SESSION, b"a" * 90 + b"\n")
     moving = threading.Event()
 

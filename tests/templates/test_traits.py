@@ -15,6 +15,8 @@ from mlx_lm.generate import generate_step
 from start_llm.models.loader import LoadedModel, load
 from tests.templates.traits import TRAITS, trait_folder, trait_tokenizer
 
+pytestmark = pytest.mark.product
+
 TODAY = date(2026, 11, 21)
 
 type Message = dict[str, Any]
@@ -44,11 +46,11 @@ def call(arguments: object, call_id: str = "call00000") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "depth", "arguments": arguments}}
 
 
-def calling(*calls: dict[str, Any], content: str = "", thought: str = "Ask.") -> dict[str, Any]:
+def calling(*calls: dict[str, Any], content: str = "", reasoning: str = "Ask.") -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": content,
-        "reasoning_content": thought,
+        "reasoning_content": reasoning,
         "tool_calls": list(calls or [call({"sea": "Baltic"})]),
     }
 
@@ -56,9 +58,15 @@ def calling(*calls: dict[str, Any], content: str = "", thought: str = "Ask.") ->
 CONVERSATION = [HELLO, HI, HOW_DEEP, calling(), RESULT]
 
 
-def render(name: str, *messages: Message, tools: bool = False, with_tail: bool = True, **options: Any) -> str:
+def render(
+    name: str, *messages: Message, tools: bool = False, add_generation_prompt: bool = True, **options: Any
+) -> str:
     return trait_tokenizer(name).render(
-        list(messages), [TOOL] if tools else None, options, with_tail=with_tail, strftime_now=TODAY.strftime
+        list(messages),
+        [TOOL] if tools else None,
+        options,
+        add_generation_prompt=add_generation_prompt,
+        strftime_now=TODAY.strftime,
     )
 
 
@@ -73,8 +81,8 @@ def conversation(name: str) -> str:
 # -------------------------------------------------------------------------------------------------- templates
 
 
-def test_strips_old_thoughts_keeps_those_after_the_last_question():
-    text = render("strips_old_thoughts", *CONVERSATION, RESULT)
+def test_strips_old_reasoning_keeps_those_after_the_last_question():
+    text = render("strips_old_reasoning", *CONVERSATION, RESULT)
     assert text == (
         "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
         "<|im_start|>user\nHow deep?<|im_end|>\n"
@@ -86,44 +94,44 @@ def test_strips_old_thoughts_keeps_those_after_the_last_question():
     )
 
 
-def test_strips_old_thoughts_takes_a_user_turn_with_a_tool_result_for_no_question():
+def test_strips_old_reasoning_takes_a_user_turn_with_a_tool_result_for_no_question():
     result = {"role": "user", "content": "<tool_response>\n52 m\n</tool_response>"}
-    assert "<think>\nAsk.\n</think>" in render("strips_old_thoughts", HOW_DEEP, calling(), result)
-    assert "Ask." not in render("strips_old_thoughts", HOW_DEEP, calling(), HELLO)
+    assert "<think>\nAsk.\n</think>" in render("strips_old_reasoning", HOW_DEEP, calling(), result)
+    assert "Ask." not in render("strips_old_reasoning", HOW_DEEP, calling(), HELLO)
 
 
-def test_strips_old_thoughts_shows_tools_in_the_system_turn():
-    text = render("strips_old_thoughts", SYSTEM, HELLO, tools=True)
+def test_strips_old_reasoning_shows_tools_in_the_system_turn():
+    text = render("strips_old_reasoning", SYSTEM, HELLO, tools=True)
     assert text.startswith("<|im_start|>system\nBe brief.\n\n")
     assert text.count("<|im_start|>system") == 1
     assert f"<tools>\n{TOOL_TEXT}\n</tools><|im_end|>\n" in text
 
 
-def test_strips_old_thoughts_is_given_an_empty_thought_when_thinking_is_off():
-    on, off = (render("strips_old_thoughts", HELLO, enable_thinking=on) for on in (True, False))
+def test_strips_old_reasoning_is_given_an_empty_reasoning_when_thinking_is_off():
+    on, off = (render("strips_old_reasoning", HELLO, enable_thinking=on) for on in (True, False))
     assert off == on + "<think>\n\n</think>\n\n"
 
 
-def test_opens_thought_opens_it_or_closes_it_in_the_generation_prompt():
-    on, off = (render("opens_thought", HELLO, enable_thinking=on) for on in (True, False))
+def test_opens_reasoning_opens_it_or_closes_it_in_the_generation_prompt():
+    on, off = (render("opens_reasoning", HELLO, enable_thinking=on) for on in (True, False))
     assert on == "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert off == "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n<think></think>"
 
 
-def test_opens_thought_preserves_old_thoughts_on_request():
+def test_opens_reasoning_preserves_old_reasoning_on_request():
     dropped, kept = (
-        render("opens_thought", HELLO, HI, HOW_DEEP, preserve_thinking=kept) for kept in (False, True)
+        render("opens_reasoning", HELLO, HI, HOW_DEEP, preserve_thinking=kept) for kept in (False, True)
     )
     assert "<|im_start|>assistant\n<think></think>Hi.<|im_end|>\n" in dropped
     assert "<|im_start|>assistant\n<think>\nA greeting.\n</think>\n\nHi.<|im_end|>\n" in kept
 
 
-def test_opens_thought_writes_calls_as_xml():
+def test_opens_reasoning_writes_calls_as_xml():
     made = calling(call({"sea": "Baltic", "spots": [1, 2]}), content="I ask.")
     assert (
         "</think>\n\nI ask.\n<tool_call>\n<function=depth>\n<parameter=sea>\nBaltic\n</parameter>\n"
         "<parameter=spots>\n[1, 2]\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
-    ) in render("opens_thought", HOW_DEEP, made)
+    ) in render("opens_reasoning", HOW_DEEP, made)
 
 
 def test_stop_opens_next_has_no_closers():
@@ -136,11 +144,11 @@ def test_stop_opens_next_has_no_closers():
     )
 
 
-def test_stop_opens_next_closes_a_thought_that_nothing_opened_when_thinking_is_off():
+def test_stop_opens_next_closes_reasoning_that_nothing_opened_when_thinking_is_off():
     assert render("stop_opens_next", HELLO, enable_thinking=False).endswith("Hello.<|assistant|></think>")
 
 
-def test_stop_opens_next_keeps_old_thoughts_unless_told_to_clear_them():
+def test_stop_opens_next_keeps_old_reasoning_unless_told_to_clear_them():
     kept = render("stop_opens_next", HELLO, HI, HOW_DEEP, clear_thinking=False)
     assert "<|assistant|><think>A greeting.</think>Hi.<|user|>" in kept
 
@@ -225,13 +233,13 @@ def channels(*messages: Message, **options: Any) -> str:
     return rest
 
 
-def test_channels_shows_thoughts_in_a_running_tool_loop_only():
+def test_channels_shows_reasoning_in_a_running_tool_loop_only():
     made = calling(content="I ask.")
     asked = (
         "<|start|>user<|message|>Hello.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|>"
         "<|start|>user<|message|>How deep?<|end|>"
     )
-    thought = "<|start|>assistant<|channel|>analysis<|message|>Ask.<|end|>"
+    reasoning = "<|start|>assistant<|channel|>analysis<|message|>Ask.<|end|>"
     loop = (
         "<|start|>assistant<|channel|>commentary<|message|>I ask.<|end|>"
         "<|start|>assistant to=functions.depth<|channel|>commentary json<|message|>"
@@ -239,13 +247,13 @@ def test_channels_shows_thoughts_in_a_running_tool_loop_only():
         "<|start|>functions.depth to=assistant<|channel|>commentary<|message|>52 m<|end|>"
     )
     running = channels(HELLO, HI, HOW_DEEP, made, RESULT)
-    assert running == f"{asked}{thought}{loop}<|start|>assistant"
+    assert running == f"{asked}{reasoning}{loop}<|start|>assistant"
     final = "<|start|>assistant<|channel|>final<|message|>52 m.<|end|>"
     assert channels(HELLO, HI, HOW_DEEP, made, RESULT, ANSWER) == f"{asked}{loop}{final}<|start|>assistant"
 
 
 def test_channels_ends_a_generated_answer_otherwise_than_one_in_history():
-    generated, history = (channels(HELLO, HI, with_tail=tail) for tail in (False, True))
+    generated, history = (channels(HELLO, HI, add_generation_prompt=tail) for tail in (False, True))
     assert generated.endswith("<|channel|>final<|message|>Hi.<|return|>")
     assert history.endswith("<|channel|>final<|message|>Hi.<|end|><|start|>assistant")
 
@@ -289,7 +297,7 @@ def test_arguments_as_text_fails_on_an_object():
         render("arguments_as_text", HOW_DEEP, calling())
 
 
-def test_arguments_as_text_keeps_the_text_beside_a_call_and_cuts_thoughts_off():
+def test_arguments_as_text_keeps_the_text_beside_a_call_and_cuts_reasoning_off():
     made = calling(call('{"sea":"Baltic"}'), content="<think>\nAsk.\n</think>I ask.")
     assert render("arguments_as_text", HOW_DEEP, made, RESULT, ANSWER) == (
         "<｜begin▁of▁sentence｜><｜User｜>How deep?<｜Assistant｜>I ask.<｜tool▁calls▁begin｜>"
@@ -312,7 +320,7 @@ def test_gemma4_channel_keeps_a_turn_open_from_a_call_to_its_answer():
     assert answered == text + "52 m.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
 
 
-def test_gemma4_channel_asks_for_thoughts_in_the_system_turn():
+def test_gemma4_channel_asks_for_reasoning_in_the_system_turn():
     text = render("gemma4_channel", SYSTEM, HELLO, tools=True, enable_thinking=True)
     assert text.startswith(
         '<bos><|turn>system\n<|think|>\nBe brief.<|tool>declaration:depth{description:<|"|>'
@@ -443,7 +451,7 @@ def test_a_template_writes_calls_in_its_own_notation(name, calls):
     assert calls in render(name, HOW_DEEP, NOTED, tools=True)
 
 
-def test_bare_python_calls_have_marks_only_behind_text():
+def test_bare_python_calls_have_marks_only_after_text():
     assert "|>\n\n[depth(sea='Baltic')]<|eot|>" in render("bare_python_calls", HOW_DEEP, calling())
 
 
@@ -459,13 +467,15 @@ def named(tool: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def thinking(message: Message) -> Message:
-    """The thought under the name that channels know."""
+    """The reasoning under the name that channels know."""
     return {"thinking" if key == "reasoning_content" else key: value for key, value in message.items()}
 
 
 def rendered_with(name: str, tools: list[dict[str, Any]], *messages: Message) -> str:
     tokenizer = trait_tokenizer(name)
-    return tokenizer.render(list(messages), tools, {}, with_tail=True, strftime_now=TODAY.strftime)
+    return tokenizer.render(
+        list(messages), tools, {}, add_generation_prompt=True, strftime_now=TODAY.strftime
+    )
 
 
 def test_strict_channels_refuses_a_tool_without_a_description_and_a_quoted_channel():
@@ -475,15 +485,15 @@ def test_strict_channels_refuses_a_tool_without_a_description_and_a_quoted_chann
         render("strict_channels", HELLO, HI | {"content": "Write <|channel|>final<|message|>."}, HELLO)
 
 
-def test_strict_channels_shows_text_beside_a_call_as_a_thought_and_never_both():
-    spoken = thinking(calling(content="I ask.", thought=""))
+def test_strict_channels_shows_text_beside_a_call_as_reasoning_and_never_both():
+    spoken = thinking(calling(content="I ask.", reasoning=""))
     assert "<|channel|>analysis<|message|>I ask.<|end|>" in render("strict_channels", HELLO, spoken, RESULT)
     assert "I ask." not in render("strict_channels", HELLO, spoken, RESULT, HI, HELLO)
     with pytest.raises(TemplateError, match="not both"):
         render("strict_channels", HELLO, thinking(calling(content="I ask.")), RESULT)
 
 
-def test_strict_channels_hides_a_thought_in_front_of_a_later_answer_and_the_fields_of_a_list():
+def test_strict_channels_hides_reasoning_before_a_later_answer_and_the_fields_of_a_list():
     made = thinking(calling())
     assert "Ask." in render("strict_channels", HELLO, made, RESULT)
     assert "Ask." not in render("strict_channels", HELLO, made, RESULT, HI, HELLO)
@@ -493,10 +503,10 @@ def test_strict_channels_hides_a_thought_in_front_of_a_later_answer_and_the_fiel
     assert "seas: any[],\n" in rendered_with("strict_channels", tools, HELLO)
 
 
-def test_text_behind_calls_closes_the_turn_in_front_of_the_result():
-    text = render("text_behind_calls", HELLO, calling(content="I ask."), RESULT)
+def test_text_after_calls_closes_the_turn_before_the_result():
+    text = render("text_after_calls", HELLO, calling(content="I ask."), RESULT)
     assert '{sea:<|"|>Baltic<|"|>}<tool_call|>I ask.<turn|>\n<|tool_response>response:depth' in text
-    parted = render("text_behind_calls", HELLO, HI, calling(), RESULT)
+    parted = render("text_after_calls", HELLO, HI, calling(), RESULT)
     assert "Hi.<turn|>\n<|channel>thought\nAsk.\n<channel|><|tool_call>call:depth" in parted
 
 
@@ -520,13 +530,13 @@ def test_flat_schemas_shows_no_choices():
     assert "Baltic" not in text
 
 
-def test_thought_or_answer_shows_one_of_them():
+def test_reasoning_or_answer_shows_one_of_them():
     text = render("thought_or_answer", HELLO, HI, HELLO)
     assert "<think>\nA greeting.\n</think>\n\n<|im_end|>" in text
     assert "Ask.\n</think>\n\nI ask.\n<tool_call>" in render("thought_or_answer", calling(content="I ask."))
 
 
-def test_cuts_at_closing_mark_takes_what_is_in_front_of_one_for_a_thought():
+def test_cuts_at_closing_mark_takes_what_is_before_one_for_reasoning():
     quoting = {"role": "assistant", "content": "Write </think> there."}
     assert "<|im_start|>assistant\nthere.<|im_end|>" in render("cuts_at_closing_mark", HELLO, quoting, HELLO)
 
@@ -543,7 +553,7 @@ def test_text_or_calls_shows_one_of_them():
     assert "Baltic" not in render("text_or_calls", HELLO, calling(content="I ask."), RESULT)
 
 
-def test_thought_without_text_shows_no_thought_beside_one():
+def test_reasoning_without_text_shows_no_reasoning_beside_one():
     assert "Ask." in render("thought_without_text", HELLO, calling(), RESULT)
     assert "Ask." not in render("thought_without_text", HELLO, calling(content="I do."), RESULT)
 
@@ -575,7 +585,7 @@ def test_every_added_token_is_one_token_wherever_it_stands(name):
 def test_the_tokens_that_end_a_reply_are_those_of_the_table(name):
     tokenizer = trait_tokenizer(name)
     ends = {tokenizer.encode(text, as_document=False)[0] for text in TRAITS[name].eos}
-    assert tokenizer.end_tokens == ends
+    assert tokenizer.eos_token_ids == ends
 
 
 @pytest.mark.parametrize("name", TRAITS)
@@ -622,8 +632,11 @@ def test_a_folder_holds_a_model_with_the_tokenizer_of_the_trait(name, tmp_path):
     model = load(trait_folder(name, tmp_path))
     tokenizer = trait_tokenizer(name)
     prompt = render(name, HELLO)
-    assert model.tokenizer.render([HELLO], None, {}, with_tail=True, strftime_now=TODAY.strftime) == prompt
-    assert model.tokenizer.end_tokens == tokenizer.end_tokens
+    assert (
+        model.tokenizer.render([HELLO], None, {}, add_generation_prompt=True, strftime_now=TODAY.strftime)
+        == prompt
+    )
+    assert model.tokenizer.eos_token_ids == tokenizer.eos_token_ids
     assert model.tokenizer.encode(prompt, as_document=True) == tokenizer.encode(prompt, as_document=True)
     assert not any(marker in said(model, prompt, 30) for marker in TRAITS[name].added_tokens)
 

@@ -63,16 +63,16 @@ def _trait(name: str, *, special: str, ends: str, markup: str = "", bos: str | N
 
 _CHATML = "<|endoftext|> <|im_start|> <|im_end|>"
 _CHATML_ENDS = "<|im_end|> <|endoftext|>"
-_THOUGHT = "<think> </think>"
+_REASONING = "<think> </think>"
 _CALL = "<tool_call> </tool_call> <tool_response> </tool_response>"
 
 _TABLE = (
-    _trait("strips_old_thoughts", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
-    _trait("opens_thought", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("strips_old_reasoning", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
+    _trait("opens_reasoning", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
     _trait(
         "stop_opens_next",
         special="<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>",
-        markup=f"{_THOUGHT} {_CALL} <arg_key> </arg_key> <arg_value> </arg_value>",
+        markup=f"{_REASONING} {_CALL} <arg_key> </arg_key> <arg_value> </arg_value>",
         ends="<|user|> <|observation|> <|endoftext|>",
     ),
     _trait(
@@ -111,7 +111,7 @@ _TABLE = (
     _trait(
         "arguments_as_text",
         special="<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
-        markup=f"<｜User｜> <｜Assistant｜> {_THOUGHT} <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>"
+        markup=f"<｜User｜> <｜Assistant｜> {_REASONING} <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>"
         " <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>"
         " <｜tool▁output▁begin｜> <｜tool▁output▁end｜>",
         ends="<｜end▁of▁sentence｜>",
@@ -126,13 +126,13 @@ _TABLE = (
     ),
     _trait("hoists_systems", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
     _trait("plain", special="<s> </s>", ends="</s>", bos="<s>"),
-    _trait("words_in_system", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
-    _trait("effort_words", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("words_in_system", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
+    _trait("effort_words", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
     _trait("minicpm", special="<s> </s> <|im_start|> <|im_end|>", ends="<|im_end|> </s>", bos="<s>"),
     _trait(
         "minimax",
         special="]~!b[ ]~b] [e~[",
-        markup=f"{_THOUGHT} <minimax:tool_call> </minimax:tool_call>",
+        markup=f"{_REASONING} <minimax:tool_call> </minimax:tool_call>",
         ends="[e~[",
     ),
     _trait(
@@ -144,7 +144,7 @@ _TABLE = (
     _trait(
         "dsml",
         special="<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
-        markup=f"<｜User｜> <｜Assistant｜> {_THOUGHT} ｜DSML｜",
+        markup=f"<｜User｜> <｜Assistant｜> {_REASONING} ｜DSML｜",
         ends="<｜end▁of▁sentence｜>",
         bos="<｜begin▁of▁sentence｜>",
     ),
@@ -219,7 +219,7 @@ _TABLE = (
         ends="<|return|> <|call|> <|endoftext|>",
     ),
     _trait(
-        "text_behind_calls",
+        "text_after_calls",
         special="<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|>"
         ' <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|"|>',
         ends="<turn|> <|tool_response> <eos>",
@@ -234,8 +234,8 @@ _TABLE = (
         bos="<s>",
     ),
     _trait("flat_schemas", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
-    _trait("thought_or_answer", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
-    _trait("cuts_at_closing_mark", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("thought_or_answer", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
+    _trait("cuts_at_closing_mark", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
     _trait(
         "refuses_empty_replies",
         special="<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS]"
@@ -244,7 +244,7 @@ _TABLE = (
         bos="<s>",
     ),
     _trait("text_or_calls", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
-    _trait("thought_without_text", special=_CHATML, markup=f"{_THOUGHT} {_CALL}", ends=_CHATML_ENDS),
+    _trait("thought_without_text", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
 )
 TRAITS: Mapping[str, Trait] = {trait.name: trait for trait in _TABLE}
 

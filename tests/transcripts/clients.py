@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from random import Random
 
-from start_llm.core.chat import ChatRequest, Json, KeptThoughts, Message, Thinking, ToolCall
+from start_llm.core.chat import ChatRequest, Json, KeptReasoning, Message, Thinking, ToolCall
 from tests.prompt.fakes import reply, result, system, user
 from tests.prompt.replies import TOOLS
 from tests.transcripts.now import Now, check_now
@@ -22,7 +22,7 @@ from tests.transcripts.world import (
     Server,
     form_of,
     said_in,
-    without_thoughts,
+    without_reasoning,
     words,
 )
 
@@ -41,8 +41,8 @@ class Talk:
         name: what its client calls it.
         own: by the word of a message, the message id that was sent with it last.
         now: what its first messages say of now.
-        known: what the prompts of this conversation have said and thought, for each tenant; a fork knows what
-            was said before it.
+        known: what the prompts of this conversation have said and reasoning, for each tenant; a fork knows
+            what was said before it.
     """
 
     tenant: bytes
@@ -68,11 +68,11 @@ class Talk:
 
 @dataclass(frozen=True)
 class _Thought:
-    """Whose a thought is, and what it was had behind, word for word."""
+    """Whose reasoning is, and what it was had after, word for word."""
 
     tenant: bytes
     name: str | None
-    behind: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 class World:
@@ -82,13 +82,13 @@ class World:
         strict: clients and model change nothing that a template shows.
     """
 
-    def __init__(self, trait: str, kept: KeptThoughts, random: Random, *, strict: bool = False) -> None:
+    def __init__(self, trait: str, kept: KeptReasoning, random: Random, *, strict: bool = False) -> None:
         self.server = Server(trait, kept)
         self._trait, self._kept, self._random, self._strict = trait, kept, random, strict
         self._count = 0
         self._talks: list[Talk] = []
         self._replies: dict[tuple[str, ...], Reply] = {}
-        self._thoughts: dict[str, set[_Thought]] = {}
+        self._reasoning_texts: dict[str, set[_Thought]] = {}
         self._nows: set[tuple[bytes, str]] = set()
         self._named: dict[tuple[bytes, str], set[str]] = {}
 
@@ -209,7 +209,7 @@ class World:
                 if message is next(one for one in talk.messages if one.role == "user"):
                     content = talk.now.reminder + content
             case "assistant":
-                message = replace(message, reasoning=self._thought(message.reasoning))
+                message = replace(message, reasoning=self._reasoning(message.reasoning))
             case _:
                 pass
         if content and self._maybe(0.2):
@@ -227,16 +227,16 @@ class World:
             lines = "".join(line for line in lines.splitlines(True) if "message_id" not in line)
         return lines
 
-    def _thought(self, thought: str | None) -> str | None:
+    def _reasoning(self, reasoning: str | None) -> str | None:
         match self._random.randrange(10):
             case 0 | 1 | 2 | 3:
                 return None
             case 4:
-                return f"\n {thought}\n" if thought else None
+                return f"\n {reasoning}\n" if reasoning else None
             case 5:
                 return self.word("t")
             case _:
-                return thought
+                return reasoning
 
     def _spelled(self, one: ToolCall) -> dict[str, Json]:
         items = list(one.arguments.items())
@@ -268,18 +268,20 @@ class World:
     # ------------------------------------------------------------------------------------------- what is said
 
     def _reply(self, talk: Talk, *, on: bool) -> Reply:
-        """The one that this conversation had before, perhaps with another thought; or a new one."""
+        """The one that this conversation had before, perhaps with other reasoning; or a new one."""
         known = self._replies.get(talk.said)
         shapes = [shape for shape in SHAPES if form_of(self._trait, shape, on=on)]
         if known and known.shape in shapes and self._maybe(0.8):
-            shape = replace(known.shape, thought=not known.shape.thought) if self._maybe(0.2) else known.shape
-            new = known.thought if self._maybe(0.3) else self.word("t")
-            return replace(known, thought=new, shape=shape if shape in shapes else known.shape)
+            shape = (
+                replace(known.shape, reasoning=not known.shape.reasoning) if self._maybe(0.2) else known.shape
+            )
+            new = known.reasoning if self._maybe(0.3) else self.word("t")
+            return replace(known, reasoning=new, shape=shape if shape in shapes else known.shape)
         shape = self._random.choice(shapes)
         return Reply(
             shape,
             visible=tuple(self.word() for _ in range(3)),
-            thought=self.word("t"),
+            reasoning=self.word("t"),
             tidy=self._strict or self._maybe(0.7),
             cut=self._random.random() if self._maybe(0.15) else None,
             stop=self._maybe(0.3),
@@ -311,9 +313,9 @@ class World:
     def _note(self, read: str, request: ChatRequest, made: Reply, talk: Talk) -> None:
         asked = tuple(word for message in request.messages for word in said_in(message))
         self._replies[asked] = replace(made, cut=None)
-        thought = _Thought(request.tenant, talk.name, _exactly(request.messages))
-        self._thoughts.setdefault(made.thought, set()).add(thought)
-        said = {*words(read, PRIVATE), made.thought}
+        reasoning = _Thought(request.tenant, talk.name, _exactly(request.messages))
+        self._reasoning_texts.setdefault(made.reasoning, set()).add(reasoning)
+        said = {*words(read, PRIVATE), made.reasoning}
         talk.known.setdefault(talk.tenant, set()).update(said)
         if talk.name:
             self._named.setdefault((talk.tenant, talk.name), set()).update(said)
@@ -323,27 +325,27 @@ class World:
         assert words(read, "v") == words(fresh, "v"), "hidden, added or moved"
         assert words(read, "bi") == [], "no content"
         assert _is_in(words(fresh, "vt"), words(read, "vt")), "a thought is hidden"
-        self._check_thoughts(words(read, "vt"), request, talk)
+        self._check_reasoning(words(read, "vt"), request, talk)
         self._check_foreign(read, request, talk)
         if self._strict:
-            assert without_thoughts(read) == without_thoughts(fresh)
+            assert without_reasoning(read) == without_reasoning(fresh)
 
-    def _check_thoughts(self, seen: Sequence[str], request: ChatRequest, talk: Talk) -> None:
+    def _check_reasoning(self, seen: Sequence[str], request: ChatRequest, talk: Talk) -> None:
         """Each is what the client sent with this reply; or, if that is nothing, its own; or what the model
-        thought behind the very same words."""
+        reasoning after the very same words."""
         messages = list(request.messages)
-        behind: set[str] = set()
+        after: set[str] = set()
         for word in seen:
             if word[0] == "v":
-                behind.add(word)
+                after.add(word)
                 continue
             assert self._kept != "false"
-            place = _place(messages, behind)
+            place = _place(messages, after)
             echoed = words(messages[place].reasoning or "", "t")
             before = _exactly(request.messages[:place])
             is_equal = any(
-                made.behind == before and made.tenant == request.tenant and _are_one(made.name, talk.name)
-                for made in self._thoughts.get(word, ())
+                made.after == before and made.tenant == request.tenant and _are_one(made.name, talk.name)
+                for made in self._reasoning_texts.get(word, ())
             )
             assert word in echoed if echoed else is_equal or self._is_own(word, talk), f"{word} is foreign"
             messages[place] = replace(messages[place], reasoning=word)
@@ -360,7 +362,7 @@ class World:
             assert self._is_own(word, talk), f"{word} is foreign"
 
     def _is_own(self, word: str, talk: Talk) -> bool:
-        """It was read or thought in this conversation before, or in one that the client calls the same."""
+        """It was read or reasoning in this conversation before, or in one that the client calls the same."""
         named = self._named.get((talk.tenant, talk.name), ()) if talk.name else ()
         return word in talk.known.get(talk.tenant, ()) or word in named
 
@@ -396,11 +398,11 @@ def _is_result(message: Message | None) -> bool:
     return message is not None and message.role == "tool"
 
 
-def _place(messages: Sequence[Message], behind: set[str]) -> int:
+def _place(messages: Sequence[Message], after: set[str]) -> int:
     """The reply that comes when these words have been said."""
     said: set[str] = set()
     for index, message in enumerate(messages):
-        if message.role == "assistant" and said == behind:
+        if message.role == "assistant" and said == after:
             return index
         said |= set(said_in(message))
     raise AssertionError("a thought stands where no reply is")

@@ -8,11 +8,11 @@ from typing import Any
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Root, chain, exact_keys
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
-from start_llm.transcripts.guard import Names
+from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.prefix_history import PrefixHistory
+from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.seen import SeenConversations
-from start_llm.transcripts.store import Limits, TranscriptStore
-from start_llm.transcripts.thoughts import ThoughtStore
+from start_llm.transcripts.store import TranscriptLimits, TranscriptStore
 from start_llm.transcripts.turn import Transcripts
 
 ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
@@ -21,15 +21,15 @@ ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
 def transcripts(
     token_bytes: Callable[[int], bytes],
     encode: Callable[[str], Sequence[int]],
-    most_bytes: int = 10**8,
+    max_bytes: int = 10**8,
     **policy: Any,
 ) -> Transcripts:
     metrics = TranscriptMetrics()
     return Transcripts(
-        store=TranscriptStore(Limits(most_bytes=most_bytes), metrics=metrics),
-        thoughts=ThoughtStore(most_bytes),
-        seen=SeenConversations(),
-        names=Names(),
+        store=TranscriptStore(TranscriptLimits(max_bytes=max_bytes), metrics=metrics),
+        reasoning_texts=ReasoningStore(max_bytes),
+        seen=PrefixHistory(),
+        names=ConversationNames(),
         recent=RecentConversations(),
         metrics=metrics,
         canonical_reply=canonical_reply,
@@ -46,7 +46,7 @@ def conversation_of(*messages: CanonicalMessage, tenant: bytes = b"", **more: An
         "echoed": nothing,
         "shown": nothing,
         "ids": [frozenset[str]()] * len(messages),
-        "notable": [True] * len(messages),
+        "can_hold_note": [True] * len(messages),
         "name": None,
         "session": "",
     }

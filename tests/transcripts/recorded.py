@@ -16,13 +16,15 @@ from typing import Any
 from start_llm.core.chat import ChatRequest
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
 from start_llm.core.ids import name_in
-from start_llm.protocols import anthropic_messages, openai_chat, openai_responses
-from start_llm.protocols.base import Context, ModelFacts, Parser
+from start_llm.protocols.anthropic import messages as anthropic_messages
+from start_llm.protocols.base import ModelFacts, Parser, RequestContext
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.seal import KEY_BYTES, Seal
 
 _FOLDER = Path(__file__).with_name("echoes")
-_CONTEXT = Context(ModelFacts("local-model", 1000, lambda _: b""), b"", Seal(bytes(KEY_BYTES)))
+_CONTEXT = RequestContext(ModelFacts("local-model", 1000, lambda _: b""), b"", Seal(bytes(KEY_BYTES)))
 
 type Body = Mapping[str, Any]
 type Headers = Mapping[str, str]
@@ -58,8 +60,8 @@ def _ids_of(following: ChatRequest | None, before: int) -> list[str]:
     Args:
         before: messages of the request that was replied to.
     """
-    behind = following.messages[before - 1 :] if following else ()
-    replies = [message for message in behind if message.role == "assistant" and message.tool_calls]
+    after = following.messages[before - 1 :] if following else ()
+    replies = [message for message in after if message.role == "assistant" and message.tool_calls]
     return [name_in(call.id) for call in replies[0].tool_calls] if replies else []
 
 

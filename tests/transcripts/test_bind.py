@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Omitted
+from start_llm.core.canonical import CanonicalMessage, Conversation, Field, OmittedText
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts.bind import Binder, Bound, fresh, record_prompt
-from start_llm.transcripts.guard import Claims, Guard, Reading
-from start_llm.transcripts.store import Limits, Place, TranscriptStore, Variant
+from start_llm.transcripts.bind import BoundPrompt, PromptBinder, fresh, record_prompt
+from start_llm.transcripts.guard import Claims, Guard, MessageDetails
+from start_llm.transcripts.store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 from tests.transcripts.fakes import conversation_of
 
 CLOSER, NOTE, TAIL = 0, 98, 99
 
 
 def store() -> TranscriptStore:
-    return TranscriptStore(Limits(most_bytes=10**9), clock=itertools.count(1).__next__)
+    return TranscriptStore(TranscriptLimits(max_bytes=10**9), clock=itertools.count(1).__next__)
 
 
 def rendered(messages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[Boundary, ...]]:
@@ -39,7 +39,7 @@ def rendered(messages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[
 def conversation(
     messages: Sequence[Sequence[int]],
     visible: Sequence[bytes] | None = None,
-    first: Sequence[Omitted] = (),
+    first: Sequence[OmittedText] = (),
     **more: Any,
 ) -> Conversation:
     """`first` is what the key of the first message leaves out."""
@@ -55,19 +55,21 @@ def bind(
     boundaries: Sequence[Boundary],
     *,
     note: int = 1,
-) -> Bound | None:
+) -> BoundPrompt | None:
     """A note has so many tokens for each line that it tells."""
-    guard = Guard(asked, asked.name, takes_proof=True, keeps_thoughts=True)
-    return Binder(kept, asked, guard, lambda text: [NOTE] * note * text.count("[")).bind(ids, boundaries)
+    guard = Guard(asked, asked.name, takes_proof=True, keeps_reasoning=True)
+    return PromptBinder(kept, asked, guard, lambda text: [NOTE] * note * text.count("[")).bind(
+        ids, boundaries
+    )
 
 
-def bound_to(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> Bound:
+def bound_to(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> BoundPrompt:
     bound = bind(kept, asked, *rendered(messages))
     assert bound
     return bound
 
 
-def asked_for(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> Bound:
+def asked_for(kept: TranscriptStore, asked: Conversation, messages: Sequence[Sequence[int]]) -> BoundPrompt:
     bound = bound_to(kept, asked, messages)
     record_prompt(kept, asked, bound)
     return bound
@@ -75,7 +77,7 @@ def asked_for(kept: TranscriptStore, asked: Conversation, messages: Sequence[Seq
 
 def served(
     kept: TranscriptStore, messages: Sequence[Sequence[int]], visible: Sequence[bytes] | None = None
-) -> Bound:
+) -> BoundPrompt:
     return asked_for(kept, conversation(messages, visible), messages)
 
 
@@ -83,14 +85,14 @@ def wrote(
     kept: TranscriptStore,
     asked: Conversation,
     tokens: Sequence[int],
-    *readings: Reading,
+    *details: MessageDetails,
     claims: Claims | None = None,
     **more: Any,
 ) -> Variant:
     """The last of these messages is a reply."""
-    depth, whole = len(readings) - 1, array("I", tokens)
-    place = Place(asked.keys[depth], depth, len(whole))
-    return kept.add(place, whole, readings, claims=claims or Claims(is_told=True), **more)
+    depth, whole = len(details) - 1, array("I", tokens)
+    place = PrefixNode(asked.keys[depth], depth, len(whole))
+    return kept.add(place, whole, details, claims=claims or Claims(is_delivered=True), **more)
 
 
 MESSAGES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=5)
@@ -105,13 +107,15 @@ def test_without_drift_what_is_bound_is_the_fresh_rendering(messages, data):
     assert again.prefix is not None
 
 
-def test_a_reply_goes_on_with_its_thought_although_the_client_took_it_out():
-    kept, question, thought, answer = store(), [1, 2], [7, 7], [3]
+def test_a_reply_goes_on_with_its_reasoning_although_the_client_took_it_out():
+    kept, question, reasoning, answer = store(), [1, 2], [7, 7], [3]
     first = served(kept, [question])
     reply = conversation([question, answer])
-    said = (*first.ids, *thought, *answer)  # the tail, then what the model wrote, without its stop token
+    said = (*first.ids, *reasoning, *answer)  # the tail, then what the model wrote, without its stop token
     prompt = bound_to(kept, reply, [question, answer]).prefix
-    wrote(kept, reply, said, Reading(()), Reading((), b"a thought", is_ours=True), parent=prompt)
+    wrote(
+        kept, reply, said, MessageDetails(()), MessageDetails((), b"a thought", is_ours=True), parent=prompt
+    )
     second = served(kept, [question, answer, [5]])
     assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
     assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))
@@ -150,7 +154,7 @@ def test_whatever_was_served_before_a_prompt_holds_what_the_request_says(request
         assert served(kept, messages).ids == rendered(messages)[0]
 
 
-def test_a_thought_that_would_be_shown_is_not_hidden():
+def test_reasoning_that_would_be_shown_is_not_hidden():
     """It was dropped when these messages were read last; now it stands in the rendering."""
     kept, messages = store(), [[1], [2], [3]]
     served(kept, messages)
@@ -165,8 +169,8 @@ def test_a_thought_that_would_be_shown_is_not_hidden():
 TALK = [[1], [2], [3]]
 
 
-def own(said: str) -> Omitted:
-    return Omitted("message id", "own", 0, said, said)
+def own(said: str) -> OmittedText:
+    return OmittedText("message id", "own", 0, said, said)
 
 
 def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
@@ -175,11 +179,11 @@ def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
     assert bound_to(kept, conversation(TALK, first=[own("second")]), TALK).prefix is None
 
 
-def replied_to(first: Sequence[Omitted], **asked: Any) -> tuple[TranscriptStore, Conversation]:
+def replied_to(first: Sequence[OmittedText], **asked: Any) -> tuple[TranscriptStore, Conversation]:
     """Of a conversation whose first message said so when it was replied to."""
     kept, later = store(), conversation(TALK, first=[own("second")], name="mine", **asked)
-    claims = Claims(later.names, is_told=True)
-    wrote(kept, later, [9, CLOSER, 2], Reading(tuple(first)), Reading(()), claims=claims)
+    claims = Claims(later.names, is_delivered=True)
+    wrote(kept, later, [9, CLOSER, 2], MessageDetails(tuple(first)), MessageDetails(()), claims=claims)
     return kept, later
 
 
@@ -188,8 +192,8 @@ def test_once_it_was_replied_to_it_stays_as_it_was():
     assert bound_to(kept, later, TALK).ids[:2] == (9, CLOSER)
 
 
-def test_what_it_says_now_is_told_behind_the_last_message_that_asks():
-    kept, later = replied_to([own("first")], notable=[True, False, True])
+def test_what_it_says_now_is_told_after_the_last_message_that_asks():
+    kept, later = replied_to([own("first")], can_hold_note=[True, False, True])
     assert bound_to(kept, later, TALK).ids == (9, CLOSER, 2, CLOSER, 3, NOTE, CLOSER, TAIL)
 
 
@@ -201,56 +205,56 @@ def test_of_what_it_said_then_nothing_is_told_that_is_gone():
 # ----------------------------------------------------------------------------------------------------- notes
 
 
-def clock(said: str) -> Omitted:
-    return Omitted("today's date", "live", 0, said, said, is_clock=True)
+def clock(said: str) -> OmittedText:
+    return OmittedText("today's date", "live", 0, said, said, is_clock=True)
 
 
-def zone(said: str) -> Omitted:
-    return Omitted("time zone", "live", 0, said, said, is_clock=True)
+def zone(said: str) -> OmittedText:
+    return OmittedText("time zone", "live", 0, said, said, is_clock=True)
 
 
 def dated(said: str, messages: Sequence[Sequence[int]], **more: Any) -> Conversation:
     return conversation(messages, first=[clock(said)], **more)
 
 
-def test_a_clock_is_told_behind_the_last_message_that_asks_and_recorded_with_it():
-    kept, (notable, field) = store(), ([True, False, True], Field("today's date", 0, "live"))
+def test_a_clock_is_told_after_the_last_message_that_asks_and_recorded_with_it():
+    kept, (can_hold_note, field) = store(), ([True, False, True], Field("today's date", 0, "live"))
     asked_for(kept, dated("friday", TALK[:2]), TALK[:2])
-    bound = asked_for(kept, dated("saturday", TALK, notable=notable), TALK)
+    bound = asked_for(kept, dated("saturday", TALK, can_hold_note=can_hold_note), TALK)
     assert bound.ids == (1, CLOSER, 2, CLOSER, 3, NOTE, CLOSER, TAIL)
-    assert (bound.noted, bound.boundaries[-1]) == (1, Boundary(2, 6))
-    assert bound.readings == (
-        Reading((clock("friday"),), is_ours=True),
-        Reading((), is_ours=True),
-        Reading((), is_ours=True, told=((field, "saturday"),), noted=1),
+    assert (bound.note_tokens, bound.boundaries[-1]) == (1, Boundary(2, 6))
+    assert bound.details == (
+        MessageDetails((clock("friday"),), is_ours=True),
+        MessageDetails((), is_ours=True),
+        MessageDetails((), is_ours=True, told=((field, "saturday"),), note_tokens=1),
     )
-    again = bound_to(kept, dated("saturday", TALK, notable=notable), TALK)
-    assert (again.ids, again.noted, again.boundaries) == (bound.ids, 0, bound.boundaries)
+    again = bound_to(kept, dated("saturday", TALK, can_hold_note=can_hold_note), TALK)
+    assert (again.ids, again.note_tokens, again.boundaries) == (bound.ids, 0, bound.boundaries)
 
 
-def test_others_go_on_in_front_of_a_note():
+def test_others_go_on_before_a_note():
     """For them the state of a network is kept there."""
-    kept, notable = store(), [True, False, True]
-    assert list(asked_for(kept, dated("friday", TALK[:2]), TALK[:2]).checkpoints()) == [1, 3]
-    bound = asked_for(kept, dated("saturday", TALK, notable=notable), TALK)
+    kept, can_hold_note = store(), [True, False, True]
+    assert list(asked_for(kept, dated("friday", TALK[:2]), TALK[:2]).resume_positions()) == [1, 3]
+    bound = asked_for(kept, dated("saturday", TALK, can_hold_note=can_hold_note), TALK)
     assert [one.tokens for one in bound.boundaries] == [1, 3, 6]
-    assert list(bound.checkpoints()) == [1, 3, 5]
+    assert list(bound.resume_positions()) == [1, 3, 5]
 
 
-def test_what_changes_once_more_is_told_behind_the_note_that_is_there():
+def test_what_changes_once_more_is_told_after_the_note_that_is_there():
     kept, first = store(), ([clock("friday"), zone("UTC")], [clock("monday"), zone("UTC")])
     for omitted in first:
         bound = asked_for(kept, conversation(TALK, first=omitted), TALK)
     bound = bound_to(kept, conversation(TALK, first=[clock("monday"), zone("CET")]), TALK)
     assert bound.ids == (1, CLOSER, 2, CLOSER, 3, NOTE, NOTE, CLOSER, TAIL)
     date, area = Field("today's date", 0, "live"), Field("time zone", 0, "live")
-    assert (bound.readings[2].told, bound.readings[2].noted) == (((date, "monday"), (area, "CET")), 2)
+    assert (bound.details[2].told, bound.details[2].note_tokens) == (((date, "monday"), (area, "CET")), 2)
 
 
-def test_where_nothing_asks_behind_what_changed_nothing_is_bound():
+def test_where_nothing_asks_after_what_changed_nothing_is_bound():
     kept = store()
     asked_for(kept, dated("friday", TALK), TALK)
-    bound = bound_to(kept, dated("saturday", TALK, notable=[False] * 3), TALK)
+    bound = bound_to(kept, dated("saturday", TALK, can_hold_note=[False] * 3), TALK)
     assert (bound.ids, bound.prefix) == (rendered(TALK)[0], None)
 
 
@@ -263,7 +267,7 @@ def test_what_is_recorded_is_not_taken_if_a_note_costs_more_than_that_saves():
 
 @pytest.mark.parametrize(("note", "depth"), [(3, 1), (5, 0)])
 def test_those_tokens_are_taken_that_leave_least_to_compute(note, depth):
-    """Behind the shorter prefix there is no note; the longer one saves four tokens more."""
+    """After the shorter prefix there is no note; the longer one saves four tokens more."""
     kept, messages = store(), [[1] * 3, [2] * 3]
     for asked in (dated("friday", messages), dated("saturday", messages[:1])):
         record_prompt(kept, asked, fresh(asked, *rendered(messages[: len(asked.keys)])))
@@ -272,7 +276,7 @@ def test_those_tokens_are_taken_that_leave_least_to_compute(note, depth):
 
 
 def test_however_many_notes_are_too_long_what_needs_none_is_bound():
-    """In front of the clock nothing has changed."""
+    """Before the clock nothing has changed."""
     kept, messages = store(), [[1] * 9, *[[2]] * 9]
     friday, saturday = (
         conversation_of(*(CanonicalMessage(b"", (clock(now),) if n == 1 else ()) for n in range(10)))
@@ -284,7 +288,7 @@ def test_however_many_notes_are_too_long_what_needs_none_is_bound():
 
 
 @pytest.mark.parametrize("zones", [("UTC", "CET"), ("CET", "UTC")])
-def test_a_note_that_is_too_long_hides_no_shorter_one_behind_the_same_words(zones):
+def test_a_note_that_is_too_long_hides_no_shorter_one_after_the_same_words(zones):
     """Two lines have changed under the one, and a single line under the other."""
     kept, messages = store(), [[1] * 15]
     for area in zones:
@@ -292,7 +296,7 @@ def test_a_note_that_is_too_long_hides_no_shorter_one_behind_the_same_words(zone
         record_prompt(kept, asked, fresh(asked, *rendered(messages)))
     now = conversation(messages, first=[clock("saturday"), zone("CET")])
     bound = bind(kept, now, *rendered(messages), note=10)
-    assert bound and bound.noted == 10
+    assert bound and bound.note_tokens == 10
 
 
 # ------------------------------------------------------------------------------------------ what is recorded
@@ -321,71 +325,71 @@ def test_who_goes_on_from_tokens_of_another_gets_no_claim_to_them():
 
 
 @pytest.mark.parametrize(("sent", "is_ours"), [(b"a thought", False), (None, True)])
-def test_a_thought_that_the_client_sent_is_not_the_models(sent, is_ours):
+def test_reasoning_that_the_client_sent_is_not_the_models(sent, is_ours):
     kept, asked = store(), echoing(sent, shown=[None, b"a thought", None])
     asked_for(kept, asked, TALK)
-    assert recorded(kept, asked, 1).readings == (Reading((), b"a thought", is_ours=is_ours),)
+    assert recorded(kept, asked, 1).details == (MessageDetails((), b"a thought", is_ours=is_ours),)
 
 
-# -------------------------------------------------------------------------------------------------- thoughts
+# -------------------------------------------------------------------------------------------------- reasoning
 
 
-def two_thoughts() -> tuple[TranscriptStore, dict[bytes, Variant]]:
-    """One visible reply, thought of in two ways, by two sessions."""
+def two_reasoning() -> tuple[TranscriptStore, dict[bytes, Variant]]:
+    """One visible reply, reasoning of in two ways, by two sessions."""
     kept, asked = store(), conversation(TALK)
-    question = wrote(kept, asked, [1], Reading(()), claims=Claims())
+    question = wrote(kept, asked, [1], MessageDetails(()), claims=Claims())
     variants = {
-        thought: wrote(
+        reasoning: wrote(
             kept,
             asked,
             [1, token, 2],
-            Reading(()),
-            Reading((), thought, is_ours=True),
+            MessageDetails(()),
+            MessageDetails((), reasoning, is_ours=True),
             parent=question,
             session=session,
         )
-        for thought, token, session in ((b"first", 10, "one"), (b"second", 20, "two"))
+        for reasoning, token, session in ((b"first", 10, "one"), (b"second", 20, "two"))
     }
     return kept, variants
 
 
-def echoing(thought: bytes | None, **more: Any) -> Conversation:
-    return conversation(TALK, echoed=[None, thought, None], **more)
+def echoing(reasoning: bytes | None, **more: Any) -> Conversation:
+    return conversation(TALK, echoed=[None, reasoning, None], **more)
 
 
-@pytest.mark.parametrize(("thought", "token"), [(b"first", 10), (b"second", 20)])
-def test_an_echoed_thought_gets_its_own_tokens(thought, token):
-    kept, _ = two_thoughts()
-    assert bound_to(kept, echoing(thought), TALK).ids[:3] == (1, token, 2)
+@pytest.mark.parametrize(("reasoning", "token"), [(b"first", 10), (b"second", 20)])
+def test_an_echoed_reasoning_gets_its_own_tokens(reasoning, token):
+    kept, _ = two_reasoning()
+    assert bound_to(kept, echoing(reasoning), TALK).ids[:3] == (1, token, 2)
 
 
 @pytest.mark.parametrize(("session", "token"), [("one", 10), ("two", 20), ("three", 20)])
 def test_without_an_echo_the_same_session_comes_first_and_then_the_newest(session, token):
-    kept, _ = two_thoughts()
+    kept, _ = two_reasoning()
     assert bound_to(kept, echoing(None, session=session), TALK).ids[:3] == (1, token, 2)
 
 
 def test_what_was_bound_last_is_the_newest():
-    kept, _ = two_thoughts()
+    kept, _ = two_reasoning()
     bound_to(kept, echoing(b"first"), TALK)
     assert bound_to(kept, echoing(None), TALK).ids[:3] == (1, 10, 2)
 
 
-def test_a_thought_that_nobody_had_is_content():
-    kept, _ = two_thoughts()
+def test_reasoning_that_nobody_had_is_content():
+    kept, _ = two_reasoning()
     bound = bound_to(kept, echoing(b"edited"), TALK)
-    assert (bound.ids, bound.replaced) == (rendered(TALK)[0], 1)
+    assert (bound.ids, bound.replaced_tokens) == (rendered(TALK)[0], 1)
 
 
-def test_what_builds_on_another_thought_is_not_found_either():
-    kept, variants = two_thoughts()
+def test_what_builds_on_another_reasoning_is_not_found_either():
+    kept, variants = two_reasoning()
     wrote(
         kept,
         conversation(TALK),
         [1, 10, 2, 7],
-        Reading(()),
-        Reading((), b"first", is_ours=True),
-        Reading(()),
+        MessageDetails(()),
+        MessageDetails((), b"first", is_ours=True),
+        MessageDetails(()),
         parent=variants[b"first"],
     )
     assert bound_to(kept, echoing(b"second"), TALK).ids[:3] == (1, 20, 2)

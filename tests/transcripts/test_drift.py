@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from start_llm.core.canonical import CanonicalMessage, Field, Omitted
+from start_llm.core.canonical import CanonicalMessage, Field, OmittedText
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.prompt.canonical import canonical
-from start_llm.transcripts.drift import Change, changes, note, pays
-from start_llm.transcripts.guard import Reading, Told
+from start_llm.transcripts.drift import Change, changes, is_worth_telling, note
+from start_llm.transcripts.guard import MessageDetails, NotedValue
 from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known
@@ -30,14 +30,16 @@ from tests.transcripts.world import (
     words,
 )
 
+pytestmark = pytest.mark.product
+
 FRIDAY, SATURDAY = DATE.format(day("d1x")), DATE.format(day("d2x"))
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
 DETAILS = "And look at every file there is. " * 10
 """It costs more to read them once more than to be told of a change."""
 WORDS = "plain"
-"""Its questions end with no token, so that nothing can stand behind their texts."""
+"""Its questions end with no token, so that nothing can stand after their texts."""
 BOUND = [trait for trait in TRAITS if trait not in (MOVING, WORDS)]
-CALLING = Shape(thought=False, text=False, calls=1)
+CALLING = Shape(reasoning=False, text=False, calls=1)
 CALLERS = [trait for trait in BOUND if form_of(trait, CALLING, on=True)]
 NAMED = {"by none": (None, None), "each by its own": ("one", "two"), "all by one": ("same", "same")}
 """How clients name two conversations."""
@@ -89,7 +91,7 @@ class Dated(Named):
         self.messages = (system(now + RULES_TEXT), *self.messages[1:])
 
 
-def omitted(*messages: Message) -> list[tuple[Omitted, ...]]:
+def omitted(*messages: Message) -> list[tuple[OmittedText, ...]]:
     """Of each message, but for white space."""
     found = [message.omitted for message in canonical(messages)]
     return [tuple(one for one in some if one.kind != "space") for some in found]
@@ -131,7 +133,7 @@ def test_a_date_that_comes_back_is_told_once_more(trait):
 
 
 def test_a_date_that_comes_back_after_less_than_a_note_is_not_told():
-    """The few words since then are read once more, behind the date as it was."""
+    """The few words since then are read once more, after the date as it was."""
     talk = Dated("kimi", FRIDAY)
     for now in (FRIDAY, SATURDAY, FRIDAY):
         talk.say(now)
@@ -157,8 +159,8 @@ def test_a_date_that_was_not_there_is_told(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_retry_with_another_clock_goes_on_behind_the_question(trait):
-    """Nothing was answered yet: the note stands behind the text of the same question."""
+def test_a_retry_with_another_clock_goes_on_after_the_question(trait):
+    """Nothing was answered yet: the note stands after the text of the same question."""
     talk = Dated(trait, FRIDAY)
     request = talk.request()
     talk.ask(ANSWER)
@@ -170,7 +172,7 @@ def test_a_retry_with_another_clock_goes_on_behind_the_question(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_note_stands_behind_the_result_and_in_front_of_a_carrier(trait):
+def test_a_note_stands_after_the_result_and_before_a_carrier(trait):
     talk = Dated(trait, FRIDAY)
     talk.ask(ANSWER)
     if trait != "dates":
@@ -276,7 +278,7 @@ def test_a_block_that_changes_within_its_chat_is_told(trait, form):
 
 
 def git(name: str | None) -> str:
-    """The empty line behind it stays when it goes."""
+    """The empty line after it stays when it goes."""
     return GIT.format(name) if name else "\n"
 
 
@@ -310,7 +312,7 @@ def test_whoever_reads_the_prompt_in_order_knows_the_block(trait, name, form, te
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_block_at_the_end_may_go_with_the_empty_line_in_front_of_it(trait):
+def test_a_block_at_the_end_may_go_with_the_empty_line_before_it(trait):
     talk = Dated(trait, "")
     first, *rest = talk.messages
     talk.messages = (system(f"{first.content.strip()}\n\n{GIT.format('k1x')}"), *rest)
@@ -553,18 +555,18 @@ def test_a_path_that_has_too_many_notes_is_left_for_an_earlier_message_of_it():
     ],
 )
 def test_what_a_note_may_cost(tokens, before, saved, prompt, expected):
-    assert pays(tokens, before=before, saved=saved, prompt=prompt) is expected
+    assert is_worth_telling(tokens, before=before, saved=saved, prompt=prompt) is expected
 
 
 CLOCK, OWN_LINE = Field("clock", 0, "live"), Field("id", 0, "own")
 
 
 def saying(*said: tuple[Field, str]) -> CanonicalMessage:
-    return CanonicalMessage(b"", tuple(Omitted(one.name, one.kind, 0, text, text) for one, text in said))
+    return CanonicalMessage(b"", tuple(OmittedText(one.name, one.kind, 0, text, text) for one, text in said))
 
 
-def reading(*said: tuple[Field, str], told: tuple[Told, ...] = ()) -> Reading:
-    return Reading(saying(*said).omitted, told=told)
+def reading(*said: tuple[Field, str], told: tuple[NotedValue, ...] = ()) -> MessageDetails:
+    return MessageDetails(saying(*said).omitted, told=told)
 
 
 def test_what_was_told_last_counts():
@@ -587,9 +589,9 @@ def test_lines_of_a_message_itself_that_are_gone_are_no_news():
 
 
 def test_white_space_is_no_news():
-    space = Omitted("white space", "space", 0, "\n")
-    assert changes([Reading((space,))], [CanonicalMessage(b"")]) == []
-    assert changes([Reading(())], [CanonicalMessage(b"", (space,))]) == []
+    space = OmittedText("white space", "space", 0, "\n")
+    assert changes([MessageDetails((space,))], [CanonicalMessage(b"")]) == []
+    assert changes([MessageDetails(())], [CanonicalMessage(b"", (space,))]) == []
 
 
 def test_a_note_has_one_form():

@@ -24,12 +24,14 @@ from tests.templates.traits import TRAITS, trait_tokenizer
 from tests.transcripts.fakes import transcripts
 from tests.transcripts.recorded import Exchange, recording, recordings
 
+pytestmark = pytest.mark.product
+
 WINDOW = 10**6
 MOVES = "tools_before_last_user"
 """Its tools and its system text move to the next question: until then a prompt begins as another one does."""
 ONE_CALL = ("dates", "strict_channels")
 """Their messages hold one call each."""
-THINKING = ("strips_old_thoughts", "opens_thought", "stop_opens_next", "channels", "gemma4_channel")
+THINKING = ("strips_old_reasoning", "opens_reasoning", "stop_opens_next", "channels", "gemma4_channel")
 CHANCE = 100.0
 """Bits: these replies were drawn, and nobody else draws the same."""
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -64,8 +66,8 @@ class Desk:
         self._preparer = Preparer(
             self._tokenizer,
             family_of(trait),
-            policy=PromptPolicy(kept_thoughts=self._kept.kept_thoughts),
-            heal=self._heal,
+            policy=PromptPolicy(kept_reasoning=self._kept.kept_reasoning),
+            restore_reasoning=self._restore_reasoning,
             now=lambda: NOON,
         )
 
@@ -76,14 +78,14 @@ class Desk:
         )
         return [self._serve(one) for one in exchanges]
 
-    def _heal(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
-        return self._kept.heal(conversation, replies)
+    def _restore_reasoning(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
+        return self._kept.restore_reasoning(conversation, replies)
 
     def _serve(self, exchange: Exchange) -> Served:
         turn = self._kept.begin(self._preparer.prepare(exchange.request), WINDOW)
-        turn.asked()
+        turn.record_submitted()
         written = self._tokenizer.encode(written_text(exchange.reply), as_document=False)
-        answer(turn, exchange.reply, [*written, min(self._tokenizer.end_tokens)])
+        answer(turn, exchange.reply, [*written, min(self._tokenizer.eos_token_ids)])
         prefix = turn._bound.prefix
         depth, length = (prefix.depth, prefix.length) if prefix else (None, 0)
         return Served(exchange.request, depth, length, turn.tokens.ids, tuple(written))
@@ -109,10 +111,10 @@ def _text(output: Output) -> str:
 
 
 def answer(turn: Turn, reply: Sequence[Output], tokens: Sequence[int]) -> None:
-    turn.wrote(tokens)
+    turn.add_generated_tokens(tokens)
     for output in reply:
-        turn.said(output)
-    turn.ended(Finished("stop", Usage(1, 0, len(tokens))), is_whole=True, told_bits=CHANCE)
+        turn.add_output(output)
+    turn.record_reply(Finished("stop", Usage(1, 0, len(tokens))), is_whole=True, reply_surprisal_bits=CHANCE)
 
 
 def last_reply(messages: Sequence[Message]) -> int:
@@ -120,7 +122,7 @@ def last_reply(messages: Sequence[Message]) -> int:
 
 
 def last_question(messages: Sequence[Message]) -> int:
-    """Text of a user behind a result is the result's, for a template that takes none there."""
+    """Text of a user after a result is the result's, for a template that takes none there."""
     return max(
         index
         for index, message in enumerate(messages)
@@ -164,16 +166,16 @@ def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(
         assert at_reply is (now.depth == last_reply(now.request.messages))
         assert now.read[: now.bound] == computed[: now.bound]
         assert now.depth is not None
-        behind = text_of(trait, now.read[now.bound :])
+        after = text_of(trait, now.read[now.bound :])
         for message in in_native_form(now.request.messages, "ordinal")[now.depth + 1 :]:
-            place = behind.find(message.content.strip())
+            place = after.find(message.content.strip())
             assert place >= 0
-            behind = behind[place:]
+            after = after[place:]
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
 @pytest.mark.parametrize("name", [name for name in recordings() if name.startswith("openclaw")])
-def test_a_message_that_is_gone_is_read_once_behind_all_others(name, trait):
+def test_a_message_that_is_gone_is_read_once_after_all_others(name, trait):
     for before, now in pairwise(played(name, trait)):
         bound, read = text_of(trait, now.read[: now.bound]), text_of(trait, now.read)
         assert CARRIER not in bound
@@ -196,13 +198,13 @@ def test_without_its_carrier_openclaw_is_bound_at_the_reply_too(name, trait):
 
 @pytest.mark.parametrize("trait", THINKING)
 @pytest.mark.parametrize("name", [name for name in recordings() if "_" not in name])
-def test_a_client_that_leaves_its_thoughts_out_is_bound_as_deep(name, trait):
+def test_a_client_that_leaves_its_reasoning_out_is_bound_as_deep(name, trait):
     """OpenClaw does so with another field for them, Claude Code where it was told none."""
-    exchanges = [without_thoughts(one) for one in recording(name)]
+    exchanges = [without_reasoning(one) for one in recording(name)]
     assert [one.depth for one in desk_of(trait).serve(exchanges)] == depths_of(name, trait, exchanges)
 
 
-def without_thoughts(exchange: Exchange) -> Exchange:
+def without_reasoning(exchange: Exchange) -> Exchange:
     messages = tuple(replace(message, reasoning=None) for message in exchange.request.messages)
     return replace(exchange, request=replace(exchange.request, messages=messages))
 

@@ -28,14 +28,14 @@ from tests.transcripts.world import (
     text_of,
 )
 
+pytestmark = pytest.mark.product
+
 BOUND = [trait for trait in TRAITS if trait != MOVING]
 
 type Change = Callable[[tuple[Message, ...]], tuple[Message, ...]]
 
 
-def first_said(
-    billing: str = "a1", date: str = "d1x", block: str = "b1x", rules: str = RULES_TEXT
-) -> Message:
+def first_set(billing: str = "a1", date: str = "d1x", block: str = "b1x", rules: str = RULES_TEXT) -> Message:
     return system(BILLING.format(billing) + DATE.format(day(date)) + BLOCK.format(block) + rules)
 
 
@@ -46,19 +46,17 @@ def asked(own: str = "m1x", text: str = "v91x") -> Message:
 class Known(Named):
     """A talk with a bit of everything that may change, one turn old."""
 
-    def __init__(
-        self, trait: str, *behind: Message, shape: Shape = ANSWER, name: str | None = "mine"
-    ) -> None:
+    def __init__(self, trait: str, *after: Message, shape: Shape = ANSWER, name: str | None = "mine") -> None:
         super().__init__(trait, name=name)
-        self.messages = (first_said(), asked(), *behind)
+        self.messages = (first_set(), asked(), *after)
         self.ask(shape)
         self.read = self.server.model.read
-        self.lasting = (*self.messages[:2], *self.messages[2 + len(behind) :])
+        self.lasting = (*self.messages[:2], *self.messages[2 + len(after) :])
 
     def explained(self, *messages: Message, **changes: object) -> Explanation:
         return self.server.explain(replace(self.request(), messages=messages, **changes))
 
-    def behind(self, token: int) -> str:
+    def after(self, token: int) -> str:
         """What the model read from a token on."""
         return text_of(self.trait, self.read[token:])
 
@@ -79,12 +77,12 @@ def at(index: int, message: Message) -> Change:
 
 
 PLANTED = {
-    "transport": Planted(at(0, first_said(billing="a2")), "transport", "billing header", 0),
-    "live": Planted(at(0, first_said(date="d2x")), "live", "today's date", 0, "2", "3"),
-    "block": Planted(at(0, first_said(block="b2x")), "block", "inbound context", 0, "1x", "2x"),
+    "transport": Planted(at(0, first_set(billing="a2")), "transport", "billing header", 0),
+    "live": Planted(at(0, first_set(date="d2x")), "live", "today's date", 0, "2", "3"),
+    "block": Planted(at(0, first_set(block="b2x")), "block", "inbound context", 0, "1x", "2x"),
     "own": Planted(at(1, asked(own="m2x")), "own", "message metadata", 1, "1x", "2x"),
     "content of the system": Planted(
-        at(0, first_said(rules=RULES_TEXT.replace("v90x", "v80x"))), "content", None, 0, "90x", "80x"
+        at(0, first_set(rules=RULES_TEXT.replace("v90x", "v80x"))), "content", None, 0, "90x", "80x"
     ),
     "content of a question": Planted(at(1, asked(text="v81x")), "content", None, 1, "91x", "81x"),
     "content of a reply": Planted(at(2, reply("v87x")), "content", None, 2),
@@ -115,7 +113,7 @@ def test_a_planted_change_is_shown_on_both_sides_from_its_first_token_on(trait, 
     known = Known(trait)
     difference = one_difference(known.explained(*planted.change(known.lasting)))
     assert difference.token is not None
-    assert known.behind(difference.token).startswith(planted.computed)
+    assert known.after(difference.token).startswith(planted.computed)
     assert planted.computed in difference.computed
     assert planted.asked in difference.asked
     assert planted.asked not in difference.computed
@@ -134,12 +132,12 @@ def test_a_message_that_is_gone_is_named_with_the_end_of_what_stays(trait):
     assert (difference.drift, difference.rule, difference.message) == ("transient", "internal context", 2)
     assert difference.what == "is gone"
     assert difference.token is not None
-    assert "c1x" in known.behind(difference.token)
-    assert "v91x" not in known.behind(difference.token)
+    assert "c1x" in known.after(difference.token)
+    assert "v91x" not in known.after(difference.token)
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_other_tools_and_options_stand_in_front_of_all_messages(trait):
+def test_other_tools_and_options_stand_before_all_messages(trait):
     known = Known(trait)
     less = one_difference(known.explained(*known.lasting, tools=TOOLS[:-1]))
     assert (less.message, less.drift, less.what) == (None, "content", "have other tools")
@@ -176,18 +174,18 @@ def test_white_space_in_front_is_content(trait):
 @pytest.mark.parametrize("trait", BOUND)
 def test_what_stops_is_the_cause_and_what_was_told_in_a_note_is_not(trait):
     known = Known(trait)
-    change = (first_said(date="d2x"), known.lasting[1], reply("v87x"), *known.lasting[3:])
+    change = (first_set(date="d2x"), known.lasting[1], reply("v87x"), *known.lasting[3:])
     explanation = known.explained(*change)
     assert [one.drift for one in explanation.differences] == ["live", "content"]
     assert explanation.cause == explanation.differences[1]
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_another_thought_is_content(trait):
+def test_another_reasoning_is_content(trait):
     known = Known(trait)
     said = replace(known.lasting[2], reasoning="t8x")
     difference = one_difference(known.explained(*known.lasting[:2], said, *known.lasting[3:]))
-    assert (difference.message, difference.drift, difference.what) == (2, "content", "has another thought")
+    assert (difference.message, difference.drift, difference.what) == (2, "content", "has other reasoning")
 
 
 def test_explaining_changes_nothing_and_generates_nothing():
@@ -202,10 +200,10 @@ def test_explaining_changes_nothing_and_generates_nothing():
 
 
 def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
-    """It has the question in common with the conversation, and behind another beginning."""
+    """It has the question in common with the conversation, and after another beginning."""
     known = Known(BOUND[0])
     title = known.explained(system("v50x Name it."), known.lasting[1], session_id=None)
-    changed = known.explained(first_said(rules=f"v80x {RULES_TEXT}"), *known.lasting[1:])
+    changed = known.explained(first_set(rules=f"v80x {RULES_TEXT}"), *known.lasting[1:])
     assert (title.again, title.is_miss) == (0, False)
     assert changed.again > 0
 

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Kind, Omitted
-from start_llm.transcripts.guard import Claims, Guard, Names, Reading, Recorded, Told, difference
+from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Kind, OmittedText
+from start_llm.transcripts.guard import (
+    Claims,
+    ConversationNames,
+    Guard,
+    MessageDetails,
+    NotedValue,
+    RecordedDetails,
+    difference,
+)
 from tests.transcripts.fakes import conversation_of
 
 MINE, OTHERS = "mine", "another"
@@ -20,25 +28,25 @@ QUESTION, REPLY, NEXT_QUESTION, NEXT_REPLY = range(4)
 
 @dataclass(eq=False)
 class Tokens:
-    """Of messages, behind those of the parent."""
+    """Of messages, after those of the parent."""
 
     depth: int
-    readings: Sequence[Reading]
-    parent: Recorded | None = None
+    details: Sequence[MessageDetails]
+    parent: RecordedDetails | None = None
     claims: Claims = field(default_factory=Claims)
 
 
-def tokens(*readings: Reading, claims: Claims | None = None) -> Tokens:
+def tokens(*details: MessageDetails, claims: Claims | None = None) -> Tokens:
     """The claims are those of the first reply."""
     last: Tokens | None = None
-    for depth, reading in enumerate(readings):
+    for depth, reading in enumerate(details):
         shown = claims if claims and depth == REPLY else Claims()
         last = Tokens(depth, [reading], last, shown)
     assert last
     return last
 
 
-def asked(*omitted: Sequence[Omitted], call: str = "", **more: Any) -> Conversation:
+def asked(*omitted: Sequence[OmittedText], call: str = "", **more: Any) -> Conversation:
     """Two questions with a reply to each, of which keys leave this out; the first reply has a call."""
     said = [*map(tuple, omitted), (), (), (), ()][:4]
     ids = [frozenset({call} - {""}) if depth == REPLY else frozenset[str]() for depth in range(4)]
@@ -46,45 +54,45 @@ def asked(*omitted: Sequence[Omitted], call: str = "", **more: Any) -> Conversat
     return conversation_of(*messages, ids=ids, **more)
 
 
-def admits(conversation: Conversation, recorded: Recorded, **more: bool) -> bool:
+def admits(conversation: Conversation, recorded: RecordedDetails, **more: bool) -> bool:
     """If its name proves that it is this conversation."""
-    options = {"takes_proof": True, "keeps_thoughts": True} | more
+    options = {"takes_proof": True, "keeps_reasoning": True} | more
     return Guard(conversation, conversation.name, **options).admits(recorded)
 
 
-def block(said: str, place: int = 0) -> Omitted:
-    return Omitted("git status", "block", place, said, said)
+def block(said: str, place: int = 0) -> OmittedText:
+    return OmittedText("git status", "block", place, said, said)
 
 
-def own(said: str) -> Omitted:
-    return Omitted("message id", "own", 0, said, said)
+def own(said: str) -> OmittedText:
+    return OmittedText("message id", "own", 0, said, said)
 
 
-def space(text: str) -> Omitted:
-    return Omitted("white space", "space", 9, text)
+def space(text: str) -> OmittedText:
+    return OmittedText("white space", "space", 9, text)
 
 
-def clock(said: str, place: int = 0) -> Omitted:
-    return Omitted("today's date", "live", place, said, said, is_clock=True)
+def clock(said: str, place: int = 0) -> OmittedText:
+    return OmittedText("today's date", "live", place, said, said, is_clock=True)
 
 
-def noted(*told: Told) -> Reading:
-    return Reading((), told=told, noted=9)
+def note_tokens(*told: NotedValue) -> MessageDetails:
+    return MessageDetails((), told=told, note_tokens=9)
 
 
-def of_clock(said: str, message: int = QUESTION) -> Told:
+def of_clock(said: str, message: int = QUESTION) -> NotedValue:
     return Field("today's date", message, "live"), said
 
 
 def named(name: str = MINE) -> Claims:
-    return Claims({name: None}, is_told=True)
+    return Claims({name: None}, is_delivered=True)
 
 
 def minted(*names: str) -> Claims:
-    return Claims(dict.fromkeys(names), is_told=True, ids={ID: None})
+    return Claims(dict.fromkeys(names), is_delivered=True, ids={ID: None})
 
 
-PLAIN = Reading(())
+PLAIN = MessageDetails(())
 
 
 # -------------------------------------------------------------------------------------- what differs, and how
@@ -95,26 +103,26 @@ BEFORE, AFTER = [block("on main"), own("1"), space("\n")], [block("on a branch")
 
 @pytest.mark.parametrize("one", [*BEFORE, clock("friday")])
 def test_what_is_equal_is_admitted(one):
-    assert admits(asked([one]), tokens(Reading((one,)), PLAIN))
+    assert admits(asked([one]), tokens(MessageDetails((one,)), PLAIN))
 
 
 @pytest.mark.parametrize(("read", "now"), [*zip(BEFORE, AFTER, strict=True)])
 def test_what_differs_needs_a_proof(read, now):
-    recorded = tokens(Reading((read,)), PLAIN, claims=named())
+    recorded = tokens(MessageDetails((read,)), PLAIN, claims=named())
     assert not admits(asked([now]), recorded)
     assert admits(asked([now], name=MINE), recorded)
 
 
 @pytest.mark.parametrize("one", [*BEFORE, clock("friday")])
 def test_what_is_gone_or_new_needs_a_proof(one):
-    there, gone = tokens(Reading((one,)), PLAIN, claims=named()), tokens(PLAIN, PLAIN, claims=named())
+    there, gone = tokens(MessageDetails((one,)), PLAIN, claims=named()), tokens(PLAIN, PLAIN, claims=named())
     assert not admits(asked(), there) and not admits(asked([one]), gone)
     assert admits(asked(name=MINE), there) and admits(asked([one], name=MINE), gone)
 
 
 @pytest.mark.parametrize("make", [block, clock])
 def test_what_has_moved_is_never_admitted(make):
-    recorded = tokens(Reading((make("as before", 0),)), PLAIN, claims=minted(MINE))
+    recorded = tokens(MessageDetails((make("as before", 0),)), PLAIN, claims=minted(MINE))
     assert not admits(asked([make("as before", 5)], name=MINE, call=ID), recorded)
 
 
@@ -129,7 +137,7 @@ def test_of_several_pieces_each_has_its_place():
     assert difference(read, (clock("friday", 1),)) == "place"
 
 
-def test_what_stands_in_front_of_another_line_may_go():
+def test_what_stands_before_another_line_may_go():
     assert difference((clock("friday"), block("on main")), (block("on main"),)) == "value"
 
 
@@ -140,24 +148,24 @@ def test_a_clock_beside_what_else_differs_is_no_clock():
 
 @pytest.mark.parametrize("kind", ["live", "own", "block"])
 def test_a_line_that_is_no_clock_is_a_value(kind: Kind):
-    read, now = (Omitted("a line", kind, 0, said, said) for said in ("before", "after"))
+    read, now = (OmittedText("a line", kind, 0, said, said) for said in ("before", "after"))
     assert difference((read,), (now,)) == "value"
 
 
 # ------------------------------------------------------------------------------------------------- the proofs
 
 
-DIFFERENT = Reading((block("on main"),))
+DIFFERENT = MessageDetails((block("on main"),))
 
 
-def proves(claims: Claims, thought: bytes | None = None, **more: Any) -> bool:
-    """It may go on from tokens with a block that it has otherwise, and with these claims behind them."""
-    reply = Reading((), thought, is_ours=True)
+def proves(claims: Claims, reasoning: bytes | None = None, **more: Any) -> bool:
+    """It may go on from tokens with a block that it has otherwise, and with these claims after them."""
+    reply = MessageDetails((), reasoning, is_ours=True)
     return admits(asked([block("on a branch")], **more), tokens(DIFFERENT, reply, claims=claims))
 
 
 def test_without_any_claim_nothing_is_proven():
-    assert not proves(Claims(is_told=True), name=MINE, call=ID)
+    assert not proves(Claims(is_delivered=True), name=MINE, call=ID)
 
 
 def test_the_name_of_the_conversation_that_was_told_is_a_proof():
@@ -169,7 +177,7 @@ def test_the_name_of_the_conversation_that_was_told_is_a_proof():
 def test_a_name_that_means_several_is_none():
     recorded = tokens(DIFFERENT, PLAIN, claims=named())
     conversation = asked([block("on a branch")], name=MINE)
-    assert not Guard(conversation, None, takes_proof=True, keeps_thoughts=True).admits(recorded)
+    assert not Guard(conversation, None, takes_proof=True, keeps_reasoning=True).admits(recorded)
 
 
 def test_a_name_of_tokens_that_nobody_was_told_is_none():
@@ -183,30 +191,35 @@ def test_an_id_that_was_made_for_a_call_is_a_proof():
 
 
 def test_64_bits_of_chance_are_a_proof():
-    assert proves(Claims(is_told=True, told_bits=CERTAIN))
-    assert not proves(Claims(is_told=True, told_bits=LIKELY))
+    assert proves(Claims(is_delivered=True, reply_surprisal_bits=CERTAIN))
+    assert not proves(Claims(is_delivered=True, reply_surprisal_bits=LIKELY))
 
 
-def test_chance_in_a_thought_counts_for_who_sends_it():
-    claims, echo = Claims(is_told=True, told_bits=4, thought_bits=60), [None, b"a thought", None, None]
+def test_chance_in_reasoning_counts_for_who_sends_it():
+    claims, echo = (
+        Claims(is_delivered=True, reply_surprisal_bits=4, reasoning_surprisal_bits=60),
+        [None, b"a thought", None, None],
+    )
     assert proves(claims, b"a thought", echoed=echo)
     assert not proves(claims, b"a thought")
 
 
 def test_another_name_speaks_against_chance_and_not_against_an_id():
-    assert not proves(Claims({OTHERS: None}, is_told=True, told_bits=CERTAIN), name=MINE)
+    assert not proves(Claims({OTHERS: None}, is_delivered=True, reply_surprisal_bits=CERTAIN), name=MINE)
     assert proves(minted(OTHERS), name=MINE, call=ID)
 
 
 def test_a_name_that_means_several_still_speaks_against_chance():
-    recorded = tokens(DIFFERENT, PLAIN, claims=Claims({OTHERS: None}, is_told=True, told_bits=CERTAIN))
+    recorded = tokens(
+        DIFFERENT, PLAIN, claims=Claims({OTHERS: None}, is_delivered=True, reply_surprisal_bits=CERTAIN)
+    )
     for name, is_admitted in ((MINE, False), (OTHERS, True), (None, True)):
-        guard = Guard(asked(name=name), None, takes_proof=True, keeps_thoughts=True)
+        guard = Guard(asked(name=name), None, takes_proof=True, keeps_reasoning=True)
         assert guard.admits(recorded) == is_admitted
 
 
 def test_nothing_speaks_against_chance_if_nobody_gave_a_name():
-    assert proves(Claims(is_told=True, told_bits=CERTAIN), name=MINE)
+    assert proves(Claims(is_delivered=True, reply_surprisal_bits=CERTAIN), name=MINE)
 
 
 def test_a_reply_of_several_conversations_is_shown_by_each():
@@ -217,8 +230,8 @@ def test_a_reply_of_several_conversations_is_shown_by_each():
 
 
 def test_of_equal_replies_the_one_with_most_chance_counts():
-    claims = Claims(is_told=True, told_bits=CERTAIN)
-    claims.add(Claims(is_told=True, told_bits=LIKELY))
+    claims = Claims(is_delivered=True, reply_surprisal_bits=CERTAIN)
+    claims.add(Claims(is_delivered=True, reply_surprisal_bits=LIKELY))
     assert proves(claims)
 
 
@@ -233,18 +246,18 @@ def test_of_very_many_who_were_told_the_first_are_forgotten():
 # --------------------------------------------------------------------------------------- how far a proof goes
 
 
-def with_block_behind(reply: Claims, then: Claims) -> Tokens:
-    """A block that differs stands behind the first reply, and in front of the second one."""
+def with_block_after(reply: Claims, then: Claims) -> Tokens:
+    """A block that differs stands after the first reply, and before the second one."""
     read = tokens(PLAIN, PLAIN, DIFFERENT, claims=reply)
     return Tokens(NEXT_REPLY, [PLAIN], read, then)
 
 
 def test_a_proof_goes_no_further_than_its_reply():
     conversation = asked([], [], [block("on a branch")], name=MINE)
-    recorded = with_block_behind(named(), Claims(is_told=True))
-    assert admits(conversation, with_block_behind(Claims(is_told=True), named()))
+    recorded = with_block_after(named(), Claims(is_delivered=True))
+    assert admits(conversation, with_block_after(Claims(is_delivered=True), named()))
     assert not admits(conversation, recorded)
-    guard = Guard(conversation, MINE, takes_proof=True, keeps_thoughts=True)
+    guard = Guard(conversation, MINE, takes_proof=True, keeps_reasoning=True)
     assert guard.proven(recorded) == REPLY
 
 
@@ -263,10 +276,10 @@ def test_each_of_several_messages_that_end_in_one_place_is_looked_at():
 
 def test_what_is_asked_first_changes_nothing():
     recorded, conversation = tokens(DIFFERENT, PLAIN, PLAIN, claims=named()), asked(name=MINE)
-    path: list[Recorded] = [recorded]
+    path: list[RecordedDetails] = [recorded]
     while path[0].parent:
         path.insert(0, path[0].parent)
-    one, other = (Guard(conversation, MINE, takes_proof=True, keeps_thoughts=True) for _ in range(2))
+    one, other = (Guard(conversation, MINE, takes_proof=True, keeps_reasoning=True) for _ in range(2))
     assert [one.admits(part) for part in path] == [False, True, True]
     assert [other.admits(part) for part in reversed(path)] == [True, True, False]
 
@@ -274,12 +287,14 @@ def test_what_is_asked_first_changes_nothing():
 def test_who_takes_no_proof_takes_nothing_that_differs():
     conversation = asked([space(" ")], name=MINE, call=ID)
     for read in ((), (space("\n"),), (clock("friday"),)):
-        recorded = tokens(Reading(read), PLAIN, claims=minted(MINE))
+        recorded = tokens(MessageDetails(read), PLAIN, claims=minted(MINE))
         assert admits(conversation, recorded) and not admits(conversation, recorded, takes_proof=False)
-    assert admits(conversation, tokens(Reading((space(" "),)), PLAIN), takes_proof=False)
+    assert admits(conversation, tokens(MessageDetails((space(" "),)), PLAIN), takes_proof=False)
 
 
-@pytest.mark.parametrize("recorded", [tokens(Reading((clock("friday"),)), PLAIN), tokens(PLAIN, PLAIN)])
+@pytest.mark.parametrize(
+    "recorded", [tokens(MessageDetails((clock("friday"),)), PLAIN), tokens(PLAIN, PLAIN)]
+)
 def test_who_takes_no_proof_takes_no_other_clock_either(recorded):
     assert not admits(asked([clock("saturday")]), recorded, takes_proof=False)
 
@@ -287,7 +302,7 @@ def test_who_takes_no_proof_takes_no_other_clock_either(recorded):
 # ------------------------------------------------------------------------------------------ clocks, and notes
 
 
-FRIDAY = Reading((clock("friday"),))
+FRIDAY = MessageDetails((clock("friday"),))
 SATURDAY = asked([clock("saturday")])
 
 
@@ -296,12 +311,12 @@ def test_a_clock_may_differ_without_a_proof():
 
 
 def test_what_a_clock_was_said_to_be_is_admitted_once_if_it_is_so():
-    recorded = tokens(FRIDAY, PLAIN, noted(of_clock("saturday")))
+    recorded = tokens(FRIDAY, PLAIN, note_tokens(of_clock("saturday")))
     assert admits(SATURDAY, recorded)
-    assert not admits(SATURDAY, Tokens(NEXT_REPLY, [noted(of_clock("saturday"))], recorded))
+    assert not admits(SATURDAY, Tokens(NEXT_REPLY, [note_tokens(of_clock("saturday"))], recorded))
 
 
-FOREIGN_NOTES: dict[str, Told] = {
+FOREIGN_NOTES: dict[str, NotedValue] = {
     "another day": of_clock("sunday"),
     "a clock of another message": of_clock("saturday", NEXT_QUESTION),
     "a clock that is gone": (Field("today's date", QUESTION, "live"), None),
@@ -313,7 +328,7 @@ FOREIGN_NOTES: dict[str, Told] = {
 @pytest.mark.parametrize("told", FOREIGN_NOTES.values(), ids=FOREIGN_NOTES)
 def test_a_note_of_something_else_needs_a_proof(told):
     for notes in ([told], [of_clock("saturday"), told]):
-        recorded = tokens(FRIDAY, PLAIN, noted(*notes))
+        recorded = tokens(FRIDAY, PLAIN, note_tokens(*notes))
         assert not admits(SATURDAY, recorded)
         assert not admits(asked([clock("friday")]), recorded)
 
@@ -321,77 +336,79 @@ def test_a_note_of_something_else_needs_a_proof(told):
 def test_a_note_of_more_than_clocks_needs_a_proof_even_if_it_is_so():
     both = [clock("friday"), block("on main")]
     told = Field("git status", QUESTION, "block"), "on main"
-    assert not admits(asked(both), tokens(Reading((*both,)), PLAIN, noted(told)))
+    assert not admits(asked(both), tokens(MessageDetails((*both,)), PLAIN, note_tokens(told)))
 
 
 def test_a_note_of_a_clock_with_several_pieces_tells_all_of_them():
     now = asked([clock("saturday", 1), clock("noon", 5)])
-    read = Reading((clock("friday", 1), clock("noon", 5)))
-    assert admits(now, tokens(read, PLAIN, noted(of_clock("saturday\nnoon"))))
-    assert not admits(now, tokens(read, PLAIN, noted(of_clock("noon"))))
+    read = MessageDetails((clock("friday", 1), clock("noon", 5)))
+    assert admits(now, tokens(read, PLAIN, note_tokens(of_clock("saturday\nnoon"))))
+    assert not admits(now, tokens(read, PLAIN, note_tokens(of_clock("noon"))))
 
 
 def test_a_note_of_a_clock_that_reads_the_same_is_no_foreign_one():
-    assert admits(asked([clock("friday")]), tokens(FRIDAY, PLAIN, noted(of_clock("friday"))))
+    assert admits(asked([clock("friday")]), tokens(FRIDAY, PLAIN, note_tokens(of_clock("friday"))))
 
 
-def proven_behind(*readings: Reading) -> Tokens:
-    return Tokens(NEXT_REPLY, [PLAIN], tokens(*readings), named())
+def proven_after(*details: MessageDetails) -> Tokens:
+    return Tokens(NEXT_REPLY, [PLAIN], tokens(*details), named())
 
 
-def test_behind_a_proof_there_may_be_any_notes_and_clocks():
+def test_after_a_proof_there_may_be_any_notes_and_clocks():
     mine = asked([clock("saturday")], name=MINE)
-    assert admits(mine, proven_behind(FRIDAY, noted(of_clock("sunday")), noted(of_clock("monday"))))
+    assert admits(
+        mine, proven_after(FRIDAY, note_tokens(of_clock("sunday")), note_tokens(of_clock("monday")))
+    )
 
 
-def test_notes_in_front_of_a_proof_do_not_count_with_those_behind_it():
+def test_notes_before_a_proof_do_not_count_with_those_after_it():
     mine = asked([clock("saturday")], name=MINE)
     first = tokens(FRIDAY._replace(told=(of_clock("saturday"),)), PLAIN, claims=named())
-    assert admits(mine, Tokens(NEXT_QUESTION, [noted(of_clock("saturday"))], first))
-    assert not admits(SATURDAY, Tokens(NEXT_QUESTION, [noted(of_clock("saturday"))], first))
+    assert admits(mine, Tokens(NEXT_QUESTION, [note_tokens(of_clock("saturday"))], first))
+    assert not admits(SATURDAY, Tokens(NEXT_QUESTION, [note_tokens(of_clock("saturday"))], first))
 
 
-# --------------------------------------------------------------------------------------------------- thoughts
+# -------------------------------------------------------------------------------------------------- reasoning
 
 
-THOUGHT, THOUGHTFUL = b"a thought", Reading((), b"a thought", is_ours=True)
+REASONING, THOUGHTFUL = b"a thought", MessageDetails((), b"a thought", is_ours=True)
 
 
-def echoing(thought: bytes | None, *omitted: Sequence[Omitted], **more: Any) -> Conversation:
-    return asked(*omitted, echoed=[None, thought, None, None], **more)
+def echoing(reasoning: bytes | None, *omitted: Sequence[OmittedText], **more: Any) -> Conversation:
+    return asked(*omitted, echoed=[None, reasoning, None, None], **more)
 
 
-def showing(thought: bytes | None, **more: Any) -> Conversation:
-    return asked(shown=[None, thought, None, None], **more)
+def showing(reasoning: bytes | None, **more: Any) -> Conversation:
+    return asked(shown=[None, reasoning, None, None], **more)
 
 
-def test_a_thought_that_the_client_sends_is_admitted():
-    assert admits(echoing(THOUGHT), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
+def test_reasoning_that_the_client_sends_is_admitted():
+    assert admits(echoing(REASONING), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
 
 
-def test_a_thought_that_the_client_sends_otherwise_is_never_admitted():
+def test_reasoning_that_the_client_sends_otherwise_is_never_admitted():
     recorded = tokens(PLAIN, THOUGHTFUL, claims=minted(MINE))
     assert not admits(echoing(b"edited", name=MINE, call=ID), recorded)
 
 
-def test_a_thought_that_the_client_left_out_is_admitted_where_all_is_equal():
-    assert admits(asked(), tokens(PLAIN, THOUGHTFUL, claims=Claims(is_told=True)))
-    assert admits(asked([block("on main")]), tokens(DIFFERENT, THOUGHTFUL, claims=Claims(is_told=True)))
+def test_reasoning_that_the_client_left_out_is_admitted_where_all_is_equal():
+    assert admits(asked(), tokens(PLAIN, THOUGHTFUL, claims=Claims(is_delivered=True)))
+    assert admits(asked([block("on main")]), tokens(DIFFERENT, THOUGHTFUL, claims=Claims(is_delivered=True)))
 
 
-def test_a_thought_that_the_client_left_out_is_not_admitted_if_names_speak_against_it():
+def test_reasoning_that_the_client_left_out_is_not_admitted_if_names_speak_against_it():
     recorded = tokens(PLAIN, THOUGHTFUL, claims=named(OTHERS))
     assert not admits(asked(name=MINE), recorded)
     assert admits(asked(name=OTHERS), recorded) and admits(asked(), recorded)
     assert admits(asked(name=MINE), tokens(PLAIN, THOUGHTFUL))
 
 
-def test_a_name_that_means_several_speaks_against_a_thought_too():
-    guard = Guard(asked(name=MINE), None, takes_proof=True, keeps_thoughts=True)
+def test_a_name_that_means_several_speaks_against_reasoning_too():
+    guard = Guard(asked(name=MINE), None, takes_proof=True, keeps_reasoning=True)
     assert not guard.admits(tokens(PLAIN, THOUGHTFUL, claims=named(OTHERS)))
 
 
-def test_a_thought_that_another_client_sent_needs_a_proof():
+def test_reasoning_that_another_client_sent_needs_a_proof():
     recorded = tokens(PLAIN, THOUGHTFUL._replace(is_ours=False))
     assert not admits(asked(name=MINE), recorded)
     assert admits(asked(name=MINE), Tokens(NEXT_QUESTION, [PLAIN], recorded, named()))
@@ -400,37 +417,37 @@ def test_a_thought_that_another_client_sent_needs_a_proof():
 @pytest.mark.parametrize(
     "recorded",
     [
-        tokens(FRIDAY, THOUGHTFUL, claims=Claims(is_told=True)),
-        tokens(Reading((clock("saturday"),)), THOUGHTFUL, noted(of_clock("saturday"))),
+        tokens(FRIDAY, THOUGHTFUL, claims=Claims(is_delivered=True)),
+        tokens(MessageDetails((clock("saturday"),)), THOUGHTFUL, note_tokens(of_clock("saturday"))),
     ],
     ids=["another clock", "a note"],
 )
-def test_beside_another_clock_a_thought_that_the_client_left_out_needs_a_proof(recorded):
+def test_beside_another_clock_reasoning_that_the_client_left_out_needs_a_proof(recorded):
     assert not admits(SATURDAY, recorded)
-    assert admits(echoing(THOUGHT, [clock("saturday")]), recorded)
+    assert admits(echoing(REASONING, [clock("saturday")]), recorded)
     mine = asked([clock("saturday")], name=MINE)
     assert admits(mine, Tokens(recorded.depth + 1, [PLAIN], recorded, named()))
 
 
-def test_a_thought_that_is_proven_stays_beside_a_clock_that_differs_behind_the_proof():
+def test_reasoning_that_is_proven_stays_beside_a_clock_that_differs_after_the_proof():
     recorded = Tokens(NEXT_QUESTION, [FRIDAY], tokens(PLAIN, THOUGHTFUL, claims=named()))
     now = [clock("saturday")]
     assert admits(asked([], [], now, name=MINE), recorded) and not admits(asked([], [], now), recorded)
 
 
-def test_a_thought_that_is_shown_is_not_hidden():
+def test_reasoning_that_is_shown_is_not_hidden():
     hidden = tokens(PLAIN, PLAIN, claims=minted(MINE))
-    assert not admits(showing(THOUGHT, name=MINE, call=ID), hidden)
+    assert not admits(showing(REASONING, name=MINE, call=ID), hidden)
 
 
-def test_a_thought_that_is_shown_may_be_held_whoever_sent_it():
-    assert admits(showing(THOUGHT), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
+def test_reasoning_that_is_shown_may_be_held_whoever_sent_it():
+    assert admits(showing(REASONING), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
 
 
-def test_a_thought_that_is_no_longer_shown_stays_only_if_thoughts_are_kept():
-    recorded = tokens(PLAIN, THOUGHTFUL, claims=Claims(is_told=True))
-    assert not admits(echoing(THOUGHT), recorded, keeps_thoughts=False)
-    assert admits(showing(THOUGHT), recorded, keeps_thoughts=False)
+def test_reasoning_that_is_no_longer_shown_stays_only_if_reasoning_are_kept():
+    recorded = tokens(PLAIN, THOUGHTFUL, claims=Claims(is_delivered=True))
+    assert not admits(echoing(REASONING), recorded, keeps_reasoning=False)
+    assert admits(showing(REASONING), recorded, keeps_reasoning=False)
 
 
 # ------------------------------------------------------------------------------------------------------ names
@@ -441,9 +458,9 @@ ON_MAIN, ON_A_BRANCH, NOWHERE = (
 )
 
 
-def noting(*conversations: Conversation, most: int = 9) -> Names:
+def noting(*conversations: Conversation, most: int = 9) -> ConversationNames:
     """Each of them begins."""
-    names = Names(most)
+    names = ConversationNames(most)
     for one in conversations:
         names.note(one, -1)
     return names
@@ -502,8 +519,8 @@ def test_what_is_proven_is_no_beginning():
     assert names.proving(ON_MAIN) == MINE
 
 
-def test_two_that_part_behind_what_both_have_proven_are_two():
-    names = Names()
+def test_two_that_part_after_what_both_have_proven_are_two():
+    names = ConversationNames()
     for said in ("on main", "on a branch"):
         names.note(asked([], [], [], [block(said)], name=MINE), 1)
     assert names.proving(asked([], [], [], [block("on main")], name=MINE)) is None
@@ -518,7 +535,7 @@ def test_of_very_many_beginnings_the_first_are_forgotten():
 
 
 def test_a_name_of_two_that_are_forgotten_means_one_again():
-    names = Names(most=1)
+    names = ConversationNames(most=1)
     for one in (ON_MAIN, ON_A_BRANCH):
         names.note(one, -1)
     assert names.proving(ON_MAIN) is None

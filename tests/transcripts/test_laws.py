@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Thinking
+from start_llm.core.chat import ChatRequest, KeptReasoning, Message, Thinking
 from start_llm.service import MemoryWindow
 from tests.prompt.fakes import call, reply, result, system, text_of, user
 from tests.prompt.replies import EMPTY, TOOLS
@@ -23,22 +23,25 @@ from tests.transcripts.world import (
     Server,
     Shape,
     form_of,
-    without_thoughts,
+    without_reasoning,
     words,
 )
 
+pytestmark = pytest.mark.product
+
 REQUESTS = 8
-ANSWER = Shape(thought=False, text=True, calls=0)
-THOUGHTFUL = Shape(thought=True, text=True, calls=0)
-POLICIES: tuple[KeptThoughts, ...] = ("true", "template", "false")
+ANSWER = Shape(reasoning=False, text=True, calls=0)
+THOUGHTFUL = Shape(reasoning=True, text=True, calls=0)
+POLICIES: tuple[KeptReasoning, ...] = ("true", "template", "false")
 THINKERS = [trait for trait in TRAITS if form_of(trait, THOUGHTFUL, on=True)]
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32), kept=st.sampled_from(POLICIES), strict=st.booleans())
+@pytest.mark.sample(322)
 def test_nothing_is_hidden_and_nothing_is_foreign(
-    trait: str, seed: int, kept: KeptThoughts, strict: bool
+    trait: str, seed: int, kept: KeptReasoning, strict: bool
 ) -> None:
     """See `World`, which checks every prompt."""
     World(trait, kept, Random(seed), strict=strict).live(REQUESTS)
@@ -50,7 +53,7 @@ def test_nothing_is_hidden_and_nothing_is_foreign(
 class Talk:
     """One client that changes nothing, and a model that writes as its template does."""
 
-    def __init__(self, trait: str, kept: KeptThoughts = "true", server: Server | None = None) -> None:
+    def __init__(self, trait: str, kept: KeptReasoning = "true", server: Server | None = None) -> None:
         self.server = server or Server(trait, kept)
         self.trait = trait
         self.messages: tuple[Message, ...] = (system("v90x"), user("v91x"))
@@ -67,11 +70,11 @@ class Talk:
             conversation_id=self.name,
         )
 
-    def ask(self, shape: Shape, *, thought: str = "t1x", on: bool = True) -> str:
+    def ask(self, shape: Shape, *, reasoning: str = "t1x", on: bool = True) -> str:
         """What the model read. The reply is in the conversation then, and what follows it."""
         request, calls = self.request(on=on), sum(len(one.tool_calls) for one in self.messages)
         form, said = form_of(self.trait, shape, on=on), len(self.messages)
-        how = Reply(shape, tuple(f"v{said}{n}x" for n in range(3)), thought)
+        how = Reply(shape, tuple(f"v{said}{n}x" for n in range(3)), reasoning)
         assert form
         self.written = how.text(form, calls)
         read, answer = self.server.answer(request, self.written, how)
@@ -84,15 +87,17 @@ class Talk:
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVING])
 def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool):
-    """At every reply of a conversation; but for thoughts, where the model has any: a rendering drops them."""
+    """At every reply of a conversation; but for reasoning, where the model has any: a rendering drops
+    them.
+    """
     talk, written = Talk(trait), ""
     shapes = [shape for shape in SHAPES if form_of(trait, shape, on=on)]
-    has_thoughts = trait in THINKERS if on else trait in EMPTY
+    has_reasoning = trait in THINKERS if on else trait in EMPTY
     for shape in (*shapes, ANSWER):
         fresh = talk.server.fresh(talk.request(on=on))
         read = talk.ask(shape, on=on)
-        assert without_thoughts(read) == without_thoughts(fresh)
-        assert read == fresh or has_thoughts
+        assert without_reasoning(read) == without_reasoning(fresh)
+        assert read == fresh or has_reasoning
         assert read.startswith(written)
         written = read + talk.written
     assert talk.server.transcripts.metrics.bound == len(shapes)
@@ -103,59 +108,61 @@ def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
     talk = Talk(trait)
     talk.ask(ANSWER)
     variants = [one for kept in talk.server.transcripts.store._nodes.values() for one in kept]
-    (recorded,) = [one for one in variants if one.claims.is_told]
+    (recorded,) = [one for one in variants if one.claims.is_delivered]
     assert text_of(trait, recorded.tokens()).endswith(talk.written)
     assert not talk.written.endswith(TRAITS[trait].eos)
 
 
-# --------------------------------------------------------------------------------- replies with two thoughts
+# --------------------------------------------------------------------------------- replies with two reasoning
 
 
-def twice(trait: str, kept: KeptThoughts = "true") -> tuple[Talk, Talk]:
+def twice(trait: str, kept: KeptReasoning = "true") -> tuple[Talk, Talk]:
     """Two clients are told the same, for two reasons."""
     first = Talk(trait, kept)
     second = Talk(trait, kept, first.server)
-    first.ask(THOUGHTFUL, thought="t1x")
-    second.ask(THOUGHTFUL, thought="t2x")
+    first.ask(THOUGHTFUL, reasoning="t1x")
+    second.ask(THOUGHTFUL, reasoning="t2x")
     assert first.messages != second.messages
     return first, second
 
 
-def with_thought(talk: Talk, thought: str | None) -> Talk:
-    messages = (replace(one, reasoning=thought) if one.role == "assistant" else one for one in talk.messages)
+def with_reasoning(talk: Talk, reasoning: str | None) -> Talk:
+    messages = (
+        replace(one, reasoning=reasoning) if one.role == "assistant" else one for one in talk.messages
+    )
     talk.messages = tuple(messages)
     return talk
 
 
 @pytest.mark.parametrize("trait", THINKERS)
-def test_an_echoed_thought_gets_the_tokens_that_it_came_with(trait: str):
-    for talk, thought in zip(twice(trait), ("t1x", "t2x"), strict=True):
-        assert words(talk.ask(ANSWER), "t") == [thought]
+def test_an_echoed_reasoning_gets_the_tokens_that_it_came_with(trait: str):
+    for talk, reasoning in zip(twice(trait), ("t1x", "t2x"), strict=True):
+        assert words(talk.ask(ANSWER), "t") == [reasoning]
 
 
 @pytest.mark.parametrize("trait", THINKERS)
-def test_an_edited_thought_is_content(trait: str):
-    talk = with_thought(twice(trait)[0], "t3x")
+def test_an_edited_reasoning_is_content(trait: str):
+    talk = with_reasoning(twice(trait)[0], "t3x")
     fresh = talk.server.fresh(talk.request())
     assert words(talk.ask(ANSWER), "t") == words(fresh, "t")
 
 
 @pytest.mark.parametrize("trait", THINKERS)
-def test_a_thought_of_another_client_is_shown_to_nobody_else(trait: str):
-    """The other one never sent any: it may get what the server thought, not what this one made of it."""
+def test_reasoning_of_another_client_is_shown_to_nobody_else(trait: str):
+    """The other one never sent any: it may get what the server reasoning, not what this one made of it."""
     talk = Talk(trait)
-    talk.ask(THOUGHTFUL, thought="t1x")
+    talk.ask(THOUGHTFUL, reasoning="t1x")
     other = Talk(trait, server=talk.server)
-    other.messages = with_thought(talk, None).messages
-    with_thought(talk, "t3x").ask(ANSWER)
+    other.messages = with_reasoning(talk, None).messages
+    with_reasoning(talk, "t3x").ask(ANSWER)
     assert words(other.ask(ANSWER), "t") in (["t1x"], [])
 
 
 @pytest.mark.parametrize("trait", THINKERS)
-def test_a_thought_stays_with_its_tenant(trait: str):
+def test_reasoning_stays_with_its_tenant(trait: str):
     talk = Talk(trait)
-    talk.ask(THOUGHTFUL, thought="t1x")
-    with_thought(talk, None).tenant = b"other"
+    talk.ask(THOUGHTFUL, reasoning="t1x")
+    with_reasoning(talk, None).tenant = b"other"
     assert words(talk.ask(ANSWER), "t") == []
 
 
@@ -203,7 +210,7 @@ def test_what_moves_from_question_to_question_is_read_in_its_place_alone():
 
 
 def test_where_tools_move_a_reply_is_bound_until_the_next_question():
-    talk, calls = Talk(MOVING), Shape(thought=False, text=False, calls=1)
+    talk, calls = Talk(MOVING), Shape(reasoning=False, text=False, calls=1)
     bound: list[int] = []
     for shape in (calls, calls, ANSWER, calls, ANSWER):
         talk.ask(shape)
@@ -211,9 +218,9 @@ def test_where_tools_move_a_reply_is_bound_until_the_next_question():
     assert bound == [0, 1, 2, 2, 3]
 
 
-def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():
-    """Its first rendering drops the thought, and says the word all the same."""
-    talk = Talk("strips_old_thoughts")
+def test_reasoning_that_is_a_word_of_its_reply_is_not_taken_for_it():
+    """Its first rendering drops the reasoning, and says the word all the same."""
+    talk = Talk("strips_old_reasoning")
     calling = reply("", call("c1", path="t1x"), reasoning="t1x")
     loop = (user("v1x"), calling, result("v2x", "c1"))
     talk.messages = (*loop, reply("v3x"), user("v4x"))
@@ -223,18 +230,18 @@ def test_a_thought_that_is_a_word_of_its_reply_is_not_taken_for_it():
 
 
 def without_its_tokens(server: Server) -> Server:
-    """It remembers the thoughts alone."""
+    """It remembers the reasoning alone."""
     later = Server(server.trait, "true")
-    for key, thoughts in server.transcripts.thoughts._thoughts.items():
-        for thought in thoughts:
-            later.transcripts.thoughts.keep(key, thought)
+    for key, reasoning_texts in server.transcripts.reasoning_texts._reasoning_texts.items():
+        for reasoning in reasoning_texts:
+            later.transcripts.reasoning_texts.keep(key, reasoning)
     return later
 
 
-def test_a_thought_is_told_from_the_same_word_of_its_reply_where_the_client_leaves_it_out():
+def test_reasoning_is_told_from_the_same_word_of_its_reply_where_the_client_leaves_it_out():
     """One rendering drops it, the next one of the same messages does not."""
-    talk = Talk("strips_old_thoughts")
-    talk.ask(Shape(thought=True, text=False, calls=1), thought="v21x")
+    talk = Talk("strips_old_reasoning")
+    talk.ask(Shape(reasoning=True, text=False, calls=1), reasoning="v21x")
     loop = tuple(replace(message, reasoning=None) for message in talk.messages)
     talk.server, talk.messages = without_its_tokens(talk.server), (*loop, reply("v31x"), user("v41x"))
     assert words(talk.ask(ANSWER), "v").count("v21x") == 1
@@ -243,9 +250,9 @@ def test_a_thought_is_told_from_the_same_word_of_its_reply_where_the_client_leav
 
 
 @pytest.mark.parametrize("echoed", [True, False])
-def test_a_conversation_goes_on_though_its_reply_says_what_was_thought(echoed: bool):
-    talk = Talk("strips_old_thoughts")
-    talk.ask(Shape(thought=True, text=False, calls=1), thought="v21x")
+def test_a_conversation_goes_on_though_its_reply_says_what_was_reasoning(echoed: bool):
+    talk = Talk("strips_old_reasoning")
+    talk.ask(Shape(reasoning=True, text=False, calls=1), reasoning="v21x")
     if not echoed:
         talk.messages = tuple(replace(message, reasoning=None) for message in talk.messages)
     talk.server = without_its_tokens(talk.server)
@@ -253,20 +260,20 @@ def test_a_conversation_goes_on_though_its_reply_says_what_was_thought(echoed: b
     assert talk.server.explain(talk.request()).bound_messages == len(talk.messages) - 1
 
 
-@pytest.mark.parametrize("thought", ['{"path": "v21x"}', "tool_call", "assistant"])
-def test_a_thought_is_told_from_markup_and_json_with_its_words(thought: str):
+@pytest.mark.parametrize("reasoning", ['{"path": "v21x"}', "tool_call", "assistant"])
+def test_reasoning_is_told_from_markup_and_json_with_its_words(reasoning: str):
     """The first rendering drops it, and has its words all the same."""
-    talk = Talk("strips_old_thoughts")
-    calling = reply("", call("c1", path="v21x"), reasoning=thought)
+    talk = Talk("strips_old_reasoning")
+    calling = reply("", call("c1", path="v21x"), reasoning=reasoning)
     loop = (user("v1x"), calling, result("v2x", "c1"))
     talk.messages = (*loop, reply("v3x"), user("v4x"))
     talk.ask(ANSWER)
     talk.messages = loop
-    assert f"<think>\n{thought}\n" in talk.ask(ANSWER)
+    assert f"<think>\n{reasoning}\n" in talk.ask(ANSWER)
 
 
 def test_a_bound_prompt_that_memory_does_not_hold_is_rendered_fresh():
-    talk = Talk("strips_old_thoughts")
+    talk = Talk("strips_old_reasoning")
     talk.ask(THOUGHTFUL)
     service = talk.server._service
     memory = MemoryWindow(tokens=service.count(talk.request()), budget_bytes=1)

@@ -11,6 +11,8 @@ from tests.transcripts.test_drift import BOUND, FRIDAY, RULES_TEXT, Dated
 from tests.transcripts.test_laws import ANSWER
 from tests.transcripts.world import CARRIER
 
+pytestmark = pytest.mark.product
+
 TOOLS = (
     "## Tooling\n- read: Read files\n### Deferred Tool Schemas\nAvailable deferred-schema tools:\n"
     "- theme (core): Read and change the requesting user's appearance.\n{}"
@@ -55,7 +57,7 @@ VANISHING = {
     "all but the time": (STAMP + COMPACT, STAMP),
     "what was said before": (STAMP + OLD + CONTEXT, STAMP),
 }
-"""In front of the words of a user: before, and in the next request."""
+"""Before the words of a user: before, and in the next request."""
 
 
 def talk_of(trait: str, first: str, asked: str = "", name: str | None = "mine") -> Dated:
@@ -102,7 +104,7 @@ def test_a_section_of_another_conversation_is_not_read(change: str):
 
 @pytest.mark.parametrize("gone", VANISHING)
 @pytest.mark.parametrize("trait", BOUND)
-def test_what_vanishes_in_front_of_words_is_no_news(trait: str, gone: str):
+def test_what_vanishes_before_words_is_no_news(trait: str, gone: str):
     before, now = VANISHING[gone]
     talk = talk_of(trait, "", before)
     computed = talk.ask(ANSWER) + talk.written
@@ -113,7 +115,7 @@ def test_what_vanishes_in_front_of_words_is_no_news(trait: str, gone: str):
 
 
 @pytest.mark.parametrize("gone", VANISHING)
-def test_what_stands_in_front_of_the_words_of_another_conversation_is_not_read(gone: str):
+def test_what_stands_before_the_words_of_another_conversation_is_not_read(gone: str):
     before, now = VANISHING[gone]
     talk = talk_of("kimi", "", before, name=None)
     talk.ask(ANSWER)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from start_llm.core.canonical import CanonicalMessage, Conversation, Omitted
+from start_llm.core.canonical import CanonicalMessage, Conversation, OmittedText
 from start_llm.transcripts.guard import Claims
-from start_llm.transcripts.recent import Computed, RecentConversations
+from start_llm.transcripts.recent import ComputedRequest, RecentConversations
 from tests.transcripts.fakes import conversation_of
 
 
@@ -17,20 +17,20 @@ def said(*texts: str, **more: Any) -> Conversation:
 
 def computed(
     *texts: str, reply: str = "", tokens: int = 4, claims: Claims | None = None, **more: Any
-) -> Computed:
-    return Computed(
+) -> ComputedRequest:
+    return ComputedRequest(
         conversation=said(*texts, **more),
         ids=array("I", range(tokens)),
         boundaries=(),
-        thoughts=(),
-        noted=(),
+        reasoning_texts=(),
+        note_tokens=(),
         reply=(CanonicalMessage(reply.encode()),) if reply else (),
         claims=claims,
     )
 
 
-def kept(*all_computed: Computed, most_bytes: int = 10**6) -> RecentConversations:
-    recent = RecentConversations(most_bytes)
+def kept(*all_computed: ComputedRequest, max_bytes: int = 10**6) -> RecentConversations:
+    recent = RecentConversations(max_bytes)
     for one in all_computed:
         recent.note(one)
     return recent
@@ -92,9 +92,13 @@ def test_a_name_of_several_shows_nothing():
 
 
 def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words():
-    status = Omitted("git status", "block", 0, "a secret")
+    status = OmittedText("git status", "block", 0, "a secret")
     theirs = conversation_of(CanonicalMessage(b"be brief", (status,)))
-    recent = kept(Computed(conversation=theirs, ids=array("I"), boundaries=(), thoughts=(), noted=()))
+    recent = kept(
+        ComputedRequest(
+            conversation=theirs, ids=array("I"), boundaries=(), reasoning_texts=(), note_tokens=()
+        )
+    )
     assert recent.nearest(said("be brief"), None) is None
 
 
@@ -106,20 +110,24 @@ def goes_on_from_the_reply(told: Claims, *, ids: str = "", **more: Any) -> bool:
 
 
 def test_a_reply_that_others_may_get_too_shows_nothing():
-    assert not goes_on_from_the_reply(Claims(is_told=True))
-    assert not goes_on_from_the_reply(Claims(is_told=True, told_bits=63, thought_bits=64))
+    assert not goes_on_from_the_reply(Claims(is_delivered=True))
+    assert not goes_on_from_the_reply(
+        Claims(is_delivered=True, reply_surprisal_bits=63, reasoning_surprisal_bits=64)
+    )
 
 
 def test_who_sends_a_reply_that_nobody_gets_by_accident_was_told_it():
-    assert goes_on_from_the_reply(Claims(is_told=True, told_bits=64))
-    assert not goes_on_from_the_reply(Claims({"another": None}, is_told=True, told_bits=64), name="mine")
+    assert goes_on_from_the_reply(Claims(is_delivered=True, reply_surprisal_bits=64))
+    assert not goes_on_from_the_reply(
+        Claims({"another": None}, is_delivered=True, reply_surprisal_bits=64), name="mine"
+    )
 
 
 def test_who_sends_an_id_that_was_made_for_the_reply_was_told_it():
-    told = Claims({"another": None}, is_told=True, ids={"minted": None})
+    told = Claims({"another": None}, is_delivered=True, ids={"minted": None})
     assert goes_on_from_the_reply(told, ids="minted", name="mine")
     assert not goes_on_from_the_reply(told, ids="own", name="mine")
-    assert not goes_on_from_the_reply(Claims(is_told=True, ids={"of another call": None}))
+    assert not goes_on_from_the_reply(Claims(is_delivered=True, ids={"of another call": None}))
 
 
 # --------------------------------------------------------------------------------------------- which are kept
@@ -152,7 +160,7 @@ def test_of_one_session_the_last_four_are_kept_and_32_in_all():
 
 
 def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():
-    recent = kept(*(computed("x", tokens=100, session=f"s{n}") for n in range(5)), most_bytes=1000)
+    recent = kept(*(computed("x", tokens=100, session=f"s{n}") for n in range(5)), max_bytes=1000)
     assert [one.conversation.session for one in recent._computed] == ["s3", "s4"]
     recent.note(computed("x", tokens=10_000, session="large"))
     assert [one.conversation.session for one in recent._computed] == ["large"]

@@ -10,6 +10,8 @@ from tests.transcripts.test_drift import BOUND, NAMED, UNPROVEN, Named, omitted
 from tests.transcripts.test_laws import ANSWER
 from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, REMINDER, Server, day, words
 
+pytestmark = pytest.mark.product
+
 ASKED = "v91x " + "Look at every file and say what is in it. " * 20
 OTHER = "<system-reminder>\n# userEmail\n{}\n</system-reminder>\n\n"
 RECORDED = """<system-reminder>

@@ -11,13 +11,13 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Field, Omitted, chain
-from start_llm.transcripts.guard import Claims, Reading
-from start_llm.transcripts.store import Limits, Place, TranscriptStore, Variant
+from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Field, OmittedText, chain
+from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")
-PLENTY = Limits(most_bytes=10**9)
-SILENT = Reading(())
+PLENTY = TranscriptLimits(max_bytes=10**9)
+SILENT = MessageDetails(())
 """Tokens say nothing of a message that its key does not."""
 
 
@@ -25,7 +25,7 @@ def keys_of(*texts: str, root: CanonicalKey = ROOT) -> tuple[CanonicalKey, ...]:
     return chain(root, [CanonicalMessage(text.encode()) for text in texts])
 
 
-def store_of(limits: Limits = PLENTY) -> TranscriptStore:
+def store_of(limits: TranscriptLimits = PLENTY) -> TranscriptStore:
     return TranscriptStore(limits, clock=itertools.count(1).__next__)
 
 
@@ -35,13 +35,13 @@ def add(
     depth: int,
     tokens: Iterable[int],
     *,
-    last: Reading = SILENT,
+    last: MessageDetails = SILENT,
     claims: Claims | None = None,
     **more: Any,
 ) -> Variant:
-    """`last` is of the last message; those in front of it are silent."""
-    whole, readings = array("I", tokens), (*[SILENT] * depth, last)
-    return store.add(Place(key, depth, len(whole)), whole, readings, claims=claims or Claims(), **more)
+    """`last` is of the last message; those before it are silent."""
+    whole, details = array("I", tokens), (*[SILENT] * depth, last)
+    return store.add(PrefixNode(key, depth, len(whole)), whole, details, claims=claims or Claims(), **more)
 
 
 def found(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> list[tuple[int, tuple[int, ...]]]:
@@ -92,12 +92,12 @@ def test_only_what_is_new_is_stored():
 
 def test_a_message_whose_end_is_not_known_is_read_with_the_next_one():
     store, keys = store_of(), keys_of("a", "b", "c")
-    readings = [Reading((), bytes([depth])) for depth in range(3)]
+    details = [MessageDetails((), bytes([depth])) for depth in range(3)]
     tokens = array("I", [1, 2, 3])
-    first = store.add(Place(keys[0], 0, 1), tokens, readings, claims=Claims())
-    last = store.add(Place(keys[2], 2, 3), tokens, readings, parent=first, claims=Claims())
-    assert (first.readings, last.readings) == (tuple(readings[:1]), tuple(readings[1:]))
-    assert last.all_readings() == tuple(readings)
+    first = store.add(PrefixNode(keys[0], 0, 1), tokens, details, claims=Claims())
+    last = store.add(PrefixNode(keys[2], 2, 3), tokens, details, parent=first, claims=Claims())
+    assert (first.details, last.details) == (tuple(details[:1]), tuple(details[1:]))
+    assert last.all_details() == tuple(details)
 
 
 def test_what_builds_on_what_was_forgotten_is_whole():
@@ -105,7 +105,7 @@ def test_what_builds_on_what_was_forgotten_is_whole():
     first = add(store, keys[0], 0, [1, 2])
     store._forget(first)
     other = add(store, keys[1], 1, [1, 2, 3], parent=first)
-    assert (other.parent, tuple(other.tokens()), len(other.readings)) == (None, (1, 2, 3), 2)
+    assert (other.parent, tuple(other.tokens()), len(other.details)) == (None, (1, 2, 3), 2)
 
 
 def test_the_same_tokens_again_are_the_same_variant():
@@ -117,11 +117,11 @@ def test_the_same_tokens_again_are_the_same_variant():
 def test_the_same_tokens_that_mean_something_else_are_another_variant():
     store, (key,) = store_of(), keys_of("a")
     add(store, key, 0, [1, 2])
-    add(store, key, 0, [1, 2], last=Reading((), b"a thought"))
+    add(store, key, 0, [1, 2], last=MessageDetails((), b"a thought"))
     assert found(store, [key]) == [(0, (1, 2))] * 2
 
 
-def test_the_same_tokens_behind_others_are_another_variant():
+def test_the_same_tokens_after_others_are_another_variant():
     store, keys = store_of(), keys_of("a", "b")
     for number in (1, 2):
         parent = add(store, keys[0], 0, [number])
@@ -138,35 +138,35 @@ def test_the_same_tokens_again_are_the_newest_and_of_the_newest_session():
 
 def test_tokens_that_were_computed_again_belong_to_both_conversations():
     store, (key,) = store_of(), keys_of("a")
-    first = add(store, key, 0, [1], claims=Claims({"one": None}, told_bits=3))
-    assert add(store, key, 0, [1], claims=Claims({"two": None}, told_bits=2)) is first
-    assert first.claims == Claims({"one": None, "two": None}, told_bits=3)
+    first = add(store, key, 0, [1], claims=Claims({"one": None}, reply_surprisal_bits=3))
+    assert add(store, key, 0, [1], claims=Claims({"two": None}, reply_surprisal_bits=2)) is first
+    assert first.claims == Claims({"one": None, "two": None}, reply_surprisal_bits=3)
 
 
 def test_a_reply_that_is_read_again_was_still_told():
     store, (key,) = store_of(), keys_of("a")
-    add(store, key, 0, [1], claims=Claims(is_told=True))
-    assert add(store, key, 0, [1]).claims.is_told
+    add(store, key, 0, [1], claims=Claims(is_delivered=True))
+    assert add(store, key, 0, [1]).claims.is_delivered
 
 
 def test_a_reply_that_was_only_read_is_told_when_it_is_written():
     store, (key,) = store_of(), keys_of("a")
     read = add(store, key, 0, [1])
-    add(store, key, 0, [1], claims=Claims(is_told=True))
-    assert read.claims.is_told
+    add(store, key, 0, [1], claims=Claims(is_delivered=True))
+    assert read.claims.is_delivered
 
 
 def test_texts_that_were_told_take_room():
     store, (key,) = store_of(), keys_of("a")
-    status = Omitted("git status", "block", 0, "x" * 5000)
-    add(store, key, 0, [1, 2], last=Reading((status,)))
+    status = OmittedText("git status", "block", 0, "x" * 5000)
+    add(store, key, 0, [1, 2], last=MessageDetails((status,)))
     assert 5000 < store.metrics.nbytes < 6000
 
 
 def test_texts_of_notes_take_room_too():
     store, (key,) = store_of(), keys_of("a")
     told = Field("git status", 0, "block"), "x" * 5000
-    add(store, key, 0, [1, 2], last=Reading((), told=(told,)))
+    add(store, key, 0, [1, 2], last=MessageDetails((), told=(told,)))
     assert 5000 < store.metrics.nbytes < 6000
 
 
@@ -189,7 +189,7 @@ def test_a_branch_and_a_side_request_leave_the_main_conversation_alone():
 # ------------------------------------------------------------------------------------------------ forgetting
 
 
-def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_behind_it():
+def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_after_it():
     store, keys, other = store_of(), keys_of("a", "b"), keys_of("a", "c")
     variants = [add(store, keys[0], 0, [number]) for number in range(32)]
     add(store, keys[1], 1, [1, 5], parent=variants[1])
@@ -202,7 +202,7 @@ def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_beh
 
 
 def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on():
-    room = Limits(most_bytes=4 * 450)
+    room = TranscriptLimits(max_bytes=4 * 450)
     store, kept, other = store_of(room), keys_of("a", "b"), keys_of("x")
     first = add(store, kept[0], 0, range(10))
     add(store, kept[1], 1, range(20), parent=first)
@@ -212,13 +212,13 @@ def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on(
         add(store, keys_of(f"new {number}")[0], 0, range(10))
         assert found(store, kept)[0][0] == 1, "it is used all the time"
         use(store, kept)
-        assert store.metrics.nbytes <= room.most_bytes
+        assert store.metrics.nbytes <= room.max_bytes
     assert found(store, other) == []
     assert store.metrics.forgotten > 0
 
 
 def test_a_whole_conversation_goes_for_one_that_needs_its_room():
-    store, old, new = store_of(Limits(most_bytes=3000)), keys_of("a", "b", "c"), keys_of("x")
+    store, old, new = store_of(TranscriptLimits(max_bytes=3000)), keys_of("a", "b", "c"), keys_of("x")
     last: Variant | None = None
     for depth in range(3):
         last = add(store, old[depth], depth, range(depth + 1), parent=last)
@@ -227,7 +227,7 @@ def test_a_whole_conversation_goes_for_one_that_needs_its_room():
 
 
 def test_what_is_not_used_for_too_long_goes():
-    store = store_of(Limits(most_bytes=10**9, unused_s=10))
+    store = store_of(TranscriptLimits(max_bytes=10**9, cache_ttl_s=10))
     old = keys_of("old")
     add(store, old[0], 0, [1])
     for number in range(10):
@@ -251,7 +251,7 @@ def test_without_an_age_nothing_gets_too_old():
 )
 def test_everything_that_is_found_was_added_and_is_counted(added):
     """Against a plain dict, with too little memory for all of it."""
-    store, known = store_of(Limits(most_bytes=5 * 450)), dict[CanonicalKey, set[tuple[int, ...]]]()
+    store, known = store_of(TranscriptLimits(max_bytes=5 * 450)), dict[CanonicalKey, set[tuple[int, ...]]]()
     for texts, seed in added:
         keys, last = keys_of(*texts), None
         tokens: list[int] = []
@@ -261,11 +261,11 @@ def test_everything_that_is_found_was_added_and_is_counted(added):
             known.setdefault(keys[depth], set()).add(tuple(tokens))
         for depth, there in found(store, keys):
             assert there in known[keys[depth]]
-        assert store.metrics.nbytes <= store.limits.most_bytes
+        assert store.metrics.nbytes <= store.limits.max_bytes
     assert_all_is_counted(store)
 
 
-@patch("start_llm.transcripts.store._MOST_VARIANTS", 2)
+@patch("start_llm.transcripts.store._MAX_VARIANTS", 2)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=25))
 def test_whatever_falls_out_of_a_full_prefix_is_counted(added):
     store, keys = store_of(), keys_of("a", "b", "c")

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey, Conversation, chain, exact_keys, thought_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, chain, exact_keys, reasoning_digest
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
-from start_llm.transcripts.guard import Names
+from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import ROOT, transcripts
 
 WINDOW = 1000
 CLOSER, TAIL, STOP = "|", ">", "#"
-THOUGHT = Reasoning("Hm.")
+REASONING = Reasoning("Hm.")
 ITSELF, AT_A_LIMIT = Finished("stop", Usage(1, 0, 1)), Finished("length", Usage(1, 0, 1))
 ASKED = user("Where?")
 HERE = (Content("Here"),)
@@ -34,14 +34,14 @@ def kept(**policy: Any) -> Transcripts:
 
 
 def prompt_of(*messages: Message) -> Prompt:
-    """Each message and its closer, then what makes the model answer. Thoughts are not shown."""
+    """Each message and its closer, then what makes the model answer. Reasoning is not shown."""
     text, ends = "", list[Boundary]()
     for index, message in enumerate(messages):
         text += message.content
         ends.append(Boundary(index, len(text)))
         text += CLOSER
     compared = canonical(in_native_form(messages, "ordinal"))
-    echoed = [thought_digest(message.reasoning) for message in messages]
+    echoed = [reasoning_digest(message.reasoning) for message in messages]
     keys = chain(CanonicalKey.of(b""), compared)
     conversation = Conversation(
         tenant=b"",
@@ -53,7 +53,7 @@ def prompt_of(*messages: Message) -> Prompt:
         echoed=echoed,
         shown=[None] * len(messages),
         ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
-        notable=[message.role != "assistant" for message in messages],
+        can_hold_note=[message.role != "assistant" for message in messages],
         name=None,
         session="",
         ignored=ignored(messages),
@@ -64,7 +64,7 @@ def prompt_of(*messages: Message) -> Prompt:
 
 def asked(known: Transcripts, *messages: Message, window: int = WINDOW) -> Turn:
     turn = known.begin(prompt_of(*messages), window)
-    turn.asked()
+    turn.record_submitted()
     return turn
 
 
@@ -74,9 +74,9 @@ def answered(
     """Somebody asks, and this is the reply."""
     turn = asked(known, ASKED)
     for output in outputs:
-        turn.said(output)
-    turn.wrote([ord(char) for char in written])
-    turn.ended(end, is_whole=whole)
+        turn.add_output(output)
+    turn.add_generated_tokens([ord(char) for char in written])
+    turn.record_reply(end, is_whole=whole)
 
 
 def read(turn: Turn) -> str:
@@ -93,11 +93,11 @@ def test_a_reply_ends_before_what_ends_it():
     assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
 
 
-def test_an_answer_that_was_taken_for_a_thought_is_none_that_could_be_given_back():
+def test_an_answer_that_was_taken_for_reasoning_is_none_that_could_be_given_back():
     known = kept()
     answered(known, (Reasoning("Here"), Content("Here")), f"Here{STOP}")
     assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
-    assert known.thoughts.nbytes == 0
+    assert known.reasoning_texts.nbytes == 0
 
 
 @pytest.mark.parametrize(("is_changed", "bound"), [(lambda _: False, True), (is_shortened, False)])
@@ -114,32 +114,32 @@ def test_a_reply_that_was_cut_by_its_limit_keeps_its_last_token():
     assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
 
 
-def test_a_thought_stays_although_the_rendering_drops_it():
+def test_reasoning_stays_although_the_rendering_drops_it():
     known = kept()
-    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
     assert next_read(known, reply("Here")) == "Where?|>(Hm.)Here|And there?|>"
     assert next_read(known, reply("Here", reasoning="Hm.\n")) == "Where?|>(Hm.)Here|And there?|>"
 
 
-def test_a_thought_that_was_edited_is_content():
+def test_reasoning_that_was_edited_is_content():
     known = kept()
-    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
     assert next_read(known, reply("Here", reasoning="Ha!")) == "Where?|Here|And there?|>"
 
 
-def test_two_thoughts_of_one_reply_each_get_their_own_tokens():
+def test_two_reasoning_of_one_reply_each_get_their_own_tokens():
     known = kept()
-    for thought in ("One.", "Two."):
-        answered(known, (Reasoning(thought), *HERE), f"({thought})Here{STOP}")
-    for thought in ("One.", "Two."):
-        told = next_read(known, reply("Here", reasoning=thought))
-        assert told == f"Where?|>({thought})Here|And there?|>"
+    for reasoning in ("One.", "Two."):
+        answered(known, (Reasoning(reasoning), *HERE), f"({reasoning})Here{STOP}")
+    for reasoning in ("One.", "Two."):
+        told = next_read(known, reply("Here", reasoning=reasoning))
+        assert told == f"Where?|>({reasoning})Here|And there?|>"
 
 
 @pytest.mark.parametrize("policy", ["template", "false"])
-def test_a_thought_that_nobody_wants_does_not_stay(policy):
-    known = kept(kept_thoughts=policy)
-    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+def test_reasoning_that_nobody_wants_does_not_stay(policy):
+    known = kept(kept_reasoning=policy)
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
     assert next_read(known, reply("Here")) == "Where?|Here|And there?|>"
 
 
@@ -151,7 +151,7 @@ def test_a_thought_that_nobody_wants_does_not_stay(policy):
         ((CallStarted(0, "read"), CallArguments(0, '{"a": ')), '{"a": ', AT_A_LIMIT, True),
         ((), "", ITSELF, True),
         ((Content(" \n"),), " \n", ITSELF, True),
-        ((THOUGHT,), "(Hm.)", ITSELF, True),
+        ((REASONING,), "(Hm.)", ITSELF, True),
         (HERE, "Here", replace(ITSELF, stop="!"), True),
         (HERE, "Here", replace(AT_A_LIMIT, was_cut=True), True),
         (HERE, "Here<call", AT_A_LIMIT, False),
@@ -174,7 +174,7 @@ def test_a_call_may_be_nested_deeper_than_any_request_may():
 
 def test_a_prompt_that_would_not_fit_is_read_fresh_and_begins_a_path_of_its_own():
     known = kept()
-    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
     fresh = "Where?|Here|And there?|>"
     assert next_read(known, reply("Here"), window=len(fresh) + 1) == fresh
     assert known.metrics.refused == {"too_long": 1}
@@ -186,38 +186,38 @@ def test_who_shows_the_name_of_a_reply_has_been_told_it(shown: str, is_proof: bo
     """Then white space that is gone in the question is its own."""
     known = kept()
     turn = known.begin(prompt_of(user("Where?\n")), WINDOW)
-    turn.asked("aB3x" * 6)
-    turn.said(*HERE)
-    turn.wrote([ord(char) for char in f"Here{STOP}"])
-    turn.ended(ITSELF, is_whole=True)
+    turn.record_submitted("aB3x" * 6)
+    turn.add_output(*HERE)
+    turn.add_generated_tokens([ord(char) for char in f"Here{STOP}"])
+    turn.record_reply(ITSELF, is_whole=True)
     read_next = next_read(known, replace(reply("Here"), reply_name=shown))
     assert read_next == ("Where?\n|>Here|And there?|>" if is_proof else "Where?|Here|And there?|>")
 
 
-def test_a_thought_is_given_back_to_its_own_reply_alone():
+def test_reasoning_is_given_back_to_its_own_reply_alone():
     known = kept()
-    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
     mine, other = (prompt_of(user(asked), reply("Here")).conversation for asked in ("Where?", "When?"))
     assert mine and other
-    assert known.heal(mine, [1]) == ["Hm."]
-    assert known.heal(other, [1]) == [None]
+    assert known.restore_reasoning(mine, [1]) == ["Hm."]
+    assert known.restore_reasoning(other, [1]) == [None]
     assert known.metrics.healed == 1
 
 
 def test_what_a_name_proves_is_asked_once_for_all_replies(monkeypatch: pytest.MonkeyPatch):
     """It takes a look at the whole conversation."""
     known, names = kept(), list[str | None]()
-    monkeypatch.setattr(Names, "proving", lambda _, conversation: names.append(conversation.name))
+    monkeypatch.setattr(ConversationNames, "proving", lambda _, conversation: names.append(conversation.name))
     conversation = prompt_of(ASKED, *[reply("Here"), user("And there?")] * 9).conversation
     assert conversation
-    assert known.heal(replace(conversation, name="mine"), range(1, 19, 2)) == [None] * 9
+    assert known.restore_reasoning(replace(conversation, name="mine"), range(1, 19, 2)) == [None] * 9
     assert names == ["mine"]
 
 
-def test_no_thought_is_kept_where_none_are_wanted():
-    known = kept(kept_thoughts="false")
-    answered(known, (THOUGHT, *HERE), f"(Hm.)Here{STOP}")
-    assert known.thoughts.nbytes == 0
+def test_no_reasoning_is_kept_where_none_are_wanted():
+    known = kept(kept_reasoning="false")
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
+    assert known.reasoning_texts.nbytes == 0
 
 
 def test_messages_are_known_once_they_are_computed():
@@ -226,17 +226,17 @@ def test_messages_are_known_once_they_are_computed():
     turn = asked(known, *messages)
     ends = [boundary.tokens for boundary in turn.boundaries]
     for computed, expected in [(0, 0), (ends[0] - 1, 0), (ends[1], ends[1]), (ends[0], ends[1])]:
-        turn.computed(computed)
-        assert known.begin(prompt_of(*messages), WINDOW).known == expected
-    turn.wrote([1])
-    assert known.begin(prompt_of(*messages), WINDOW).known == ends[2]
+        turn.note_prefilled(computed)
+        assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == expected
+    turn.add_generated_tokens([1])
+    assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == ends[2]
 
 
-def test_a_text_leaves_nothing_behind():
+def test_a_text_leaves_nothing_after():
     known = kept()
     turn = known.begin(Prompt(tokens=ModelTokens((1, 2))), WINDOW)
-    turn.asked()
-    turn.wrote([3])
-    turn.said(Content("Here"))
-    turn.ended(ITSELF, is_whole=True)
+    turn.record_submitted()
+    turn.add_generated_tokens([3])
+    turn.add_output(Content("Here"))
+    turn.record_reply(ITSELF, is_whole=True)
     assert (turn.tokens.ids, known.store.metrics.variants) == ((1, 2), 0)

@@ -3,7 +3,7 @@
 Every text holds words that stand nowhere else, so that what a prompt hides, or has from somewhere else, is
 seen by its words:
 
-    v1x  what anybody said      t1x  a thought             m1x  a message id, which changes
+    v1x  what anybody said      t1x  reasoning             m1x  a message id, which changes
     b1x  a billing header       i1x  an id of a call       d1x  a date, which changes
     c1x  a carrier              k1x  a block of one chat, which changes
     r1x  a rule of a project
@@ -24,7 +24,8 @@ from datetime import date, datetime, timedelta
 from functools import cache, partial
 
 from start_llm.core.canonical import Conversation
-from start_llm.core.chat import ChatRequest, KeptThoughts, Message, Origin, ToolCall
+from start_llm.core.chat import ChatRequest, KeptReasoning, Message, RequestOrigin, ToolCall
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -38,7 +39,6 @@ from start_llm.core.events import (
 )
 from start_llm.core.events import Text as Written
 from start_llm.core.explanation import Explanation
-from start_llm.core.job import Job
 from start_llm.prompt.canonical import DriftPolicy
 from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.service import ModelTraits, Service
@@ -47,7 +47,7 @@ from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.turn import Transcripts
 from tests.prompt.fakes import NOON, call, family_of, reply, text_of
-from tests.prompt.replies import THOUGHT_FORMS, NoEndError, turn
+from tests.prompt.replies import REASONING_FORMS, NoEndError, turn
 from tests.templates.traits import TRAITS, trait_tokenizer
 from tests.transcripts.fakes import transcripts
 
@@ -70,7 +70,7 @@ INSTRUCTIONS = "# claudeMd\nFollow these.\n\n{}\n"
 INSTRUCTIONS_FORM = r"# claudeMd\nFollow these\.\n(?:\nr\d+x)+"
 CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 BILLING = "x-anthropic-billing-header: cc_version=2; cch={};\n"
-_THOUGHTS = re.compile(
+_REASONING = re.compile(
     r"(<(?:seed:|mm:)?think>[\w\s]*)?</(?:seed:|mm:)?think>"
     r"|<\|channel\|>analysis<\|message\|>[\w\s]*<\|end\|><\|start\|>assistant"
     r"|<\|channel>thought[\w\s]*<channel\|>"
@@ -95,12 +95,12 @@ def said_in(message: Message) -> list[str]:
     return words(" ".join([message.content, *arguments]), "v")
 
 
-def without_thoughts(text: str) -> str:
-    """A prompt without thoughts and white space, also where that is escaped, its numbers in one spelling.
+def without_reasoning(text: str) -> str:
+    """A prompt without reasoning and white space, also where that is escaped, its numbers in one spelling.
 
-    What the model wrote in front of a call that was then cut off is the answer, for client and template.
+    What the model wrote before a call that was then cut off is the answer, for client and template.
     """
-    text = _THOUGHTS.sub("", text).replace("<|channel|>commentary<|message|>", "<|channel|>final<|message|>")
+    text = _REASONING.sub("", text).replace("<|channel|>commentary<|message|>", "<|channel|>final<|message|>")
     return re.sub(r"(?:\s|\\n)+", "", text).replace("1000.0", "1000")
 
 
@@ -111,22 +111,22 @@ def without_thoughts(text: str) -> str:
 class Shape:
     """What a reply consists of."""
 
-    thought: bool
+    reasoning: bool
     text: bool
     calls: int
 
 
-SHAPES = tuple(Shape(thought, text, calls) for thought in (False, True) for text, calls in
+SHAPES = tuple(Shape(reasoning, text, calls) for reasoning in (False, True) for text, calls in
                ((True, 0), (True, 1), (True, 2), (False, 1), (False, 2)))  # fmt: skip
 
 
 @cache
 def form_of(trait: str, shape: Shape, *, on: bool) -> str | None:
     """A reply as the model writes it; None if the template has no such reply, or the model does not think."""
-    if shape.thought and not (on and trait in THOUGHT_FORMS):
+    if shape.reasoning and not (on and trait in REASONING_FORMS):
         return None
     calls = [call(f"c{n}", path=f"v{n}x", ratio=1000.0) for n in range(1, shape.calls + 1)]
-    message = reply("v0x" if shape.text else "", *calls, reasoning="t0x" if shape.thought else None)
+    message = reply("v0x" if shape.text else "", *calls, reasoning="t0x" if shape.reasoning else None)
     try:
         said = turn(trait, message, on=on).said
     except NoEndError:
@@ -140,13 +140,13 @@ class Reply:
 
     shape: Shape
     visible: tuple[str, ...]
-    thought: str
+    reasoning: str
     tidy: bool = True
     cut: float | None = None
     stop: bool = False
 
     def text(self, form: str, calls_before: int) -> str:
-        told = {f"v{n}x": word for n, word in enumerate(self.visible)} | {"t0x": self.thought}
+        told = {f"v{n}x": word for n, word in enumerate(self.visible)} | {"t0x": self.reasoning}
         if not self.tidy:
             told["v0x"] = f"\n {told['v0x']}\n\n"
         text = WORD.sub(lambda match: told[match[0]], form)
@@ -162,15 +162,15 @@ class Model:
         self.next: tuple[str, Reply] = ("", Reply(SHAPES[0], (), ""))
         self.read: tuple[int, ...] = ()
 
-    def submit(self, job: Job) -> Model:
-        self.read = job.prompt.ids
+    def submit(self, request: EngineRequest) -> Model:
+        self.read = request.prompt.ids
         return self
 
-    def peek(self, job: Job) -> Restored:
+    def peek(self, request: EngineRequest) -> Restored:
         """Nothing is kept here."""
-        return Restored(0, "evicted", known=job.known)
+        return Restored(0, "evicted", repeated_tokens=request.repeated_tokens)
 
-    def take(self, patience_s: float) -> list[Event]:
+    def take(self, timeout_s: float) -> list[Event]:
         text, how = self.next
         tokens = self._tokenizer.encode(text, as_document=False)
         pieces: list[Event] = [
@@ -199,23 +199,31 @@ class _Memory:
 
 
 @cache
-def _preparer(trait: str, kept: KeptThoughts, drift: DriftPolicy, *, heals: bool) -> tuple[Preparer, _Memory]:
+def _preparer(
+    trait: str, kept: KeptReasoning, drift: DriftPolicy, *, heals: bool
+) -> tuple[Preparer, _Memory]:
     memory = _Memory()
 
-    def heal(conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
+    def restore_reasoning(conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
         if memory.transcripts and heals:
-            return memory.transcripts.heal(conversation, replies)
+            return memory.transcripts.restore_reasoning(conversation, replies)
         return [None] * len(replies)
 
-    policy = PromptPolicy(kept_thoughts=kept, drift=drift)
+    policy = PromptPolicy(kept_reasoning=kept, drift=drift)
     tokenizer = trait_tokenizer(trait)
-    return Preparer(tokenizer, family_of(trait), policy=policy, heal=heal, now=lambda: memory.now), memory
+    return Preparer(
+        tokenizer,
+        family_of(trait),
+        policy=policy,
+        restore_reasoning=restore_reasoning,
+        now=lambda: memory.now,
+    ), memory
 
 
 class Server:
     """The real service around the model."""
 
-    def __init__(self, trait: str, kept: KeptThoughts, drift: DriftPolicy = "note") -> None:
+    def __init__(self, trait: str, kept: KeptReasoning, drift: DriftPolicy = "note") -> None:
         self.trait, self.kept, self.drift = trait, kept, drift
         self.model = Model(trait)
         self.restart()
@@ -227,7 +235,7 @@ class Server:
         self.transcripts = transcripts(
             tokenizer.token_bytes,
             partial(tokenizer.encode, as_document=False),
-            kept_thoughts=self.kept,
+            kept_reasoning=self.kept,
             takes_proof=self.drift == "note",
         )
         preparer, self._memory = _preparer(trait, self.kept, self.drift, heals=True)
@@ -257,14 +265,14 @@ class Server:
     def answer(self, request: ChatRequest, text: str, how: Reply) -> tuple[str, Message]:
         """What the model read, and what the client gets."""
         self.model.next = text, how
-        with self._service.respond(request, Origin("id", "/chat", "model")) as answer:
+        with self._service.respond(request, RequestOrigin("id", "/chat", "model")) as answer:
             events = list(answer.events())
         return text_of(self.trait, self.model.read), heard(events)
 
     def explain(self, request: ChatRequest) -> Explanation:
         return self._service.explain(request)
 
-    def fresh(self, request: ChatRequest, kept: KeptThoughts | None = None) -> str:
+    def fresh(self, request: ChatRequest, kept: KeptReasoning | None = None) -> str:
         """The prompt of a server that has never seen anything."""
         preparer, _ = _preparer(self.trait, kept or self.kept, self.drift, heals=False)
         return text_of(self.trait, preparer.prepare(request).tokens.ids)
@@ -278,5 +286,5 @@ def heard(events: Sequence[Event]) -> Message:
         parts = [one.text for one in events if isinstance(one, CallArguments) and one.index == index]
         calls.append(ToolCall(f"call_{begun[index].id}", begun[index].name, json.loads("".join(parts))))
     content = "".join(event.text for event in events if isinstance(event, Content))
-    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
-    return reply(content if content.strip() else "", *calls, reasoning=thought or None)
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    return reply(content if content.strip() else "", *calls, reasoning=reasoning or None)

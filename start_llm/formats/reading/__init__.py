@@ -1,1 +1,1 @@
-"""Readers of calls: state machines without I/O that several formats share."""
+"""Parsers of tool calls, shared by several formats: state machines without I/O."""

@@ -1,4 +1,4 @@
-"""What readers of blocks share: steps over a buffer, calls that are not certain yet, the end of a block."""
+"""Base class of call parsers: steps over a buffer, calls that may still be text, the end of a block."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from functools import cache
 
 import regex
 
-from start_llm.formats.reading.parts import Part, Plain, State
+from start_llm.formats.reading.parts import ParsedText, Part, State
 from start_llm.formats.reading.schema import Tools
 
 type Step = Callable[[list[Part]], bool]
-"""Consumes what it can of the buffer, and tells whether another step may go on."""
+"""Consumes what it can of the buffer. Returns True if another step may go on."""
 
 
 @cache
 def compiled(pattern: str) -> regex.Pattern[str]:
-    """The library's own cache costs more than most matches here."""
+    """Return the compiled pattern. The regex library's own cache costs more than most matches here."""
     return regex.compile(pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What stands around the calls of a block, as regular expressions.
+    """Regular expressions of the text around the calls of a block.
 
     Attributes:
-        head: up to where the arguments begin; the tool's name in group `name`, if it stands here.
-        unescape: makes a name of what stands for it in the markup.
-        next_call: what tells that another call follows; looked for behind a call, not consumed.
-        block_end: what ends the block behind its last call; nothing by default.
+        head: everything before the arguments; group `name` is the tool's name, if it is part of the head.
+        unescape: converts a name from its form in the markup.
+        next_call: matches after a call if another call follows; not consumed.
+        block_end: the end of the block after its last call; matches nothing by default.
     """
 
     head: str
@@ -39,10 +39,10 @@ class Block:
 
 
 class BlockReader:
-    """Head and tail of a reader; what is between them is the subclass's.
+    """Parses the head and the tail of each call; subclasses parse the arguments.
 
-    A call that is whole but none, because of its tool or its form, is told as text, and reading goes on
-    behind it: good calls beside it survive, and what stands in its arguments is never taken for a call.
+    A complete call with an unknown tool or the wrong shape is emitted as text. Parsing continues after it.
+    Valid calls beside it survive, and nothing in its arguments is treated as a call.
     """
 
     def __init__(self, block: Block, tools: Tools) -> None:
@@ -53,7 +53,7 @@ class BlockReader:
         self._buffer = ""
         self._step: Step = self._read_head
         self._has_given = False
-        # Text behind the last call, while it is not certain what it is.
+        # Text after the last call, until it is known to be a call or text.
         self._unsettled: list[str] = []
         self._is_settled = False
 
@@ -78,11 +78,11 @@ class BlockReader:
         return parts
 
     def _close_call(self) -> list[Part]:
-        """The model ended its reply inside a call. What is given settles it."""
+        """Close a call in which the model ended its reply. An override that returns parts settles it."""
         return []
 
     def _begin_arguments(self, name: str | None) -> Step:
-        """The step behind the head."""
+        """Return the step that follows the head."""
         raise NotImplementedError
 
     def _read_head(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
@@ -94,7 +94,7 @@ class BlockReader:
         return True
 
     def _settle(self) -> None:
-        """From here on this is a call."""
+        """Mark the text as a call. It can no longer become text."""
         self._is_settled = self._has_given = True
         self._unsettled = []
 
@@ -102,14 +102,14 @@ class BlockReader:
         self._step = self._read_tail
 
     def _refuse(self, parts: list[Part]) -> None:
-        """The buffer is behind a call that is whole but none."""
+        """Emit a complete call as text. The buffer begins after it."""
         text = "".join(self._unsettled)
-        parts.append(Plain(text[: len(text) - len(self._buffer)]))
+        parts.append(ParsedText(text[: len(text) - len(self._buffer)]))
         self._unsettled, self._has_given = [self._buffer], True
         self._step = self._read_tail
 
     def _read_tail(self, parts: list[Part]) -> bool:
-        """Behind a call: another one, the end of the block, or something else, which is not ours."""
+        """Read the text after a call: another call, the end of the block, or text after the block."""
         following = compiled(self._block.next_call).match(self._buffer, partial=True)
         ending = compiled(self._block.block_end).match(self._buffer, partial=True)
         if following is not None and not following.partial:
@@ -118,14 +118,14 @@ class BlockReader:
             return True
         if ending is not None and not ending.partial:
             if not self._is_settled:
-                parts.append(Plain(ending[0]))
+                parts.append(ParsedText(ending[0]))
             self._finish(self._buffer[ending.end() :])
         elif following is None and ending is None:
             self._finish(self._buffer)
         return False
 
     def _match(self, pattern: regex.Pattern[str]) -> regex.Match[str] | None:
-        """Consume a match at the start of the buffer; None if there is none yet, or never will be."""
+        """Consume a match at the start of the buffer. None: no match yet, or never, and then give up."""
         match = pattern.match(self._buffer, partial=True)
         if match is None:
             self._give_up()
@@ -136,7 +136,7 @@ class BlockReader:
         return match
 
     def _give_up(self) -> None:
-        """This is no call, and where it ends is unknown. The calls before it stay, and its text goes back."""
+        """Stop in text that is not a call and has no known end. Keep earlier calls, give back the text."""
         if self._has_given:
             self._finish("".join(self._unsettled))
         else:
@@ -147,6 +147,6 @@ class BlockReader:
         self.rest = rest
 
     def _beyond_cut_end(self) -> str:
-        """What is left behind a call when the reply stops there: half of the block's end is no text."""
+        """Return the text after a call when the reply stops there. Half of a block's end is not text."""
         match = compiled(self._block.block_end).match(self._buffer, partial=True)
         return self._buffer if match is None else ""

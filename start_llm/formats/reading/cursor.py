@@ -1,4 +1,4 @@
-"""A place in a text that is read from its beginning to its end."""
+"""Provides a cursor over a complete text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MARKS = {mark: regex.compile(rf"\s*+{regex.escape(mark)}") for mark in "()[]{},
 
 
 class Cursor:
-    """Takes what comes next. White space in front of marks does not count."""
+    """Takes tokens from the front of a text. Skips white space before punctuation marks."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -18,7 +18,7 @@ class Cursor:
 
     @property
     def rest(self) -> str:
-        """What has not been taken."""
+        """The text that has not been taken."""
         return self._text[self._place :]
 
     def take(self, pattern: regex.Pattern[str]) -> regex.Match[str] | None:
@@ -28,7 +28,7 @@ class Cursor:
         return match
 
     def takes(self, mark: str) -> bool:
-        """Take a bracket, a comma or a colon, if it comes next."""
+        """Take a bracket, a comma or a colon if it comes next, and return True."""
         return self.take(_MARKS[mark]) is not None
 
     def need(self, mark: str) -> None:
@@ -36,7 +36,7 @@ class Cursor:
             raise ValueError(f"there is no {mark!r}")
 
     def items[Item](self, end: str, item: Callable[[], Item]) -> list[Item]:
-        """All up to the bracket that ends them; behind the last one there may be a comma."""
+        """Return all items up to the closing bracket. A trailing comma is allowed."""
         items: list[Item] = []
         while not self.takes(end):
             if items:

@@ -1,4 +1,4 @@
-"""An object in Gemma's notation: `{key:<|"|>text<|"|>,number:1}`, with one quote or another."""
+"""Parses objects in Gemma's notation, `{key:<|"|>text<|"|>,number:1}`, with a configurable quote."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import regex
 from start_llm.core.chat import Json
 from start_llm.core.markers import longest_beginning
 from start_llm.formats.reading.cursor import Cursor
-from start_llm.formats.reading.json_calls import STEPS, Objects, depth_behind
+from start_llm.formats.reading.json_calls import STEPS, Objects, depth_after
 from start_llm.formats.reading.json_text import parsed, written
 
 _LITERAL = regex.compile(r"\s*([^\s,{}\[\]<>]+)")
 
 
 class _Patterns(NamedTuple):
-    """Of a member's name with its colon, and of a text."""
+    """Patterns of a member's name with its colon, and of a text."""
 
     key: regex.Pattern[str]
     text: regex.Pattern[str]
@@ -31,8 +31,8 @@ def _patterns(quote: str) -> _Patterns:
     return _Patterns(regex.compile(key, regex.DOTALL), regex.compile(text, regex.DOTALL))
 
 
-class LiteralSpan:
-    """The end of an object in Gemma's notation."""
+class LiteralScanner:
+    """Finds the end of an object in Gemma's notation."""
 
     def __init__(self, quote: str) -> None:
         self._quote = quote
@@ -47,7 +47,7 @@ class LiteralSpan:
         keep = longest_beginning(buffer, (self._quote,))
         ready, self._held = buffer[: len(buffer) - keep], buffer[len(buffer) - keep :]
         parts = ready.split(self._quote)
-        depth = depth_behind(" ".join(parts[self._in_text :: 2]), self._depth)
+        depth = depth_after(" ".join(parts[self._in_text :: 2]), self._depth)
         if not depth:
             return self._length + self._end(ready)
         self._depth = depth
@@ -56,7 +56,7 @@ class LiteralSpan:
         return None
 
     def _end(self, text: str) -> int:
-        """The end of the object, which is in this text."""
+        """Return the end of the object. It must lie in this text."""
         tokens = self._structure.finditer(text)
         return next(token.end() for token in tokens if not self._depth_at(token[0]))
 
@@ -69,7 +69,11 @@ class LiteralSpan:
 
 
 def as_json(quote: str, text: str) -> str:
-    """JSON of an object in Gemma's notation. ValueError if it is none."""
+    """Convert an object in Gemma's notation to JSON.
+
+    Raises:
+        ValueError: the text is not such an object.
+    """
     cursor = _Values(text, quote)
     value = cursor.value()
     if not isinstance(value, dict) or cursor.rest.strip():
@@ -103,12 +107,12 @@ class _Values(Cursor):
 
 
 def gemma_calls(quote: str, mark: str) -> Objects:
-    """`call:NAME{…}`, one or several, and the mark that ends them."""
+    """Return the patterns for one or more `call:NAME{…}` and the mark that ends them."""
     head = r"\s{0,64}call:(?P<name>[\w.\-]{1,256})\s{0,64}(?=\{)"
     return Objects(
         head=head,
         next_call=r"\s{0,64}(?=call:[\w.\-]{1,256}\s{0,64}\{)",
         block_end=r"\s{0,64}" + regex.escape(mark),
-        span=partial(LiteralSpan, quote),
+        span=partial(LiteralScanner, quote),
         arguments=partial(as_json, quote),
     )

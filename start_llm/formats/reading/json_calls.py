@@ -1,7 +1,7 @@
-"""Formats whose arguments are a JSON object.
+"""Parses calls whose arguments are a JSON object.
 
-A call goes out once its object is whole: only then is it known to be valid, and a malformed one must go back
-into the text, which is too late for a call that has begun.
+A call is emitted when its object is complete. Only then is it known to be valid. A malformed call must go
+back into the text, which is impossible once the call has been emitted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from start_llm.core.chat import Json
 from start_llm.formats.reading.block import Block, BlockReader, Step
 from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, written
-from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
+from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
 from start_llm.formats.reading.schema import Tools
 
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
@@ -29,16 +29,20 @@ _ARGUMENTS = ("arguments", "parameters")
 _BESIDE_ARGUMENTS = frozenset({*_NAMES, "id", "tool_call_id", "type"})
 
 
-class Span(Protocol):
-    """Looks for the end of an object in text that comes in pieces."""
+class ObjectScanner(Protocol):
+    """Finds the end of an object in text that arrives in pieces."""
 
     def feed(self, text: str) -> int | None:
-        """Length of the object from its first character, once it is whole. ValueError if it is none."""
+        """Return the length of the object from its first character once it is complete, else None.
+
+        Raises:
+            ValueError: the text is not an object.
+        """
         ...
 
 
-def depth_behind(structure: str, depth: int) -> int:
-    """Depth in brackets behind a text without strings; 0 if it closes the outermost bracket anywhere."""
+def depth_after(structure: str, depth: int) -> int:
+    """Return the bracket depth after a text without strings, or 0 if it closes the outermost bracket."""
     closing = structure.count("}") + structure.count("]")
     if closing < depth:
         return depth + structure.count("{") + structure.count("[") - closing
@@ -46,10 +50,10 @@ def depth_behind(structure: str, depth: int) -> int:
     return 0 if 0 in depths[1:] else depths[-1]
 
 
-class JsonSpan:
-    """The end of a JSON object or array.
+class JsonScanner:
+    """Finds the end of a JSON object or array.
 
-    A text in which it is not is passed over at once; only the one that holds it is read step by step.
+    Skips a piece at once if the end is not in it. Only the piece with the end is read step by step.
     """
 
     def __init__(self) -> None:
@@ -71,13 +75,13 @@ class JsonSpan:
         return None
 
     def _pass_over(self, text: str) -> bool:
-        """Whether the object goes on to the end of a text, which is then read."""
+        """Consume the text and return True if the object goes on to its end."""
         if self._escaped:
             text = " " + text[1:]
-        # A quote that is escaped ends no string; the backslash stays, because it is an error outside of one.
+        # An escaped quote ends no string. The backslash stays, because it is an error outside of a string.
         parts = _ESCAPE.sub(r"\\ ", text).split('"') if "\\" in text else text.split('"')
         structure = " ".join(parts[self._in_string :: 2])
-        depth = depth_behind(structure, self._depth)
+        depth = depth_after(structure, self._depth)
         if not depth or _NOWHERE_OUTSIDE_STRINGS.search(structure):
             return False
         self._depth = depth
@@ -111,15 +115,19 @@ class JsonSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A whole call. `arguments` is JSON."""
+class ParsedCall:
+    """A complete call. `arguments` is JSON."""
 
     name: str
     arguments: str
 
 
-def named_call(text: str, *, may_lack_arguments: bool) -> Call:
-    """`{"name": …, "arguments": {…}}`, the arguments as they were written. ValueError if it is not that."""
+def named_call(text: str, *, may_lack_arguments: bool) -> ParsedCall:
+    """Parse `{"name": …, "arguments": {…}}` and keep the arguments as they were written.
+
+    Raises:
+        ValueError: the text has another shape.
+    """
     members = dict(_members(text))
     name = parsed(next((members[one] for one in _NAMES if one in members), ""))
     if not isinstance(name, str):
@@ -129,14 +137,18 @@ def named_call(text: str, *, may_lack_arguments: bool) -> Call:
         if not may_lack_arguments or not members.keys() <= _BESIDE_ARGUMENTS:
             raise ValueError("there are no arguments, or they stand beside the name")
         arguments = "{}"
-    return Call(name, arguments_of(arguments))
+    return ParsedCall(name, arguments_of(arguments))
 
 
 def arguments_of(text: str) -> str:
-    """JSON of the arguments: as they were written if that is valid. ValueError if they are no object."""
+    """Return the arguments as JSON: unchanged if valid, else rewritten.
+
+    Raises:
+        ValueError: the arguments are not an object.
+    """
     value = parsed(text)
     if isinstance(value, str):
-        text = value  # an object that was written into a string
+        text = value  # an object inside a JSON string
         value = parsed(text)
     if not isinstance(value, dict):
         raise ValueError("the arguments are no object")  # noqa: TRY004 - as above
@@ -144,51 +156,51 @@ def arguments_of(text: str) -> str:
 
 
 def _members(text: str) -> list[tuple[str, str]]:
-    """Names and raw values of the members of an object."""
+    """Return the names and raw values of an object's members."""
     found: list[tuple[str, str]] = []
-    place = _behind_space(text, 1)
+    place = _after_space(text, 1)
     while text[place : place + 1] != "}":
         if found:
-            place = _behind_comma(text, place)
+            place = _after_comma(text, place)
         key, place = cast("tuple[Json, int]", DECODER.raw_decode(text, place))
-        place = _behind_space(text, place)
+        place = _after_space(text, place)
         if not isinstance(key, str) or text[place : place + 1] != ":":
             raise ValueError("a member has no name")
-        start = _behind_space(text, place + 1)
+        start = _after_space(text, place + 1)
         _, end = DECODER.raw_decode(text, start)
         found.append((key, text[start:end]))
-        place = _behind_space(text, end)
+        place = _after_space(text, end)
     return found
 
 
-def _behind_comma(text: str, place: int) -> int:
+def _after_comma(text: str, place: int) -> int:
     if text[place : place + 1] != ",":
         raise ValueError("members are not separated")
-    return _behind_space(text, place + 1)
+    return _after_space(text, place + 1)
 
 
-def _behind_space(text: str, place: int) -> int:
+def _after_space(text: str, place: int) -> int:
     match = _SPACE.match(text, place)
     return match.end() if match else place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objects(Block):
-    """Calls that are objects. If the head names the tool, the object is its arguments.
+    """Calls that are objects. If the head names the tool, the object contains only the arguments.
 
     Attributes:
-        span: finds the end of an object.
-        arguments: the JSON of an object that holds arguments alone.
-        may_lack_arguments: an object that has a name and no arguments calls a tool without any.
+        span: creates a scanner that finds the end of an object.
+        arguments: converts an object that contains only arguments to JSON.
+        may_lack_arguments: an object with a name and no arguments is a call without arguments.
     """
 
-    span: Callable[[], Span] = JsonSpan
+    span: Callable[[], ObjectScanner] = JsonScanner
     arguments: Callable[[str], str] = arguments_of
     may_lack_arguments: bool = True
 
 
 class ObjectReader(BlockReader):
-    """Reads blocks of calls that are objects."""
+    """Parses blocks of calls that are objects."""
 
     def __init__(self, objects: Objects, tools: Tools) -> None:
         super().__init__(objects, tools)
@@ -224,14 +236,14 @@ class ObjectReader(BlockReader):
             self._refuse(parts)
             return
         self._settle()
-        parts += [Started(call.name), Arguments(call.arguments), Ended()]
+        parts += [ParsedName(call.name), ParsedArguments(call.arguments), ParsedEnd()]
         self._end_call()
 
-    def _call(self, text: str) -> Call | None:
-        """None if this is not JSON, or not the shape of a call."""
+    def _call(self, text: str) -> ParsedCall | None:
+        """Return the call, or None if the text is not JSON or not shaped like a call."""
         try:
             if self._name is None:
                 return named_call(text, may_lack_arguments=self._objects.may_lack_arguments)
-            return Call(self._name, self._objects.arguments(text))
+            return ParsedCall(self._name, self._objects.arguments(text))
         except (ValueError, RecursionError):
             return None

@@ -1,4 +1,4 @@
-"""JSON as models write it, and as clients can read it."""
+"""Parses the JSON that models write, and writes JSON that clients can parse."""
 
 from __future__ import annotations
 
@@ -25,26 +25,30 @@ def _finite(digits: str) -> float:
 
 
 DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse, parse_float=_finite)
-"""Takes what `parsed` takes."""
+"""Accepts the same JSON as `parsed`."""
 
 
 def parsed(text: str) -> Json:
-    """The value of a JSON text. ValueError if it is none, RecursionError if it is too deep.
+    """Parse a JSON text.
 
-    Line breaks inside strings, which JSON wants escaped, are what models forget most, so they pass. `NaN`,
-    `Infinity` and numbers that become it do not: nobody could write the value down again.
+    Unescaped line breaks in strings are accepted, because models often forget to escape them. `NaN`,
+    `Infinity` and numbers that overflow to it are not, because the value could not be written as JSON again.
+
+    Raises:
+        ValueError: the text is not JSON.
+        RecursionError: it is nested too deeply.
     """
     return cast("Json", DECODER.decode(text))
 
 
 def written(value: object) -> str:
-    r"""JSON of a value. Halves of a character, which UTF-8 cannot hold, stay escaped as `\ud83d`."""
+    r"""Return the JSON of a value. Lone surrogates, which UTF-8 cannot encode, stay escaped as `\ud83d`."""
     text = json.dumps(value, ensure_ascii=False)
     return json.dumps(value) if _HALF_CHARACTER.search(text) else text
 
 
 def is_strict(text: str) -> bool:
-    """Whether a text that `parsed` takes is JSON for everybody, and can be sent as it is."""
+    """Return True if a text that `parsed` accepts is strict JSON and can be sent unchanged."""
     try:
         json.loads(text)
     except ValueError:

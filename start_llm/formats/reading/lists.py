@@ -1,4 +1,4 @@
-"""Lists of calls, in JSON or in another notation, between marks that models forget."""
+"""Patterns for lists of calls, in JSON or another notation, between marks that models may forget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPACE = r"\s{0,64}"
 
 
 def list_end(mark: str = "") -> str:
-    """A pattern for `]` with the mark behind it; one of the two may be missing."""
+    """Return a pattern for `]` followed by the mark. One of the two may be missing."""
     bracket = rf"{SPACE}\]"
     if not mark:
         return bracket
@@ -18,7 +18,7 @@ def list_end(mark: str = "") -> str:
 
 
 def _other_than(mark: str) -> str:
-    """A pattern for text that is not the mark: it waits while it may still become that."""
+    """Return a pattern for text that is not the mark. It stays partial while the text may become the mark."""
     ways = [rf"{regex.escape(mark[:length])}[^{_in_class(mark, length)}]" for length in range(len(mark))]
     return f"(?:{'|'.join(ways)})"
 
@@ -29,7 +29,7 @@ def _in_class(mark: str, length: int) -> str:
 
 
 def json_list(mark: str = "") -> Objects:
-    """Calls as JSON objects in a list or side by side, and the mark that ends them."""
+    """Return the patterns for JSON objects in a list or side by side, and the mark that ends them."""
     return Objects(
         head=rf"(?:{SPACE}[\[,])?{SPACE}(?=\{{)",
         next_call=rf"(?:{SPACE},)?{SPACE}(?=\{{)",

@@ -1,4 +1,4 @@
-"""Arrays and objects as Python writes them: `{'a': [True, None]}`."""
+"""Parses arrays and objects in Python's notation: `{'a': [True, None]}`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _LETTERS: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'":
 
 
 def literal(text: str) -> Json:
-    """The value of an array or an object in Python's notation. ValueError if it is none, or very deep."""
+    """Parse an array or an object in Python's notation.
+
+    Raises:
+        ValueError: the text is neither, or is nested more than 64 levels deep.
+    """
     tokens = list(_tokens(text))
     if _depth(tokens) > _DEEPEST:
         raise ValueError("the value is nested too deeply")
@@ -32,7 +36,7 @@ def literal(text: str) -> Json:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """The same value in JSON, piece by piece."""
+    """Yield the same value in JSON, token by token."""
     place = 0
     while place < len(text):
         token = _TOKEN.match(text, place)
@@ -62,7 +66,7 @@ def _unescaped(escape: regex.Match[str]) -> str:
 
 
 def _depth(tokens: Iterable[str]) -> int:
-    """How deep brackets are in each other, at most; texts begin with a quote."""
+    """Return the largest bracket depth. Tokens that are strings begin with a quote."""
     depth = deepest = 0
     for token in tokens:
         depth += (token in ("[", "{")) - (token in ("]", "}"))

@@ -1,6 +1,6 @@
-"""Values whose parts are elements: `<item>` for each item of an array, a tag for each member of an object.
+"""Parses values whose parts are elements: `<item>` per array item, one named tag per object member.
 
-A mark that texts do not have stands in front of every tag.
+Every tag has a mark before it that does not occur in texts.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _TAG = r"<(?P<slash>/?)(?P<name>[^<>\n]{1,256})>"
 
 @dataclass(slots=True)
 class _Element:
-    """A part of a text: from `start` to `end`, and with its tags from `before` to `behind`."""
+    """An element of the text: content from `start` to `end`, with its tags from `before` to `after`."""
 
     name: str
     before: int
     start: int
     end: int = 0
-    behind: int = 0
+    after: int = 0
     parts: list[_Element] = field(default_factory=list["_Element"])
 
 
 def decode_nested(mark: str, raw: str, shape: Shape) -> Json:
-    """A value by its schema. It may be JSON in place of elements; texts stay as they are.
+    """Parse a value by its schema. It may be JSON instead of elements. Strings stay unchanged.
 
     Args:
-        mark: a regular expression of what stands in front of each tag.
+        mark: a regular expression for the text before each tag.
     """
     try:
         return _value(raw, _whole(mark, raw), shape)
@@ -41,7 +41,11 @@ def decode_nested(mark: str, raw: str, shape: Shape) -> Json:
 
 
 def _whole(mark: str, raw: str) -> _Element:
-    """The tree of the elements in a text. ValueError if they are not closed in turn."""
+    """Return the tree of elements.
+
+    Raises:
+        ValueError: the elements are not closed in order.
+    """
     whole = _Element("", 0, 0, len(raw), len(raw))
     opened = [whole]
     for tag in compiled(mark + _TAG).finditer(raw):
@@ -52,7 +56,7 @@ def _whole(mark: str, raw: str) -> _Element:
         element = opened.pop()
         if element.name != tag["name"]:
             raise ValueError("a tag closes another element")
-        element.end, element.behind = tag.span()
+        element.end, element.after = tag.span()
     if len(opened) > 1:
         raise ValueError("a tag is not closed")
     return whole
@@ -68,13 +72,13 @@ def _value(raw: str, element: _Element, shape: Shape) -> Json:
 
 
 def _kinds(element: _Element, types: frozenset[str]) -> frozenset[str]:
-    """Which of an array and an object it may be. Nothing is a text, where that is allowed."""
+    """Return which of array and object it may be. An empty element is a string if that is allowed."""
     if element.parts and not types:
         return _WITH_PARTS
     return types & _WITH_PARTS if element.parts or "string" not in types else frozenset()
 
 
 def _has_text_beside(raw: str, element: _Element) -> bool:
-    starts = [element.start, *(part.behind for part in element.parts)]
+    starts = [element.start, *(part.after for part in element.parts)]
     ends = [*(part.before for part in element.parts), element.end]
     return any(raw[start:end].strip() for start, end in zip(starts, ends, strict=True))

@@ -1,4 +1,4 @@
-"""The parts of a call that readers find, and what a reader is."""
+"""Defines the parts of a call that parsers return, and the parser interface."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A call of an offered tool. From here on the text is a call, whatever follows."""
+class ParsedName:
+    """The name of an offered tool. From here on the text is a call, whatever follows."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """A fragment of the JSON object of the arguments."""
+class ParsedArguments:
+    """A fragment of the arguments' JSON object."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The arguments are complete."""
+class ParsedEnd:
+    """The end of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """A call that is none, because of its tool or its form: text of the answer, byte for byte."""
+class ParsedText:
+    """A complete call with an unknown tool or the wrong shape: answer text, byte for byte."""
 
     text: str
 
 
-type CallPart = Started | Arguments | Ended
-type Part = CallPart | Plain
+type CallPart = ParsedName | ParsedArguments | ParsedEnd
+type Part = CallPart | ParsedText
 type State = Literal["reading", "failed", "done"]
 
 
-class Reader(Protocol):
-    """Reads one block of calls, from behind its opener. A state machine without I/O.
+class CallReader(Protocol):
+    """Parses one block of calls, starting after its opener. A state machine without I/O.
 
     Attributes:
-        state: `failed` if this is no block of calls, which is known before any part is given; `done` at the
-            end of the block.
-        rest: text behind the block, once it is done.
+        state: `failed` if this is not a block of calls, always before any part is returned; `done` at the end
+            of the block.
+        rest: the text after the block, once it is done.
     """
 
     state: State
@@ -52,5 +52,5 @@ class Reader(Protocol):
     def feed(self, text: str) -> list[Part]: ...
 
     def close(self, complete: bool) -> list[Part]:
-        """The reply is over; `complete` if the model ended it. A block without end fails or stays open."""
+        """End the reply; `complete` if the model ended it. A block without an end fails or stays open."""
         ...

@@ -1,7 +1,7 @@
-"""Calls as Python writes them, `NAME(key='text', other=[1, None])`: keywords and literals, and nothing else.
+"""Parses calls in Python's notation, `NAME(key='text', other=[1, None])`, with keywords and literals only.
 
-Nothing is evaluated. What a call may hold beside literals (positions, stars, other calls, names, prefixes of
-texts) makes it no call.
+Nothing is evaluated. Text with positional arguments, stars, other calls, names or string prefixes is not a
+call.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _CONSTANTS: Mapping[str, Json] = {
 }  # fmt: skip
 
 
-class ArgumentsSpan:
-    """The end of the arguments of a call, from their opening bracket on."""
+class ArgumentsScanner:
+    """Finds the end of the arguments of a call, starting at their opening bracket."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -91,12 +91,16 @@ class ArgumentsSpan:
 
 
 def as_json(text: str) -> str:
-    """JSON of the arguments of a call, with their brackets. ValueError if they are more than literals."""
+    """Convert the bracketed arguments of a call to JSON.
+
+    Raises:
+        ValueError: they contain more than literals.
+    """
     return written(_Literals(text).arguments())
 
 
 class _Literals(Cursor):
-    """What is written in Python, up to a certain depth."""
+    """Parses Python literals up to a depth of 64."""
 
     def arguments(self) -> dict[str, Json]:
         self.need("(")
@@ -134,7 +138,7 @@ class _Literals(Cursor):
 
 
 def _unescaped(text: str) -> str:
-    """As Python reads it; two halves of a character, which JSON escapes one by one, are that character."""
+    """Unescape as Python does. Also join surrogate pairs, which JSON escapes one by one."""
     if "\\" not in text:
         return text
     found = _ESCAPE.sub(_character, text)
@@ -150,22 +154,22 @@ def _character(escape: regex.Match[str]) -> str:
 
 
 def call_list(mark: str) -> Objects:
-    """`[NAME(…), NAME(…)]`, and the mark that ends it."""
+    """Return the patterns for `[NAME(…), NAME(…)]` and the mark that ends it."""
     return Objects(
         head=rf"(?:{SPACE}[\[,])?{SPACE}{_NAME}(?={_ARGUMENTS})",
         next_call=rf"{SPACE},{SPACE}(?={KEY}\()",
         block_end=list_end(mark),
-        span=ArgumentsSpan,
+        span=ArgumentsScanner,
         arguments=as_json,
     )
 
 
 def call_lines(mark: str) -> Objects:
-    """One call a line, and the mark that ends them."""
+    """Return the patterns for one call per line and the mark that ends them."""
     return Objects(
         head=rf"{SPACE}{_NAME}(?={_ARGUMENTS})",
         next_call=rf"{SPACE}(?={KEY}\()",
         block_end=SPACE + regex.escape(mark),
-        span=ArgumentsSpan,
+        span=ArgumentsScanner,
         arguments=as_json,
     )

@@ -1,4 +1,4 @@
-"""The tools that were offered, and what their schemas say about argument values."""
+"""Looks up argument types and shapes in the schemas of the offered tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "obje
 TEXT = frozenset({"string"})
 _DEEPEST_REFERENCE = 8
 COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
-"""Words by which a schema is made of others."""
+"""Keywords that compose a schema from others."""
 _PYTHON_NAMES: Mapping[str, tuple[str, Json]] = {
     "True": ("boolean", True),
     "False": ("boolean", False),
@@ -38,13 +38,13 @@ class Tools:
     """Names and argument schemas of the offered tools.
 
     Args:
-        tools: function tools as OpenAI's chat protocol has them.
+        tools: function tools in the format of OpenAI's chat protocol.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Json]]) -> None:
         functions = [(str(one["name"]), _object(one.get("parameters"))) for one in map(_function, tools)]
         self._roots = dict(functions)
-        self._parameters = {name: flat(parameters) for name, parameters in functions}
+        self._parameters = {name: flatten_arguments(parameters) for name, parameters in functions}
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
@@ -53,18 +53,18 @@ class Tools:
         return name in self._parameters
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
-        """JSON types that the schema allows for an argument; empty if it does not say."""
+        """Return the JSON types that the schema allows for an argument; empty if the schema does not say."""
         return self.shape(tool, argument).types
 
     def shape(self, tool: str, argument: str) -> Shape:
-        """What the schema says of an argument."""
+        """Return the part of the schema that describes an argument."""
         parameters = self._parameters.get(tool, {})
         return Shape(dict(parameters), self._roots.get(tool, {})).member(argument)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a schema says of a value. `root`: what its references start from."""
+    """The schema of a value. References are resolved against `root`."""
 
     schema: Json
     root: Mapping[str, Json]
@@ -75,18 +75,18 @@ class Shape:
 
     @property
     def items(self) -> Shape:
-        """Of each item of an array."""
+        """The shape of each item of an array."""
         return Shape(_stated("items", self.schema, self.root, _DEEPEST_REFERENCE), self.root)
 
     def member(self, name: str) -> Shape:
-        """Of a member of an object."""
-        whole = flat(_object(self.schema), self.root)
+        """Return the shape of a member of an object."""
+        whole = flatten_arguments(_object(self.schema), self.root)
         properties = _object(whole.get("properties"))
         return Shape(properties.get(name, whole.get("additionalProperties")), self.root)
 
 
 def _stated(word: str, schema: Json, root: Mapping[str, Json], depth: int) -> Json:
-    """What a schema, a reference or a part of it says first under a word."""
+    """Return the first value of a keyword in a schema, its reference or its parts."""
     if not isinstance(schema, dict) or depth == 0:
         return None
     if word in schema:
@@ -98,13 +98,15 @@ def _stated(word: str, schema: Json, root: Mapping[str, Json], depth: int) -> Js
     return next((one for one in found if one is not None), None)
 
 
-def flat(parameters: Mapping[str, Json], root: Mapping[str, Json] | None = None) -> Mapping[str, Json]:
-    """A schema of arguments that lists them itself, with those of its `$ref`, `allOf`, `anyOf` and `oneOf`.
+def flatten_arguments(
+    parameters: Mapping[str, Json], root: Mapping[str, Json] | None = None
+) -> Mapping[str, Json]:
+    """Return an arguments schema that includes the properties of its `$ref`, `allOf`, `anyOf` and `oneOf`.
 
-    An argument is required if it is so in all alternatives. If none are found, any may be given.
+    An argument is required if every alternative requires it. If no properties are found, any are allowed.
 
     Args:
-        root: what references start from, if not from these.
+        root: the schema that references are resolved against; `parameters` by default.
     """
     if COMPOSING.isdisjoint(parameters):
         return parameters
@@ -119,7 +121,7 @@ def flat(parameters: Mapping[str, Json], root: Mapping[str, Json] | None = None)
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What a schema says of arguments. `others`: of those that it does not list."""
+    """The arguments that a schema lists. `others`: its schema for arguments that it does not list."""
 
     properties: Mapping[str, Json]
     required: Sequence[str]
@@ -130,7 +132,7 @@ _NOTHING = _Listed({}, (), None)
 
 
 def _listed(schema: Json, root: Mapping[str, Json], known: dict[str, _Listed], depth: int) -> _Listed:
-    """`known`: what references lead to. Each is followed once: circles end, and nothing is read twice."""
+    """Collect the arguments of a schema. Follow each reference once; `known` caches them and ends cycles."""
     if not isinstance(schema, dict) or depth == 0:
         return _NOTHING
     required = schema.get("required")
@@ -180,16 +182,16 @@ def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
 
 
 def is_text(types: frozenset[str]) -> bool:
-    """Whether a value of these types is text and nothing else."""
+    """Return True if a value of these types can only be text."""
     return types == TEXT
 
 
 def decode(raw: str, types: frozenset[str]) -> Json:
-    """A value that a model wrote without saying its type.
+    """Parse a value that a model wrote without stating its type.
 
-    Text stays text, byte for byte. A value that may be text and something else is the other only if it has
-    that form. Where the schema does not allow text, or says nothing, it is JSON if it can be read so; an
-    array or an object may also be written as Python writes it, where text is not allowed.
+    Text stays text, byte for byte. If text and other types are allowed, the value has another type only if it
+    parses as that type. If text is not allowed or the schema does not say, the value is parsed as JSON if
+    possible. If text is not allowed, an array or an object may also be in Python's notation.
     """
     if is_text(types):
         return raw
@@ -201,7 +203,11 @@ def decode(raw: str, types: frozenset[str]) -> Json:
 
 
 def _read(raw: str, types: frozenset[str]) -> Json:
-    """Raises ValueError if `raw` is no value. Python's names count where the schema expects a constant."""
+    """Parse a value. Python's constants count where the schema expects one.
+
+    Raises:
+        ValueError: `raw` is not a value.
+    """
     kind, value = _PYTHON_NAMES.get(raw.strip(), ("", None))
     if kind in types:
         return value
@@ -212,7 +218,11 @@ def _read(raw: str, types: frozenset[str]) -> Json:
 
 
 def _as_python_writes(raw: str, types: frozenset[str]) -> Json:
-    """An array or an object. ValueError if it is none, or if the value may be text or anything else."""
+    """Parse an array or an object in Python's notation.
+
+    Raises:
+        ValueError: the value is neither, or the schema allows text or does not say.
+    """
     value = literal(raw) if types and "string" not in types else None
     if not isinstance(value, list | dict) or not _type_of(value) & types:
         raise ValueError("the value has another form")
@@ -220,14 +230,14 @@ def _as_python_writes(raw: str, types: frozenset[str]) -> Json:
 
 
 def _type_of(value: Json) -> frozenset[str]:
-    """The schema types that a value has; text has none here, because it may stand for any."""
+    """Return the schema types of a value. Text has none here, because it may stand for any type."""
     if isinstance(value, float) and value.is_integer():
         return frozenset({"integer", "number"})
     return _TYPES_OF[type(value)]
 
 
 def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]:
-    """Every type that a value may have. A part that says nothing makes the whole say nothing."""
+    """Return every type that a value may have. An alternative without types makes the result empty."""
     if not isinstance(schema, dict) or depth == 0:
         return frozenset()
     reference = schema.get("$ref")
@@ -247,25 +257,25 @@ def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]
 
 
 def _shared(parts: Sequence[frozenset[str]]) -> frozenset[str]:
-    """What all parts allow that say something."""
+    """Return the types that all parts with types have in common."""
     stated = [part for part in parts if part]
     return reduce(frozenset[str].intersection, stated) if stated else frozenset()
 
 
 def types_of(value: Json) -> frozenset[str]:
-    """The schema types that a value has."""
+    """Return the schema types of a value."""
     return frozenset({"string"}) if isinstance(value, str) else _type_of(value)
 
 
-def constants(schema: Json, root: Mapping[str, Json]) -> Sequence[Json]:
-    """All values that there can be, if a schema names them, itself or through its references and parts."""
+def enum_values(schema: Json, root: Mapping[str, Json]) -> Sequence[Json]:
+    """Return all possible values if the schema enumerates them, directly or through references and parts."""
     return _constants(schema, root, {}, _DEEPEST_REFERENCE)
 
 
 def _constants(
     schema: Json, root: Mapping[str, Json], known: dict[str, Sequence[Json]], depth: int
 ) -> Sequence[Json]:
-    """`known`: what references lead to. Each is followed once, as in `_listed`."""
+    """Collect the values. Follow each reference once and cache it in `known`, as in `_listed`."""
     if not isinstance(schema, dict) or depth == 0:
         return ()
     if named := _named(schema):
@@ -291,13 +301,13 @@ def _named(schema: Mapping[str, Json]) -> Sequence[Json]:
 
 
 def parts_of(schema: Mapping[str, Json], word: str) -> Sequence[Json]:
-    """The schemas of an `allOf`, an `anyOf` or a `oneOf`."""
+    """Return the schemas of an `allOf`, an `anyOf` or a `oneOf`."""
     parts = schema.get(word)
     return parts if isinstance(parts, list) else ()
 
 
 def resolve(reference: str, root: Mapping[str, Json]) -> Json:
-    """What a local reference such as `#/$defs/Path` or `#` points to; None if it points nowhere."""
+    """Resolve a local reference such as `#/$defs/Path` or `#`. None if it points nowhere."""
     node: Json = dict(root)
     front, *steps = reference.split("/")
     if front != "#":

@@ -1,11 +1,11 @@
-"""Formats that put each argument between tags. Few of them say its type.
+"""Parses formats that put each argument between tags. Few of them state an argument's type.
 
     HEAD                 <function=read>                read
     KEY value VALUE_END  <parameter=path>a</parameter>  <arg_key>path</arg_key><arg_value>a</arg_value>
     END                  </function>                    </tool_call>
 
-A value is whatever stands before a VALUE_END that a KEY or an END follows; any other VALUE_END is part of it.
-So once the first KEY is read nothing can be malformed any more, and arguments go out as they come.
+A value ends at a VALUE_END that a KEY or an END follows. Any other VALUE_END is part of the value. So after
+the first KEY no text is malformed, and arguments are streamed as they arrive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from start_llm.core.chat import Json
 from start_llm.core.markers import longest_beginning
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import written
-from start_llm.formats.reading.parts import Arguments, Ended, Part, Started
+from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
 from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode, is_text
 
 type Padding = Literal["never", "always", "told"]
@@ -30,17 +30,17 @@ def _by_types(raw: str, shape: Shape) -> Json:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags(Block):
-    """The grammar of one format, as regular expressions but for `value_end`.
+    """The grammar of one format, as regular expressions except for `value_end`.
 
     Attributes:
-        key: what opens an argument, its name in group `key`, the type that it states in group `type`.
+        key: the start of an argument; group `key` is its name, group `type` the type that the model states.
         value_end: literal text, with `KEY` for the argument's name.
-        end: what ends a call.
-        text_type: what a key states of a text; whatever else it states, the value is JSON.
-        padding: whether a newline on each side of a value is the format's; `told` by one in front of it.
-        wrapper: literal texts around a value that holds markup, such as CDATA's.
-        nested: how the tags of an array's or object's parts begin: all of them, and those that close one.
-        decode: the value that a text stands for, where it may be something else.
+        end: the end of a call.
+        text_type: the stated type of a text; a value with any other stated type is JSON.
+        padding: a newline on each side of a value is part of the format; `told`: only if one precedes it.
+        wrapper: literal texts around a value that contains markup, such as CDATA.
+        nested: prefixes of the tags of an array's or object's parts: of all tags, and of closing tags.
+        decode: converts the text of a value that is not plain text.
     """
 
     key: str
@@ -54,7 +54,7 @@ class Tags(Block):
 
 
 class TaggedReader(BlockReader):
-    """Reads blocks of one `Tags` grammar."""
+    """Parses blocks of one `Tags` grammar."""
 
     def __init__(self, tags: Tags, tools: Tools) -> None:
         super().__init__(tags, tools)
@@ -93,17 +93,17 @@ class TaggedReader(BlockReader):
         self._step = self._read_wrapper if self._tags.wrapper else self._read_value
 
     def _give(self, parts: list[Part], text: str) -> None:
-        """A fragment of the arguments; the first settles the call. None for a tool that was not offered."""
+        """Emit a fragment of the arguments; the first settles the call. Emit nothing for an unknown tool."""
         if not self._is_offered:
             return
         if not self._arguments:
             self._settle()
-            parts.append(Started(self._name))
+            parts.append(ParsedName(self._name))
         if text:
-            parts.append(Arguments(text))
+            parts.append(ParsedArguments(text))
 
     def _stated(self, stated: str, types: frozenset[str]) -> Shape:
-        """The model says itself what its value is, whatever the schema asks for."""
+        """Return the shape for a type that the model states. It overrides the schema."""
         return Shape({"type": [*(TEXT if stated == self._tags.text_type else types - TEXT)]}, {})
 
     def _new_value(self, key: str, stated: str | None) -> _Value:
@@ -115,7 +115,7 @@ class TaggedReader(BlockReader):
         return _Typed(end, self._tags, shape)
 
     def _read_wrapper(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
-        """Whether the value is wrapped is known from its first characters."""
+        """Check the first characters of the value for a wrapper."""
         opening, closing = self._tags.wrapper or ("", "")
         if len(self._buffer) < len(opening) and opening.startswith(self._buffer):
             return False
@@ -126,38 +126,38 @@ class TaggedReader(BlockReader):
         return True
 
     def _read_value(self, parts: list[Part]) -> bool:
-        end, behind = self._find_value_end()
-        text = self._value.take(self._buffer[:end], is_last=behind is not None)
+        end, after = self._find_value_end()
+        text = self._value.take(self._buffer[:end], is_last=after is not None)
         self._give(parts, text)
-        self._buffer = self._buffer[end if behind is None else behind :]
-        if behind is None:
+        self._buffer = self._buffer[end if after is None else after :]
+        if after is None:
             return False
         self._step = self._read_argument
         return True
 
     def _find_value_end(self) -> tuple[int, int | None]:
-        """End of what is surely value, and where the text behind its end begins if it ends here."""
+        """Return the end of the certain value text, and the index after the end marker or None."""
         marker, depth, place = self._value.end, 0, 0
         start = self._buffer.find(marker)
         while start >= 0:
             depth, place = depth + self._value.levels(self._buffer[place:start]), start
-            behind = start + len(marker)
-            match = self._follow.match(self._buffer, behind, partial=True)
+            after = start + len(marker)
+            match = self._follow.match(self._buffer, after, partial=True)
             if match is not None and self._value.depth + depth <= 0:
-                return start, None if match.partial else behind
-            start = self._buffer.find(marker, behind)
+                return start, None if match.partial else after
+            start = self._buffer.find(marker, after)
         return len(self._buffer) - longest_beginning(self._buffer, (marker,)), None
 
     def _close_call(self) -> list[Part]:
-        """Tags that close the call may be missing; anywhere else it stays open."""
+        """Close the call if only closing tags are missing. Otherwise the call stays open."""
         parts: list[Part] = []
-        behind = self._buffer
-        if self._step == self._read_value and behind.startswith(self._value.end):
-            parts.append(Arguments(self._value.take("", is_last=True)))
-            behind = behind.removeprefix(self._value.end)
+        after = self._buffer
+        if self._step == self._read_value and after.startswith(self._value.end):
+            parts.append(ParsedArguments(self._value.take("", is_last=True)))
+            after = after.removeprefix(self._value.end)
         elif self._step != self._read_argument:
             return []
-        if not self._is_offered or self._end.fullmatch(behind, partial=True) is None:
+        if not self._is_offered or self._end.fullmatch(after, partial=True) is None:
             return []
         self._finish("")
         return [*parts, *self._last_parts()]
@@ -165,31 +165,31 @@ class TaggedReader(BlockReader):
     def _last_parts(self) -> list[Part]:
         parts: list[Part] = []
         self._give(parts, "}" if self._arguments else "{}")
-        return [*parts, Ended()]
+        return [*parts, ParsedEnd()]
 
 
 class _Value(Protocol):
-    """The JSON of one argument value.
+    """Converts one argument value to JSON.
 
     Attributes:
-        end: literal text that ends it.
-        depth: parts of it that have begun and not ended, in what it took.
+        end: literal text that ends the value.
+        depth: number of open nested elements in the text taken so far.
     """
 
     end: str
     depth: int
 
     def levels(self, text: str) -> int:
-        """How many more parts begin in a text than end."""
+        """Return how many more elements begin in the text than end."""
         ...
 
     def take(self, text: str, *, is_last: bool) -> str:
-        """What a piece of the value adds to its JSON."""
+        """Return the JSON that a piece of the value adds."""
         ...
 
 
 class _Text:
-    """Text goes out as it comes."""
+    """A text value, streamed as it arrives."""
 
     def __init__(self, end: str, padding: Padding) -> None:
         self.end = end
@@ -210,14 +210,14 @@ class _Text:
             opening, self._begun = '"', True
             self._padding = _padding_of(text, self._padding)
             text = text.removeprefix("\n") if self._padding == "always" else text
-        # A newline at the end may be the format's.
+        # A newline at the end may belong to the format.
         self._held = "\n" if self._padding == "always" and text.endswith("\n") else ""
         ready = written(text[: len(text) - len(self._held)])[1:-1]
         return opening + ready + ('"' if is_last else "")
 
 
 class _Typed:
-    """Anything else goes out once it is whole."""
+    """Any other value, emitted when complete."""
 
     def __init__(self, end: str, tags: Tags, shape: Shape) -> None:
         self.end = end
@@ -244,7 +244,7 @@ class _Typed:
 
 
 def _padding_of(value: str, padding: Padding) -> Padding:
-    """What the beginning of a value makes of it."""
+    """Resolve `told` to "always" or "never" from the start of the value."""
     if padding != "told":
         return padding
     return "always" if value.startswith("\n") else "never"

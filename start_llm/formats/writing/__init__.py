@@ -1,1 +1,1 @@
-"""Writers of calls: their text, and the grammar of that text."""
+"""Writes tool calls in a model's notation, and grammars of that notation."""

@@ -1,4 +1,4 @@
-"""The arguments of a call in formats that put each of them between tags."""
+"""Writes arguments, and their grammar, in formats that put each argument between tags."""
 
 from __future__ import annotations
 
@@ -11,52 +11,60 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import written
-from start_llm.formats.reading.schema import JSON_TYPES, TEXT, Tools, constants, flat, parts_of, types_of
+from start_llm.formats.reading.schema import (
+    JSON_TYPES,
+    TEXT,
+    Tools,
+    enum_values,
+    flatten_arguments,
+    parts_of,
+    types_of,
+)
 from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
-from start_llm.formats.writing.offered import Offered
 
 _KEY = regex.compile(r"[^<>\"'\n]{1,256}")
-_MOST_UNNAMED = 8
+_MAX_UNNAMED = 8
 _MARKUP = frozenset("<&\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedArguments:
-    """Each argument between tags.
+    """Writes each argument between tags.
 
     Attributes:
-        key: in front of the value, with `KEY` for its name and `TYPE` for the word for its type.
-        padding: between the tags and a value.
-        value_end: behind the value; nothing in a value is it.
-        behind: after that.
-        wrapper: what may stand around a text.
-        types: the words for all JSON types, where a key has one.
-        escape: makes of a name what stands for it in `key`.
+        key: text before the value, with `KEY` for the name and `TYPE` for the type's name in this format.
+        padding: text between a tag and the value.
+        value_end: text after the value; it cannot occur in a value.
+        after: text after `value_end`.
+        wrapper: texts that may surround a text value.
+        types: the format's name of each JSON type, if keys state types.
+        escape: converts a name to its form in `key`.
     """
 
     key: str
     value_end: str
-    behind: str = ""
+    after: str = ""
     padding: str = ""
     wrapper: tuple[str, str] | None = None
     types: Mapping[str, str] = field(default_factory=dict[str, str])
     escape: Callable[[str], str] = str
 
     def write(self, arguments: Arguments) -> str:
-        """A text as it is, in its wrapper if it has markup; everything else as JSON."""
+        """Write texts unchanged, wrapped if they contain markup, and all other values as JSON."""
         return "".join(
             f"{self.opening(name, self.word(value))}{self.padding}{self._wrapped(_text(value))}"
-            f"{self.padding}{self.value_end}{self.behind}"
+            f"{self.padding}{self.value_end}{self.after}"
             for name, value in arguments.items()
         )
 
     def opening(self, name: str, word: str) -> str:
-        """What stands in front of a value."""
+        """Return the text before a value."""
         return self.key.replace("TYPE", word).replace("KEY", self.escape(name))
 
     def word(self, value: Json) -> str:
-        """What `key` says of the type of this value."""
+        """Return the format's name of this value's type."""
         return next((self.types[kind] for kind in types_of(value) if kind in self.types), "")
 
     def _wrapped(self, text: str) -> str:
@@ -64,22 +72,22 @@ class TaggedArguments:
             return text
         return text.join(self.wrapper)
 
-    def expression(self, lark: Lark, tool: Offered) -> str:
-        return _Grammar(lark, self, tool).expression()
+    def expression(self, lark: Lark, tool: CallableTool) -> str:
+        return _TaggedGrammar(lark, self, tool).expression()
 
 
-class _Grammar:
-    """Writes the arguments of one tool: those that are required, the others if the model wants them.
+class _TaggedGrammar:
+    """Builds the grammar of one tool's arguments. Optional arguments may be left out.
 
-    Of the schema of an argument its type and its `enum` hold, and all of it where the value is JSON. A text
-    may be any, whatever pattern or length the schema asks for.
+    The grammar enforces the type and the `enum` of an argument, and its whole schema where the value is JSON.
+    It does not enforce the pattern or length of a text.
     """
 
-    def __init__(self, lark: Lark, tags: TaggedArguments, tool: Offered) -> None:
+    def __init__(self, lark: Lark, tags: TaggedArguments, tool: CallableTool) -> None:
         self._lark = lark
         self._tags = tags
         self._root = tool.parameters
-        self._tool = replace(tool, parameters=flat(tool.parameters))
+        self._tool = replace(tool, parameters=flatten_arguments(tool.parameters))
         self._tools = Tools([tool.definition])
 
     def expression(self) -> str:
@@ -96,7 +104,7 @@ class _Grammar:
             argument = self._argument(name, partial(self._opening, name))
             yield argument if name in required else f"({argument})?"
         if not names and self._tool.parameters.get("additionalProperties") not in (None, False):
-            yield f"({self._argument('', self._unnamed)}){{0,{_MOST_UNNAMED}}}"
+            yield f"({self._argument('', self._unnamed)}){{0,{_MAX_UNNAMED}}}"
 
     def _opening(self, name: str, word: str) -> str:
         return self._lark.literal(self._tags.opening(name, word))
@@ -107,21 +115,21 @@ class _Grammar:
         return f"{self._lark.literal(before)} {name} {self._lark.literal(after)}"
 
     def _argument(self, name: str, opening: Callable[[str], str]) -> str:
-        """The key, the value, and what ends it."""
-        padding, behind = self._lark.literal(self._tags.padding), self._lark.literal(self._tags.behind)
-        ways = ([opening(word), padding, value, behind] for word, value in self._values(name))
+        """Return the alternatives for the key, the value and the text that ends it."""
+        padding, after = self._lark.literal(self._tags.padding), self._lark.literal(self._tags.after)
+        ways = ([opening(word), padding, value, after] for word, value in self._values(name))
         return self._lark.either(*(" ".join(filter(None, way)) for way in ways))
 
     def _values(self, name: str) -> Iterator[tuple[str, str]]:
-        """What the key says of the type of a value, and that value with what ends it."""
+        """Yield pairs of a type's name in the key and the value with its end."""
         types = self._tools.types(self._tool.name, name)
         schema = self._tool.properties.get(name)
-        values = constants(schema, self._root)
+        values = enum_values(schema, self._root)
         if values and "string" in types:
             for word, group in groupby(sorted(values, key=self._tags.word), self._tags.word):
                 yield word, f"{self._lark.either(*map(self._constant, group))} {self._end()}"
         elif types and "string" not in types and isinstance(schema, dict):
-            yield from self._json(types, alone(schema, self._root))
+            yield from self._json(types, with_definitions(schema, self._root))
         elif not self._tags.types:
             yield "", self._text()
         else:
@@ -130,10 +138,12 @@ class _Grammar:
     def _of_any(self, types: frozenset[str], schema: Json) -> Iterator[tuple[str, str]]:
         if "string" in types:
             yield self._tags.types["string"], self._text()
-        yield from self._json(types - TEXT, alone(schema, self._root) if isinstance(schema, dict) else {})
+        yield from self._json(
+            types - TEXT, with_definitions(schema, self._root) if isinstance(schema, dict) else {}
+        )
 
     def _json(self, types: frozenset[str], schema: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-        """A way for each word that there is for one of these types."""
+        """Yield one alternative per type name that covers some of these types."""
         words = sorted({self._tags.types.get(kind, "") for kind in types})
         for word in words:
             of_word: list[Json] = [kind for kind in sorted(types) if self._tags.types.get(kind, "") == word]
@@ -156,8 +166,8 @@ class _Grammar:
         return self._lark.either(wrapped, self._lark.until(self._tags.value_end, unless=opening))
 
 
-def alone(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
-    """A part of a schema that takes along what its references lead to."""
+def with_definitions(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return a part of a schema together with the definitions that its references need."""
     moved, has_moved = _moved(dict(schema))
     if not has_moved or not isinstance(moved, dict):
         return schema
@@ -165,7 +175,7 @@ def alone(schema: Mapping[str, Json], root: Mapping[str, Json]) -> Mapping[str, 
 
 
 def _moved(schema: Json) -> tuple[Json, bool]:
-    """A schema whose references start from `#/$defs/root`, and whether it has any."""
+    """Return the schema with references relative to `#/$defs/root`, and True if it has references."""
     if isinstance(schema, list):
         items = [_moved(item) for item in schema]
         return [item for item, _ in items], any(moved for _, moved in items)

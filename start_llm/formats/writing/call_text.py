@@ -1,4 +1,4 @@
-"""How a model writes its calls: their text, and a grammar of that. All of it is read as calls."""
+"""Writes tool calls as text, and grammars of that text. The parsers accept everything written here."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.schema import COMPOSING
+from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
-from start_llm.formats.writing.offered import Offered
 
 type Arguments = Mapping[str, Json]
 
 _UNLISTED = COMPOSING | {"patternProperties"}
 _NUMBER = "[0-9]{1,3}"
-_MOST_CALLS = 32
+_MAX_CALLS = 32
 
 
 class ArgumentText(Protocol):
-    """How the arguments of a call are written."""
+    """Writes the arguments of a call."""
 
     def write(self, arguments: Arguments) -> str:
-        """The text of these arguments."""
+        """Return the text of these arguments."""
         ...
 
-    def expression(self, lark: Lark, tool: Offered) -> str:
-        """A grammar for the arguments of a tool.
+    def expression(self, lark: Lark, tool: CallableTool) -> str:
+        """Return a grammar for the arguments of a tool.
 
         Raises:
-            InvalidRequest: a required argument has no form here.
+            InvalidRequest: the notation cannot express a required argument.
         """
         ...
 
 
 class JsonArguments:
-    """The arguments are a JSON object."""
+    """Writes the arguments as a JSON object."""
 
     def write(self, arguments: Arguments) -> str:
         return written(dict(arguments))
 
-    def expression(self, lark: Lark, tool: Offered) -> str:
-        """An object, and never null. A schema that only lists arguments is taken for the whole list."""
+    def expression(self, lark: Lark, tool: CallableTool) -> str:
+        """Return a grammar for an object, never null. A schema that only lists arguments allows no others."""
         is_list = _UNLISTED.isdisjoint(tool.parameters)
         closed: dict[str, Json] = {"additionalProperties": False} if is_list else {}
         stated = tool.parameters.get("type", "object")
@@ -53,14 +53,14 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallText:
-    """The text of calls, as the authors' templates have it.
+    """The text around calls, as in the chat templates of the models' authors.
 
     Attributes:
-        mark: what a chat template has in it that shows calls in this form.
-        head: in front of the arguments, with `NAME` for the tool and `NUMBER` for the number of the call.
+        mark: text in a chat template that shows that the model uses this notation.
+        head: text before the arguments, with `NAME` for the tool and `NUMBER` for the number of the call.
         first: the number of the first call.
-        tail: behind them.
-        before, between, after: in front of all calls, between two of them, behind all.
+        tail: text after the arguments.
+        before, between, after: text before all calls, between two calls, and after all calls.
     """
 
     mark: str
@@ -73,7 +73,7 @@ class CallText:
     after: str = ""
 
     def write(self, calls: Sequence[tuple[str, Arguments]]) -> str:
-        """The text of these calls, each a name with its arguments."""
+        """Return the text of these calls, each a name with its arguments."""
         numbered = enumerate(calls, self.first)
         texts = (self._written(name, arguments, number) for number, (name, arguments) in numbered)
         return f"{self.before}{self.between.join(texts)}{self.after}"
@@ -82,19 +82,19 @@ class CallText:
         head = self.head.replace("NUMBER", str(number)).replace("NAME", name)
         return f"{head}{self.arguments.write(arguments)}{self.tail}"
 
-    def expression(self, lark: Lark, tools: Sequence[Offered], *, one_call: bool) -> str:
-        """A grammar for one or more calls of these tools."""
+    def expression(self, lark: Lark, tools: Sequence[CallableTool], *, one_call: bool) -> str:
+        """Return a grammar for one or more calls of these tools."""
         call = lark.either(*(self._call(lark, tool) for tool in tools))
         between = lark.literal(self.between)
-        more = "" if one_call else f"({between} {call}){{0,{_MOST_CALLS - 1}}}"
+        more = "" if one_call else f"({between} {call}){{0,{_MAX_CALLS - 1}}}"
         return " ".join(filter(None, [lark.literal(self.before), call, more, lark.literal(self.after)]))
 
-    def _call(self, lark: Lark, tool: Offered) -> str:
+    def _call(self, lark: Lark, tool: CallableTool) -> str:
         parts = [lark.literal(part.replace("NAME", tool.name)) for part in self.head.split("NUMBER")]
         head = f" {lark.pattern(_NUMBER)} ".join(parts)
         return " ".join(filter(None, [head, self._arguments(lark, tool), lark.literal(self.tail)]))
 
-    def _arguments(self, lark: Lark, tool: Offered) -> str:
+    def _arguments(self, lark: Lark, tool: CallableTool) -> str:
         try:
             return self.arguments.expression(lark, tool)
         except RecursionError as error:

@@ -1,4 +1,4 @@
-"""The arguments of a call in Gemma's notation, and a grammar of them."""
+"""Writes arguments in Gemma's notation, and their grammar."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import written
-from start_llm.formats.reading.schema import COMPOSING, constants, flat, parts_of, resolve
+from start_llm.formats.reading.schema import COMPOSING, enum_values, flatten_arguments, parts_of, resolve
 from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
 from start_llm.formats.writing.members import separated
-from start_llm.formats.writing.offered import Offered
 
 _COMMA = '","'
 _PLAIN_KEY = r"[^\s:,{}\[\]<>\"]{1,64}"
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _DEEPEST = 8
-_MOST_ITEMS = 64
+_MAX_ITEMS = 64
 _SAYING = COMPOSING | {"type"}
 _LITERALS: Mapping[str, str] = {
     "integer": r"-?(0|[1-9][0-9]{0,15})",
@@ -31,10 +31,10 @@ _LITERALS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GemmaArguments:
-    """An object in Gemma's notation.
+    """Writes the arguments as an object in Gemma's notation.
 
     Attributes:
-        quote: what stands on both sides of a text.
+        quote: the mark on both sides of a text.
     """
 
     quote: str
@@ -42,17 +42,17 @@ class GemmaArguments:
     def write(self, arguments: Arguments) -> str:
         return _written(self.quote, dict(arguments))
 
-    def expression(self, lark: Lark, tool: Offered) -> str:
-        """Types, `enum`, `const`, `items`, `properties`, `required` hold, and bounds of numbers; no more."""
-        return _Grammar(lark, self.quote, tool).arguments()
+    def expression(self, lark: Lark, tool: CallableTool) -> str:
+        """Enforce only types, `enum`, `const`, `items`, `properties`, `required` and number bounds."""
+        return _GemmaGrammar(lark, self.quote, tool).arguments()
 
 
-class _Grammar:
-    def __init__(self, lark: Lark, quote: str, tool: Offered) -> None:
+class _GemmaGrammar:
+    def __init__(self, lark: Lark, quote: str, tool: CallableTool) -> None:
         self._lark = lark
         self._quote = quote
         self._root = tool.parameters
-        self._tool = replace(tool, parameters=flat(tool.parameters))
+        self._tool = replace(tool, parameters=flatten_arguments(tool.parameters))
         self._anything = ""
 
     def arguments(self) -> str:
@@ -64,7 +64,7 @@ class _Grammar:
     def _value(self, schema: Json, depth: int) -> str:
         if not isinstance(schema, dict) or depth == 0:
             return self._any()
-        if values := constants(schema, self._root):
+        if values := enum_values(schema, self._root):
             return self._lark.either(*(self._lark.literal(_written(self._quote, value)) for value in values))
         if isinstance(reference := schema.get("$ref"), str):
             return self._value(resolve(reference, self._root), depth - 1)
@@ -83,8 +83,8 @@ class _Grammar:
                 yield from (self._value(part, depth - 1) for part in parts_of(schema, word))
 
     def _all_of(self, schema: Mapping[str, Json], depth: int) -> str:
-        """An object of all members of its parts; else the first part that says what it is."""
-        merged = flat(schema, self._root)
+        """Return the object of all parts' members, else the first part that has a type or further parts."""
+        merged = flatten_arguments(schema, self._root)
         if merged.get("properties"):
             return self._object(merged, depth)
         own = {word: value for word, value in schema.items() if word != "allOf"}
@@ -110,7 +110,7 @@ class _Grammar:
 
     def _array(self, item: str) -> str:
         item = self._lark.rule(item)
-        return f'"[" ({item} ("," {item}){{0,{_MOST_ITEMS}}})? "]"'
+        return f'"[" ({item} ("," {item}){{0,{_MAX_ITEMS}}})? "]"'
 
     def _object(self, schema: Mapping[str, Json], depth: int) -> str:
         properties, required = schema.get("properties"), schema.get("required")
@@ -128,10 +128,10 @@ class _Grammar:
 
     def _free_object(self) -> str:
         member = self._lark.rule(f'{self._lark.pattern(_PLAIN_KEY)} ":" {self._any()}')
-        return f'"{{" ({member} ("," {member}){{0,{_MOST_ITEMS}}})? "}}"'
+        return f'"{{" ({member} ("," {member}){{0,{_MAX_ITEMS}}})? "}}"'
 
     def _any(self) -> str:
-        """Whatever the notation can say."""
+        """Return a grammar for any value of the notation."""
         if not self._anything:
             self._anything = self._lark.name()
             literals = [self._lark.pattern(one) for kind, one in _LITERALS.items() if kind != "integer"]
@@ -145,7 +145,7 @@ def _key(quote: str, name: str) -> str:
 
 
 def _written(quote: str, value: Json) -> str:
-    """A value as the model writes it."""
+    """Return a value in the model's notation."""
     match value:
         case str():
             return f"{quote}{value}{quote}"

@@ -1,4 +1,4 @@
-"""Writes grammars in the language of llguidance, which is Lark's with JSON schemas in it."""
+"""Builds grammars in llguidance's language: Lark's with embedded JSON schemas."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import regex
 from start_llm.core.chat import Json
 
 _SPACE = r"\n?[ \t]{0,32}"
-"""Between the parts of a JSON text, at most: else a model can write blanks for ever."""
+"""Maximum white space between JSON tokens. Without a limit a model can write blanks forever."""
 _OPTIONS = "x-guidance"
 _ANY = "ANY"
 _NO_FORCING = '%llguidance {"no_forcing": true}'
-"""Where only one text can follow, the model still chooses how to cut it into tokens."""
+"""The model chooses the tokens even where only one text can follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a schema of a grammar comes from: the field of the request, and what it is about."""
+class SchemaOrigin:
+    """The source of a schema in a grammar: the request's field, and a description for errors."""
 
     field: str
     about: str
@@ -28,21 +28,21 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A whole grammar.
+    """A complete grammar.
 
     Attributes:
-        schemas: those in it as JSON texts, each with its origin: to find the one that is at fault.
+        schemas: the grammar's schemas as JSON texts with their origins, used to find a schema at fault.
     """
 
     text: str
-    schemas: Sequence[tuple[Origin, str]]
+    schemas: Sequence[tuple[SchemaOrigin, str]]
 
 
 class Lark:
-    """One grammar while it is written. Its methods return expressions, which stand for text.
+    """Builds one grammar. The methods return expressions.
 
     Args:
-        control_tokens: texts that are one token each, and that nothing but this token says.
+        control_tokens: texts that are single tokens and that no other token sequence produces.
     """
 
     def __init__(self, control_tokens: Mapping[str, int]) -> None:
@@ -50,12 +50,12 @@ class Lark:
         names = sorted(control_tokens, key=len, reverse=True)
         self._controls = regex.compile("|".join(map(regex.escape, names)) or r"(?!)")
         self._rules: list[str] = []
-        self._schemas: list[tuple[Origin, str]] = []
+        self._schemas: list[tuple[SchemaOrigin, str]] = []
         self._names = 0
         self.define(_ANY, "/(?s:.*)/")
 
     def literal(self, text: str) -> str:
-        """Exactly this text."""
+        """Match exactly this text."""
         parts: list[str] = []
         place = 0
         for match in self._controls.finditer(text):
@@ -68,15 +68,15 @@ class Lark:
         return [json.dumps(text)] if text else []
 
     def pattern(self, expression: str) -> str:
-        """Text that a regular expression describes; it does not match nothing."""
+        """Match a regular expression, which must not match the empty text."""
         escaped = expression.replace("/", r"\/")
         return f"/{escaped}/"
 
     def until(self, end: str, *, unless: str | None = None) -> str:
-        """Any text up to the first `end`, and that.
+        """Match any text up to and including the first `end`.
 
         Args:
-            unless: what the text does not begin with.
+            unless: the text must not begin with this.
         """
         text = _ANY if unless is None else self._other_than(unless)
         control = self._controls.search(end)
@@ -98,11 +98,11 @@ class Lark:
     def is_control(self, text: str) -> bool:
         return text in self._control_tokens
 
-    def schema(self, schema: Mapping[str, Json], origin: Origin, *, lenient: bool) -> str:
-        """A JSON text that follows a schema.
+    def schema(self, schema: Mapping[str, Json], origin: SchemaOrigin, *, lenient: bool) -> str:
+        """Match JSON that follows a schema.
 
         Args:
-            lenient: words of the schema that cannot be enforced count for nothing; else they are an error.
+            lenient: ignore keywords that cannot be enforced; otherwise they are an error.
         """
         options: Json = {"whitespace_pattern": _SPACE, "whitespace_flexible": False, "lenient": lenient}
         text = json.dumps({**schema, _OPTIONS: options})
@@ -118,7 +118,7 @@ class Lark:
         return name
 
     def name(self) -> str:
-        """A new name for a rule, which `define` has to be told of."""
+        """Return a new rule name. The caller must `define` it."""
         self._names += 1
         return f"r{self._names}"
 

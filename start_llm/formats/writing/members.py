@@ -1,4 +1,4 @@
-"""Members that stand in a certain order, some of which may be missing."""
+"""Builds a grammar for members in a fixed order, some of them optional."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from start_llm.formats.writing.lark import Lark
 
 
 def separated(lark: Lark, members: Mapping[str, str], required: Collection[Json], comma: str) -> str:
-    """Members with a comma between them: a way for each that may be the first, and one without any.
+    """Return a grammar for comma-separated members. Each possible first member is one alternative.
 
     Args:
-        members: the expression of each, by its name.
+        members: the expression of each member, by name.
         comma: an expression.
     """
     ways: list[str] = []
-    behind, is_open = "", True
+    after, is_open = "", True
     for name, member in reversed(list(members.items())):
         if name in required:
             ways, is_open = [], False
-        ways.append(f"{member} {behind}".strip())
+        ways.append(f"{member} {after}".strip())
         next_one = f"({comma} {member}){'' if name in required else '?'}"
-        behind = lark.rule(f"{next_one} {behind}".strip())
+        after = lark.rule(f"{next_one} {after}".strip())
     first = lark.either(*reversed(ways))
     return f"({first})?" if is_open else first

@@ -1,4 +1,4 @@
-"""The arguments of a call as elements that hold elements, and a grammar of them."""
+"""Writes arguments as nested elements, and their grammar."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import regex
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.nested import ITEM
-from start_llm.formats.reading.schema import Shape, constants, flat, parts_of
-from start_llm.formats.writing.arguments import alone
+from start_llm.formats.reading.schema import Shape, enum_values, flatten_arguments, parts_of
+from start_llm.formats.writing.arguments import with_definitions
 from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
-from start_llm.formats.writing.offered import Offered
 
 _NAME = regex.compile(r"(?!invoke\s)[^<>/\n][^<>\n]{0,255}")
 _DEEPEST = 8
-_MOST_ITEMS = 64
+_MAX_ITEMS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NestedArguments:
-    """Each argument is an element, and so is each part of an array or an object.
+    """Writes each argument, and each part of an array or object, as an element.
 
     Attributes:
-        mark: in front of every tag; texts do not have it.
+        mark: text before every tag; it does not occur in texts.
     """
 
     mark: str
@@ -44,7 +44,7 @@ class NestedArguments:
         return f"{self.mark}</{name}>"
 
     def text(self, value: Json) -> str:
-        """A text as it is, an array or an object as its parts, everything else as JSON."""
+        """Write a text unchanged, an array or object as its parts, and any other value as JSON."""
         match value:
             case str():
                 return value
@@ -55,30 +55,30 @@ class NestedArguments:
             case _:
                 return written(value)
 
-    def expression(self, lark: Lark, tool: Offered) -> str:
-        """Types, `enum`, `const`, `items`, `properties`, `required` hold, and bounds of numbers.
+    def expression(self, lark: Lark, tool: CallableTool) -> str:
+        """Enforce types, `enum`, `const`, `items`, `properties`, `required` and number bounds.
 
-        What a schema leaves open is JSON, or any text.
+        A value that the schema leaves open may be JSON or any text.
         """
-        return _Grammar(lark, self, tool).arguments()
+        return _NestedGrammar(lark, self, tool).arguments()
 
 
-class _Grammar:
-    def __init__(self, lark: Lark, form: NestedArguments, tool: Offered) -> None:
+class _NestedGrammar:
+    def __init__(self, lark: Lark, form: NestedArguments, tool: CallableTool) -> None:
         self._lark = lark
         self._form = form
         self._tool = tool
         self._root = tool.parameters
 
     def arguments(self) -> str:
-        flattened = replace(self._tool, parameters=flat(self._root))
+        flattened = replace(self._tool, parameters=flatten_arguments(self._root))
         return self._members(flattened, _DEEPEST) or '""'
 
-    def _members(self, whole: Offered, depth: int) -> str:
+    def _members(self, whole: CallableTool, depth: int) -> str:
         return " ".join(self._all_members(whole, depth))
 
-    def _all_members(self, whole: Offered, depth: int) -> Iterator[str]:
-        """In the schema's order; those that are not required if the model wants them."""
+    def _all_members(self, whole: CallableTool, depth: int) -> Iterator[str]:
+        """Yield the members in the schema's order. Optional members may be left out."""
         shape = Shape(dict(whole.parameters), self._root)
         for name in dict.fromkeys([*whole.properties, *whole.required]):
             if not _NAME.fullmatch(name):
@@ -93,8 +93,8 @@ class _Grammar:
         return f"{self._lark.literal(opening)} {self._lark.either(*self._ways(shape, closing, depth))}"
 
     def _ways(self, shape: Shape, closing: str, depth: int) -> Iterator[str]:
-        """The values that there may be, each with what ends it."""
-        if values := constants(shape.schema, self._root):
+        """Yield the possible values, each with the closing tag."""
+        if values := enum_values(shape.schema, self._root):
             for value in values:
                 yield self._lark.literal(self._form.text(value) + closing)
             return
@@ -110,18 +110,18 @@ class _Grammar:
             yield f"{parts or self._json(shape, frozenset({kind}))} {end}"
 
     def _parts(self, kind: str, shape: Shape, depth: int) -> str:
-        """The elements of an array or an object; nothing if its schema names none."""
+        """Return the elements of an array or an object; an empty string if its schema names none."""
         if not depth:
             return ""
         if kind == "array":
             item = self._lark.rule(self._element(ITEM, shape.items, depth - 1))
-            return f"{item}{{0,{_MOST_ITEMS}}}" if isinstance(shape.items.schema, dict) else ""
+            return f"{item}{{0,{_MAX_ITEMS}}}" if isinstance(shape.items.schema, dict) else ""
         schema = shape.schema if isinstance(shape.schema, dict) else {}
-        return self._members(replace(self._tool, parameters=flat(schema, self._root)), depth - 1)
+        return self._members(replace(self._tool, parameters=flatten_arguments(schema, self._root)), depth - 1)
 
     def _json(self, shape: Shape, types: frozenset[str]) -> str:
         schema: Mapping[str, Json] = shape.schema if isinstance(shape.schema, dict) else {}
         limit: Json = {"type": [*sorted(types)]}
-        whole = alone(schema, self._root)
+        whole = with_definitions(schema, self._root)
         limited = {**whole, "allOf": [*parts_of(whole, "allOf"), limit]}
         return self._lark.schema(limited, self._tool.origin, lenient=True)

@@ -1,4 +1,4 @@
-"""The arguments of a call as Python's keywords and literals."""
+"""Writes arguments as Python keywords and literals, and their grammar."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ import regex
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.pythonic import KEY
-from start_llm.formats.reading.schema import Tools, constants, flat
-from start_llm.formats.writing.arguments import alone
+from start_llm.formats.reading.schema import Tools, enum_values, flatten_arguments
+from start_llm.formats.writing.arguments import with_definitions
 from start_llm.formats.writing.call_text import Arguments
+from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
 from start_llm.formats.writing.members import separated
-from start_llm.formats.writing.offered import Offered
 
 _COMMA = '", "'
-_MOST_UNNAMED = 8
+_MAX_UNNAMED = 8
 _COMMENTS = frozenset({"title", "description", "default", "examples"})
 _NO_NUMBER: Mapping[str, Json] = {"type": ["string", "boolean", "null", "array", "object"]}
 _NUMBER = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?"
-"""None that is too large to be read."""
+"""Limits the digits, so that no number is too large to parse."""
 _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 class PythonArguments:
-    """`(key='text', other=[1, None])`."""
+    """Writes `(key='text', other=[1, None])`."""
 
     def write(self, arguments: Arguments) -> str:
         return f"({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
-    def expression(self, lark: Lark, tool: Offered) -> str:
-        """The names that are required, the others if the model wants them, in the schema's order.
+    def expression(self, lark: Lark, tool: CallableTool) -> str:
+        """Return a grammar for keywords in the schema's order. Optional ones may be left out.
 
-        Values are JSON of their schema, which reads as in Python but for three words, or Python's words.
+        A value is JSON of its schema, which Python's notation shares except for three words, or one of those
+        words.
         """
-        return f'"(" {_Grammar(lark, tool).keywords()} ")"'
+        return f'"(" {_PythonGrammar(lark, tool).keywords()} ")"'
 
 
-class _Grammar:
-    def __init__(self, lark: Lark, tool: Offered) -> None:
+class _PythonGrammar:
+    def __init__(self, lark: Lark, tool: CallableTool) -> None:
         self._lark = lark
         self._root = tool.parameters
-        self._tool = replace(tool, parameters=flat(tool.parameters))
+        self._tool = replace(tool, parameters=flatten_arguments(tool.parameters))
         self._tools = Tools([tool.definition])
 
     def keywords(self) -> str:
@@ -63,14 +64,14 @@ class _Grammar:
 
     def _unnamed(self) -> str:
         keyword = self._lark.rule(f'{self._lark.pattern("[a-z_]{1,64}")} "=" {self._value("")}')
-        return f"({keyword} ({_COMMA} {keyword}){{0,{_MOST_UNNAMED - 1}}})?"
+        return f"({keyword} ({_COMMA} {keyword}){{0,{_MAX_UNNAMED - 1}}})?"
 
     def _keyword(self, name: str) -> str:
         return self._lark.rule(f"{self._lark.literal(f'{name}=')} {self._value(name)}")
 
     def _value(self, name: str) -> str:
         schema = self._tool.properties.get(name)
-        values = constants(schema, self._root)
+        values = enum_values(schema, self._root)
         if values and not any(isinstance(value, list | dict) for value in values):
             texts = dict.fromkeys(text for value in values for text in (repr(value), written(value)))
             return self._lark.either(*map(self._lark.literal, texts))
@@ -81,7 +82,7 @@ class _Grammar:
             yield self._lark.schema(_NO_NUMBER, self._tool.origin, lenient=True)
             yield self._lark.pattern(_NUMBER)
             return
-        yield self._lark.schema(alone(schema, self._root), self._tool.origin, lenient=True)
-        if not constants(schema, self._root):
+        yield self._lark.schema(with_definitions(schema, self._root), self._tool.origin, lenient=True)
+        if not enum_values(schema, self._root):
             for kind in self._tools.types(self._tool.name, name):
                 yield from map(self._lark.literal, _WORDS.get(kind, ()))

@@ -1,1 +1,1 @@
-"""From the form that a request demands to a grammar, and from that to the tokens that may come next."""
+"""Constrained decoding: build a grammar from a request's output constraint and mask tokens that break it."""

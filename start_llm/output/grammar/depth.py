@@ -1,7 +1,7 @@
-"""How deep a JSON schema goes, its references followed.
+"""Measures how deeply a JSON schema nests, following its references.
 
-llguidance follows them by recursion on the thread's own stack. A chain of two thousand, each through an
-array, is 120 KB of JSON and ends the process (lesson 43).
+llguidance follows references by recursion on the thread's stack. A chain of two thousand references, each
+through an array, is 120 KB of JSON and crashes the process (lesson 43).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from start_llm.core.chat import Json
 from start_llm.formats.reading.schema import resolve
 
-MOST_LEVELS = 250
-"""With a stack of 2 MiB 300 passed and 600 did not; threads have 8 MiB as a rule."""
+MAX_LEVELS = 250
+"""With a 2 MiB stack 300 levels passed and 600 did not. Threads usually have 8 MiB."""
 
 
 def is_too_deep(schema: Json) -> bool:
-    """Whether some way through the schema has more than `MOST_LEVELS` objects. A circle counts once."""
+    """Return True if a path through the schema has more than `MAX_LEVELS` objects. A cycle counts once."""
     try:
         _Walk(schema).levels(schema, 0)
     except _TooDeepError:
@@ -29,26 +29,26 @@ class _TooDeepError(Exception):
 
 
 class _Walk:
-    """The longest way below each definition, each looked at once."""
+    """Measures the longest path below each definition. Visits each definition once."""
 
     def __init__(self, root: Json) -> None:
         self._root = root
         self._below: dict[str, int] = {}
 
     def levels(self, schema: Json, above: int) -> int:
-        """Levels of a schema that has `above` levels above it."""
-        if above > MOST_LEVELS:
+        """Return the number of levels of a schema that has `above` levels above it."""
+        if above > MAX_LEVELS:
             raise _TooDeepError
         below = [self.levels(part, above + 1) for part in _parts(schema)]
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if isinstance(reference, str):
-            below.append(self._behind(reference, above + 1))
+            below.append(self._after(reference, above + 1))
         levels = 1 + max(below, default=0)
-        if above + levels > MOST_LEVELS:
+        if above + levels > MAX_LEVELS:
             raise _TooDeepError
         return levels
 
-    def _behind(self, reference: str, above: int) -> int:
+    def _after(self, reference: str, above: int) -> int:
         if reference not in self._below:
             self._below[reference] = 0
             self._below[reference] = self.levels(self._named(reference), above)
@@ -59,7 +59,7 @@ class _Walk:
 
 
 def _parts(schema: Json) -> Iterator[Json]:
-    """Objects in an object, through lists; lists of lists are no schemas."""
+    """Yield the objects directly inside an object or in its lists. Nested lists contain no schemas."""
     values = list(schema.values()) if isinstance(schema, dict) else []
     for value in values:
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Which tokens may come next, by a grammar: llguidance's work.
+"""Computes the tokens that a grammar allows next, using llguidance.
 
-Ours would be a parser of grammars over bytes, and for each token a walk over the whole vocabulary.
+Without the library we would need a grammar parser over bytes and a walk over the whole vocabulary per token.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from start_llm.core.chat import Json
-from start_llm.core.errors import GuideLost, InvalidRequest
-from start_llm.formats.writing.lark import Grammar, Origin
-from start_llm.output.grammar.depth import MOST_LEVELS, is_too_deep
-from start_llm.output.grammar.validity import fault
+from start_llm.core.errors import ConstraintViolated, InvalidRequest
+from start_llm.formats.writing.lark import Grammar, SchemaOrigin
+from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep
+from start_llm.output.grammar.validity import schema_error
 
-_MOST_CHARACTERS = 2**20
+_MAX_CHARACTERS = 2**20
 _LIMITS = LLParserLimits(verbose_errors=False)
 _SILENT = 0
 
 
 class Vocabulary(Protocol):
-    """What tokens stand for."""
+    """The tokenizer data that the enforcer needs."""
 
     @property
-    def end_tokens(self) -> frozenset[int]: ...
+    def eos_token_ids(self) -> frozenset[int]: ...
 
     @property
     def control_tokens(self) -> Mapping[str, int]: ...
@@ -39,31 +39,39 @@ class Vocabulary(Protocol):
 
 
 class TokenGuide:
-    """Follows one reply through its grammar. Owned by one thread at a time."""
+    """Tracks one reply through its grammar. Only one thread may use it at a time."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take the next tokens. What follows the end of the reply counts for nothing."""
+        """Consume the next tokens. Tokens after the end of the reply are ignored.
+
+        Raises:
+            GuideLost: the grammar does not allow the tokens.
+        """
         is_over = self._matcher.is_stopped() and not self._matcher.is_error()
         if not (is_over or self._matcher.consume_tokens(list(tokens))):
-            raise GuideLost(_reason(self._matcher))
+            raise ConstraintViolated(_reason(self._matcher))
 
     def allowed(self) -> bytes:
-        """For each token id a byte: 0 if it cannot come next."""
+        """Return one byte per token id; 0 means that the token cannot come next.
+
+        Raises:
+            GuideLost: the matcher failed.
+        """
         mask = self._matcher.compute_logit_bias()
         if self._matcher.is_error():
-            raise GuideLost(_reason(self._matcher))
+            raise ConstraintViolated(_reason(self._matcher))
         return mask
 
 
 class Enforcer:
-    """Makes guides. Safe to use from any thread.
+    """Creates guides. Thread-safe.
 
     Args:
-        vocabulary: read when the first guide is made, which takes about a second for a large one.
-        size: number of token ids, those that the tokenizer does not know included.
+        vocabulary: read when the first guide is created, which takes about a second for a large vocabulary.
+        size: number of token ids, including ids that the tokenizer does not know.
     """
 
     def __init__(self, vocabulary: Vocabulary, size: int) -> None:
@@ -73,18 +81,20 @@ class Enforcer:
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
-        """Texts that are one token each, and that nothing but this token says."""
+        """Texts that are single tokens and that no other token sequence produces, with their token ids."""
         return self._vocabulary.control_tokens
 
     def guide(self, grammar: Grammar) -> TokenGuide:
-        """A guide at the start of a reply. Its first mask is computed here, which finds what is too complex.
+        """Return a guide at the start of a reply.
+
+        Computes the first mask here, because that reveals grammars that are too complex.
 
         Raises:
             InvalidRequest: a schema cannot be enforced; names its field.
         """
-        if len(grammar.text) > _MOST_CHARACTERS:
+        if len(grammar.text) > _MAX_CHARACTERS:
             raise InvalidRequest(
-                f"The schemas make a grammar of more than {_MOST_CHARACTERS} characters.",
+                f"The schemas make a grammar of more than {_MAX_CHARACTERS} characters.",
                 param=grammar.schemas[-1][0].field if grammar.schemas else "tools",
             )
         for origin, schema in grammar.schemas:
@@ -103,7 +113,7 @@ class Enforcer:
         return LLMatcher(tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
 
     def _refusal(self, grammar: Grammar, matcher: LLMatcher) -> InvalidRequest:
-        """The schema at fault is the first that fails by itself; else they are too much together."""
+        """Return the error of the first schema that fails by itself, else of the whole grammar."""
         for origin, schema in grammar.schemas:
             alone = self._matcher(LLMatcher.grammar_from_json_schema(schema))
             if alone.is_error():
@@ -117,14 +127,14 @@ class Enforcer:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         wrapper = TokenizerWrapper(_Bytes(self._vocabulary, self._size))
-        return LLTokenizer(wrapper, eos_token=sorted(self._vocabulary.end_tokens))
+        return LLTokenizer(wrapper, eos_token=sorted(self._vocabulary.eos_token_ids))
 
 
 class _Bytes:
-    """A vocabulary as llguidance reads it."""
+    """The vocabulary in the shape that llguidance expects."""
 
     def __init__(self, vocabulary: Vocabulary, size: int) -> None:
-        ends = vocabulary.end_tokens
+        ends = vocabulary.eos_token_ids
         self._encode: Callable[..., list[int]] = vocabulary.encode
         self.eos_token_id = min(ends)
         self.bos_token_id = None
@@ -135,19 +145,19 @@ class _Bytes:
         return self._encode(text, as_document=False)
 
 
-def _check(origin: Origin, schema: Json) -> None:
-    """Refuse what the library would fall over."""
+def _check(origin: SchemaOrigin, schema: Json) -> None:
+    """Reject schemas that would crash llguidance."""
     problem = None
     if is_too_deep(schema):
-        problem = f"is nested deeper than {MOST_LEVELS} levels, its references followed."
-    elif found := fault(schema):
+        problem = f"is nested deeper than {MAX_LEVELS} levels, its references followed."
+    elif found := schema_error(schema):
         problem = f"cannot be enforced: {found}"
     if problem:
         raise InvalidRequest(f"'{origin.field}': {origin.about} {problem}", param=origin.field)
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What the library says, without our grammar and its place in it."""
+    """Return the library's error message without our grammar and the position in it."""
     said = matcher.get_error() or str(matcher.stop_reason())
     said = said.partition("\n   1 | ")[0].partition("\n<backtrace>")[0].strip()
     return said.rpartition("failed to compile JSON schema: ")[2] or said

@@ -1,108 +1,116 @@
-"""The grammar of a whole reply: a thought if the model wants one, then what the request demands."""
+"""Builds the grammar of a whole reply: optional reasoning, then the output that the request requires."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from start_llm.core.chat import OutputForm
+from start_llm.core.chat import OutputConstraint
 from start_llm.core.family import Family
-from start_llm.formats.registry import native
+from start_llm.formats.registry import preferred_call_text
 from start_llm.formats.writing.call_text import JsonArguments
-from start_llm.formats.writing.lark import Grammar, Lark, Origin
-from start_llm.formats.writing.offered import Offered
+from start_llm.formats.writing.callable_tool import CallableTool
+from start_llm.formats.writing.lark import Grammar, Lark, SchemaOrigin
 
 _ASIDE = "<|channel|>analysis<|message|>"
 _FINAL = "<|channel|>final<|message|>"
 _NEXT = "<|end|><|start|>assistant"
 _CALLED = "<|call|>"
-_MOST_ASIDES = 8
+_MAX_ASIDES = 8
 _BREAKS = r"\n{1,3}"
-"""Between a thought and what follows, if anything."""
+"""Line breaks that may follow reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What a reply follows on.
+class ReplyContext:
+    """The state of the prompt and the model that the grammar of a reply depends on.
 
     Attributes:
         template: the model's chat template.
-        thought_is_open: the prompt ends inside a thought.
-        thinking: a thought may be opened.
+        reasoning_is_open: the prompt ends inside reasoning.
+        thinking: the model may open reasoning.
         begins_with_space: the tokenizer marks the start of a text with a space that is not content.
     """
 
     family: Family
     template: str
-    thought_is_open: bool
+    reasoning_is_open: bool
     thinking: bool
     begins_with_space: bool
 
 
-def reply_grammar(form: OutputForm, tools: Sequence[Offered], scene: Scene, lark: Lark) -> Grammar:
-    """The grammar of a reply of this form.
+def reply_grammar(
+    form: OutputConstraint, tools: Sequence[CallableTool], reply_context: ReplyContext, lark: Lark
+) -> Grammar:
+    """Return the grammar of a reply that satisfies this constraint.
 
     Args:
-        form: one that is enforced.
-        tools: that may be called.
+        form: an enforced constraint.
+        tools: the tools that the reply may call.
 
     Raises:
-        InvalidRequest: the model's notation of calls cannot say an argument that a tool requires.
+        InvalidRequest: the model's call notation cannot express an argument that a tool requires.
     """
-    if scene.family.channels:
-        return lark.grammar(_channels(form, tools, scene, lark))
-    space = '" "? ' if scene.begins_with_space else ""
-    return lark.grammar(f"{space}{_thought(scene, lark)} {_behind_thought(form, tools, scene, lark)}")
+    if reply_context.family.channels:
+        return lark.grammar(_channels(form, tools, reply_context, lark))
+    space = '" "? ' if reply_context.begins_with_space else ""
+    return lark.grammar(
+        f"{space}{_reasoning(reply_context, lark)} {_after_reasoning(form, tools, reply_context, lark)}"
+    )
 
 
-def _thought(scene: Scene, lark: Lark) -> str:
-    marks = scene.family.thought
-    if marks is None or not (scene.thought_is_open or scene.thinking):
+def _reasoning(reply_context: ReplyContext, lark: Lark) -> str:
+    marks = reply_context.family.reasoning
+    if marks is None or not (reply_context.reasoning_is_open or reply_context.thinking):
         return ""
-    thought = f"{lark.until(marks.closing)} {lark.pattern(_BREAKS)}?"
-    if scene.thought_is_open:
-        return thought
-    return f"({lark.literal(marks.opening)} {thought})?"
+    reasoning = f"{lark.until(marks.closing)} {lark.pattern(_BREAKS)}?"
+    if reply_context.reasoning_is_open:
+        return reasoning
+    return f"({lark.literal(marks.opening)} {reasoning})?"
 
 
-def _behind_thought(form: OutputForm, tools: Sequence[Offered], scene: Scene, lark: Lark) -> str:
-    ways = _answers(form, scene, lark) if form.answer else []
+def _after_reasoning(
+    form: OutputConstraint, tools: Sequence[CallableTool], reply_context: ReplyContext, lark: Lark
+) -> str:
+    ways = _answers(form, reply_context, lark) if form.answer else []
     if tools:
-        text = native(scene.family.formats, scene.template)
+        text = preferred_call_text(reply_context.family.formats, reply_context.template)
         ways.append(text.expression(lark, tools, one_call=form.one_call))
     return lark.either(*ways)
 
 
-def _answers(form: OutputForm, scene: Scene, lark: Lark) -> list[str]:
-    """An answer between marks, as models of this family write it, or by itself."""
+def _answers(form: OutputConstraint, reply_context: ReplyContext, lark: Lark) -> list[str]:
+    """Return the alternatives for an answer: bare, or between the marks that models of this family write."""
     answer = _answer(form, lark)
-    pairs = scene.family.around_answer
-    around = [pair for pair in pairs if pair[0] in scene.template] or pairs
-    between = (f"{lark.literal(before)} {answer} {lark.literal(behind)}" for before, behind in around)
+    pairs = reply_context.family.around_answer
+    around = [pair for pair in pairs if pair[0] in reply_context.template] or pairs
+    between = (f"{lark.literal(before)} {answer} {lark.literal(after)}" for before, after in around)
     return [answer, *between]
 
 
-def _answer(form: OutputForm, lark: Lark) -> str:
+def _answer(form: OutputConstraint, lark: Lark) -> str:
     if form.answer is None:
         raise ValueError("an answer in any words needs no grammar")
-    origin = Origin(form.answer.field, "the schema")
+    origin = SchemaOrigin(form.answer.field, "the schema")
     return lark.schema(form.answer.schema, origin, lenient=False)
 
 
-def _channels(form: OutputForm, tools: Sequence[Offered], scene: Scene, lark: Lark) -> str:
-    """Messages with headers, the first one without its `<|start|>assistant`. One call ends the reply."""
+def _channels(
+    form: OutputConstraint, tools: Sequence[CallableTool], reply_context: ReplyContext, lark: Lark
+) -> str:
+    """Build messages with headers; the first one lacks its `<|start|>assistant`. One call ends the reply."""
     ways = [f"{lark.literal(_FINAL)} {_answer(form, lark)}"] if form.answer else []
     ways += [_message_of_call(tool, lark) for tool in tools]
     said = lark.either(*ways)
     aside = f"{lark.until(_NEXT)}"
-    if scene.thought_is_open:
+    if reply_context.reasoning_is_open:
         return f"{aside} {said}"
-    if not scene.thinking:
+    if not reply_context.thinking:
         return said
-    return f"({lark.literal(_ASIDE)} {aside}){{0,{_MOST_ASIDES}}} {said}"
+    return f"({lark.literal(_ASIDE)} {aside}){{0,{_MAX_ASIDES}}} {said}"
 
 
-def _message_of_call(tool: Offered, lark: Lark) -> str:
+def _message_of_call(tool: CallableTool, lark: Lark) -> str:
     to = f"to=functions.{tool.name}"
     constrained = "<|constrain|>json" if lark.is_control("<|constrain|>") else "json"
     header = lark.either(

@@ -1,7 +1,7 @@
-"""Whether a JSON schema is one.
+"""Checks that a JSON schema is valid.
 
-llguidance panics over some that are not, with a stack trace as its reason, for which it reads the debugging
-symbols of the whole process: 50 MB that it keeps (lesson 47).
+llguidance panics on some invalid schemas and puts a stack trace into its error. For that it reads the debug
+symbols of the whole process and keeps 50 MB of memory (lesson 47).
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ _DIALECTS = (Draft7Validator, Draft202012Validator, Draft4Validator)
 _LONGEST_REASON = 200
 
 
-def fault(schema: Json) -> str | None:
-    """What is wrong with a schema that is none in any dialect that clients write; None: nothing is known."""
+def schema_error(schema: Json) -> str | None:
+    """Return the error of a schema that is invalid in every dialect that clients use, or None.
+
+    None also means that the schema is nested too deeply for this check.
+    """
     judges = [dialect(dialect.META_SCHEMA) for dialect in _DIALECTS]
     try:
         if any(judge.is_valid(schema) for judge in judges):
             return None
         error = best_match(judges[0].iter_errors(schema))
     except RecursionError:
-        # Nested in itself a hundred times: llguidance says how deep it goes.
+        # A hundred nested schemas exceed this validator's recursion. llguidance reports its own limit.
         return None
     if error is None:
         return None

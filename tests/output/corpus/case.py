@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
-from start_llm.core.family import Family, ThoughtMarks
+from start_llm.core.family import Family, ReasoningMarks
 from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import make_splitter
-from start_llm.output.stream import joined
+from start_llm.output.stream import merge_adjacent
 
-TAGS = ThoughtMarks("<think>", "</think>", cut="\n</think>\n\n")
+TAGS = ReasoningMarks("<think>", "</think>", cut="\n</think>\n\n")
 
 
 def tool(name: str, properties: dict[str, Any] | None = None, **schema: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Case:
     open_call: tuple[str, str] | None = None
     family: Family = field(default_factory=lambda: Family(name="plain"))
     tools: Tools = TOOLS
-    thought_is_open: bool = False
+    reasoning_is_open: bool = False
     thinking: bool = True
     complete: bool = True
 
@@ -117,7 +117,7 @@ class Outcome:
 def split(case: Case, pieces: Iterable[str], *, complete: bool | None = None) -> list[Output]:
     """The events of the reply in these pieces, neighbours joined."""
     splitter = make_splitter(
-        case.family, case.tools, thought_is_open=case.thought_is_open, thinking=case.thinking
+        case.family, case.tools, reasoning_is_open=case.reasoning_is_open, thinking=case.thinking
     )
     events: list[Output] = []
     for piece in pieces:
@@ -126,7 +126,7 @@ def split(case: Case, pieces: Iterable[str], *, complete: bool | None = None) ->
     outcome = outcome_of(events)
     assert splitter.calls == outcome.ended
     assert splitter.call_is_open == (outcome.open_call is not None)
-    return list(joined(events))
+    return list(merge_adjacent(events))
 
 
 def outcome_of(events: Sequence[Output]) -> Outcome:

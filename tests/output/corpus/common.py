@@ -81,7 +81,7 @@ def _places(writer: Writer) -> Iterator[Case]:
         yield _blocks(writer)
     if not writer.family.channels:
         yield from _around(writer)
-        yield from _thoughts(writer)
+        yield from _reasoning_texts(writer)
 
 
 def _blocks(writer: Writer) -> Case:
@@ -92,7 +92,7 @@ def _blocks(writer: Writer) -> Case:
 def _around(writer: Writer) -> Iterator[Case]:
     call = writer.write([READ])
     yield Case(
-        name="prose behind a call",
+        name="prose after a call",
         text=f"{call}\n\nDone.\n",
         content="Done.\n",
         calls=(READ,),
@@ -101,7 +101,7 @@ def _around(writer: Writer) -> Iterator[Case]:
     yield Case(name="white space around a call", text=f"\n \n{call}\n", calls=(READ,), family=writer.family)
     if writer.starts_reply:
         yield Case(
-            name="prose in front of JSON",
+            name="prose before JSON",
             text=f"Like this: {call}",
             content=f"Like this: {call}",
             family=writer.family,
@@ -121,7 +121,7 @@ def _around(writer: Writer) -> Iterator[Case]:
         family=writer.family,
     )
     yield Case(
-        name="a call behind prose about the opener",
+        name="a call after prose about the opener",
         text=f"`{writer.opener}` opens a call: {call}",
         content=f"`{writer.opener}` opens a call:",
         calls=(READ,),
@@ -129,7 +129,7 @@ def _around(writer: Writer) -> Iterator[Case]:
     )
 
 
-def _thoughts(writer: Writer) -> Iterator[Case]:
+def _reasoning_texts(writer: Writer) -> Iterator[Case]:
     call, other = writer.write([READ]), writer.write([LIST])
     family = writer.family
     yield Case(
@@ -140,53 +140,53 @@ def _thoughts(writer: Writer) -> Iterator[Case]:
         family=family,
     )
     yield Case(
-        name="a call inside a thought and one behind it",
+        name="a call inside a thought and one after it",
         text=f"<think>{call}</think>{other}",
         reasoning=call,
         calls=(LIST,),
         family=family,
     )
     yield Case(
-        name="a call right behind a thought that the prompt opened",
+        name="a call right after a thought that the prompt opened",
         text=f"\nHm.\n</think>\n\n{call}",
         reasoning="Hm.",
         calls=(READ,),
-        thought_is_open=True,
+        reasoning_is_open=True,
         family=family,
     )
-    yield from _open_thoughts(writer)
+    yield from _never_closed(writer)
 
 
-def _open_thoughts(writer: Writer) -> Iterator[Case]:
-    """Thoughts that nothing closes. A bare object in one may be anything."""
+def _never_closed(writer: Writer) -> Iterator[Case]:
+    """Reasoning that nothing closes. A bare object in one may be anything."""
     call, other, unknown = writer.write([READ]), writer.write([LIST]), writer.write([UNKNOWN])
-    thoughts = {
-        "something behind a call in a thought that never ends": f"{call} Well.",
+    reasoning_texts = {
+        "something after a call in a thought that never ends": f"{call} Well.",
         "a call of another tool in a thought that never ends": f"{call}\n{unknown}",
-        "half a call behind another in a thought that never ends": f"{call}\n{other[: len(other) // 2]}",
+        "half a call after another in a thought that never ends": f"{call}\n{other[: len(other) // 2]}",
     }
-    for name, text in thoughts.items():
-        yield _open_thought(writer, name, text, reasoning=text)
-    yield _open_thought(writer, "a call in a thought that is cut", call, reasoning=call, complete=False)
+    for name, text in reasoning_texts.items():
+        yield _open_reasoning(writer, name, text, reasoning=text)
+    yield _open_reasoning(writer, "a call in a thought that is cut", call, reasoning=call, complete=False)
     if writer.starts_reply:
-        yield _open_thought(writer, "an object in a thought that never ends", call, reasoning=call)
+        yield _open_reasoning(writer, "an object in a thought that never ends", call, reasoning=call)
         return
-    yield _open_thought(writer, "a call in a thought that never ends", call, calls=(READ,))
-    yield _open_thought(
+    yield _open_reasoning(writer, "a call in a thought that never ends", call, calls=(READ,))
+    yield _open_reasoning(
         writer, "calls in a thought that never ends", f"\n{call}\n \n{other}\n", calls=(READ, LIST)
     )
     quoted = f"`{writer.opener}` opens one, then {other} is one. So: "
-    yield _open_thought(
-        writer, "a call behind others in a thought", quoted + call, reasoning=quoted, calls=(READ,)
+    yield _open_reasoning(
+        writer, "a call after others in a thought", quoted + call, reasoning=quoted, calls=(READ,)
     )
 
 
-def _open_thought(writer: Writer, name: str, text: str, reasoning: str = "", **more: Any) -> Case:
+def _open_reasoning(writer: Writer, name: str, text: str, reasoning: str = "", **more: Any) -> Case:
     return Case(
         name=name,
         text=f"Hm. {text}",
         reasoning=f"Hm. {reasoning}",
-        thought_is_open=True,
+        reasoning_is_open=True,
         family=writer.family,
         **more,
     )

@@ -65,12 +65,12 @@ class _Table:
         )
         yield self.case("a bad call first", _block(bad + good), [A], f"{_OPENER}{bad}".removesuffix(self.end))
         yield self.case(
-            "a good call behind a malformed one",
+            "a good call after a malformed one",
             _block(broken + good),
             [A],
             f"{_OPENER}{broken}".removesuffix(self.end),
         )
-        yield self.case("text behind a block", f"{_block(good)}\n\nDone.", [A], "Done.")
+        yield self.case("text after a block", f"{_block(good)}\n\nDone.", [A], "Done.")
         yield self.case(
             "markup that prose quotes", f"`{_OPENER}` so: {_block(good)}", [A], f"`{_OPENER}` so:"
         )

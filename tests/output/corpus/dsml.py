@@ -91,7 +91,7 @@ class _Table:
             "half the end of a value", f"{self.opener}\n{begin}</｜DS", open_call=("read", '{"path": "a')
         )
         yield self.case(
-            "a cut behind a parameter",
+            "a cut after a parameter",
             f"{self.opener}\n{begin}{value_end}",
             open_call=("read", '{"path": "a'),
             complete=False,
@@ -125,7 +125,7 @@ class _Table:
         )
         yield self.case("a tool that was not offered last", self.block(good + bad), [A], bad + self.closer)
         yield self.case(
-            "a good call behind a malformed one",
+            "a good call after a malformed one",
             f"{self.opener}\n{broken}{self.block(good)}",
             [A],
             f"{self.opener}\n{broken}".rstrip(),

@@ -32,11 +32,11 @@ CASES = (
     _case("two calls in one block", _GOOD.replace("<end", "call:list{}<end"), [A, Call("list")]),
     _case("no last mark", _GOOD.removesuffix("<end_function_call>"), [A]),
     _case("calls side by side", _GOOD * 3, [A, A, A]),
-    _case("a good call behind a malformed one", f"{_typed('path')}{_GOOD}", [A], _typed("path")),
+    _case("a good call after a malformed one", f"{_typed('path')}{_GOOD}", [A], _typed("path")),
     _plain("a text without quotes", _typed("free:hello")),
     _plain("an empty value", _typed("free:")),
     _plain("the quote of Gemma 4", _GOOD.replace("<escape>", '<|"|>')),
     _plain("a text that does not end", _GOOD.replace("a<escape>", "a")),
-    _plain("no word in front of the name", "<start_function_call>read{}<end_function_call>"),
+    _plain("no word before the name", "<start_function_call>read{}<end_function_call>"),
     _plain("a cut text", "<start_function_call>call:read{path:<escape>a<esc"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""GigaChat 3: an object behind a role of its own, or behind a mark."""
+"""GigaChat 3: an object after a role of its own, or after a mark."""
 
 from tests.output.corpus.lists import A, ListForm, list_cases
 
@@ -9,11 +9,11 @@ _GOOD = _ROLE.good
 CASES = (
     *(one for one in list_cases(_ROLE) if one.name != "an empty list"),
     _ROLE.case("no line break", f"function call<|role_sep|>{_GOOD}", A),
-    _ROLE.case("text and a message behind it", f"I look.<|message_sep|>\n\n{_ROLE.of(_GOOD)}", A,
+    _ROLE.case("text and a message after it", f"I look.<|message_sep|>\n\n{_ROLE.of(_GOOD)}", A,
                content="I look."),
     _ROLE.case("a message of its own for each", f"{_ROLE.of(_GOOD)}<|message_sep|>\n\n{_ROLE.of(_GOOD)}",
                A, A),
-    _ROLE.plain("nothing behind the role", "function call<|role_sep|>\n"),
+    _ROLE.plain("nothing after the role", "function call<|role_sep|>\n"),
     _ROLE.plain("the role in prose", "A function call has a role."),
     _MARK.case("a mark: two calls", _MARK.of(_GOOD, _GOOD), A, A),
     _MARK.case("a mark: text around it", f"I look.\n{_MARK.of(_GOOD)}\nDone.", A, content="I look.Done."),

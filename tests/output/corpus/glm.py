@@ -21,7 +21,7 @@ _GOOD = f"{_BEGIN}</arg_value>\n</tool_call>"
 
 CASES = (
     _case("no line breaks", _GOOD.replace("\n", ""), [A]),
-    _case("line breaks in front of the name", _GOOD.replace("read", "\nread"), [A]),
+    _case("line breaks before the name", _GOOD.replace("read", "\nread"), [A]),
     _case("no arguments in one line", "<tool_call>list</tool_call>", [LIST]),
     _case(
         "newlines that belong to the value",

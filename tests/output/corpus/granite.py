@@ -1,4 +1,4 @@
-"""Granite 3 and Phi 4: a JSON list behind a mark, with an end or without, or behind a word."""
+"""Granite 3 and Phi 4: a JSON list after a mark, with an end or without, or after a word."""
 
 from tests.output.corpus.case import NO_TOOLS, Case
 from tests.output.corpus.lists import A, ListForm, list_cases
@@ -13,9 +13,9 @@ CASES = (
     *list_cases(_GRANITE),
     _GRANITE.case("the end that Phi has", _PHI.of(_GOOD), A),
     _GRANITE.case("text around a list", f"I look.\n{_GRANITE.of(_GOOD)} so", A, content="I look. so"),
-    _GRANITE.case("no space behind the mark", f"<|tool_call|>{_GOOD}", A),
+    _GRANITE.case("no space after the mark", f"<|tool_call|>{_GOOD}", A),
 )
-"""Phi's end is read behind Granite's lists, so what is attacked there holds here."""
+"""Phi's end is read after Granite's lists, so what is attacked there holds here."""
 
 _TEXT = "Write functools[1] or functools."
 CASES = (
@@ -24,7 +24,7 @@ CASES = (
     _FUNCTOOLS.case("functools: no end", f"functools[{_GOOD}, {_GOOD}", A, A),
     _FUNCTOOLS.case("functools: a bad call last", _FUNCTOOLS.of(_GOOD, _FUNCTOOLS.bad), A,
                     content=f", {_FUNCTOOLS.bad}]"),
-    _FUNCTOOLS.plain("functools: behind text", f"I look. {_FUNCTOOLS.of(_GOOD)}"),
+    _FUNCTOOLS.plain("functools: after text", f"I look. {_FUNCTOOLS.of(_GOOD)}"),
     _FUNCTOOLS.plain("functools: in prose", _TEXT),
     _FUNCTOOLS.plain("functools: at the start of prose", "functools[0] is the first one"),
     _FUNCTOOLS.plain("functools: half the word", "func"),

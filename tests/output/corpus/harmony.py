@@ -18,37 +18,37 @@ def _plain(name, text) -> Case:
 
 
 A = Call("read", {"path": "a"}, '{"path": "a"}')
-_THOUGHT = "<|channel|>analysis<|message|>Hm.\nWell.<|end|>"
+_REASONING = "<|channel|>analysis<|message|>Hm.\nWell.<|end|>"
 _FINAL = "<|start|>assistant<|channel|>final<|message|>"
 _HEAD = "<|channel|>commentary to=functions.read <|constrain|>json<|message|>"
 _GOOD = f'{_HEAD}{{"path": "a"}}<|call|>'
 _BAD = "<|start|>assistant<|channel|>commentary to=functions.remove<|message|>{}<|call|>"
 
 CASES = (
-    _case("a thought and an answer", f"{_THOUGHT}{_FINAL}Done.\n<|return|>", [], "Done.\n", "Hm.\nWell."),
-    _case("an answer that the last token ends", f"{_THOUGHT}{_FINAL}Done.", [], "Done.", "Hm.\nWell."),
+    _case("a thought and an answer", f"{_REASONING}{_FINAL}Done.\n<|return|>", [], "Done.\n", "Hm.\nWell."),
+    _case("an answer that the last token ends", f"{_REASONING}{_FINAL}Done.", [], "Done.", "Hm.\nWell."),
     _case("an answer alone", "<|channel|>final<|message|>Done.<|return|>", [], "Done."),
-    _case("a thought and a call", f"{_THOUGHT}<|start|>assistant{_GOOD}", [A], reasoning="Hm.\nWell."),
+    _case("a thought and a call", f"{_REASONING}<|start|>assistant{_GOOD}", [A], reasoning="Hm.\nWell."),
     _case("the first header without a start", _GOOD, [A]),
     _case(
-        "the recipient in front of the channel",
+        "the recipient before the channel",
         '<|start|>assistant to=functions.read<|channel|>commentary json<|message|>{"path": "a"}<|call|>',
         [A],
     ),
-    _case("no word in front of the recipient", _GOOD.replace("functions.", ""), [A]),
+    _case("no word before the recipient", _GOOD.replace("functions.", ""), [A]),
     _case("no last token", _GOOD.removesuffix("<|call|>"), [A]),
-    _case("a cut behind a whole object", _GOOD.removesuffix("<|call|>"), [A], complete=False),
+    _case("a cut after a whole object", _GOOD.removesuffix("<|call|>"), [A], complete=False),
     _case("white space in the header",
           _GOOD.replace("json", " json ").replace("<|channel|>", " <|channel|> "), [A]),
     _case(
-        "a preamble in front of a call",
+        "a preamble before a call",
         f"<|channel|>commentary<|message|>I look.\n<|end|><|start|>assistant{_GOOD}",
         [A],
         "I look.",
     ),
     _case(
         "thoughts between calls",
-        f"{_THOUGHT}<|start|>assistant{_GOOD}<|start|>assistant{_THOUGHT}{_WRITER.write([READ, LIST])}",
+        f"{_REASONING}<|start|>assistant{_GOOD}<|start|>assistant{_REASONING}{_WRITER.write([READ, LIST])}",
         [A, READ, LIST],
         reasoning="Hm.\nWell.Hm.\nWell.",
     ),
@@ -66,7 +66,7 @@ CASES = (
     _case("arguments as a text", _GOOD.replace('{"path": "a"}', '"{\\"path\\": \\"a\\"}"'), [A]),
     _case("good calls around a bad one", f"{_GOOD}{_BAD}<|start|>assistant{_GOOD}", [A, A], _BAD),
     _case(
-        "prose in front of a bad call",
+        "prose before a bad call",
         f"<|channel|>final<|message|>So:\n{_BAD}",
         [],
         f"So:\n{_BAD}",
@@ -75,22 +75,22 @@ CASES = (
           "Write `<tool_call>`, `<think>`."),
     _case("no tools", _GOOD, [], _GOOD, tools=NO_TOOLS),
     _case("a thought that the prompt opened", f"Hm.<|end|>{_FINAL}Done.", [], "Done.", "Hm.",
-          thought_is_open=True),
+          reasoning_is_open=True),
     _case("half a header at the end", f"{_FINAL}Done.<|end|><|start|>assistant<|chan", [], "Done."),
-    _case("white space behind an answer", f"{_FINAL}Done. \n", [], "Done. \n"),
+    _case("white space after an answer", f"{_FINAL}Done. \n", [], "Done. \n"),
     _plain("an answer without a header", "Hello, you."),
     _plain("a word without a header", "Hello"),
     _plain("no channel's name", "<|channel|>!!! and <|start|>!"),
-    _plain("spaces in front of a header", " " * 40 + "a"),
+    _plain("spaces before a header", " " * 40 + "a"),
     _plain("a header that is none", "<|start|>assistant!<|channel|>?"),
     _plain("a list of arguments", f"{_HEAD}[1]<|call|>"),
     _case("an empty message", f"{_HEAD}<|call|>", [Call("read")]),
     _case("an empty message that the reply ends", f"{_HEAD} \n", [Call("read")]),
-    _case("an empty message in front of another", f"{_HEAD}{_FINAL}Done.", [Call("read")], "Done."),
+    _case("an empty message before another", f"{_HEAD}{_FINAL}Done.", [Call("read")], "Done."),
     _case("an empty message that is cut", _HEAD, [], _HEAD, complete=False),
     _case("an empty message for a tool that is not offered", f"{_HEAD.replace('read', 'x')}<|call|>", [],
           f"{_HEAD.replace('read', 'x')}<|call|>"),
-    _case("a header that another one interrupts", f"{_THOUGHT}<|start|>assistant<|channel|>commentary "
+    _case("a header that another one interrupts", f"{_REASONING}<|start|>assistant<|channel|>commentary "
           "to=assistant<|channel|>final<|message|>Done.", [], "Done.", "Hm.\nWell."),
     _case("headers without a message", f"<|channel|>commentary<|start|>assistant to=functions.x{_FINAL}Done.",
           [], "Done."),

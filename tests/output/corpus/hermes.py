@@ -25,7 +25,7 @@ _GOOD = '{"name": "read", "arguments": {"path": "a"}}'
 
 CASES = (
     _case("two objects in a block", _wrapped(f"{_GOOD}\n{_GOOD}"), [A, A]),
-    _case("the name behind the arguments", _wrapped('{"arguments": {"path": "a"}, "name": "read"}'), [A]),
+    _case("the name after the arguments", _wrapped('{"arguments": {"path": "a"}, "name": "read"}'), [A]),
     _case(
         "arguments as they were written",
         _wrapped('{"name":"read","arguments":{ "path" :"\\u0061\\/b" ,"limit":1.0e1}}'),
@@ -94,19 +94,19 @@ CASES = (
         '{"name": "remove"}\n</tool_call>',
     ),
     _case(
-        "a good call behind a malformed one",
+        "a good call after a malformed one",
         '<tool_call>{"name": "read", "arguments": {"path": "a"}</tool_call>\n' + _WRITER.write([READ]),
         [READ],
         '<tool_call>{"name": "read", "arguments": {"path": "a"}</tool_call>',
     ),
     _case(
-        "a good call behind a text that does not end",
+        "a good call after a text that does not end",
         '<tool_call>{"name": "read", "arguments": {"path": "a}}</tool_call>\n' + _WRITER.write([READ]),
         [READ],
         '<tool_call>{"name": "read", "arguments": {"path": "a}}</tool_call>',
     ),
     _plain("a comma too many", _wrapped('{"name": "read", "arguments": {"path": "a",}}')),
-    _plain("a comma behind the arguments", _wrapped('{"name": "read", "arguments": {"path": "a"},}')),
+    _plain("a comma after the arguments", _wrapped('{"name": "read", "arguments": {"path": "a"},}')),
     _plain("a comma in front", _wrapped('{, "name": "list"}')),
     _plain("a brace too few", _wrapped('{"name": "read", "arguments": {"path": "a"}')),
     _plain("a bracket for a brace", _wrapped('{"name": "read", "arguments": {"path": "a"]}')),

@@ -28,8 +28,8 @@ def _section(inner: str) -> str:
 
 CASES = (
     _case("white space everywhere", _section(_GOOD).replace("|><|", "|>\n <|"), [A]),
-    _case("no word in front of the name", _section(_GOOD.replace("functions.", "")), [A]),
-    _case("no number behind the name", _section(_GOOD.replace(":0", "")), [A]),
+    _case("no word before the name", _section(_GOOD.replace("functions.", "")), [A]),
+    _case("no number after the name", _section(_GOOD.replace(":0", "")), [A]),
     _case("no section", f"I look.\n{_GOOD}", [A], "I look."),
     _case("no end of the section", f"<|tool_calls_section_begin|>{_GOOD}", [A]),
     _case("no end of the call", _section(_GOOD.removesuffix(_END)), [A]),
@@ -48,7 +48,7 @@ CASES = (
     ),
     _case("a bad call last", _section(f"{_GOOD}{_BAD}"), [A], f"{_END}{_BAD}<|tool_calls_section_end|>"),
     _case(
-        "a good call behind a malformed one",
+        "a good call after a malformed one",
         _section(f"{_BROKEN}{_GOOD}"),
         [A],
         f"<|tool_calls_section_begin|>{_BROKEN}",

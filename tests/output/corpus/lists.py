@@ -52,7 +52,7 @@ def list_cases(form: ListForm) -> Iterator[Case]:
 def _neighbours(form: ListForm) -> Iterator[Case]:
     good, bad, comma = form.good, form.bad, form.between.rstrip("\n")
     yield form.case("two calls in a list", form.of(good, good), A, A)
-    yield form.case("prose behind a list", f"{form.of(good)}\n\nDone.", A, content="Done.")
+    yield form.case("prose after a list", f"{form.of(good)}\n\nDone.", A, content="Done.")
     yield form.case("a bad call first", form.of(bad, good), A, content=f"{form.opening}{bad}")
     yield form.case(
         "a bad call last", form.of(good, bad), A, content=f"{comma}{bad}{form.closing}".lstrip("\n")

@@ -39,7 +39,7 @@ CASES = (
     *(_own(case) for case in glm.CASES),
     _object("an object", f"{_OPENER}{_GOOD}{_END}", (_A,)),
     _object("two objects in a block", f"{_OPENER}\n{_GOOD}\n{_GOOD}\n{_END}", (_A, _A)),
-    _object("no end behind an object", f"{_OPENER}{_GOOD}", (_A,)),
+    _object("no end after an object", f"{_OPENER}{_GOOD}", (_A,)),
     _object(
         "the end of the block in a text",
         f"{_OPENER}{_GOOD.replace('"a"', f'"{_END}"')}{_END}",

@@ -76,7 +76,7 @@ CASES = (
         open_call=("read", '{"path": "a'),
     ),
     _case(
-        "a cut behind a parameter",
+        "a cut after a parameter",
         f"{_OPENER}\n{_BEGIN}</parameter>",
         open_call=("read", '{"path": "a'),
         complete=False,
@@ -87,7 +87,7 @@ CASES = (
         open_call=("read", f'{{"path": "a\\n</invoke>\\n{_END}'),
     ),
     _case(
-        "prose behind the end of a value",
+        "prose after the end of a value",
         _block(_GOOD.replace("a<", "a</parameter> is a tag<")),
         [Call("read", {"path": "a</parameter> is a tag"})],
     ),
@@ -100,12 +100,12 @@ CASES = (
     _case("a tool that was not offered first", _block(_BAD + _GOOD), [A], f"{_OPENER}\n{_BAD}".rstrip()),
     _case("a tool that was not offered last", _block(_GOOD + _BAD), [A], _BAD + _END),
     _case(
-        "a good call behind a malformed one",
+        "a good call after a malformed one",
         f"{_OPENER}\n{_BROKEN}{_WRITER.write([READ])}",
         [READ],
         f"{_OPENER}\n{_BROKEN}".rstrip(),
     ),
-    _case("a good call in front of a malformed one", _block(_GOOD + _BROKEN), [A], _BROKEN + _END),
+    _case("a good call before a malformed one", _block(_GOOD + _BROKEN), [A], _BROKEN + _END),
     _case(
         "markup that prose quotes",
         f'Write `{_OPENER}` and `<invoke name="read">` so: {_block(_GOOD)}',

@@ -44,7 +44,7 @@ def _plain(name, text) -> Case:
 
 
 def _marked(text: str) -> str:
-    """With the mark in front of every tag."""
+    """With the mark before every tag."""
     return text.replace("<", f"{_MARK}<")
 
 
@@ -123,7 +123,7 @@ CASES = (
     ),
     _case("a tool that was not offered in the middle", _block(_GOOD + _BAD + _GOOD), [A, A], _BAD.rstrip()),
     _case("a tool that was not offered last", _block(_GOOD + _BAD), [A], _BAD + _marked("</tool_call>")),
-    _case("a good call in front of a malformed one", _block(_GOOD + _BROKEN), [A],
+    _case("a good call before a malformed one", _block(_GOOD + _BROKEN), [A],
           _BROKEN + _marked("</tool_call>")),
     _plain("no marks", _block(_GOOD).replace(_MARK, "")),
     _plain("text for arguments", _block(_BROKEN)),

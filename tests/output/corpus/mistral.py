@@ -1,4 +1,4 @@
-"""Mistral: a list of calls, or a head in front of each."""
+"""Mistral: a list of calls, or a head before each."""
 
 from tests.output.corpus.case import Call, Case
 from tests.output.corpus.common import LIST
@@ -26,17 +26,17 @@ CASES = (
     _case("no brackets", f"[TOOL_CALLS]{_GOOD}", [A]),
     _case("no last bracket", f"[TOOL_CALLS] [{_GOOD}, {_GOOD}", [A, A]),
     _case("no spaces", f"[TOOL_CALLS][{_GOOD},{_GOOD}]", [A, A]),
-    _case("prose behind the list", f"[TOOL_CALLS][{_GOOD}]\n\nDone.", [A], "Done."),
+    _case("prose after the list", f"[TOOL_CALLS][{_GOOD}]\n\nDone.", [A], "Done."),
     _case("a bad call in the middle", f"[TOOL_CALLS][{_GOOD}, {_BAD}, {_GOOD}]", [A, A], f", {_BAD}"),
     _case("a bad call first", f"[TOOL_CALLS][{_BAD}, {_GOOD}]", [A], f"[TOOL_CALLS][{_BAD}"),
     _case("a bad call last", f"[TOOL_CALLS][{_GOOD}, {_BAD}]", [A], f", {_BAD}]"),
     _case("a malformed call last", f'[TOOL_CALLS][{_GOOD}, {{"name": x}}]', [A], ', {"name": x}]'),
-    _case("no list behind the comma", f"[TOOL_CALLS][{_GOOD}, 5]", [A], ", 5]"),
+    _case("no list after the comma", f"[TOOL_CALLS][{_GOOD}, 5]", [A], ", 5]"),
     _case("an id in the head", '[TOOL_CALLS]read[CALL_ID]abc123[ARGS]{"path": "a"}', [A]),
     _case("a head with spaces", '[TOOL_CALLS] read[ARGS] {"path": "a"}', [A]),
-    _case("prose behind a head", '[TOOL_CALLS]read[ARGS]{"path": "a"}\n\nDone.', [A], "Done."),
+    _case("prose after a head", '[TOOL_CALLS]read[ARGS]{"path": "a"}\n\nDone.', [A], "Done."),
     _case(
-        "a headed call behind a bad one",
+        "a headed call after a bad one",
         '[TOOL_CALLS]remove[ARGS]{}[TOOL_CALLS]read[ARGS]{"path": "a"}',
         [A],
         "[TOOL_CALLS]remove[ARGS]{}",
@@ -46,7 +46,7 @@ CASES = (
     _plain("a head with a list", "[TOOL_CALLS]read[ARGS][1]"),
     _case("no mark of arguments", '[TOOL_CALLS]read{"path": "a"}', [A]),
     _case("no mark of arguments in two calls", '[TOOL_CALLS]read{"path": "a"}[TOOL_CALLS]list {}', [A, LIST]),
-    _case("prose behind a call without a mark", '[TOOL_CALLS]read{"path": "a"}\nDone.', [A], "Done."),
+    _case("prose after a call without a mark", '[TOOL_CALLS]read{"path": "a"}\nDone.', [A], "Done."),
     _plain("a tool that was not offered without a mark", '[TOOL_CALLS]remove{"path": "a"}'),
     _plain("an object in prose", "[TOOL_CALLS] opens {it}."),
     _plain("malformed arguments", '[TOOL_CALLS]read[ARGS]{"path": a}'),

@@ -38,12 +38,12 @@ def _valued(name: str, value: str, read: str) -> Case:
 
 
 CASES = (
-    _case("a value right behind its tag", _block(_GOOD), [A]),
+    _case("a value right after its tag", _block(_GOOD), [A]),
     _valued("a value on a line of its own", "\na\n", "a"),
     _valued("a newline at the end of a text", "a\n", "a\n"),
     _valued("a newline at the end of a text on lines of its own", "\na\n\n", "a\n"),
-    _valued("a newline in front of a value alone", "\na", "a"),
-    _valued("nothing right behind its tag", "", ""),
+    _valued("a newline before a value alone", "\na", "a"),
+    _valued("nothing right after its tag", "", ""),
     _valued("nothing on a line of its own", "\n\n", ""),
     _valued(
         "tags in a value",
@@ -79,7 +79,7 @@ CASES = (
     _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", open_call=("read", '{"path": "a')),
     _case("half the end of a value", f"{_OPENER}\n{_BEGIN}</para", open_call=("read", '{"path": "a')),
     _case(
-        "a cut behind a parameter",
+        "a cut after a parameter",
         f"{_OPENER}\n{_BEGIN}</parameter>",
         open_call=("read", '{"path": "a'),
         complete=False,
@@ -88,7 +88,7 @@ CASES = (
     _case("a tool that was not offered first", _block(_BAD + _GOOD), [A], f"{_OPENER}\n{_BAD}".rstrip()),
     _case("a tool that was not offered last", _block(_GOOD + _BAD), [A], _BAD + _END),
     _case(
-        "a good call behind a malformed one",
+        "a good call after a malformed one",
         f"{_OPENER}\n{_BROKEN}{_WRITER.write([READ])}",
         [READ],
         f"{_OPENER}\n{_BROKEN}".rstrip(),

@@ -46,8 +46,8 @@ def _write(text: CallText) -> Write:
 
 
 def _family(model: ModelFormat) -> Family:
-    """With the marks of thoughts that the common cases have."""
-    return Family(name=model.name, thought=TAGS, formats=model.family.formats)
+    """With the marks of reasoning that the common cases have."""
+    return Family(name=model.name, reasoning=TAGS, formats=model.family.formats)
 
 
 def _writers(model: ModelFormat) -> Iterator[Writer]:

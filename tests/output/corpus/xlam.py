@@ -9,9 +9,9 @@ _GOOD = _FORM.good
 CASES = (
     *list_cases(_FORM),
     _FORM.case("white space in front", f"\n [\n  {_GOOD},\n  {_GOOD}\n]\n", A, A),
-    _FORM.case("parameters in front of the name", '[{"parameters": {"path": "a"}, "name": "read"}]', A),
+    _FORM.case("parameters before the name", '[{"parameters": {"path": "a"}, "name": "read"}]', A),
     _FORM.case("brackets in a value", _FORM.of(_GOOD.replace('"a"', '"]}["')), Call("read", {"path": "]}["})),
-    _FORM.plain("behind text", f"Here: {_FORM.of(_GOOD)}"),
+    _FORM.plain("after text", f"Here: {_FORM.of(_GOOD)}"),
     _FORM.plain("an answer in JSON", '[{"path": "a"}, {"path": "b"}]'),
     _FORM.plain("an answer with names", '[{"name": "Ada", "born": 1815}, {"name": "Grace"}]'),
     _FORM.plain("an answer that names a tool", '[{"name": "list"}]'),

@@ -1,0 +1,34 @@
+"""Write the table of settings as documents: `python -m start_llm settings`."""
+
+from __future__ import annotations
+
+from start_llm.config.settings import TEXT, all_rows
+
+
+def as_env_file() -> str:
+    """Return the text of `.env.example`."""
+    lines = [
+        "# Settings of start_llm. Copy to .env and uncomment what you want to change.",
+        "# Flags of `python -m start_llm serve` win over the environment, which wins over .env.",
+        "# Written by `python -m start_llm settings --format env`.",
+    ]
+    section = None
+    for row in all_rows():
+        if row.section != section:
+            section = row.section
+            lines += ["", f"# --- {section} ---"]
+        lines += ["", f"# {row.help}"]
+        if row.issue:
+            lines.append(f"# Not read: it acts {row.acts}.")
+        lines.append(f"#{row.name}={row.default}")
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown() -> str:
+    """Return the table of `docs/settings.md`."""
+    lines = ["| Variable | Default | What it does in this design | Acts |", "|---|---|---|---|"]
+    for row in all_rows():
+        default = f"`{row.default}`" if row.default else "unset"
+        expected = "" if row.kind is TEXT else f" Expects {row.kind.documented or row.kind.expected}."
+        lines.append(f"| `{row.name}` | {default} | {row.help}{expected} | {row.acts} |")
+    return "\n".join(lines) + "\n"

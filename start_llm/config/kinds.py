@@ -1,0 +1,113 @@
+"""Types of settings: each has a parser, and a description of valid values for error messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from start_llm.core.sampling import Range
+
+type Reader = Callable[[str], Any]
+"""Parses a text into a value. Raises ValueError, or KeyError for an unknown word, if it is invalid."""
+
+
+class SettingKind(NamedTuple):
+    """A type of setting.
+
+    Attributes:
+        read: the parser.
+        expected: the valid values, in words, for error messages and documents.
+        documented: what the documents say in place of `expected`, where that is a list that grows.
+        is_secret: error messages do not show the value.
+    """
+
+    read: Reader
+    expected: str
+    documented: str = ""
+    is_secret: bool = False
+
+
+def integer(low: int, high: int) -> SettingKind:
+    return SettingKind(
+        lambda text: _within(int(text), Range(low, high)), f"a whole number from {low} to {high}"
+    )
+
+
+def number(allowed: Range) -> SettingKind:
+    return SettingKind(lambda text: _within(float(text), allowed), f"a number {allowed}")
+
+
+def _within[N: (int, float)](value: N, allowed: Range) -> N:
+    if value not in allowed:
+        raise ValueError(value)
+    return value
+
+
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def _memory(text: str) -> int | float:
+    """Parse a size in bytes (an int) or a share of memory (a float from 0 to 1).
+
+    Units: B, KB to GB, KiB to GiB, %. A size between 0 and 1 byte, such as 0.5 without a unit, is refused,
+    because it was probably meant as a share.
+    """
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    number, unit = float(match["number"]), match["unit"].lower()
+    if unit == "%":
+        return _within(number / 100, Range(0, 1))
+    count = number * _UNITS[unit]
+    if 0 < count < 1:
+        raise ValueError(text)
+    return int(count)
+
+
+_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[kmg]i?b|b?)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+BYTES = SettingKind(
+    _memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave"
+)
+
+
+def choice(words: Sequence[str], documented: str = "") -> SettingKind:
+    return SettingKind(
+        lambda text: {word: word for word in words}[text.lower()], f"one of {', '.join(words)}", documented
+    )
+
+
+def _list_of(entry: re.Pattern[str]) -> Reader:
+    def read(text: str) -> tuple[str, ...]:
+        entries = tuple(one.strip() for one in text.split(","))
+        if not all(map(entry.fullmatch, entries)):
+            raise ValueError(text)
+        return entries
+
+    return read
+
+
+BOOLEAN = SettingKind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
+TEXT = SettingKind(str, "text")
+PORT = integer(0, 65535)
+SECONDS = number(Range(0.01, 86400))
+# The characters that an HTTP header can carry, except the comma.
+KEYS = SettingKind(
+    _list_of(re.compile(r"[!-+\--~]([ -+\--~]*[!-+\--~])?")),
+    "one or more keys of the characters from ! to ~, with commas between",
+    is_secret=True,
+)
+HOSTS = SettingKind(
+    _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")),
+    "one or more host names, with commas between",
+)

@@ -1,0 +1,168 @@
+"""Check the Host, Origin and API key of a request. The server and the proxy both use these rules.
+
+A web page in the user's browser can send requests to this machine. It cannot choose the Host header or leave
+Origin out of a POST, and it cannot declare a body as JSON without a preflight request.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from start_llm.core.errors import (
+    BodyTooLarge,
+    Forbidden,
+    InvalidRequest,
+    LengthRequired,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from start_llm.core.tenants import key_of, tenant_of_key
+
+_ONCE = ("host", "origin", "authorization", "x-api-key", "content-type")
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?", re.IGNORECASE)
+_MAX_LENGTH_DIGITS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """The hosts and keys that a server accepts.
+
+    Attributes:
+        keys: any of them is accepted; empty: no key is required.
+        names: accepted host names besides loopback and the address of the connection.
+    """
+
+    keys: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+
+    def admit(self, headers: Iterable[tuple[str, str]], address: str, *, asks_key: bool = True) -> None:
+        """Check a request's headers; return if it is admitted.
+
+        Args:
+            address: the local address of the connection.
+            asks_key: whether the path requires a key, if there are keys.
+
+        Raises:
+            InvalidRequest: a header that these rules read is given twice with different values.
+            Forbidden: the Host is not one of the server's, or the request comes from a web page.
+            Unauthorized: the key is missing or wrong.
+        """
+        said = _said_once(headers)
+        self._check_host(said, address)
+        _check_origin(said)
+        if asks_key:
+            self._check_key(said)
+
+    def _check_host(self, said: Mapping[str, str], address: str) -> None:
+        """Check the Host header.
+
+        A web page can make its own host name resolve to this machine (DNS rebinding), but then Host has that
+        name.
+        """
+        host = said.get("host")
+        # Only clients that are not browsers leave Host out.
+        if host is None:
+            return
+        match = _HOST.fullmatch(host)
+        name = (match["v6"] or match["name"]).lower().rstrip(".") if match else ""
+        if not (name in self.names or is_loopback(name) or _is_address(name, address)):
+            raise Forbidden(
+                "This server does not answer to the name in Host. Use localhost, its address, or a name that "
+                "ALLOWED_HOSTS lists."
+            )
+
+    def _check_key(self, said: Mapping[str, str]) -> None:
+        given = tenant_of_key(key_of(said))
+        # Compare digests, and all of them, so that the time tells nothing about a key.
+        matches = [hmac.compare_digest(given, tenant_of_key(key)) for key in self.keys]
+        if self.keys and not any(matches):
+            problem = "This is not a key of this server" if given else "This server asks for an API key"
+            raise Unauthorized(f"{problem}: send it as Authorization: Bearer KEY, or as x-api-key.")
+
+
+def demand_json(content_type: str | None) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    A web page may send a form, plain text or a body without a type to any server without a preflight request.
+
+    Raises:
+        UnsupportedMediaType: the Content-Type is not application/json.
+    """
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        said = f"not {kind[:80]}" if kind else "and the request has none"
+        raise UnsupportedMediaType(f"The Content-Type of a body must be application/json, {said}.")
+
+
+def body_length(headers: Mapping[str, str], max_body_bytes: int) -> int | None:
+    """Return the length in bytes that a request declares for its body; None if it declares none.
+
+    Args:
+        headers: lower-case names to values.
+
+    Raises:
+        LengthRequired: the request uses Transfer-Encoding.
+        InvalidRequest: Content-Length is not a whole number.
+        BodyTooLarge: the body is longer than the limit.
+    """
+    if "transfer-encoding" in headers:
+        raise LengthRequired("Transfer-Encoding is not supported for requests; send Content-Length.")
+    if "content-length" not in headers:
+        return None
+    text = headers["content-length"].strip()
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidRequest("Content-Length must be one whole number of bytes.")
+    if len(text) > _MAX_LENGTH_DIGITS or int(text) > max_body_bytes:
+        raise BodyTooLarge(f"The body is longer than the {max_body_bytes} bytes that MAX_BODY_BYTES allows.")
+    return int(text)
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether the name or address can only mean this machine."""
+    address = _address(name)
+    return name == "localhost" if address is None else address.is_loopback
+
+
+def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    said: dict[str, str] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _ONCE and said.setdefault(lower, value.strip()) != value.strip():
+            raise InvalidRequest(f"{lower} is given twice, and not the same.")
+    return said
+
+
+def _check_origin(said: Mapping[str, str]) -> None:
+    """Refuse requests from pages of other origins.
+
+    This server serves no pages, so a page with the server's own origin was set up by the user.
+    """
+    origin = said.get("origin")
+    if origin is not None and _netloc(origin) != said.get("host", "").lower():
+        raise Forbidden("Requests from web pages are not served.")
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
+
+
+def _is_address(name: str, address: str) -> bool:
+    own = _address(address)
+    return own is not None and _address(name) == own
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

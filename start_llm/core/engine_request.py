@@ -1,0 +1,87 @@
+"""A request to the engine: one prompt with all choices made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from start_llm.core.prompt import ModelTokens
+from start_llm.core.sampling import Sampling
+
+
+class Guide(Protocol):
+    """Tells which tokens may come next in one reply. One thread makes it, and another one then uses it."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Accept the next tokens of the reply.
+
+        Raises:
+            GuideLost: the constraint does not allow them.
+        """
+        ...
+
+    def allowed(self) -> bytes:
+        """Return a byte for each token id: 0 if the token cannot come next.
+
+        Raises:
+            GuideLost: the allowed tokens cannot be computed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningLimit:
+    """The limit for a reply's reasoning.
+
+    Attributes:
+        max_reasoning_tokens: reply tokens after which open reasoning is closed; at least 1.
+        starts_open: the prompt ends inside reasoning.
+        opening: text that opens reasoning at the start of the reply.
+        closing: text that closes it.
+        closing_tokens: tokens that the engine feeds to close it.
+    """
+
+    max_reasoning_tokens: int
+    starts_open: bool
+    opening: str
+    closing: str
+    closing_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One prompt to continue, with all choices made.
+
+    Attributes:
+        prompt: exact token ids.
+        max_tokens: at least 1; prompt and reply fit the context window.
+        sampling: values that MLX accepts for this vocabulary.
+        boundaries: numbers of prompt tokens at which messages end, ascending; other prompts may continue from
+            there.
+        repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
+        salt: separates what different callers computed.
+        session: requests of one session are served one after the other; empty: it belongs to none.
+        is_background: according to the client, nobody is waiting for it.
+        top_logprobs: None or 0..20.
+        reasoning: None for unlimited reasoning.
+        trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
+        guide: None for an unconstrained reply.
+    """
+
+    prompt: ModelTokens
+    max_tokens: int
+    sampling: Sampling
+    boundaries: tuple[int, ...] = ()
+    repeated_tokens: int = 0
+    salt: bytes = b""
+    session: str = ""
+    is_background: bool = False
+    top_logprobs: int | None = None
+    reasoning: ReasoningLimit | None = None
+    trims_leading_space: bool = False
+    guide: Guide | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")

@@ -1,0 +1,58 @@
+"""The parts that the engine loop runs on, and its time limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.engine.admission import Admission
+from start_llm.engine.pacing import DECODE_SHARE, LONGEST_CHUNK, STALL_S, Chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """Time limits, in seconds.
+
+    Attributes:
+        chunk_s: a prefill chunk, during which running replies pause.
+        decode_share: share of the time for running replies while a prompt is prefilled; not seconds.
+        preempt_after_s: a reply's run before it can be preempted for a waiting request.
+        deadline_s: the total run time of a request, without the time that it was preempted; 0 is no limit.
+    """
+
+    chunk_s: float = STALL_S
+    decode_share: float = DECODE_SHARE
+    preempt_after_s: float = 4.0
+    deadline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResources:
+    """The parts that the engine loop runs on.
+
+    Attributes:
+        network: `network(tokens[1, n], cache=...)` returns logits [1, n, vocabulary].
+        token_bytes, eos_token_ids: see `models.tokenizer`.
+        cache: the prompt cache; None for no reuse.
+        max_sequences: sequences that decode at once.
+        batches: whether the network's caches can be merged.
+        admission: decides which sequences fit into memory.
+        measured: chunks that were timed at start-up.
+        longest_chunk: returns the longest chunk, in tokens, that memory allows after this many tokens.
+        shortage: returns the bytes to free because memory is short.
+    """
+
+    network: Any
+    token_bytes: Callable[[int], bytes]
+    eos_token_ids: frozenset[int]
+    max_sequences: int
+    batches: bool
+    cache: PromptCache | NoReuse | None = None
+    time_limits: TimeLimits = field(default_factory=TimeLimits)
+    admission: Admission = field(default_factory=Admission)
+    measured: tuple[Chunk, ...] = ()
+    longest_chunk: Callable[[int], int] = lambda _: LONGEST_CHUNK
+    shortage: Callable[[], int] = lambda: 0

@@ -1,0 +1,41 @@
+"""Defines a callable tool, as the grammar writers need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import InvalidRequest
+from start_llm.formats.writing.lark import SchemaOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A callable tool. `parameters` is the schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Json]
+
+    @property
+    def properties(self) -> Mapping[str, Json]:
+        found = self.parameters.get("properties")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def required(self) -> Sequence[str]:
+        found = self.parameters.get("required")
+        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+    @property
+    def origin(self) -> SchemaOrigin:
+        return SchemaOrigin("tools", f"the parameters of {self.name!r}")
+
+    @property
+    def definition(self) -> Mapping[str, Json]:
+        """The tool in the format of OpenAI's chat protocol."""
+        return {"type": "function", "function": {"name": self.name, "parameters": dict(self.parameters)}}
+
+    def has_no_form_for(self, argument: str) -> InvalidRequest:
+        problem = f"'tools': {argument!r} of {self.name!r} has no form in this model's calls."
+        return InvalidRequest(problem, param="tools")

@@ -1,0 +1,159 @@
+"""Find the running server, and read its model and limits from `/v1/models`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from start_llm.config.settings import Settings
+from start_llm.core.errors import LaunchError
+
+NO_KEY = "local"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ASK_S = 15.0
+_MAX_BYTES = 2**20
+_WINDOW_NAMES = ("context_window", "max_input_tokens", "max_model_len", "context_length")
+_REPLY_NAMES = ("max_output_tokens",)
+_REFUSALS: Mapping[int, str] = {
+    401: "does not take the key: set PROXY_API_KEY or MLX_API_KEY to the server's"
+}
+_PARTS_OF_THE_WINDOW = 4
+_LONGEST_REPLY = 32_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """A running server, as a client's configuration needs it.
+
+    Attributes:
+        url: its address without `/v1`.
+        key: the API key, or a placeholder, because no client starts without one.
+        model: the model's name.
+        window: the context window, prompt and reply together, in tokens.
+        reply: the longest reply to ask for, in tokens. Clients keep this part of the window free.
+    """
+
+    url: str
+    key: str
+    model: str
+    window: int
+    reply: int
+
+    @property
+    def is_local(self) -> bool:
+        return urlsplit(self.url).hostname in LOOPBACK
+
+
+class Address(NamedTuple):
+    """An address at which a server may answer, and the key for it."""
+
+    url: str
+    key: str
+
+
+def own_url(host: str, port: int) -> str:
+    """Return the URL by which this machine reaches a server that listens on `host` and `port`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def addresses(settings: Settings, base_url: str | None = None) -> list[Address]:
+    """Return the addresses of a server with these settings: the proxy's, if it has one, then its own.
+
+    Args:
+        base_url: the only address to try, if the user gives one.
+    """
+    own = Address(own_url(settings.mlx_host, settings.mlx_port), next(iter(settings.keys), NO_KEY))
+    key = next(iter(settings.proxy_keys), own.key)
+    if base_url:
+        bare = base_url.rstrip("/").removesuffix("/v1")
+        return [Address(bare, own.key if bare.endswith(f":{settings.mlx_port}") else key)]
+    proxy = Address(f"http://127.0.0.1:{settings.proxy_port}", key)
+    return [proxy, own] if settings.proxy else [own]
+
+
+def find(places: Sequence[Address]) -> ServerInfo:
+    """Return the server at the first address that answers.
+
+    Raises:
+        LaunchError: no address answers, the key is refused, or the answer has no model with a window.
+    """
+    for url, key in places:
+        told = _told(f"{url}/v1/models", key)
+        if told is not None:
+            return _served(url, key, told)
+    raise LaunchError(
+        f"No server answers at {' or '.join(one.url for one in places)}. Start one "
+        "(python install_and_run.py) and wait until it says that it answers, or name its address with "
+        "--base-url."
+    )
+
+
+def _told(url: str, key: str) -> bytes | None:
+    """Return the body at a URL; None if nothing listens there.
+
+    Raises:
+        LaunchError: the status is an error, the URL is invalid, or the answer is not valid HTTP.
+    """
+    try:
+        with closing(_open(url, key)) as reply:
+            return reply.read(_MAX_BYTES)
+    except urllib.error.HTTPError as error:
+        raise LaunchError(f"{url} {_REFUSALS.get(error.code, 'refuses')} ({error.code}).") from None
+    except urllib.error.URLError:
+        return None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LaunchError(f"{url} gives no answer of a server: {error}.") from None
+
+
+def _open(url: str, key: str) -> Any:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("an address begins with http:// or https://")
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - see above
+    # A proxy in the environment is for the internet; it cannot reach a server on this machine.
+    proxies = {} if urlsplit(url).hostname in LOOPBACK else None
+    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies)).open(request, timeout=_ASK_S)
+
+
+def _served(url: str, key: str, told: bytes) -> ServerInfo:
+    """Return the first model of the list. This server has one model, and its proxy lists that one first."""
+    try:
+        entry = json.loads(told)["data"][0]
+        model, window = _name(entry["id"]), next(_numbers(entry, _WINDOW_NAMES))
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        beginning = told[:80].decode(errors="replace")
+        raise LaunchError(
+            f"{url}/v1/models names no model with a context window, as this server does. It says: {beginning}"
+        ) from None
+    most = next(_numbers(entry, _REPLY_NAMES), window)
+    return ServerInfo(url=url, key=key, model=model, window=window, reply=reply_limit(window, most))
+
+
+def _name(said: str) -> str:
+    """Refuse a name with control characters: it is printed on a terminal, in lines to paste into a shell."""
+    if not said.isprintable():
+        raise ValueError(said)
+    return said
+
+
+def _numbers(entry: Mapping[str, Any], names: Sequence[str]) -> Iterator[int]:
+    for name in names:
+        value = entry.get(name)
+        if isinstance(value, int) and value > 0:
+            yield value
+
+
+def reply_limit(window: int, most: int) -> int:
+    """Return the longest reply to ask for: a quarter of the window, at most `most` and 32,000 tokens.
+
+    The server would let a reply use all that the prompt leaves. But a client compacts when the prompt leaves
+    less than the longest reply, so with the whole window it would compact all the time.
+    """
+    return max(min(most, window // _PARTS_OF_THE_WINDOW, _LONGEST_REPLY), 1)

@@ -1,0 +1,225 @@
+"""Implements POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from start_llm.core.chat import ChatRequest, Json
+from start_llm.core.errors import InvalidRequest
+from start_llm.core.events import Finished, FinishReason, Output, Usage
+from start_llm.core.ids import name_in
+from start_llm.core.sampling import Range
+from start_llm.protocols.anthropic.blocks import (
+    BlockGrew,
+    BlockStarted,
+    BlockStopped,
+    BlockWriter,
+    Member,
+    Step,
+    whole_blocks,
+)
+from start_llm.protocols.anthropic.constraints import read_form
+from start_llm.protocols.anthropic.content import read_conversation, read_tools
+from start_llm.protocols.anthropic.errors import anthropic_error
+from start_llm.protocols.base import FrameTemplate, ParsedRequest, RequestContext, SSEFrame, new_id
+from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation import TOKEN_COUNT, read_generation
+from start_llm.protocols.sessions import conversation_id, lineage, session_id
+from start_llm.protocols.template_options import read_template_options
+
+_COUNT_OR_NONE = Range(0, TOKEN_COUNT.high)
+_STOP_REASONS: Mapping[FinishReason, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+_DELTAS: Mapping[Member, tuple[str, str]] = {
+    "thinking": ("thinking_delta", "thinking"),
+    "signature": ("signature_delta", "signature"),
+    "text": ("text_delta", "text"),
+    "input": ("input_json_delta", "partial_json"),
+}
+"""For each member of a block: the type of its delta, and the name of the text in the delta."""
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
+    """Parse a request for a message. Transport-only fields are dropped here."""
+    return _call(body, headers, context, limit=_limit(body))
+
+
+def parse_count(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
+    """Parse a request to count the tokens of a prompt. `max_tokens` is not needed."""
+    return _call(body, headers, context, limit=0)
+
+
+def count_json(tokens: int) -> dict[str, Json]:
+    """Return the reply of count_tokens."""
+    return {"input_tokens": tokens}
+
+
+def _limit(body: Fields) -> int:
+    """Return the limit. 0 means: compute the prompt, but return no reply."""
+    limit = body.integer("max_tokens", _COUNT_OR_NONE)
+    if limit is None:
+        raise InvalidRequest("max_tokens: Field required", param="max_tokens")
+    return limit
+
+
+def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
+    tools, late_tools = read_tools(body)
+    request = ChatRequest(
+        messages=read_conversation(body, lambda sealed: context.seal.open(sealed, context.tenant)),
+        tools=tools,
+        late_tools=late_tools,
+        form=read_form(body, (*tools, *late_tools)),
+        thinking=read_thinking(body),
+        template_options=read_template_options(body),
+        # At least one token must be generated. A client that asked for 0 does not receive it.
+        options=read_generation(
+            body, max_tokens=limit or 1, stop="stop_sequences", vocabulary=context.model.vocabulary
+        ),
+        session_id=session_id(body, headers),
+        conversation_id=conversation_id(body, headers),
+        lineage=lineage(body),
+    )
+    reply = MessagesReply(
+        requested_model=body.text("model") or context.model.id,
+        seal=partial(context.seal.seal, tenant=context.tenant),
+        is_silent=limit == 0,
+        shows_reasoning=_shows_reasoning(body),
+    )
+    return ParsedRequest(request, reply, body.boolean("stream"))
+
+
+def _shows_reasoning(body: Fields) -> bool:
+    """Return False if the client omits reasoning text; it then sends reasoning back by its signature."""
+    thinking = body.value("thinking")
+    return not (isinstance(thinking, dict) and Fields(thinking, "thinking").text("display") == "omitted")
+
+
+@dataclass(slots=True)
+class MessagesReply:
+    """Encodes one message.
+
+    Attributes:
+        seal: creates the signature of reasoning, which contains the reply's name.
+        is_silent: send nothing of the reply.
+        shows_reasoning: send the text of reasoning, not only its signature.
+    """
+
+    requested_model: str
+    seal: Callable[[str, str], str]
+    is_silent: bool = False
+    shows_reasoning: bool = True
+    id: str = field(default_factory=lambda: new_id("msg_"))
+    _writer: BlockWriter = field(init=False)
+    _blocks: int = 0
+    _frame_templates: dict[Member, FrameTemplate] = field(default_factory=dict[Member, FrameTemplate])
+
+    def __post_init__(self) -> None:
+        self._writer = self._new_writer()
+
+    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:
+        """Send the prompt's length: some clients read it here and ignore the final usage."""
+        message = self._message([], None, None, _usage(Usage(prompt_tokens, cached=0, completion=0)))
+        yield _frame("message_start", message=message)
+
+    def keep_alive(self) -> SSEFrame:
+        return _frame("ping")
+
+    def output(self, event: Output) -> Iterable[SSEFrame]:
+        if not self.is_silent:
+            yield from map(self._step, self._writer.feed(event))
+
+    def closing(self, end: Finished) -> Iterable[SSEFrame]:
+        yield from map(self._step, self._writer.close())
+        reason, sequence = _stopped(end)
+        delta: Json = {"stop_reason": reason, "stop_sequence": sequence}
+        yield _frame("message_delta", delta=delta, usage=self._counts(end))
+        yield _frame("message_stop")
+
+    def failure(self, message: str) -> SSEFrame:
+        return SSEFrame(anthropic_error(message, status=500, request_id=self.id), event="error")
+
+    def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
+        writer = self._new_writer()
+        steps = () if self.is_silent else _steps(writer, events)
+        return self._message(whole_blocks(steps), *_stopped(end), self._counts(end))
+
+    def _new_writer(self) -> BlockWriter:
+        def signed(reasoning: str) -> str:
+            return self.seal(reasoning, name_in(self.id))
+
+        return BlockWriter(signed, shows_reasoning=self.shows_reasoning)
+
+    def _message(
+        self, content: list[Json], reason: str | None, sequence: str | None, usage: Json
+    ) -> dict[str, Json]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.requested_model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": usage,
+        }
+
+    def _counts(self, end: Finished) -> Json:
+        return {**_usage(end.usage), "output_tokens": 0} if self.is_silent else _usage(end.usage)
+
+    def _step(self, step: Step) -> SSEFrame:
+        match step:
+            case BlockStarted(block):
+                self._blocks += 1
+                self._frame_templates.clear()
+                return self._block_frame("content_block_start", content_block=block)
+            case BlockGrew(member, text):
+                return self._frame_template(member).frame(text)
+            case BlockStopped():
+                return self._block_frame("content_block_stop")
+
+    def _frame_template(self, member: Member) -> FrameTemplate:
+        """Return the frame template for the growth of a member of the open block."""
+        if member not in self._frame_templates:
+            kind, name = _DELTAS[member]
+            event: dict[str, Json] = {"type": "content_block_delta", "index": self._blocks - 1}
+            self._frame_templates[member] = FrameTemplate(
+                lambda text: {**event, "delta": {"type": kind, name: text}}, "content_block_delta"
+            )
+        return self._frame_templates[member]
+
+    def _block_frame(self, kind: str, **members: Json) -> SSEFrame:
+        return _frame(kind, index=self._blocks - 1, **members)
+
+
+def _steps(writer: BlockWriter, events: list[Output]) -> Iterator[Step]:
+    for event in events:
+        yield from writer.feed(event)
+    yield from writer.close()
+
+
+def _frame(kind: str, **members: Json) -> SSEFrame:
+    return SSEFrame({"type": kind, **members}, event=kind)
+
+
+def _stopped(end: Finished) -> tuple[str, str | None]:
+    """Return `stop_reason` and `stop_sequence`."""
+    if end.reason == "stop" and end.stop is not None:
+        return "stop_sequence", end.stop
+    return _STOP_REASONS[end.reason], None
+
+
+def _usage(usage: Usage) -> dict[str, Json]:
+    """Return the real counts. `input_tokens` counts the prompt tokens that were computed."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
+    }

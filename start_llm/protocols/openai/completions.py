@@ -1,0 +1,158 @@
+"""Implements POST /v1/completions: text or token ids in, text out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from start_llm.core.chat import Json, TextRequest
+from start_llm.core.events import Content, Finished, Output
+from start_llm.core.sampling import Range
+from start_llm.protocols.base import (
+    FrameTemplate,
+    ModelFacts,
+    ParsedRequest,
+    RequestContext,
+    SSEFrame,
+    new_id,
+    openai_error,
+)
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.logprobs import TextOffsets, text_logprobs
+from start_llm.protocols.openai.options import (
+    UNSUPPORTED_FIELDS,
+    UnsupportedField,
+    is_false,
+    is_one,
+    read_options,
+    read_stream,
+    refuse_unsupported,
+    token_ids,
+)
+from start_llm.protocols.openai.usage import closing_frames, usage_json
+from start_llm.protocols.sessions import lineage, session_id
+
+_TOP_LOGPROBS = Range(0, 20)
+
+
+def _is_empty(value: Json) -> bool:
+    return value == ""
+
+
+_NOT_YET = (
+    *UNSUPPORTED_FIELDS,
+    UnsupportedField("best_of", is_one, "must be 1: one reply is made for each request"),
+    UnsupportedField("echo", is_false, "must be false: the prompt is not sent back"),
+    UnsupportedField("suffix", _is_empty, "must be empty: insertion is not supported"),
+)
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
+    """Parse a text completion request."""
+    model = context.model
+    refuse_unsupported(body, _NOT_YET)
+    stream, include_usage = read_stream(body)
+    top_logprobs = body.integer("logprobs", _TOP_LOGPROBS)
+    request = TextRequest(
+        prompt=_prompt(body, model.vocabulary),
+        options=read_options(body, vocabulary=model.vocabulary, top_logprobs=top_logprobs),
+        session_id=session_id(body, headers),
+        lineage=lineage(body),
+    )
+    reply = TextReply(
+        requested_model=body.text("model") or model.id,
+        model=model,
+        include_usage=include_usage,
+        with_token_ids=body.boolean("return_token_ids"),
+        with_logprobs=top_logprobs is not None,
+    )
+    return ParsedRequest(request, reply, stream)
+
+
+def _prompt(body: Fields, vocabulary: int) -> str | tuple[int, ...]:
+    """Read a string, token ids, or an array with exactly one of either."""
+    value = body.value("prompt")
+    path = body.path_of("prompt")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value, path = value[0], f"{path}[0]"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
+        raise body.fail("prompt", "must be one prompt: one reply is made for each request")
+    if not isinstance(value, list) or not value:
+        raise body.fail("prompt", "is required and must be a string or a non-empty array of token ids")
+    return token_ids(value, path, vocabulary)
+
+
+@dataclass(slots=True)
+class TextReply:
+    """Encodes one text completion."""
+
+    requested_model: str
+    model: ModelFacts
+    include_usage: bool
+    with_token_ids: bool
+    with_logprobs: bool
+    id: str = field(default_factory=lambda: new_id("cmpl-"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    offsets: TextOffsets = field(init=False)
+    _frame_template: FrameTemplate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.offsets = TextOffsets(self.model.token_bytes)
+        self._frame_template = FrameTemplate(self._data)
+
+    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:  # noqa: ARG002 - told at the end
+        yield self._chunk("")
+
+    def keep_alive(self) -> SSEFrame:
+        return self._chunk("")
+
+    def output(self, event: Output) -> Iterable[SSEFrame]:
+        text = _text([event])
+        if not (self.with_token_ids or self.with_logprobs):
+            return [self._frame_template.frame(text)] if text else []
+        return [self._chunk(text, **self._details([event]))]
+
+    def closing(self, end: Finished) -> Iterable[SSEFrame]:
+        choice = self._choice("", finish_reason=end.reason)
+        return closing_frames(self._head(), choice, end.usage, include_usage=self.include_usage)
+
+    def failure(self, message: str) -> SSEFrame:
+        return SSEFrame(openai_error(message, kind="server_error"))
+
+    def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
+        choice = self._choice(_text(events), finish_reason=end.reason, **self._details(events))
+        return {**self._head(), "choices": [choice], "usage": usage_json(end.usage)}
+
+    def _details(self, pieces: list[Output]) -> dict[str, Json]:
+        details: dict[str, Json] = {}
+        if self.with_token_ids:
+            details["token_ids"] = [token for piece in pieces for token in piece.tokens]
+        if self.with_logprobs:
+            details["logprobs"] = text_logprobs(pieces, self.model.token_bytes, self.offsets)
+        return details
+
+    def _head(self) -> dict[str, Json]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.requested_model,
+            "system_fingerprint": self.model.id,
+        }
+
+    def _choice(self, text: str, *, finish_reason: str | None, **more: Json) -> dict[str, Json]:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason, **more}
+
+    def _chunk(self, text: str, **more: Json) -> SSEFrame:
+        return SSEFrame(self._data(text, **more))
+
+    def _data(self, text: str, **more: Json) -> Mapping[str, Json]:
+        return {**self._head(), "choices": [self._choice(text, finish_reason=None, **more)]}
+
+
+def _text(events: Iterable[Output]) -> str:
+    """Return the joined content. A text completion contains nothing else."""
+    return "".join(event.text for event in events if isinstance(event, Content))

@@ -1,0 +1,120 @@
+"""Converts OpenAI's `messages` and `tools` to our types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_content
+from start_llm.protocols.fields import Fields
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+_TRANSPORT = ("defer_loading", "cache_control")
+"""Members of a tool for the server, not for the model."""
+
+
+def read_messages(body: Fields) -> tuple[Message, ...]:
+    """Return the conversation, with system messages in the client's order.
+
+    Raises:
+        InvalidRequest: no messages, an unknown role, content that is neither text nor parts, an image in the
+            newest user message. Older images become a note, because clients would send them in every turn.
+    """
+    items = list(body.objects("messages"))
+    if not items:
+        raise body.fail("messages", "must be an array with at least one message")
+    newest_user = max((i for i, item in enumerate(items) if item.value("role") == "user"), default=-1)
+    return tuple(_message(item, may_hold_images=index != newest_user) for index, item in enumerate(items))
+
+
+def _message(item: Fields, *, may_hold_images: bool) -> Message:
+    name = item.required_text("role")
+    role = _ROLES.get(name)
+    if role is None:
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+    content = read_content(item, may_hold_images=may_hold_images)
+    if role == "assistant":
+        reasoning = item.text("reasoning_content") or item.text("reasoning")
+        return Message(role=role, content=content, reasoning=reasoning, tool_calls=_tool_calls(item))
+    if role == "tool":
+        return Message(
+            role=role,
+            content=content,
+            tool_call_id=item.text("tool_call_id" if name == "tool" else "name"),
+            tool_references=_tool_references(item),
+            name=item.text("name"),
+        )
+    return Message(role=role, content=content, tool_references=_tool_references(item), name=item.text("name"))
+
+
+def _tool_references(item: Fields) -> tuple[str, ...]:
+    """Return the late tools that a result refers to. Their schemas are shown in its place."""
+    if not isinstance(item.value("content"), list):
+        return ()
+    references = [
+        Fields(part, item.path_of(f"content[{index}]"))
+        for index, part in enumerate(item.array("content"))
+        if isinstance(part, dict) and part.get("type") == TOOL_REFERENCE
+    ]
+    return tuple(part.required_text("tool_name") for part in references)
+
+
+def _tool_calls(item: Fields) -> tuple[ToolCall, ...]:
+    """Return the calls, including the older `function_call`. It has no id, so its name is used as the id."""
+    called = item.object("function_call")
+    older = (_called(called, called.required_text("name")),) if called else ()
+    return (*(_tool_call(call) for call in item.objects("tool_calls")), *older)
+
+
+def _tool_call(call: Fields) -> ToolCall:
+    function = call.object("function")
+    if function is None:
+        raise call.fail("function", "is required and must be an object")
+    return _called(function, call.text("id") or "")
+
+
+def _called(function: Fields, call_id: str) -> ToolCall:
+    return ToolCall(id=call_id, name=function.required_text("name"), arguments=read_arguments(function))
+
+
+type ToolSchemas = tuple[Mapping[str, Json], ...]
+
+
+def tool_names(tools: ToolSchemas) -> frozenset[str]:
+    functions = [tool.get("function") for tool in tools]
+    return frozenset(str(one["name"]) for one in functions if isinstance(one, dict))
+
+
+def _schema(tool: Fields) -> dict[str, Json]:
+    return {name: value for name, value in tool.data.items() if name not in _TRANSPORT}
+
+
+def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
+    """Return function schemas as the client sent them, without fields for the server.
+
+    Tools of other types are left out, because templates cannot express them. Tools with `defer_loading` come
+    second. They are not part of the prefix, so adding one does not change it.
+    """
+    tools: list[Mapping[str, Json]] = []
+    late: list[Mapping[str, Json]] = []
+    for tool in body.objects("tools"):
+        if tool.required_text("type") != "function":
+            continue
+        function = tool.object("function")
+        if function is None:
+            raise tool.fail("function", "is required and must be an object")
+        function.required_text("name")
+        function.text("description")
+        function.object("parameters")
+        schema = {**_schema(tool), "function": _schema(function)}
+        (late if tool.boolean("defer_loading") else tools).append(schema)
+    return tuple(tools), tuple(late)

@@ -1,0 +1,241 @@
+"""Implements POST /v1/responses, and the endpoints of one response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
+from start_llm.core.errors import InvalidRequest, RequestError
+from start_llm.core.sampling import Range
+from start_llm.protocols.base import ParsedRequest, RequestContext, openai_error
+from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation import TOKEN_COUNT
+from start_llm.protocols.openai.constraints import read_answer, read_form
+from start_llm.protocols.openai.options import (
+    UNSUPPORTED_FIELDS,
+    UnsupportedField,
+    is_false,
+    read_options,
+    refuse_unsupported,
+)
+from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
+from start_llm.protocols.responses.reply import ResponseReply
+from start_llm.protocols.responses.store import StoredResponse
+from start_llm.protocols.responses.tools import Toolbox, read_toolbox
+from start_llm.protocols.sessions import conversation_id, lineage, session_id
+from start_llm.protocols.template_options import read_template_options
+
+_TOP_LOGPROBS = Range(0, 20)
+_LOGPROBS = "message.output_text.logprobs"
+"""The `include` value that requests log-probabilities."""
+
+
+def _is_nothing(_: Json) -> bool:
+    return False
+
+
+_NOT_YET = (
+    *UNSUPPORTED_FIELDS,
+    UnsupportedField("background", is_false, "must be false: a response is made while its client waits"),
+    UnsupportedField("conversation", _is_nothing, "is not kept on this server; send previous_response_id"),
+    UnsupportedField("prompt", _is_nothing, "names a stored prompt, and this server has none; send input"),
+)
+_DEEPER = 32
+"""Levels around a field of the request inside a response event, plus a margin."""
+_TEXT_FORMAT: Json = {"type": "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The conversation of a request: items of earlier responses, its own items, and the instructions."""
+
+    earlier: Sequence[Item]
+    new: Sequence[Item]
+    instructions: str | None
+
+    @property
+    def items(self) -> list[Item]:
+        return [*self.earlier, *self.new]
+
+    @property
+    def fields(self) -> list[Fields]:
+        """All items, each with its path in the request."""
+        earlier = [Fields(item, f"previous_response_id[{at}]") for at, item in enumerate(self.earlier)]
+        return [*earlier, *(Fields(item, f"input[{at}]") for at, item in enumerate(self.new))]
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
+    """Parse a response request. Transport-only fields are dropped here."""
+    refuse_unsupported(body, _NOT_YET)
+    _check_unread(body)
+    conversation = _read_conversation(body, context)
+    toolbox = read_toolbox(body, context.notices.tell)
+    options = _read_options(body, context)
+    request = ChatRequest(
+        messages=_read_messages(body, conversation, toolbox, context),
+        tools=toolbox.schemas,
+        form=_read_form(body, toolbox),
+        thinking=read_thinking(body),
+        template_options=read_template_options(body),
+        options=options,
+        session_id=session_id(body, headers),
+        conversation_id=conversation_id(body, headers),
+        lineage=lineage(body),
+    )
+    reply = ResponseReply(
+        asked=_writable(_repeated(body, context, conversation, options)),
+        toolbox=toolbox,
+        as_summary=_wants_summary(body),
+        sealed=partial(context.seal.seal, tenant=context.tenant),
+        token_bytes=context.model.token_bytes,
+        keep=partial(_keep, context, conversation, body.boolean("store", default=True)),
+    )
+    return ParsedRequest(request, reply, body.boolean("stream"))
+
+
+def refusal(error: RequestError) -> dict[str, Json]:
+    """Encode an error. An error in the messages is an error in `input`."""
+    param = "input" if error.param == "messages" else error.param
+    return openai_error(error.message, kind=error.kind, param=param, code=error.code)
+
+
+def input_token_count_body(tokens: int) -> dict[str, Json]:
+    """Return the body of /v1/responses/input_tokens."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+def stored_body(context: RequestContext, name: str) -> Mapping[str, Json]:
+    """Return the body of GET /v1/responses/{id}."""
+    return context.responses.get(context.tenant, name).body
+
+
+def deletion_body(context: RequestContext, name: str) -> Mapping[str, Json]:
+    """Delete a response and return the body of DELETE /v1/responses/{id}."""
+    context.responses.delete(context.tenant, name)
+    return {"id": name, "object": "response", "deleted": True}
+
+
+# ----------------------------------------------------------------------------------------------- the request
+
+
+def _check_unread(body: Fields) -> None:
+    """Check the types of known fields that have no effect here."""
+    body.object("metadata")
+    body.text("truncation")
+
+
+def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
+    """Read the conversation. Instructions default to those of the earlier response."""
+
+    def found(name: str, param: str) -> Item:
+        return context.responses.item(context.tenant, name, param=param)
+
+    instructions, previous = body.text("instructions"), body.text("previous_response_id")
+    if previous is None:
+        return _Conversation((), new_items(body, found), instructions)
+    earlier = context.responses.get(context.tenant, previous, param="previous_response_id")
+    told = earlier.instructions if instructions is None else instructions
+    return _Conversation(earlier.items, new_items(body, found), told)
+
+
+def _read_messages(
+    body: Fields, conversation: _Conversation, toolbox: Toolbox, context: RequestContext
+) -> tuple[Message, ...]:
+    reader = ItemReader(
+        toolbox=toolbox,
+        opened=partial(context.seal.open, tenant=context.tenant),
+        tell=context.notices.tell,
+    )
+    messages = reader.messages(conversation.fields)
+    if not messages:
+        raise body.fail("input", "must be a string, or an array with at least one item that says something")
+    told = conversation.instructions
+    return (Message(role="system", content=told), *messages) if told else messages
+
+
+def _read_form(body: Fields, toolbox: Toolbox) -> OutputConstraint:
+    text = body.object("text")
+    answer = read_answer(text.object("format") if text else None, nested=None)
+    return read_form(body, toolbox.names, answer=answer, name_of=partial(_chosen_name, toolbox))
+
+
+def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:
+    if tool.required_text("type") not in ("function", "custom"):
+        return None
+    return toolbox.flat(tool.text("namespace"), tool.required_text("name"))
+
+
+def _read_options(body: Fields, context: RequestContext) -> GenerationOptions:
+    most = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
+    options = read_options(
+        body,
+        vocabulary=context.model.vocabulary,
+        top_logprobs=most if _LOGPROBS in body.array("include") else None,
+    )
+    limit = body.integer("max_output_tokens", TOKEN_COUNT)
+    return replace(options, max_tokens=limit or options.max_tokens)
+
+
+# -------------------------------------------------------------------------------------------------- the reply
+
+
+def _wants_summary(body: Fields) -> bool:
+    """Return True if the client asks for a summary. Such clients display only the summary."""
+    asked = body.value("reasoning")
+    return isinstance(asked, dict) and any(asked.get(name) for name in ("summary", "generate_summary"))
+
+
+def _writable(asked: dict[str, Json]) -> dict[str, Json]:
+    """Check that the repeated fields can be encoded. A response nests them deeper than its request does.
+
+    Raises:
+        InvalidRequest: names a field that is nested too deeply.
+    """
+    for name, value in asked.items():
+        for _ in range(_DEEPER):
+            value = [value]  # noqa: PLW2901 - what is checked is the value that deep in a response
+        try:
+            json.dumps(value)
+        except RecursionError as error:
+            raise InvalidRequest(f"'{name}' is nested too deeply.", param=name) from error
+    return asked
+
+
+def _repeated(
+    body: Fields, context: RequestContext, conversation: _Conversation, options: GenerationOptions
+) -> dict[str, Json]:
+    """Return the fields of the request that its response repeats."""
+    reasoning, text = body.value("reasoning"), body.object("text")
+    asked: Mapping[str, Json] = reasoning if isinstance(reasoning, dict) else {}
+    return {
+        "model": body.text("model") or context.model.id,
+        "instructions": conversation.instructions,
+        "max_output_tokens": options.max_tokens,
+        "metadata": body.value("metadata") or {},
+        "parallel_tool_calls": body.boolean("parallel_tool_calls", default=True),
+        "previous_response_id": body.value("previous_response_id"),
+        "prompt_cache_key": body.value("prompt_cache_key"),
+        "reasoning": {name: asked.get(name) for name in ("effort", "summary")},
+        "store": body.boolean("store", default=True),
+        "temperature": options.sampling.temperature,
+        "text": {"format": text.value("format") if text and text.value("format") else _TEXT_FORMAT},
+        "tool_choice": body.value("tool_choice") or "auto",
+        "tools": body.array("tools"),
+        "top_p": options.sampling.top_p,
+        "truncation": body.text("truncation") or "disabled",
+        "user": body.value("user"),
+    }
+
+
+def _keep(
+    context: RequestContext, conversation: _Conversation, is_wanted: bool, name: str, body: Mapping[str, Json]
+) -> None:
+    if is_wanted:
+        told = StoredResponse(
+            input=with_ids(conversation.items), instructions=conversation.instructions, body=body
+        )
+        context.responses.keep(context.tenant, name, told)

@@ -1,0 +1,172 @@
+"""Converts the items of the Responses protocol to messages.
+
+A reply consists of several items: reasoning, text, calls. Consecutive assistant items become one message, so
+that the client's input matches the reply that it received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.ids import name_in
+from start_llm.protocols.base import new_id
+from start_llm.protocols.content import read_arguments, read_content
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.responses.tools import CUSTOM_ARGUMENT, Tell, Toolbox
+from start_llm.protocols.seal import Sealed
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_REFERENCE = "item_reference"
+
+type Item = Mapping[str, Json]
+
+
+def kind_of(item: Fields) -> str:
+    """Return the type of an item. Messages and references may leave it out."""
+    if item.value("type") is None:
+        return "message" if item.value("role") is not None else _REFERENCE
+    return item.required_text("type")
+
+
+def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
+    """Return the new items of a request: one text, or a list in which references are replaced by their items.
+
+    Args:
+        find: returns an item by its id; its second argument is the path of the field; raises `NotFound`.
+    """
+    value = body.value("input")
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise body.expected("input", "a string or an array of items")
+    return [
+        find(item.required_text("id"), item.path_of("id")) if kind_of(item) == _REFERENCE else item.data
+        for item in body.objects("input")
+    ]
+
+
+def with_ids(items: Iterable[Item]) -> list[Item]:
+    """Return the items, with ids for those that a client sent without one: items in a list need an id."""
+    return [item if item.get("id") else {**item, "id": new_id("msg_")} for item in items]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemReader:
+    """Reads the items of one request.
+
+    Attributes:
+        opened: opens reasoning that was sealed for this tenant; None for any other text.
+        tell: prints a notice in the terminal about items that the model does not see.
+    """
+
+    toolbox: Toolbox
+    opened: Callable[[str], Sealed | None]
+    tell: Tell
+
+    def messages(self, items: Sequence[Fields]) -> tuple[Message, ...]:
+        """Return the conversation.
+
+        Raises:
+            InvalidRequest: a malformed item, an unknown role, an image in the newest user message.
+        """
+        newest = max((at for at, item in enumerate(items) if item.value("role") == "user"), default=-1)
+        read = (self._read(item, may_hold_images=at != newest) for at, item in enumerate(items))
+        return tuple(_as_replies(message for message in read if message is not None))
+
+    def _read(self, item: Fields, *, may_hold_images: bool) -> Message | None:
+        kind = kind_of(item)
+        if kind == "message":
+            return _message(item, may_hold_images=may_hold_images)
+        reader = _READERS.get(kind)
+        if reader is None:
+            self.tell(f"Items of type {kind!r} are not shown to the model.")
+            return None
+        return reader(self, item)
+
+    def reasoning(self, item: Fields) -> Message | None:
+        """Return sealed reasoning if it can be opened, else the clear text; None if it is empty."""
+        sealed = item.text("encrypted_content")
+        clear = _texts(item, "content", between="") or _texts(item, "summary", between="\n\n")
+        opened = self.opened(sealed) if sealed else None
+        reasoning = opened.reasoning if opened and opened.reasoning else clear
+        reply = _of_reply(item, reasoning=reasoning) if reasoning else None
+        return replace(reply, reply_name=opened.reply_name) if reply and opened else reply
+
+    def call(self, item: Fields) -> Message:
+        name = self.toolbox.flat(item.text("namespace"), item.required_text("name"))
+        return _called(item, name, read_arguments(item))
+
+    def custom_call(self, item: Fields) -> Message:
+        name = self.toolbox.flat(item.text("namespace"), item.required_text("name"))
+        return _called(item, name, {CUSTOM_ARGUMENT: item.text("input") or ""})
+
+    def result(self, item: Fields) -> Message:
+        content = read_content(item, "output", may_hold_images=True)
+        return Message(role="tool", content=content, tool_call_id=item.text("call_id"))
+
+
+_READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
+    "reasoning": ItemReader.reasoning,
+    "function_call": ItemReader.call,
+    "function_call_output": ItemReader.result,
+    "custom_tool_call": ItemReader.custom_call,
+    "custom_tool_call_output": ItemReader.result,
+}
+
+
+def _message(item: Fields, *, may_hold_images: bool) -> Message:
+    name = item.required_text("role")
+    role = _ROLES.get(name)
+    if role is None:
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+    content = read_content(item, may_hold_images=may_hold_images)
+    return _of_reply(item, content=content) if role == "assistant" else Message(role=role, content=content)
+
+
+def _texts(item: Fields, name: str, *, between: str) -> str:
+    return between.join(part.text("text") or "" for part in item.objects(name))
+
+
+def _called(item: Fields, name: str, arguments: Mapping[str, Json]) -> Message:
+    call = ToolCall(id=item.text("call_id") or "", name=name, arguments=arguments)
+    return _of_reply(item, tool_calls=(call,))
+
+
+def _of_reply(item: Fields, **parts: Any) -> Message:
+    """Return an assistant message. Item ids end with the name of their response."""
+    return Message(role="assistant", reply_name=name_in(item.text("id")), **parts)
+
+
+def _as_replies(messages: Iterable[Message]) -> Iterable[Message]:
+    """Merge adjacent assistant messages. Nothing separated their texts, so they are joined directly."""
+    reply: Message | None = None
+    for message in messages:
+        if message.role == "assistant":
+            reply = _joined(reply, message) if reply else message
+            continue
+        if reply:
+            yield reply
+            reply = None
+        yield message
+    if reply:
+        yield reply
+
+
+def _joined(reply: Message, more: Message) -> Message:
+    return replace(
+        reply,
+        content=reply.content + more.content,
+        reasoning=(reply.reasoning or "") + (more.reasoning or "") or None,
+        tool_calls=(*reply.tool_calls, *more.tool_calls),
+        reply_name=reply.reply_name or more.reply_name,
+    )

@@ -1,0 +1,148 @@
+"""Maps tools of the Responses protocol: the model knows flat function names, the client its own names.
+
+{"type": "function", "name": "exec", …}                          exec
+{"type": "namespace", "name": "agents", "tools": [function …]}   agents__close
+{"type": "custom", "name": "note", …}                            note, with one text: {"input": …}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from start_llm.core.chat import Json
+from start_llm.protocols.fields import Fields
+
+CUSTOM_ARGUMENT = "input"
+_BETWEEN = "__"
+_CUSTOM_PARAMETERS: Mapping[str, Json] = {
+    "type": "object",
+    "properties": {CUSTOM_ARGUMENT: {"type": "string"}},
+    "required": [CUSTOM_ARGUMENT],
+    "additionalProperties": False,
+}
+
+type Tell = Callable[[str], None]
+type Reader = Callable[[Fields, Tell], Iterator[ClientTool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A tool with the client's names.
+
+    Attributes:
+        namespace: the namespace that contains it, if any.
+        is_custom: its calls have a text instead of arguments.
+        schema: the function schema for the model, without the name.
+    """
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+    schema: Mapping[str, Json]
+
+
+class Toolbox:
+    """The tools of a request, by their flat names."""
+
+    def __init__(self, offered: list[ClientTool]) -> None:
+        taken = {tool.name for tool in offered if tool.namespace is None}
+        self._tools: list[tuple[str, ClientTool]] = []
+        for tool in offered:
+            name = tool.name if tool.namespace is None else _new_name(tool.namespace, tool.name, taken)
+            self._tools.append((name, tool))
+        self._by_name = dict(self._tools)
+        self._flat = {(tool.namespace, tool.name): name for name, tool in self._tools}
+
+    @property
+    def schemas(self) -> tuple[Mapping[str, Json], ...]:
+        """Function schemas for a chat template."""
+        return tuple(
+            {"type": "function", "function": {"name": name, **tool.schema}} for name, tool in self._tools
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The flat names."""
+        return frozenset(self._by_name)
+
+    def called(self, name: str) -> ClientTool:
+        """Return the client's tool for a flat name that the model called."""
+        return self._by_name.get(name) or ClientTool(name=name, schema={})
+
+    def flat(self, namespace: str | None, name: str) -> str:
+        """Return the flat name of a client's tool, even if the tool is no longer offered."""
+        known = self._flat.get((namespace, name))
+        return known or (_flat_name(namespace, name) if namespace else name)
+
+
+def _flat_name(namespace: str, name: str) -> str:
+    return f"{namespace}{_BETWEEN}{name}"
+
+
+def _new_name(namespace: str, name: str, taken: set[str]) -> str:
+    """Return a unique flat name and add it to `taken`."""
+    flat = _flat_name(namespace, name)
+    while flat in taken:
+        flat += "_"
+    taken.add(flat)
+    return flat
+
+
+def read_toolbox(body: Fields, tell: Tell) -> Toolbox:
+    """Return the tools that can be offered. Report the others in the terminal.
+
+    Raises:
+        InvalidRequest: a tool without a type or a name, or with fields of wrong types.
+    """
+    return Toolbox([tool for item in body.objects("tools") for tool in _read(item, tell, _READERS)])
+
+
+def _read(item: Fields, tell: Tell, readers: Mapping[str, Reader]) -> Iterator[ClientTool]:
+    kind = item.required_text("type")
+    reader = readers.get(kind)
+    if reader is None:
+        tell(f"Tools of type {kind!r} are not offered to the model.")
+        return
+    yield from reader(item, tell)
+
+
+def _function(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001 - one of `_READERS`
+    name = item.required_text("name")
+    item.text("description")
+    item.object("parameters")
+    # Other fields, such as `strict`, are for the server and not for the model.
+    told = ("description", "parameters")
+    yield ClientTool(name=name, schema={key: item.data[key] for key in told if item.value(key) is not None})
+
+
+def _custom(item: Fields, tell: Tell) -> Iterator[ClientTool]:
+    name = item.required_text("name")
+    description = item.text("description")
+    form = item.object("format")
+    if form is not None and form.value("type") not in (None, "text"):
+        tell(f"The tool {name!r} is not offered to the model: its input has a grammar.")
+        return
+    told: dict[str, Json] = {} if description is None else {"description": description}
+    yield ClientTool(name=name, is_custom=True, schema={**told, "parameters": dict(_CUSTOM_PARAMETERS)})
+
+
+def _namespace(item: Fields, tell: Tell) -> Iterator[ClientTool]:
+    """Yield the namespace's tools. Its description is added to the first one."""
+    namespace = item.required_text("name")
+    about = item.text("description")
+    for nested in item.objects("tools"):
+        for tool in _read(nested, tell, _NESTED):
+            own = tool.schema.get("description")
+            said = "\n\n".join(text for text in (about, own) if text and isinstance(text, str))
+            schema = {"description": said, **_without_description(tool.schema)} if said else tool.schema
+            yield ClientTool(name=tool.name, namespace=namespace, is_custom=tool.is_custom, schema=schema)
+            about = None
+
+
+def _without_description(schema: Mapping[str, Json]) -> dict[str, Json]:
+    return {name: value for name, value in schema.items() if name != "description"}
+
+
+_NESTED: Mapping[str, Reader] = {"function": _function, "custom": _custom}
+_READERS: Mapping[str, Reader] = {**_NESTED, "namespace": _namespace}

@@ -1,0 +1,122 @@
+"""Make of a parsed request everything that the engine and the output stream need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from start_llm.core.chat import ChatRequest, GenerationRequest
+from start_llm.core.engine_request import Guide, ReasoningLimit
+from start_llm.core.family import Family
+from start_llm.core.prompt import Prompt
+from start_llm.output.splitter import PlainSplitter, Splitter
+from start_llm.output.structured_output import StructuredOutput, StructuredOutputTokenizer
+from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.template import TemplateTokenizer
+
+
+class RequestTokenizer(TemplateTokenizer, StructuredOutputTokenizer, Protocol):
+    """The tokenizer interface that requests need."""
+
+
+def _unconstrained() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request, its prompt, and how its reply is constrained and read.
+
+    Attributes:
+        request: The parsed request.
+        prompt: Its exact tokens, before transcripts bind them to recorded ones.
+        prompt_field: The field to name if the prompt is too long.
+        messages: The number of messages; 0 for a text completion.
+        splitter: Separates the reply into reasoning, answer and tool calls.
+        compile_guide: Returns the guide that enforces the output constraint, None without one. Raises
+            `InvalidRequest` if the constraint cannot be enforced.
+        logit_bias: Bias by token id: the request's own, and the one against tool calls that are forbidden.
+        reasoning_limit: None without a reasoning budget.
+        max_calls: The most tool calls to report; None without a limit.
+        trims_leading_space: The tokenizer puts a space before every text; the reply has none.
+    """
+
+    request: GenerationRequest
+    prompt: Prompt
+    prompt_field: str
+    messages: int = 0
+    splitter: Splitter
+    compile_guide: Callable[[], Guide | None] = _unconstrained
+    logit_bias: Mapping[int, float]
+    reasoning_limit: ReasoningLimit | None = None
+    max_calls: int | None = None
+    trims_leading_space: bool = False
+
+    @property
+    def session(self) -> str:
+        """The name that requests of one session share: the client's, or one from the conversation."""
+        conversation = self.prompt.conversation
+        return (conversation.session if conversation else self.request.session_id) or ""
+
+
+class RequestPreparer:
+    """Prepares requests for one model.
+
+    Args:
+        vocabulary: The width of the logits.
+    """
+
+    def __init__(
+        self, preparer: Preparer, tokenizer: RequestTokenizer, family: Family, vocabulary: int
+    ) -> None:
+        self._preparer = preparer
+        self._tokenizer = tokenizer
+        self._family = family
+        self._structured_output = StructuredOutput(tokenizer, family, vocabulary)
+
+    def prepare(self, request: GenerationRequest) -> PreparedRequest:
+        """Render and tokenize the prompt, and choose how the reply is read.
+
+        Raises:
+            RequestError: The prompt cannot be made.
+        """
+        prompt = self._preparer.prepare(request)
+        if isinstance(request, ChatRequest):
+            return self._chat(request, prompt)
+        return PreparedRequest(
+            request=request,
+            prompt=prompt,
+            prompt_field="prompt",
+            splitter=PlainSplitter(),
+            logit_bias=request.options.logit_bias,
+        )
+
+    def _chat(self, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
+        return PreparedRequest(
+            request=request,
+            prompt=prompt,
+            prompt_field="messages",
+            messages=len(request.messages),
+            splitter=self._structured_output.splitter(request, prompt),
+            compile_guide=partial(self._structured_output.guide, request, prompt),
+            logit_bias={**request.options.logit_bias, **self._structured_output.bias(request)},
+            reasoning_limit=self._reasoning_limit(request, prompt),
+            max_calls=1 if request.form.one_call else None,
+            trims_leading_space=self._tokenizer.trims_leading_space,
+        )
+
+    def _reasoning_limit(self, request: ChatRequest, prompt: Prompt) -> ReasoningLimit | None:
+        """Limit reasoning to the request's budget, in families that mark the end of their reasoning."""
+        marks, budget = self._family.reasoning, request.thinking.budget
+        if budget is None or marks is None:
+            return None
+        closing = self._structured_output.cut(request)
+        return ReasoningLimit(
+            max_reasoning_tokens=budget,
+            starts_open=prompt.reasoning_is_open,
+            opening=marks.opening,
+            closing=marks.closing,
+            closing_tokens=tuple(self._tokenizer.encode(closing, as_document=False)),
+        )

@@ -1,0 +1,108 @@
+"""Stores the reasoning of replies, for clients that do not send it back.
+
+It is separate from the session turn store: reasoning is small, and its tokens may be gone. Stored reasoning
+is returned to a conversation that is equal to the original up to the reply, byte for byte, or that proves
+that it received the reply. The text of the reply is not enough: many different replies say "Done."
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from start_llm.core.canonical import CanonicalKey, Conversation
+from start_llm.transcripts.guard import Claims
+
+_ENTRY_BYTES = 400
+"""Approximate size of an entry without its text."""
+_MAX_OF_A_REPLY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReasoning:
+    """The reasoning of one reply.
+
+    Attributes:
+        exact: names the conversation up to the reply, including everything that its key leaves out.
+        claims: evidence of who received that reply.
+    """
+
+    text: str
+    exact: bytes
+    claims: Claims
+
+    @property
+    def nbytes(self) -> int:
+        return _ENTRY_BYTES + len(self.text.encode(errors="surrogatepass"))
+
+    def is_equal(self, conversation: Conversation, index: int) -> bool:
+        """Return whether this conversation is equal byte for byte, and no other name claims the reply."""
+        return self.exact == conversation.exact[index] and not self.claims.from_other_names(conversation.name)
+
+    def is_proven(self, conversation: Conversation, index: int, name: str | None) -> bool:
+        """Return whether this conversation proves that it received the reply.
+
+        Args:
+            name: name of the conversation, if it proves anything.
+        """
+        return self.claims.proves_receipt(
+            name, conversation.ids[index], sends_reasoning=False, asked_as=conversation.name
+        )
+
+
+def _without(known: Sequence[RecordedReasoning], reasoning: RecordedReasoning) -> list[RecordedReasoning]:
+    """Return the known entries except those equal to `reasoning`, which takes over their claims."""
+    same = [one for one in known if (one.text, one.exact) == (reasoning.text, reasoning.exact)]
+    for one in same:
+        reasoning.claims.add(one.claims)
+    return [one for one in known if one not in same]
+
+
+class ReasoningStore:
+    """Reasoning by conversation. Safe to use from any thread.
+
+    Args:
+        max_bytes: above it, the least recently used entries are removed.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._reasoning_texts: OrderedDict[CanonicalKey, list[RecordedReasoning]] = OrderedDict()
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def keep(self, key: CanonicalKey, reasoning: RecordedReasoning) -> None:
+        """Store the reasoning of the reply that ends the conversation with this key."""
+        with self._lock:
+            known = self._reasoning_texts.pop(key, [])
+            self._nbytes -= sum(one.nbytes for one in known)
+            kept = [*_without(known, reasoning), reasoning][-_MAX_OF_A_REPLY:]
+            self._reasoning_texts[key] = kept
+            self._nbytes += sum(one.nbytes for one in kept)
+            while self._nbytes > self._max_bytes and self._reasoning_texts:
+                _, forgotten = self._reasoning_texts.popitem(last=False)
+                self._nbytes -= sum(one.nbytes for one in forgotten)
+
+    def get(self, conversation: Conversation, index: int, name: str | None) -> str | None:
+        """Return the newest reasoning of this reply that belongs to the conversation, or None.
+
+        Args:
+            index: index of the reply.
+            name: name of the conversation, if it proves anything.
+        """
+        key = conversation.keys[index]
+        with self._lock:
+            known = self._reasoning_texts.get(key)
+            if known is None:
+                return None
+            self._reasoning_texts.move_to_end(key)
+            equal = (one.text for one in reversed(known) if one.is_equal(conversation, index))
+            proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
+            return next(chain(equal, proven), None)

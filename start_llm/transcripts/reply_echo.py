@@ -1,0 +1,84 @@
+"""Reconstructs a reply as the client will send it back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import cast
+
+from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
+
+_UNDECODABLE = "\ufffd"
+
+
+@dataclass(slots=True)
+class ReplyEcho:
+    """A reply as the client receives it.
+
+    Attributes:
+        content: the pieces of each text; a new text begins after each call.
+        calls: name and pieces of arguments by index of the call.
+        ended: indices of the calls that are complete.
+        ids: ids of the calls.
+    """
+
+    content: list[list[str]] = field(default_factory=lambda: [[]])
+    reasoning: list[str] = field(default_factory=list[str])
+    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
+    ended: set[int] = field(default_factory=set[int])
+    ids: list[str] = field(default_factory=list[str])
+
+    def add(self, output: Output) -> None:
+        match output:
+            case Content(text=text):
+                self.content[-1].append(text)
+            case Reasoning(text=text):
+                self.reasoning.append(text)
+            case CallStarted(index=index, name=name, id=call_id):
+                self.calls[index] = (name, [])
+                self.ids.append(call_id)
+                self.content.append([])
+            case CallArguments(index=index, text=text):
+                self.calls[index][1].append(text)
+            case CallEnded(index=index):
+                self.ended.add(index)
+
+    def messages(self, *, drops_calls: bool = False) -> list[Message]:
+        """Return the messages that clients may send back for this reply.
+
+        There are two if a call stood between texts, where some clients insert a line break (lesson 17). There
+        is none if the reply is empty, or if a client could not receive it unchanged.
+
+        Args:
+            drops_calls: leave out incomplete calls, as clients do.
+        """
+        texts = ["".join(pieces) for pieces in self.content]
+        joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
+        found = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
+        return [message for message in found if message is not None]
+
+    def _message(self, content: str, drops_calls: bool) -> Message | None:
+        told = [told for index, told in self.calls.items() if index in self.ended or not drops_calls]
+        calls = [_call(name, "".join(parts)) for name, parts in told]
+        if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
+            return None
+        reasoning = "".join(self.reasoning)
+        # Text that was read as reasoning until the reply ended without a closing mark was sent as the answer
+        # too.
+        is_assumed = reasoning.strip() == content.strip()
+        return Message(
+            role="assistant",
+            content=content,
+            reasoning=None if is_assumed else reasoning or None,
+            tool_calls=tuple(call for call in calls if call is not None),
+        )
+
+
+def _call(name: str, arguments: str) -> ToolCall | None:
+    """Parse a call; None if the arguments are not a JSON object."""
+    try:
+        parsed = cast("Json", json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall("", name, parsed) if isinstance(parsed, dict) else None

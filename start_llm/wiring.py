@@ -1,0 +1,281 @@
+"""Translate the settings into the arguments of each part."""
+
+from __future__ import annotations
+
+import math
+import platform
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from start_llm.cache.eviction import EvictionLimits
+from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.settings import Settings
+from start_llm.core.access_policy import AccessPolicy, is_loopback
+from start_llm.core.chat import Json, KeptReasoning
+from start_llm.core.errors import ModelError, SettingsError
+from start_llm.core.family import Family
+from start_llm.core.sampling import SamplingChoice
+from start_llm.engine.admission import Admission
+from start_llm.engine.cost import SequenceCost
+from start_llm.engine.pacing import LONGEST_CHUNK
+from start_llm.engine.resources import TimeLimits
+from start_llm.engine.work import PrefillMemoryCost
+from start_llm.formats import registry
+from start_llm.models.device import this_device
+from start_llm.models.footprint import Footprint
+from start_llm.models.loader import LoadedModel
+from start_llm.models.tokenizer import Tokenizer
+from start_llm.prompt.canonical import canonical_reply
+from start_llm.prompt.prepare import PromptPolicy
+from start_llm.prompt.samples import rendered_samples
+from start_llm.prompt.shorten import is_shortened
+from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.seal import KEY_BYTES, Seal
+from start_llm.protocols.seal_key import kept_key
+from start_llm.proxy.config import ProxyConfig
+from start_llm.server.listener import ServerLimits
+from start_llm.service import MemoryWindow, ModelTraits
+from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
+from start_llm.telemetry.trace import Trace, start_trace
+from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.prefix_history import PrefixHistory
+from start_llm.transcripts.reasoning_store import ReasoningStore
+from start_llm.transcripts.recent import RecentConversations
+from start_llm.transcripts.store import TranscriptLimits, TranscriptStore
+from start_llm.transcripts.turn import Transcripts
+
+_APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
+_MAX_TRANSCRIPT_BYTES = 128 * 2**20
+_MAX_REASONING_BYTES = 32 * 2**20
+_SMALLEST_PAGE = 256
+_WORK_SHARE = 0.08
+_LONG_CONTEXT = 65_536
+_HEADROOM = 0.05
+"""Share of the memory budget for what is not counted: allocators, sockets, texts."""
+
+
+def kept_reasoning(settings: Settings) -> KeptReasoning:
+    """Return which earlier reasoning stays in the prompt.
+
+    With CACHE_DRIFT_POLICY=exact, "true" becomes "template": the prompt then shows only what a fresh
+    rendering shows.
+    """
+    is_exact = settings.drift == "exact" and settings.kept_reasoning == "true"
+    return "template" if is_exact else settings.kept_reasoning
+
+
+def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], None]) -> Trace | None:
+    """Return the trace of requests; None if it is off."""
+    root = ROOT / Path(settings.log_root).expanduser()
+    return start_trace(root, cache, say, with_prompts=settings.traces_prompts) if settings.traces else None
+
+
+def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
+    """Return the seal for reasoning that clients send back.
+
+    Its key is kept in a file, so that sealed reasoning opens after a restart. If the file cannot be used, the
+    user is told, and the key is for this process alone.
+    """
+    path = ROOT / Path(settings.state_root).expanduser() / "seal.key"
+    try:
+        return Seal(kept_key(path))
+    except OSError as error:
+        say(f"The key of sealed reasoning cannot be kept ({error}). This one is for this process alone.")
+        return Seal(secrets.token_bytes(KEY_BYTES))
+
+
+def response_store(settings: Settings) -> ResponseStore:
+    return ResponseStore(settings.response_bytes, settings.response_kept_s)
+
+
+def prompt_policy(settings: Settings) -> PromptPolicy:
+    return PromptPolicy(
+        thinking=settings.thinking,
+        kept_reasoning=kept_reasoning(settings),
+        with_rules=settings.canonicalizes,
+        drift=settings.drift,
+        checks_keys=settings.checks_keys,
+        shortens_writes=settings.shortens_writes,
+    )
+
+
+def transcripts(settings: Settings, tokenizer: Tokenizer) -> Transcripts:
+    """Return empty transcripts."""
+    metrics = TranscriptMetrics()
+    limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.transcript_idle_s)
+    return Transcripts(
+        store=TranscriptStore(limits, metrics=metrics),
+        reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES),
+        seen=PrefixHistory(),
+        names=ConversationNames(),
+        recent=RecentConversations(),
+        metrics=metrics,
+        canonical_reply=canonical_reply,
+        token_bytes=tokenizer.token_bytes,
+        encode=lambda text: tokenizer.encode(text, as_document=False),
+        kept_reasoning=kept_reasoning(settings),
+        takes_proof=settings.drift == "note",
+        is_changed=is_shortened if settings.shortens_writes else lambda _: False,
+    )
+
+
+def access_policy(settings: Settings, proxy_key: str) -> AccessPolicy:
+    """Return the access policy of the server's own port.
+
+    Args:
+        proxy_key: the proxy's key, which is accepted beside the user's keys.
+
+    Raises:
+        SettingsError: the address is not loopback, and there is no key.
+    """
+    if not (settings.keys or is_loopback(settings.mlx_host)):
+        raise SettingsError(
+            f"MLX_HOST={settings.mlx_host!r} is not loopback: others on the network could use the model. Set "
+            "MLX_API_KEY to a key that clients have to send, or leave MLX_HOST at 127.0.0.1."
+        )
+    keys = (*settings.keys, proxy_key) if settings.keys else ()
+    return AccessPolicy(keys, _names(settings))
+
+
+def _names(settings: Settings) -> frozenset[str]:
+    return frozenset(name.lower() for name in (*settings.hosts, settings.mlx_host))
+
+
+def proxy_config(settings: Settings, backend: str, model: str, window: int, backend_key: str) -> ProxyConfig:
+    return ProxyConfig(
+        port=settings.proxy_port,
+        backend=backend,
+        model=settings.proxy_model_id or f"openai/{model}",
+        window=window,
+        keys=settings.proxy_keys or settings.keys,
+        backend_key=backend_key,
+        python=settings.proxy_python or sys.executable,
+        hosts=settings.hosts,
+        max_body_bytes=settings.max_body_bytes,
+    )
+
+
+def page_size(settings: Settings) -> int:
+    """Return the tokens of a page: the smallest multiple of the block size that is at least 256."""
+    return settings.block_size * math.ceil(_SMALLEST_PAGE / settings.block_size)
+
+
+def memory_budget(settings: Settings) -> int:
+    """Return the bytes that weights, caches and computing may take together."""
+    return (
+        settings.memory
+        if isinstance(settings.memory, int)
+        else int(settings.memory * this_device().usable_bytes)
+    )
+
+
+def work_reserve(settings: Settings, work: PrefillMemoryCost) -> int:
+    """Return the bytes that stay free for the work memory of prefill.
+
+    This is the need of a longest chunk after 65,536 tokens of context, limited to 8 % of the budget, and at
+    least the need of that chunk without context.
+    """
+    most = int(_WORK_SHARE * memory_budget(settings))
+    return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
+
+
+def admission(settings: Settings, weights_bytes: int, row: SequenceCost, computing: int) -> Admission:
+    """Return the admission control for sequences.
+
+    Args:
+        row: the memory that a sequence takes.
+        computing: bytes that stay free for computing.
+
+    Raises:
+        ModelError: there is not enough memory for a single token.
+    """
+    budget = memory_budget(settings)
+    usable = int(budget * (1 - _HEADROOM)) - weights_bytes - computing
+    found = Admission(usable, row)
+    if found.longest < 1:
+        raise ModelError(
+            f"MEMORY_BUDGET is {budget:,} bytes. The weights need {weights_bytes:,} of them and computing "
+            f"{computing:,}, which leaves no room for a prompt. Choose a smaller model, or a larger budget."
+        )
+    return found
+
+
+def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) -> EvictionLimits:
+    """Return the cache's limits. Its budget is at most the memory for all sequences together."""
+    return EvictionLimits(
+        budget_bytes=min(cache_budget(settings, footprint), usable_bytes),
+        max_conversations=settings.max_conversations,
+        cache_ttl_s=settings.cache_ttl_s,
+    )
+
+
+def cache_budget(settings: Settings, footprint: Footprint) -> int:
+    """Return the bytes of the prompt cache: a fixed size, or a share of the memory that the weights leave."""
+    wanted = settings.cache_bytes
+    if isinstance(wanted, int):
+        return wanted
+    return max(int(wanted * (memory_budget(settings) - footprint.weights_bytes)), 0)
+
+
+def model_name(settings: Settings) -> str:
+    """Return the model to serve: the user's choice, else the default of this platform."""
+    if settings.model_path:
+        return settings.model_path
+    is_apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
+    return _APPLE_MODEL if is_apple_silicon else str(DEMO_MODEL)
+
+
+def model_family(settings: Settings, config: Mapping[str, Json], tokenizer: Tokenizer) -> Family:
+    """Return the model's family: the user's choice, else the one that its files show."""
+    if settings.family:
+        return registry.family_by_name(settings.family)
+    return registry.detect(
+        config, tokenizer.chat_template, tokenizer.added_tokens, rendered_samples(tokenizer)
+    )
+
+
+def time_limits(settings: Settings) -> TimeLimits:
+    return TimeLimits(
+        chunk_s=settings.chunk_s, preempt_after_s=settings.preempt_after_s, deadline_s=settings.deadline_s
+    )
+
+
+def model_traits(
+    settings: Settings, model: LoadedModel, footprint: Footprint, family: Family, admitted: Admission
+) -> ModelTraits:
+    """Return the facts about the model that the service needs, within the limits of the settings."""
+    own_window = footprint.context_window
+    return ModelTraits(
+        vocabulary=model.vocabulary,
+        family=family,
+        context_window=min(settings.max_kv_size, own_window or settings.max_kv_size),
+        memory=MemoryWindow(tokens=admitted.longest, budget_bytes=memory_budget(settings)),
+        default_max_tokens=settings.max_tokens,
+        sampling_defaults=(environment_sampling(settings), model.sampling),
+    )
+
+
+def environment_sampling(settings: Settings) -> SamplingChoice:
+    """Return the sampling values that the user's `DEFAULT_*` variables set."""
+    return SamplingChoice(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        repetition_context_size=settings.repetition_context_size,
+    )
+
+
+def server_limits(settings: Settings) -> ServerLimits:
+    return ServerLimits(
+        max_connections=settings.max_connections,
+        max_body_bytes=settings.max_body_bytes,
+        idle_s=settings.idle_s,
+        header_s=settings.header_s,
+        body_s=settings.body_s,
+        write_s=settings.write_s,
+        keep_alive_s=settings.keep_alive_s,
+    )

@@ -1,0 +1,225 @@
+"""The proxy's own access policy, without LiteLLM behind it: what goes through and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from start_llm.core.access_policy import AccessPolicy
+from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.proxy.access_policy import ProxyAccessPolicy
+
+KEY = "open-sesame"
+MOST = 1000
+OWN = {"host": "localhost:4000", "content-type": "application/json", "content-length": "2"}
+KEYED = {**OWN, "authorization": f"Bearer {KEY}"}
+
+
+class Inside:
+    """An application that notes what comes in."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.heard: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        if scope["type"] == "http":
+            self.heard = [await receive() for _ in BODY]
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+
+BODY = {"type": "http.request", "body": b' {"a":', "more_body": True}, {"type": "http.request", "body": b"1}"}
+
+
+def knock(
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    *,
+    access_policy: AccessPolicy | None = None,
+    kind: str = "http",
+    body: Sequence[Any] = BODY,
+) -> tuple[list[Any], list[Any]]:
+    """What came through, and what was sent back."""
+    inside, sent = Inside(), []
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {
+        "type": kind,
+        "method": method,
+        "path": path,
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+        "server": ("127.0.0.1", 4000),
+    }
+    coming = iter(body)
+
+    async def receive() -> Any:
+        return next(coming)
+
+    application = ProxyAccessPolicy(inside, access_policy or AccessPolicy((KEY,)), MOST)
+    asyncio.run(application(scope, receive, send))
+    return inside.scopes, sent
+
+
+def status(method: str, path: str, headers: Mapping[str, str] = KEYED, **more: Any) -> int:
+    scopes, (start, _) = knock(method, path, headers, **more)
+    assert bool(scopes) == (start["status"] == 200)
+    return start["status"]
+
+
+POSTED = """
+    /v1/chat/completions /chat/completions /v1/completions /completions /v1/messages /v1/messages/
+    /v1/messages/count_tokens /v1/responses /responses /v1/responses/input_tokens
+""".split()
+SERVED = [("POST", path) for path in POSTED]
+SERVED += [("GET", path) for path in ("/v1/models", "/models", "/v1/models/a", "/v1/models/openai/a-b.c")]
+SERVED += [("GET", "/v1/responses/resp_a=="), ("DELETE", "/v1/responses/resp_a")]
+SERVED += [("GET", "/v1/responses/resp_a/input_items")]
+SERVED += [("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/health/liveliness"), ("GET", "/health/liveness")]
+
+
+@pytest.mark.parametrize(("method", "path"), SERVED)
+def test_what_clients_need_goes_through(method, path):
+    assert status(method, path) == 200
+
+
+CLOSED = """
+    /health /health/readiness /health/drain /health/services /metrics /metrics/ /routes /model/info
+    /v1/model/info /v2/model/info /get/config/callbacks /get/ui_settings /public/model_hub
+    /public/providers /ui /ui/ /_next/x /login /v2/login /sso/key/generate /sso/debug/login
+    /key/generate /key/info /user/new /team/new /spend/logs /global/spend /config/update
+    /config/yaml /model/new /model/update /model/delete /mcp /mcp/ /x/mcp /toolset/x/mcp
+    /v1/mcp/registry.json /authorize /token /register /callback /.well-known/jwks.json
+    /gemini/v1beta/models /vertex_ai/x /langfuse/x /openai/v1/files /anthropic/v1/messages /v1/files
+    /v1/batches /v1/embeddings /v1/images/generations /v1/audio/speech /v1/realtime /v1/traces
+    /v1/logs /lens/worker/claim /api/event_logging/batch /claude_code_gateway/oauth/token
+    /engines/m/chat/completions /openai/deployments/m/chat/completions /cache/ping /cache/flushall
+    /debug/asyncio-tasks /fallback/login /docs /redoc /openapi.json /robots.txt /favicon.ico
+    /get_image /swagger/x /v1/messages/batches /v1/responses/a/cancel /v1/responses/compact/x
+    /v1/chat/completions/x /v1 /v1/ /x
+""".split()
+TRICKS = [
+    "/v1/models/..",
+    "/v1/models/../../health",
+    "/v1/models/a/../..",
+    "/v1/responses/..",
+    "/v1/responses/../../health",
+    "/v1/responses/\0",
+    "/v1/responses/a\n",
+    "/v1/responses/a b",
+    "/v1/responses/%2e%2e",
+    "/v1/responses/" + "x" * 2001,
+    "/v1/models/" + "x" * 60_000,
+    "//v1/models",
+    "/v1//models",
+    "/V1/models",
+    "/v1/models;x",
+    "/health/liveliness/../drain",
+    "/./health",
+    "/v1/chat/completions\n",
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+@pytest.mark.parametrize("path", CLOSED + TRICKS, ids=lambda path: repr(path[:30]))
+def test_everything_else_is_not_there(method, path):
+    assert status(method, path) in (404, 405)
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS", "PUT", "post", "TRACE"])
+def test_another_method_is_405(method):
+    _, (start, _) = knock(method, "/v1/chat/completions", KEYED)
+    assert (start["status"], dict(start["headers"])[b"allow"]) == (405, b"POST")
+
+
+@pytest.mark.parametrize(("method", "path"), SERVED)
+def test_without_a_key_only_a_sign_of_life_is_given(method, path):
+    is_open = path in ("/", "/api/hello") or path.startswith("/health/")
+    for headers in (OWN, {**OWN, "authorization": "Bearer wrong"}, {**OWN, "x-api-key": "wrong"}):
+        assert status(method, path, headers) == (200 if is_open else 401)
+    assert status(method, path, OWN, access_policy=AccessPolicy()) == 200
+
+
+@pytest.mark.parametrize(
+    ("lie", "expected"),
+    [
+        ({"host": "evil.example"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": ""}, 415),
+        ({"transfer-encoding": "chunked"}, 411),
+        ({"content-length": str(MOST + 1)}, 413),
+        ({"content-length": "9" * 50}, 413),
+        ({"content-length": "x"}, 400),
+        ({"content-length": "-1"}, 400),
+    ],
+)
+@pytest.mark.parametrize("path", POSTED)
+def test_what_is_wrong_is_told_in_the_words_of_the_protocol(path, lie, expected):
+    scopes, (start, body) = knock("POST", path, KEYED | lie)
+    assert (start["status"], scopes) == (expected, [])
+    told = json.loads(body["body"])
+    if path.startswith("/v1/messages"):
+        assert (told["type"], told["error"].keys()) == ("error", {"type", "message"})
+    else:
+        assert told["error"].keys() == {"message", "type", "param", "code"}
+    headers = dict(start["headers"])
+    assert headers[b"connection"] == b"close", "its body is not taken for a request"
+    assert not any(name.startswith(b"access-control") for name in headers)
+
+
+@pytest.mark.parametrize("key", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}], ids=str)
+def test_the_endpoint_says_whose_request_it_is_and_nobody_else_does(key):
+    lie = {TENANT_HEADER: "somebody", TENANT_HEADER.title(): "else"}
+    ((scope,), _) = knock("POST", "/v1/messages", OWN | key | lie)
+    told = [value for name, value in scope["headers"] if name.lower() == TENANT_HEADER.encode()]
+    assert told == [tenant_of_key(KEY).encode()]
+
+
+def test_who_has_no_key_is_one_tenant_whatever_they_say():
+    ((scope,), _) = knock(
+        "POST", "/v1/messages", OWN | {TENANT_HEADER: tenant_of_key("b")}, access_policy=AccessPolicy()
+    )
+    assert dict(scope["headers"])[TENANT_HEADER.encode()] == b""
+
+
+def test_a_web_socket_is_closed_before_it_is_one():
+    scopes, sent = knock("GET", "/v1/realtime", KEYED, kind="websocket")
+    assert (scopes, sent) == ([], [{"type": "websocket.close", "code": 1008}])
+
+
+def test_the_life_of_the_application_goes_through():
+    scopes, _ = knock("", "", {}, kind="lifespan")
+    assert [scope["type"] for scope in scopes] == ["lifespan"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"  [", b'"x"', b"1", b"null", b"", b"\xff", b"\n\n"])
+def test_a_body_that_is_no_object_is_400(body):
+    assert status("POST", "/v1/messages", body=[{"type": "http.request", "body": body}]) == 400
+
+
+@pytest.mark.parametrize("body", [BODY, [{"type": "http.disconnect"}, {"type": "http.disconnect"}]])
+def test_what_comes_of_a_body_goes_through_as_it_came(body):
+    inside = Inside()
+
+    async def send(_: Any) -> None:
+        pass
+
+    async def receive() -> Any:
+        return next(coming)
+
+    coming = iter(body)
+    scope = {"type": "http", "method": "POST", "path": "/v1/messages", "server": ("127.0.0.1", 4000)}
+    headers = [(name.encode(), value.encode()) for name, value in OWN.items()]
+    asyncio.run(ProxyAccessPolicy(inside, AccessPolicy(), MOST)(scope | {"headers": headers}, receive, send))
+    assert inside.heard == list(body)
