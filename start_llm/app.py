@@ -340,7 +340,7 @@ def _cache_told(metrics: CacheMetrics) -> str:
 
 
 def _batching_told(batch: int, verdict: BatchVerdict) -> str:
-    return f"{batch} at once" if verdict.batches else f"rows take turns: {verdict.reason}"
+    return f"{batch} at once" if verdict.batches else f"one after another: {verdict.reason}"
 
 
 def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:

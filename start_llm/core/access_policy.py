@@ -1,7 +1,8 @@
-"""Check the Host, Origin and API key of a request. The server and the proxy both use these rules.
+"""Check the Host, Origin and API key of a request, and what it declares of its body.
 
-A web page in the user's browser can send requests to this machine. It cannot choose the Host header or leave
-Origin out of a POST, and it cannot declare a body as JSON without a preflight request.
+The server and the proxy both use these rules. A web page in the user's browser can send requests to this
+machine. It cannot choose the Host header or leave Origin out of a POST, and it cannot declare a body as JSON
+without a preflight request.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 
 import mlx.core as mx
@@ -365,7 +365,10 @@ class EngineLoop:
 
     @contextmanager
     def _on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
-        """If the block raises, give up what `abandon` gives up, and tell its requests; the loop continues."""
+        """If the block raises, run `abandon` and tell the requests in `_given_up` that they failed.
+
+        The loop goes on.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever a network raises, other requests must survive
@@ -387,10 +390,11 @@ class EngineLoop:
         self._given_up.clear()
 
     def _give_up(self, sequences: Sequence[EngineSequence]) -> None:
-        """Fail these sequences and discard their caches. They are in `_given_up` even if that raises."""
+        """Fail these sequences and discard their caches, each of them even if another one raises."""
         self._given_up += [sequence.generation for sequence in sequences]
-        for sequence in sequences:
-            self._cache.discard(sequence.seq_cache)
+        with ExitStack() as discards:
+            for sequence in sequences:
+                discards.callback(self._cache.discard, sequence.seq_cache)
 
     def _abandon_everything(self) -> None:
         self._given_up += self._schedule.take_all()

@@ -49,7 +49,7 @@ class EngineTime:
 
     @contextmanager
     def prefilling(self, *, is_decoding: bool) -> Generator[Callable[[Prefill | None], bool]]:
-        """Count the block as prefill time, for which decoding is owed time if is_decoding are running.
+        """Count the block as prefill time, for which decoding is owed time if replies are running.
 
         Yields a function that tells whether the whole rest of a prompt still fits into the chunk's time.
         """

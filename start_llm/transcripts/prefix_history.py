@@ -11,7 +11,7 @@ _MAX_KEYS = 32_000
 
 
 class PrefixHistory:
-    """The `max_keys` keys that were note_tokens last. Safe to use from any thread."""
+    """The `max_keys` keys that were noted last. Safe to use from any thread."""
 
     def __init__(self, max_keys: int = _MAX_KEYS) -> None:
         self._max_keys = max_keys
@@ -27,7 +27,7 @@ class PrefixHistory:
                 del self._keys[next(iter(self._keys))]
 
     def depth(self, keys: Sequence[CanonicalKey]) -> int:
-        """Return the number of messages in the longest note_tokens prefix.
+        """Return the number of messages in the longest prefix that was noted.
 
         Args:
             keys: the key of each prefix.

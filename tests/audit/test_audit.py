@@ -60,7 +60,6 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if audit_calls(subject_of(trait)).notation])
-@pytest.mark.sample(27)
 def test_clients_have_nothing_computed_twice(trait, client):
     for thinks in (True, False) if family_of(trait).reasoning else (False,):
         found = efficiency(subject_of(trait), client, thinks=thinks)

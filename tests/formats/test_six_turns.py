@@ -142,7 +142,6 @@ THINKING = pytest.mark.parametrize("on", [True, False])
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
-@pytest.mark.sample(6)
 def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work(replies)
@@ -154,7 +153,6 @@ def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
-@pytest.mark.sample(36)
 def test_a_second_question_goes_on_from_all_that_was_computed(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work([*replies, *replies])

@@ -47,7 +47,7 @@ def written(name: str, script: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(136)
+@pytest.mark.product
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
     said = hearing(name, script).said
     assert said.content or said.calls

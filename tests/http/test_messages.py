@@ -82,7 +82,7 @@ def with_plain_arguments(one: Said) -> Said:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(24)
+@pytest.mark.product
 def test_a_message_says_what_a_chat_completion_says(
     name: str, script: str, family: FamilyServer, hearing: Hearing
 ):
@@ -182,7 +182,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
-@pytest.mark.sample(21)
+@pytest.mark.product
 def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
         claude = ClaudeCode(server, display=display)

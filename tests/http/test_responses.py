@@ -58,7 +58,7 @@ def _text(item: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(78)
+@pytest.mark.product
 def test_a_stream_says_what_a_whole_reply_says(name, script, family: FamilyServer):
     server, body = family(name), fields(name, script)
     whole, streamed = post(server, body), stream(server, body)

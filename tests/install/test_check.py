@@ -79,6 +79,12 @@ def test_the_longest_modules_are_told(sandbox, check):
     ]
 
 
+def test_so_many_modules_that_a_pipe_is_full_do_not_stop_it(sandbox, check):
+    for number in range(1200):
+        (sandbox.root / "start_llm" / f"{'module_' * 9}{number}.py").touch()
+    assert check("--no-tests").returncode == 0
+
+
 def test_the_first_failure_stops_it(sandbox, check):
     (sandbox.root / "fail-ruff").touch()
     done = check()

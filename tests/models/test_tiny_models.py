@@ -55,7 +55,6 @@ def render(folder: Path, messages: list[dict], **options) -> str:
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-@pytest.mark.sample(10)
 def test_every_family_loads_and_writes_varied_text(tiny_model, family):
     tokens = greedy(tiny_model(family), 40)
     assert len(tokens) == 40
@@ -64,7 +63,7 @@ def test_every_family_loads_and_writes_varied_text(tiny_model, family):
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.sample(10)
+@pytest.mark.product
 def test_a_chain_is_said_word_for_word(chain_model, family, temperature):
     folder = chain_model(CHAINS, family=family)
     assert reply(folder, temperature=temperature) == "".join(THINKING + CALL)

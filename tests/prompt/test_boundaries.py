@@ -319,7 +319,6 @@ OPTIONS = st.fixed_dictionaries(
     messages=(user("\U00010600\U00010601\U00010610word0word"), reply("word1word"), user("word2word")),
     options={},
 )
-@pytest.mark.sample(336)
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
@@ -327,7 +326,6 @@ def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
 @settings(max_examples=8)
 @given(messages=conversations(), options=OPTIONS)
-@pytest.mark.sample(10)
 def test_a_message_more_changes_nothing_before_an_end(trait, messages, options):
     """But for reasoning, which templates drop once they are old."""
     talk = [replace(message, reasoning=None) for message in messages]

@@ -139,7 +139,6 @@ READ_AGAIN = {"plain": len(LINE) + 100}
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-@pytest.mark.sample(6)
 def test_a_conversation_that_grew_is_tokenised_where_it_grew(trait):
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait))

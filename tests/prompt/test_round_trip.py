@@ -256,7 +256,6 @@ def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
-@pytest.mark.sample(12)
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):
     """Each reply is read, sent back in the client's words, and the next one is made after that."""
     ours, theirs = ASKED, ASKED

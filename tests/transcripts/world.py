@@ -15,7 +15,6 @@ was given.
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -23,20 +22,11 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cache, partial
 
+from start_llm.audit.reply_message import message_from_events
 from start_llm.core.canonical import Conversation
-from start_llm.core.chat import ChatRequest, KeptReasoning, Message, RequestOrigin, ToolCall
+from start_llm.core.chat import ChatRequest, KeptReasoning, Message, RequestOrigin
 from start_llm.core.engine_request import EngineRequest
-from start_llm.core.events import (
-    CallArguments,
-    CallEnded,
-    CallStarted,
-    Content,
-    Event,
-    Finished,
-    Reasoning,
-    Restored,
-    Usage,
-)
+from start_llm.core.events import Event, Finished, Restored, Usage
 from start_llm.core.events import Text as Written
 from start_llm.core.explanation import Explanation
 from start_llm.prompt.canonical import DriftPolicy
@@ -267,7 +257,7 @@ class Server:
         self.model.next = text, how
         with self._service.respond(request, RequestOrigin("id", "/chat", "model")) as answer:
             events = list(answer.events())
-        return text_of(self.trait, self.model.read), heard(events)
+        return text_of(self.trait, self.model.read), message_from_events(events)
 
     def explain(self, request: ChatRequest) -> Explanation:
         return self._service.explain(request)
@@ -276,15 +266,3 @@ class Server:
         """The prompt of a server that has never seen anything."""
         preparer, _ = _preparer(self.trait, kept or self.kept, self.drift, heals=False)
         return text_of(self.trait, preparer.prepare(request).tokens.ids)
-
-
-def heard(events: Sequence[Event]) -> Message:
-    """The reply as a client takes it, who drops a call that was cut."""
-    begun = [event for event in events if isinstance(event, CallStarted)]
-    calls: list[ToolCall] = []
-    for index in (event.index for event in events if isinstance(event, CallEnded)):
-        parts = [one.text for one in events if isinstance(one, CallArguments) and one.index == index]
-        calls.append(ToolCall(f"call_{begun[index].id}", begun[index].name, json.loads("".join(parts))))
-    content = "".join(event.text for event in events if isinstance(event, Content))
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
-    return reply(content if content.strip() else "", *calls, reasoning=reasoning or None)
