@@ -1,0 +1,87 @@
+"""The disk thread: order, errors, the end."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from start_llm.core.disk_thread import DiskThread
+
+
+@pytest.fixture
+def errors() -> list[Exception]:
+    return []
+
+
+@pytest.fixture
+def thread(errors: list[Exception]) -> Iterator[DiskThread]:
+    thread = DiskThread(errors.append)
+    thread.start()
+    yield thread
+    assert thread.close(5)
+
+
+def held(thread: DiskThread) -> threading.Event:
+    """Keep the thread busy until the event that this returns is set."""
+    began, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        go.wait(5)
+
+    thread.submit(wait)
+    assert began.wait(5)
+    return go
+
+
+def test_urgent_jobs_run_first_and_the_others_in_order(thread: DiskThread):
+    done: list[str] = []
+    go = held(thread)
+    for name in ("a", "b"):
+        thread.submit(lambda name=name: done.append(name))
+    for name in ("x", "y"):
+        thread.submit(lambda name=name: done.append(name), is_urgent=True)
+    go.set()
+    assert thread.close(5)
+    assert done == ["x", "y", "a", "b"]
+
+
+def test_a_job_for_later_waits(thread: DiskThread):
+    done = threading.Event()
+    began = time.monotonic()
+    thread.submit(done.set, after_s=0.2)
+    assert done.wait(5)
+    assert time.monotonic() - began >= 0.2
+
+
+def test_the_end_runs_what_is_queued_and_what_is_for_later(thread: DiskThread):
+    done: list[str] = []
+    go = held(thread)
+    thread.submit(lambda: done.append("later"), after_s=3600)
+    thread.submit(lambda: done.append("now"))
+    go.set()
+    assert thread.close(5)
+    assert sorted(done) == ["later", "now"]
+    assert not thread.submit(lambda: done.append("too late"))
+
+
+def test_a_job_that_raises_is_told_and_the_next_one_runs(thread: DiskThread, errors: list[Exception]):
+    done = threading.Event()
+    thread.submit(lambda: 1 / 0 and None)
+    thread.submit(done.set)
+    assert done.wait(5)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_one_that_does_not_end_is_not_waited_for(errors: list[Exception]):
+    thread = DiskThread(errors.append)
+    thread.start()
+    go = held(thread)
+    assert not thread.close(0.1)
+    go.set()
+    assert thread.close(5)
+
+
+def test_a_thread_that_was_never_started_can_be_closed(errors: list[Exception]):
+    assert DiskThread(errors.append).close(1)
