@@ -36,7 +36,7 @@ class GenerationPort(Protocol):
         """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
         ...
 
-    def cancel(self) -> None: ...
+    def cancel(self, *, is_over: bool = False) -> None: ...
 
 
 class EnginePort(Protocol):
@@ -311,7 +311,7 @@ class Answer:
 
     def _cut_short(self) -> Finished:
         """End a reply at a stop sequence or after its last permitted call, and cancel the rest."""
-        self._generation.cancel()
+        self._generation.cancel(is_over=True)
         usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.reply_length)
         end = self._output.cut(usage)
         self._turn.record_reply(

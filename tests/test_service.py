@@ -114,7 +114,7 @@ class Script:
         assert 0 < timeout_s <= 0.1
         return next(self.takes)
 
-    def cancel(self) -> None:
+    def cancel(self, *, is_over: bool = False) -> None:
         self.cancelled += 1
 
 

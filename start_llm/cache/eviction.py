@@ -7,9 +7,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
 from start_llm.cache.store import MemoryUsage, PageStore
+
+if TYPE_CHECKING:
+    from start_llm.cache.write_back import WriteBack
 
 type Enough = Callable[[], bool]
 
@@ -53,6 +57,7 @@ class Evictor:
     Attributes:
         batched_bytes: bytes that running sequences hold outside of their sequence caches, in a batch.
         evicted: number of evicted conversations, pages, checkpoints and sequence caches.
+        write_back: writes to the disk tier; None if there is none. What is on the disk is evicted first.
     """
 
     def __init__(self, store: PageStore, limits: EvictionLimits) -> None:
@@ -60,6 +65,7 @@ class Evictor:
         self.limits = limits
         self.batched_bytes = 0
         self.evicted = 0
+        self.write_back: WriteBack | None = None
 
     def has_room_for(self, nbytes: int) -> bool:
         """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
@@ -148,15 +154,22 @@ class Evictor:
             self.evicted += 1
 
     def _drop_worst(self, now: float, is_enough: Enough) -> None:
-        heap = [_ranked(one, now) for one in self._store.eviction_candidates()]
+        heap = [self._ranked(one, now) for one in self._store.eviction_candidates()]
         heapq.heapify(heap)
         while heap and not is_enough():
-            _, _, victim = heapq.heappop(heap)
+            victim = heapq.heappop(heap)[-1]
             # The heap may hold it twice, or another eviction may have removed it.
             if self._store.is_evictable(victim):
+                if self.write_back and not isinstance(victim, SequenceCache):
+                    self.write_back.save(victim)
                 for one in self._store.drop(victim):
-                    heapq.heappush(heap, _ranked(one, now))
+                    heapq.heappush(heap, self._ranked(one, now))
                 self.evicted += 1
+
+    def _ranked(
+        self, one: SequenceCache | Checkpoint | Page, now: float
+    ) -> tuple[bool, float, int, SequenceCache | Checkpoint | Page]:
+        return (not (self.write_back and self.write_back.has(one)), *_ranked(one, now))
 
     def _is_within(self, active: MemoryUsage) -> bool:
         return not self._is_beyond(self._needed + active, slack=_SLACK)

@@ -142,6 +142,19 @@ class Layers:
         mx.eval([array for arrays, _ in state.leaves for array in arrays])
         return state
 
+    def copied(self, part: TokenRange) -> KVSlice:
+        """Return copies of consecutive tokens of all trimmable leaves, which `part` holds as views."""
+        count = len(_sliced(self.fresh()))
+        return KVSlice(tuple(_put_together([part], index, 0) for index in range(count)))
+
+    def trimmable_arrays(self, caches: Sequence[Any]) -> list[Arrays]:
+        """Return the arrays of each trimmable leaf, with their unused room."""
+        return [kind.arrays(leaf) for leaf, kind in _sliced(caches)]
+
+    def put_trimmable_arrays(self, caches: Sequence[Any], arrays: Sequence[Arrays]) -> None:
+        for (leaf, kind), one in zip(_sliced(caches), arrays, strict=True):
+            kind.fill(leaf, one)
+
     def assemble(
         self,
         parts: Sequence[TokenRange],
@@ -173,8 +186,13 @@ class Layers:
             mx.eval(copies)
             kind.fill(leaf, copies, numbers)
 
+    def give_state(self, caches: Sequence[Any], state: StateSnapshot) -> None:
+        """Set the state of non-trimmable leaves to arrays that nobody else uses."""
+        for (leaf, kind), (arrays, numbers) in zip(_whole(caches), state.leaves, strict=True):
+            kind.fill(leaf, arrays, numbers)
+
     def trim(self, caches: Sequence[Any], length: int) -> None:
-        """Trim trimmable leaves to `length` tokens."""
+        """Set the number of tokens that trimmable leaves hold; their arrays have room for as many."""
         for leaf, _ in _sliced(caches):
             leaf.offset = length
 

@@ -61,11 +61,33 @@ class NoReuse:
         self._layers.grow_in_small_steps(seq_cache.caches)
         self._metrics.computed_tokens += len(tokens)
 
-    def close(self, seq_cache: SequenceCache, caches: list[Any], tokens: Sequence[int]) -> None:  # noqa: ARG002
+    def close(
+        self,
+        seq_cache: SequenceCache,
+        caches: list[Any],  # noqa: ARG002
+        tokens: Sequence[int],  # noqa: ARG002
+        *,
+        is_given_up: bool = False,  # noqa: ARG002
+    ) -> None:
         seq_cache.set_caches([])
 
     def discard(self, seq_cache: SequenceCache) -> None:
         seq_cache.set_caches([])
+
+    def wait_for_disk(self, ids: tuple[int, ...], salt: bytes, capacity: int) -> None:
+        pass
+
+    def collect_from_disk(self) -> None:
+        pass
+
+    def write_to_disk(self, *, is_decoding: bool) -> None:
+        pass
+
+    def flush_to_disk(self, patience_s: float) -> None:
+        pass
+
+    def seconds_until_disk(self) -> None:
+        pass
 
     def shrink(self, shortage: int = 0) -> None:
         pass

@@ -87,6 +87,7 @@ class SequenceCache:
         last_used: seconds on the cache's clock.
         boundaries: ends of the prompt's messages.
         prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
+        is_given_up: its client went away before the reply was complete.
     """
 
     caches: list[Any]
@@ -99,6 +100,7 @@ class SequenceCache:
     boundaries: tuple[int, ...] = ()
     prompt_length: int = 0
     repeated_tokens: int = 0
+    is_given_up: bool = False
     fetch_from_batch: Callable[[], list[Any]] | None = None
 
     def move_to_batch(self, fetch: Callable[[], list[Any]]) -> None:
@@ -146,6 +148,7 @@ class Page:
         key: hash of the salt and of all tokens up to the end of this page.
         end: number of tokens up to the end of this page.
         holder: stores the page's KV. None: the KV is lost (or the page is a root).
+        uses: sequences that computed it or were restored from it; one that was given up does not count.
         by_first_token: the children again, by their first token.
         seq_caches: those whose last full page this is.
     """

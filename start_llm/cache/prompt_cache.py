@@ -18,17 +18,20 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from start_llm.cache.checkpoints import checkpoint_to_drop, choose_positions
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
+from start_llm.cache.disk_restore import DiskAccess, DiskRestore, DiskRestorer
+from start_llm.cache.disk_tier import DiskWait
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
 from start_llm.cache.plan import RestorePlan, kept_length, plan_restore
 from start_llm.cache.restore import Restorer
 from start_llm.cache.store import PageStore
+from start_llm.cache.write_back import WriteBack
 from start_llm.core.events import Miss, Restored
 from start_llm.telemetry.metrics import CacheMetrics
 
@@ -92,6 +95,16 @@ class PromptCache:
         self._computed_prefixes = ComputedPrefixIndex(page_size)
         self._metrics = metrics
         self._clock = clock
+        self._disk_restorer: DiskRestorer | None = None
+        self._write_back: WriteBack | None = None
+
+    def attach_disk(self, disk: DiskAccess) -> None:
+        """Use a disk tier from now on."""
+        self._disk_restorer = DiskRestorer(
+            disk, self._layers, self._restorer, keep=self._keep_restored, drop=self._keep_pages
+        )
+        self._write_back = WriteBack(disk, self._layers, self._store, self._clock)
+        self._evictor.write_back = self._write_back
 
     # --------------------------------------------------------------------------------------------------- open
 
@@ -157,9 +170,13 @@ class PromptCache:
     ) -> Restored:
         """Return what `open` would restore, without changing or counting anything."""
         rejected = self._store.tree.rejected_keys
-        found = self._find(self._root(salt), ids, boundaries, repeated_tokens)
+        root = self._root(salt)
+        found = self._find(root, ids, boundaries, repeated_tokens)
         self._store.tree.rejected_keys = rejected
-        return found.restored
+        if self._disk_restorer is None:
+            return found.restored
+        length = self._disk_restorer.length(root, found.matched, ids, found.plan.length)
+        return found.restored if length == found.plan.length else _with_disk(found.restored, length)
 
     def _find(
         self, root: Page, ids: tuple[int, ...], boundaries: Sequence[int], repeated_tokens: int
@@ -200,6 +217,68 @@ class PromptCache:
             page.last_used, page.uses = now, page.uses + 1
         if plan.checkpoint:
             plan.checkpoint.last_used = now
+
+    # --------------------------------------------------------------------------------------------------- disk
+
+    def wait_for_disk(
+        self, ids: tuple[int, ...], salt: bytes, capacity: int
+    ) -> DiskWait | DiskRestore | None:
+        """Begin to restore from the disk what memory does not have of a prompt.
+
+        Returns something that is over when the prompt can be opened, or asked for again; None if it can be
+        opened now.
+
+        Args:
+            capacity: tokens that the caches should take without growing.
+        """
+        if self._disk_restorer is None:
+            return None
+        root = self._root(salt)
+        matched = self._store.tree.match(root, ids[:-1])
+        kept = plan_restore(root, matched, ids, has_state=self._layers.has_state).length
+        return self._disk_restorer.begin(root, matched, ids, kept, capacity)
+
+    def collect_from_disk(self) -> None:
+        """Complete the restores from the disk whose files have been read."""
+        if self._disk_restorer:
+            self._disk_restorer.collect()
+
+    def _keep_restored(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
+        """Keep caches that hold these tokens, which the disk had, for the prompt that waits for them."""
+        with self._store.rollback_on_error(seq_cache):
+            self._hold(seq_cache, tokens)
+            seq_cache.shared_prefix_length = 0
+            self._keep(seq_cache)
+
+    def _keep_pages(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
+        """Keep the pages of caches that lack the state at their end."""
+        with self._store.rollback_on_error(seq_cache):
+            self._hold(seq_cache, tokens)
+        self._store.release_pages(seq_cache)
+
+    def _hold(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
+        start = len(seq_cache.tokens)
+        seq_cache.last_used = self._clock()
+        seq_cache.tokens = tokens
+        self._extend(seq_cache, start)
+
+    def write_to_disk(self, *, is_decoding: bool) -> None:
+        """Hand pages and states that are due to the disk thread. Called in every step.
+
+        Args:
+            is_decoding: replies are running; then little of the time is spent on this.
+        """
+        if self._write_back:
+            self._write_back.offer(is_decoding=is_decoding)
+
+    def flush_to_disk(self, patience_s: float) -> None:
+        """Write everything that is not on the disk yet, for at most `patience_s` seconds."""
+        if self._write_back:
+            self._write_back.flush(patience_s)
+
+    def seconds_until_disk(self) -> float | None:
+        """Return the seconds after which `write_to_disk` should be called even if nothing else happens."""
+        return self._write_back.seconds_until_due() if self._write_back else None
 
     # ------------------------------------------------------------------------------------------------- growth
 
@@ -242,10 +321,20 @@ class PromptCache:
 
     # -------------------------------------------------------------------------------------------------- close
 
-    def close(self, seq_cache: SequenceCache, caches: list[Any], tokens: Sequence[int]) -> None:
+    def close(
+        self,
+        seq_cache: SequenceCache,
+        caches: list[Any],
+        tokens: Sequence[int],
+        *,
+        is_given_up: bool = False,
+    ) -> None:
         """Keep what a sequence computed when it leaves the engine. `caches` hold exactly `tokens`.
 
         They are those that `open` restored, or were taken out of a batch.
+
+        Args:
+            is_given_up: its client went away before the reply was complete.
         """
         with self._store.rollback_on_error(seq_cache):
             start = len(seq_cache.tokens)
@@ -255,12 +344,20 @@ class PromptCache:
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache, start)
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
-            is_worth_keeping = bool(seq_cache.tokens) and not self._has_twin(seq_cache)
-            if is_worth_keeping and self._store.adopt_pages(seq_cache):
-                self._store.make_idle(seq_cache)
-            else:
-                self._store.split_into_pages(seq_cache)
+            if is_given_up:
+                _note_given_up(seq_cache)
+            self._keep(seq_cache)
         self.shrink()
+        if self._write_back:
+            self._write_back.note_change()
+
+    def _keep(self, seq_cache: SequenceCache) -> None:
+        """Keep a sequence cache for the next turn, or as pages if another one is as good."""
+        is_worth_keeping = bool(seq_cache.tokens) and not self._has_twin(seq_cache)
+        if is_worth_keeping and self._store.adopt_pages(seq_cache):
+            self._store.make_idle(seq_cache)
+        else:
+            self._store.split_into_pages(seq_cache)
 
     def _has_twin(self, seq_cache: SequenceCache) -> bool:
         return any(
@@ -355,6 +452,19 @@ class PromptCache:
         metrics.pages = store.tree.count
         metrics.checkpoints = len(store.checkpoints)
         metrics.seq_caches = len(store.seq_caches)
+
+
+def _note_given_up(seq_cache: SequenceCache) -> None:
+    """Record that nobody else has used the pages that this sequence computed."""
+    seq_cache.is_given_up = True
+    for page in seq_cache.path:
+        page.uses = 0 if page.uses == 1 else page.uses
+
+
+def _with_disk(restored: Restored, length: int) -> Restored:
+    """Return what is restored if the disk gives `length` tokens."""
+    kept, repeated = max(restored.kept, length), max(restored.repeated_tokens, length)
+    return replace(restored, tokens=length, miss=None, kept=kept, repeated_tokens=repeated)
 
 
 def _ends(ids: tuple[int, ...], boundaries: Sequence[int]) -> tuple[int, ...]:

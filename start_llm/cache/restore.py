@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, cast
 
 from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
 from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache
+from start_llm.cache.plan import RestorePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from start_llm.cache.eviction import Evictor
     from start_llm.cache.layers import Layers
-    from start_llm.cache.plan import RestorePlan, RestoreSource
+    from start_llm.cache.plan import RestoreSource
     from start_llm.cache.store import PageStore
 
 
@@ -69,9 +70,31 @@ class Restorer:
             self._layers.reserve(given.caches, room)
         return given
 
-    def _copied(self, plan: RestorePlan, root: Page, ids: tuple[int, ...], room: int) -> SequenceCache:
+    @property
+    def page_size(self) -> int:
+        return self._store.tree.page_size
+
+    def buffers(
+        self, path: tuple[Page, ...], nothing: KVSlice, root: Page, ids: tuple[int, ...], room: int
+    ) -> SequenceCache:
+        """Return an active sequence cache that holds the pages of `path`, and has `room` for more tokens.
+
+        Args:
+            nothing: arrays of the right types for 0 tokens.
+        """
+        length = path[-1].end if path else 0
+        return self._copied(RestorePlan(length, path), root, ids, room, nothing)
+
+    def _copied(
+        self,
+        plan: RestorePlan,
+        root: Page,
+        ids: tuple[int, ...],
+        room: int,
+        nothing: KVSlice | None = None,
+    ) -> SequenceCache:
         """Make new caches. The sequence cache is admitted first, which protects the pages on its path."""
-        tail = self._tail(plan.tail) if plan.tail else None
+        tail = self._tail(plan.tail) if plan.tail else nothing
         state = cast("StateSnapshot", plan.checkpoint.state) if plan.checkpoint else None
         known = plan.path[-1].end if plan.path else 0
         seq_cache = SequenceCache([], root, list(ids[:known]), list(plan.path))

@@ -184,6 +184,12 @@ class PageStore:
             self.forget(seq_cache)
             self._give_up(seq_cache, tail)
 
+    def release_pages(self, seq_cache: SequenceCache) -> None:
+        """Remove a sequence cache without a state at its end. Its pages stay, in a run of its arrays."""
+        with self.rollback_on_error(seq_cache):
+            self.forget(seq_cache)
+            self._give_up(seq_cache)
+
     def _give_up(self, seq_cache: SequenceCache, tail: tuple[int, ...] | None = None) -> None:
         """Turn a removed sequence cache's arrays into a run, without a copy, if pages or a tail need them."""
         self._move_to_others(self._held(seq_cache))

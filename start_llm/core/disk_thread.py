@@ -61,7 +61,7 @@ class DiskThread:
             return True
 
     def close(self, patience_s: float) -> bool:
-        """Run what is queued, then end the thread. Returns False if it is still running after `patience_s`."""
+        """Run what is queued, then end the thread. Returns False if it still runs after `patience_s`."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()

@@ -29,6 +29,7 @@ class Restored:
         rejected_keys: candidates with the right key but other tokens.
         kept: prompt tokens that are stored, whether or not there is state at their end.
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
+        disk_tokens, disk_s: those of `tokens` that were read from the disk, and the seconds that this took.
     """
 
     tokens: int
@@ -36,6 +37,8 @@ class Restored:
     rejected_keys: int = 0
     kept: int = 0
     repeated_tokens: int = 0
+    disk_tokens: int = 0
+    disk_s: float = 0.0
 
     @property
     def lost(self) -> int:

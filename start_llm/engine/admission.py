@@ -33,18 +33,27 @@ class Admission:
         """The longest sequence, in tokens, that fits into memory if it runs alone."""
         return self.cost.tokens_in(self.usable_bytes)
 
-    def has_room(self, sequences: Sequence[EngineSequence], request: EngineRequest, tokens: int) -> bool:
+    def has_room(
+        self,
+        sequences: Sequence[EngineSequence],
+        request: EngineRequest,
+        tokens: int,
+        reserved: Sequence[int] = (),
+    ) -> bool:
         """Return whether a sequence of `tokens` tokens can run beside these sequences.
 
         True if no other sequence runs: a request longer than `longest` is refused earlier.
+
+        Args:
+            reserved: lengths of sequences that have memory and do not run yet, in tokens.
         """
-        if not sequences:
+        if not (sequences or reserved):
             return True
         planned = [
             max(planned_tokens(sequence.generation.request, len(sequence.tokens)), sequence.width)
             for sequence in sequences
         ]
-        return self.fits([*planned, planned_tokens(request, tokens)])
+        return self.fits([*planned, *reserved, planned_tokens(request, tokens)])
 
     def fits(self, lengths: Iterable[int]) -> bool:
         """Return whether sequences of these lengths, in tokens, fit into memory."""

@@ -15,7 +15,7 @@ from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMEr
 from start_llm.core.events import Failed, Restored
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.generation import Generation
-from start_llm.engine.inbox import Inbox
+from start_llm.engine.inbox import DiskNews, Inbox, StopRequest
 from start_llm.engine.loop import STOPPING, EngineLoop
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import EngineMetrics
@@ -89,13 +89,23 @@ class Engine:
                 return restored
         raise EngineDied("The engine cannot tell what it has of this prompt.")
 
+    def note_disk(self) -> None:
+        """Tell the engine that the disk thread has written or read something."""
+        self._inbox.put(DiskNews())
+
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Fail all requests and stop the thread. False if it still runs after `timeout_s` seconds."""
-        self._inbox.put(None)
-        self._thread.join(timeout_s)
+    def stop(self, timeout_s: float, flush_s: float = 0.0) -> bool:
+        """Fail all requests, write what is cached to the disk and stop the thread.
+
+        Returns False if the thread still runs after both times.
+
+        Args:
+            flush_s: seconds for writing; as many as are needed are taken.
+        """
+        self._inbox.put(StopRequest(flush_s))
+        self._thread.join(timeout_s + flush_s)
         return not self.is_alive()
 
     def _run(self) -> None:

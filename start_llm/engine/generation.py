@@ -20,13 +20,24 @@ class Generation:
         self.request = request
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancelled = threading.Event()
+        self._is_over = False
 
     @property
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
-    def cancel(self) -> None:
-        """Cancel the request. The engine drops it within one prefill chunk or decode step."""
+    @property
+    def is_given_up(self) -> bool:
+        """True if it was cancelled before its reply was complete."""
+        return self.cancelled and not self._is_over
+
+    def cancel(self, *, is_over: bool = False) -> None:
+        """Cancel the request. The engine drops it within one prefill chunk or decode step.
+
+        Args:
+            is_over: the reply is complete, although the model has not ended it.
+        """
+        self._is_over |= is_over
         self._cancelled.set()
 
     def emit(self, event: Event) -> None:

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import queue
 from contextlib import suppress
+from dataclasses import dataclass
 
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.generation import Generation
 
-type InboxItem = Generation | CacheProbe | None
-"""None tells the engine to stop."""
+
+@dataclass(frozen=True, slots=True)
+class DiskNews:
+    """The disk thread has written or read something."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Asks the engine to stop.
+
+    Attributes:
+        flush_s: seconds for writing what is cached to the disk.
+    """
+
+    flush_s: float = 0.0
+
+
+type InboxItem = Generation | CacheProbe | DiskNews | StopRequest
 
 
 class Inbox:
@@ -27,9 +44,11 @@ class Inbox:
         self._queue.put(asked)
         return not self._is_closed
 
-    def wait(self) -> InboxItem:
-        """Wait for the next item and return it."""
-        return self._queue.get()
+    def wait(self, timeout_s: float | None = None) -> list[InboxItem]:
+        """Wait for the next item and return it; return nothing if none comes in this time."""
+        with suppress(queue.Empty):
+            return [self._queue.get(timeout=timeout_s)]
+        return []
 
     def take_all(self) -> list[InboxItem]:
         """Return all items that are available, without waiting."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
 
+from start_llm.cache.disk_restore import DiskRestore
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache
@@ -20,7 +22,7 @@ from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.generation import Generation
-from start_llm.engine.inbox import Inbox, InboxItem
+from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, StopRequest
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.resources import EngineResources
@@ -31,6 +33,9 @@ from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
 _STEPS_BETWEEN_MEMORY_CHECKS = 64
+_QUEUE_CHECK_S = 1.0
+"""Seconds after which the engine looks whether a request that waits for the disk was cancelled."""
+_MOST_DISK_WAITS = 8
 _CACHE_TIDY_S = 0.01
 """Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
@@ -69,15 +74,16 @@ class EngineLoop:
         self._prefill: Prefill | None = None
         self._decoder = Decoder(resources.network, resources.batches, resources.admission.fits)
         self._given_up: list[Generation] = []  # requests that have failed and are not told yet
-        self._stopping = False
+        self._stop: StopRequest | None = None
 
     def run(self) -> None:
         """Run steps until asked to stop. At the end, also after an error, fail every request that is left."""
         try:
-            while not self._stopping:
+            while not self._stop:
                 self.step()
         finally:
             self._fail_the_rest()
+        self._cache.flush_to_disk(self._stop.flush_s)
 
     def _fail_the_rest(self) -> None:
         self._inbox.close()
@@ -102,21 +108,30 @@ class EngineLoop:
         self._decode()
         with self._on_failure(_abandon_nothing):
             self._balance_memory()
+        with self._on_failure(_abandon_nothing):
+            self._cache.write_to_disk(is_decoding=bool(self._decoder.sequences))
         self._report()
 
     # ------------------------------------------------------------------------------------- receive and cancel
 
     def _receive(self) -> None:
         """Take new requests. Block until one comes if there is nothing else to do."""
-        if not (self._schedule or self._prefill or self._decoder.sequences):
+        if not (self._startable or self._prefill or self._decoder.sequences):
             self._time.rest()
             self._metrics.step_began = None
-            item = self._inbox.wait()
+            items = self._inbox.wait(self._longest_rest_s)
             self._metrics.step_began = time.monotonic()
-            self._accept_item(item)
+            for item in items:
+                self._accept_item(item)
         self._metrics.step_began = time.monotonic()
         self._receive_all()
         self._metrics.waiting = len(self._schedule)
+
+    @property
+    def _longest_rest_s(self) -> float | None:
+        """Seconds after which there is something to do even if nothing comes; None if there is not."""
+        until_disk = self._cache.seconds_until_disk()
+        return min(_QUEUE_CHECK_S, until_disk or _QUEUE_CHECK_S) if self._schedule else until_disk
 
     def _receive_all(self) -> None:
         for item in self._inbox.take_all():
@@ -129,8 +144,11 @@ class EngineLoop:
             case CacheProbe():
                 with self._on_failure(partial(item.answer, None)):
                     self._answer(item)
-            case None:
-                self._stopping = True
+            case DiskNews():
+                with self._on_failure(_abandon_nothing):
+                    self._cache.collect_from_disk()
+            case StopRequest():
+                self._stop = item
 
     def _answer(self, probe: CacheProbe) -> None:
         request = probe.request
@@ -142,11 +160,11 @@ class EngineLoop:
         self._schedule.drop_cancelled()
         if self._prefill and self._prefill.sequence.cancelled:
             with self._blaming(self._prefill.sequence):
-                self._stop_prefill()
+                self._stop_prefill(is_given_up=self._prefill.sequence.generation.is_given_up)
         for sequence in self._decoder.sequences:
             if sequence.cancelled:
                 with self._blaming(sequence):
-                    self._retire(sequence)
+                    self._retire(sequence, is_given_up=sequence.generation.is_given_up)
 
     def _end_overdue(self) -> None:
         """End replies that exceeded their deadline. The cache keeps what they computed."""
@@ -155,7 +173,7 @@ class EngineLoop:
             run_time_s = sequence.run_time_s(now if sequence in running else sequence.running_since)
             if 0 < self._resources.time_limits.deadline_s < run_time_s:
                 sequence.cut()
-                sequence.generation.cancel()
+                sequence.generation.cancel(is_over=True)
         self._drop_cancelled()
 
     @property
@@ -183,17 +201,20 @@ class EngineLoop:
         sequence.pause(self._clock())
         self._schedule.requeue(sequence, sequence.due)  # it keeps its place
 
-    def _stop_prefill(self) -> None:
+    def _stop_prefill(self, *, is_given_up: bool = False) -> None:
         """Stop prefilling in mid-prompt. The cache keeps what was computed."""
         if self._prefill:
             sequence, self._prefill = self._prefill.sequence, None
-            self._cache.close(sequence.seq_cache, sequence.layer_caches, sequence.seq_cache.tokens)
+            caches, tokens = sequence.layer_caches, sequence.seq_cache.tokens
+            self._cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
             mx.clear_cache()
 
     def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
-        has_slot = len(beside) < self._resources.max_sequences
+        restoring = self._schedule.restoring
+        has_slot = len(beside) + len(restoring) < self._resources.max_sequences
+        reserved = [planned_tokens(one.generation.request, one.tokens) for one in restoring]
         request = waiting.generation.request
-        return has_slot and self._resources.admission.has_room(beside, request, waiting.tokens)
+        return has_slot and self._resources.admission.has_room(beside, request, waiting.tokens, reserved)
 
     def _preempt_longest_for(self, first: QueuedRequest) -> None:
         """Preempt the sequence that has run longest without a pause, once it has run for
@@ -247,18 +268,35 @@ class EngineLoop:
         room.
         """
         with self._on_failure(self._abandon_starting):
-            if not self._prefill and (first := self._startable):
+            while not self._prefill and (first := self._startable):
                 self._start(first)
 
     def _start(self, first: QueuedRequest) -> None:
+        """Start or resume a request, unless it has to wait for the disk first."""
         self._starting = first
         self._schedule.take(first)
+        if self._has_to_wait(first):
+            self._schedule.put_back(first)
+            self._starting = None
+            return
         sequence, checkpoint_positions = (
             self._reopen(first.sequence) if first.sequence else self._open_new(first)
         )
         self._prefill = Prefill(self._resources.network, sequence, checkpoint_positions)
         self._starting = self._starting_cache = None
         self._report()
+
+    def _has_to_wait(self, first: QueuedRequest) -> bool:
+        """Begin to restore what only the disk has of a request, and return whether it has to wait for it."""
+        if isinstance(first.wait, DiskRestore):
+            first.from_disk = first.wait.got.after(first.from_disk)
+        if first.waits >= _MOST_DISK_WAITS:
+            return False
+        first.waits += 1
+        request = first.generation.request
+        capacity = planned_tokens(request, first.tokens)
+        first.wait = self._cache.wait_for_disk(first.ids, request.salt, capacity)
+        return first.is_restoring
 
     def _open_new(self, waiting: QueuedRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = waiting.generation.request
@@ -271,7 +309,8 @@ class EngineLoop:
         )
         due = deadline_after_restore(waiting, cached, self._time.speed)
         sequence = EngineSequence(waiting.generation, reply, opened.seq_cache, due=due, now=self._clock())
-        sequence.generation.emit(opened.restored)
+        tokens, seconds = waiting.from_disk
+        sequence.generation.emit(replace(opened.restored, disk_tokens=min(tokens, cached), disk_s=seconds))
         return sequence, opened.checkpoint_positions
 
     def _reopen(self, sequence: EngineSequence) -> tuple[EngineSequence, tuple[int, ...]]:
@@ -345,12 +384,13 @@ class EngineLoop:
         self._metrics.generated_tokens += 1
         return sampled.sequence.accept(sampled.token, sampled.scored, sampled.surprisal)
 
-    def _retire(self, sequence: EngineSequence) -> None:
+    def _retire(self, sequence: EngineSequence, *, is_given_up: bool = False) -> None:
         """Take a sequence out of its batch and return its caches to the prompt cache."""
         if self._decoder.contains(sequence):
-            caches, tokens = self._decoder.remove(sequence)
+            caches, count = self._decoder.remove(sequence)
             self._cache.batched_bytes = self._decoder.batched_bytes
-            self._cache.close(sequence.seq_cache, caches, sequence.tokens[:tokens])
+            tokens = sequence.tokens[:count]
+            self._cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
 
     def _balance_memory(self) -> None:
         """Shrink the prompt cache when batches hold more, and at intervals when memory is short."""

@@ -8,9 +8,11 @@ session are due one after the other, so many at once from one session do not hol
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from start_llm.cache.disk_restore import DiskRestore, FromDisk
+from start_llm.cache.disk_tier import DiskWait
 from start_llm.core.engine_request import EngineRequest
 from start_llm.engine.generation import Generation
 from start_llm.engine.sequence import EngineSequence
@@ -38,16 +40,32 @@ class QueuedRequest:
     Attributes:
         due: seconds on the engine's clock; the earliest is next.
         sequence: its sequence, if it was preempted.
+        wait: what it waits for before it can start.
+        waits: how often it has had to wait for the disk.
+        from_disk: what the disk has given it.
     """
 
     generation: Generation
     due: float
     sequence: EngineSequence | None = None
+    wait: DiskWait | DiskRestore | None = None
+    waits: int = 0
+    from_disk: FromDisk = field(default_factory=FromDisk)
 
     @property
     def tokens(self) -> int:
         """Tokens of its prompt and of its reply so far."""
         return len(self.sequence.tokens) if self.sequence else len(self.generation.request.prompt)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens that its caches have to hold, and the one after them."""
+        return tuple(self.sequence.tokens) if self.sequence else self.generation.request.prompt.ids
+
+    @property
+    def is_restoring(self) -> bool:
+        """True if it waits for the disk."""
+        return self.wait is not None and not self.wait.is_over
 
 
 class Schedule:
@@ -98,14 +116,28 @@ class Schedule:
 
     @property
     def first(self) -> QueuedRequest | None:
-        return min(self._waiting, key=lambda one: one.due, default=None)
+        """The next request; those that wait for the disk are passed over."""
+        ready = (one for one in self._waiting if not one.is_restoring)
+        return min(ready, key=lambda one: one.due, default=None)
+
+    @property
+    def restoring(self) -> list[QueuedRequest]:
+        """The requests that wait for the disk."""
+        return [one for one in self._waiting if one.is_restoring]
 
     def take(self, waiting: QueuedRequest) -> None:
         self._waiting.remove(waiting)
 
+    def put_back(self, waiting: QueuedRequest) -> None:
+        """Queue a request again that was taken and has to wait for the disk."""
+        self._waiting.append(waiting)
+
     def drop_cancelled(self) -> list[QueuedRequest]:
         """Remove the cancelled requests and return them."""
         gone = [one for one in self._waiting if one.generation.cancelled]
+        for one in gone:
+            if isinstance(one.wait, DiskRestore):
+                one.wait.give_up()
         self._waiting = [one for one in self._waiting if not one.generation.cancelled]
         return gone
 

@@ -97,6 +97,44 @@ class CacheMetrics:
 
 
 @dataclass(slots=True)
+class DiskMetrics:
+    """Counters of the disk tier, written by the disk thread, and those of restores by the engine thread.
+
+    Attributes:
+        state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error).
+        files, nbytes, max_bytes: of the folder, whatever model they are of.
+        scan_s: seconds of the scan at the start.
+        hits: prompts of which something was restored from the disk.
+        restored_tokens, restored_bytes, restored_s: tokens and bytes that were read for prompts, and the
+            seconds that these prompts waited.
+        rejected: files that could not be used, by reason; see `cache.page_file.HurtFile`.
+        queue: files that wait to be written.
+        written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
+        evictions: files that were removed because the folder was full.
+        lost: pages and states that were evicted from memory before they could be written.
+        errors: failures to write.
+    """
+
+    state: str = "off"
+    files: int = 0
+    nbytes: int = 0
+    max_bytes: int = 0
+    scan_s: float = 0.0
+    hits: int = 0
+    restored_tokens: int = 0
+    restored_bytes: int = 0
+    restored_s: float = 0.0
+    rejected: Counter[str] = field(default_factory=Counter[str])
+    queue: int = 0
+    written_files: int = 0
+    written_bytes: int = 0
+    written_today_bytes: int = 0
+    evictions: int = 0
+    lost: int = 0
+    errors: int = 0
+
+
+@dataclass(slots=True)
 class TranscriptMetrics:
     """Transcript counters. Sizes are written under the store's lock, counts under this object's.
 

@@ -10,6 +10,7 @@ import pytest
 from start_llm.core.events import Failed, Finished, Usage
 from start_llm.core.sampling import Sampling
 from start_llm.engine.batch import BatchGroup
+from start_llm.engine.inbox import StopRequest
 from start_llm.engine.loop import STOPPING
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, engine_request
 from tests.ties import Reference, Tally, greedy_reference
@@ -445,7 +446,7 @@ def test_stopping_fails_what_is_left_at_every_stage(resources):
     everyone = [*decoding(stepper, 2), prefilling(stepper), stepper.submit(engine_request(SHORT[3], 5))]
     stepper.step()
     everyone.append(stepper.submit(engine_request(SHORT[4], 5)))
-    stepper.inbox.put(None)
+    stepper.inbox.put(StopRequest())
     late = stepper.submit(engine_request(SHORT[5], 5))
     stepper.loop.run()
     for watched in [*everyone, late]:

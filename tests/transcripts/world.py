@@ -173,7 +173,7 @@ class Model:
             return [*pieces, Finished("stop", Usage(1, 0, 1), stop="a")]
         return [*pieces, Finished("length", Usage(1, 0, 1))]
 
-    def cancel(self) -> None:
+    def cancel(self, *, is_over: bool = False) -> None:
         pass
 
 

@@ -1,0 +1,203 @@
+"""Arrays as bytes: what the disk thread writes to files, and the buffers into which it reads them.
+
+Runs on the engine thread, which makes every array. The disk thread gets memory views of arrays that are
+evaluated and that nobody changes meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+
+from start_llm.cache.arrays import Arrays, KVSlice, StateSnapshot
+from start_llm.cache.page_file import TensorLayout
+
+if TYPE_CHECKING:
+    from start_llm.cache.layers import Layers
+
+_DTYPES = {
+    "BOOL": mx.bool_,
+    "U8": mx.uint8,
+    "I8": mx.int8,
+    "U16": mx.uint16,
+    "I16": mx.int16,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "U32": mx.uint32,
+    "I32": mx.int32,
+    "F32": mx.float32,
+    "U64": mx.uint64,
+    "I64": mx.int64,
+    "F64": mx.float64,
+}
+"""MLX's types by safetensors' names."""
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+type Tensors = dict[str, TensorLayout]
+"""Layouts by name, in the order of their data."""
+type Targets = list[list[memoryview]]
+"""For each tensor of a file the buffers that take its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """The tensors of a file that is to be written.
+
+    Attributes:
+        contents: their bytes. They keep the arrays alive.
+    """
+
+    tensors: Tensors
+    contents: list[memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(content.nbytes for content in self.contents)
+
+
+def outgoing(kv: KVSlice, state: StateSnapshot | None = None) -> Outgoing:
+    """Return contiguous, evaluated arrays as the tensors of a file."""
+    named = [
+        *_named("kv", kv.leaves),
+        *_named("state", [arrays for arrays, _ in state.leaves] if state else []),
+    ]
+    return Outgoing({name: _layout(array) for name, array in named}, [_bytes(array) for _, array in named])
+
+
+def _named(what: str, leaves: Sequence[Arrays]) -> Iterator[tuple[str, mx.array]]:
+    for leaf, arrays in enumerate(leaves):
+        for index, array in enumerate(arrays):
+            yield f"{what}.{leaf}.{index}", array
+
+
+def _layout(array: mx.array) -> TensorLayout:
+    return TensorLayout(_DTYPE_NAMES[array.dtype], tuple(array.shape))
+
+
+def _bytes(array: mx.array) -> memoryview:
+    return memoryview(cast("Any", array)).cast("B") if array.size else memoryview(bytearray())
+
+
+@dataclass(slots=True)
+class KVShape:
+    """Types and shapes of the arrays of a network's trimmable leaves.
+
+    Attributes:
+        leaves: for each leaf the layouts of its arrays for 0 tokens.
+    """
+
+    leaves: list[tuple[TensorLayout, ...]]
+
+    @classmethod
+    def of(cls, layers: Layers, caches: Sequence[Any]) -> KVShape:
+        """Return the shape of caches that hold some tokens."""
+        arrays = layers.trimmable_arrays(caches)
+        return cls([tuple(_resized(_layout(array), 0) for array in leaf) for leaf in arrays])
+
+    def tensors(self, tokens: int) -> Tensors:
+        """Return the tensors of a page of this many tokens."""
+        return {
+            f"kv.{leaf}.{index}": _resized(layout, tokens)
+            for leaf, layouts in enumerate(self.leaves)
+            for index, layout in enumerate(layouts)
+        }
+
+    def nothing(self) -> KVSlice:
+        """Return arrays for 0 tokens."""
+        return KVSlice(tuple(tuple(map(_zeros, layouts)) for layouts in self.leaves))
+
+
+def _resized(layout: TensorLayout, tokens: int) -> TensorLayout:
+    """Return the layout for another number of tokens; axis -2 is the token axis."""
+    return TensorLayout(layout.dtype, (*layout.shape[:-2], tokens, layout.shape[-1]))
+
+
+def _zeros(layout: TensorLayout) -> mx.array:
+    array = mx.zeros(layout.shape, _DTYPES[layout.dtype])
+    mx.eval(array)
+    return array
+
+
+@dataclass(slots=True)
+class Incoming:
+    """Buffers for files that are read into the caches of a sequence.
+
+    Args:
+        is_in_place: bytes are read straight into the arrays. If not (the memory of a CUDA device), they are
+            read into buffers beside them, and `finish` copies them.
+    """
+
+    layers: Layers
+    caches: list[Any]
+    is_in_place: bool = True
+    _staged: list[tuple[int, list[bytearray]]] = field(default_factory=list[tuple[int, "list[bytearray]"]])
+    _state: list[tuple[TensorLayout, mx.array | bytearray]] = field(
+        default_factory=list[tuple[TensorLayout, "mx.array | bytearray"]]
+    )
+
+    def page(self, start: int, tokens: int) -> Targets:
+        """Return the buffers for the KV of `tokens` tokens from position `start` on."""
+        arrays = [array for leaf in self.layers.trimmable_arrays(self.caches) for array in leaf]
+        if self.is_in_place:
+            return [list(_rows(array, start, tokens)) for array in arrays]
+        staged = [bytearray(_resized(_layout(array), tokens).nbytes) for array in arrays]
+        self._staged.append((start, staged))
+        return [[memoryview(one)] for one in staged]
+
+    def state(self, layouts: Sequence[TensorLayout]) -> Targets:
+        """Return the buffers for the state of all non-trimmable leaves."""
+        self._state = [
+            (layout, _zeros(layout) if self.is_in_place else bytearray(layout.nbytes)) for layout in layouts
+        ]
+        return [[_bytes(one) if isinstance(one, mx.array) else memoryview(one)] for _, one in self._state]
+
+    def finish(self, length: int, state: Sequence[tuple[int, tuple[int, ...]]] = ()) -> None:
+        """Make the caches hold `length` tokens.
+
+        Args:
+            state: for each non-trimmable leaf the number of its arrays and its numbers, if there is state.
+        """
+        self._copy_staged(length)
+        self.layers.trim(self.caches, length)
+        if state:
+            arrays = iter([_array(layout, content) for layout, content in self._state])
+            leaves = [(tuple(next(arrays) for _ in range(count)), numbers) for count, numbers in state]
+            self.layers.give_state(self.caches, StateSnapshot(tuple(leaves)))
+
+    def _copy_staged(self, length: int) -> None:
+        if not self._staged:
+            return
+        leaves = self.layers.trimmable_arrays(self.caches)
+        flat = [array for leaf in leaves for array in leaf]
+        for start, contents in self._staged:
+            for place, (array, content) in enumerate(zip(flat, contents, strict=True)):
+                tokens = len(content) * array.shape[-2] // max(array.nbytes, 1)
+                if start < length and content:
+                    part = _array(_resized(_layout(array), tokens), content)
+                    flat[place][..., start : start + tokens, :] = part
+        mx.eval(flat)
+        arrays = iter(flat)
+        self.layers.put_trimmable_arrays(self.caches, [tuple(next(arrays) for _ in leaf) for leaf in leaves])
+        self._staged.clear()
+
+
+def _rows(array: mx.array, start: int, tokens: int) -> Iterator[memoryview]:
+    """Yield the bytes of `tokens` tokens, one view for each index of the axes before the token axis."""
+    if not array.size:
+        return
+    room, width = array.shape[-2], array.shape[-1] * array.itemsize
+    whole = _bytes(array)
+    for row in range(array.size // (room * array.shape[-1])):
+        begin = (row * room + start) * width
+        yield whole[begin : begin + tokens * width]
+
+
+def _array(layout: TensorLayout, content: mx.array | bytearray) -> mx.array:
+    if isinstance(content, mx.array):
+        return content
+    if not content:
+        return _zeros(layout)
+    return mx.view(mx.array(cast("Any", memoryview(content))), _DTYPES[layout.dtype]).reshape(layout.shape)

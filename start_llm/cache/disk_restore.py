@@ -1,0 +1,222 @@
+"""Restore prompts from the disk tier.
+
+The files of a prompt are read into the caches of an idle sequence cache, from which the prompt is then opened
+like any other. Owned by the engine thread; the disk thread fills the buffers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from start_llm.cache.buffers import Incoming, KVShape
+from start_llm.cache.disk_plan import DiskPlan, is_worth_it, plan_from_disk
+from start_llm.cache.disk_tier import DiskRead, DiskTier, DiskWait, FilePart
+from start_llm.cache.page_file import TensorLayout
+from start_llm.cache.pages import Page, SequenceCache
+
+if TYPE_CHECKING:
+    from start_llm.cache.disk_index import CachedFile
+    from start_llm.cache.layers import Layers
+    from start_llm.cache.restore import Restorer
+
+
+@dataclass(frozen=True, slots=True)
+class DiskAccess:
+    """What the prompt cache needs for its disk tier.
+
+    Attributes:
+        shape: of the network's KV.
+        is_in_place: the disk thread may write into arrays; see `cache.buffers.Incoming`.
+        idle_s: seconds without use after which pages and states are written.
+    """
+
+    tier: DiskTier
+    shape: KVShape
+    is_in_place: bool = True
+    idle_s: float = 30.0
+
+
+class FromDisk(NamedTuple):
+    """What a prompt got from the disk: tokens, and the seconds that it waited for them."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def after(self, earlier: FromDisk) -> FromDisk:
+        """Return what both have given together."""
+        return FromDisk(self.tokens + earlier.tokens, self.seconds + earlier.seconds)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class DiskRestore:
+    """A restore that is under way.
+
+    Attributes:
+        seq_cache: active; its caches are the buffers.
+        length: tokens that it holds at its end; set with `is_over`.
+        is_over: its caches are kept, or dropped.
+    """
+
+    plan: DiskPlan
+    ids: tuple[int, ...]
+    seq_cache: SequenceCache
+    buffers: Incoming
+    read: DiskRead
+    began: float
+    is_over: bool = False
+    got: FromDisk = field(default_factory=FromDisk)
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more: read no further. What was read is kept."""
+        self.read.is_given_up = True
+
+
+class DiskRestorer:
+    """Begins restores, and completes them when their files are read.
+
+    Args:
+        keep: stores a sequence cache that holds these tokens and that nobody uses.
+        drop: takes a sequence cache whose state is unknown; the tokens that it holds are right.
+    """
+
+    def __init__(
+        self,
+        access: DiskAccess,
+        layers: Layers,
+        restorer: Restorer,
+        *,
+        keep: Callable[[SequenceCache, list[int]], None],
+        drop: Callable[[SequenceCache, list[int]], None],
+    ) -> None:
+        self._tier = access.tier
+        self._shape = access.shape
+        self._is_in_place = access.is_in_place
+        self._layers = layers
+        self._restorer = restorer
+        self._keep = keep
+        self._drop = drop
+        self._running: list[DiskRestore] = []
+
+    def begin(
+        self, root: Page, matched: list[Page], ids: tuple[int, ...], kept: int, room: int
+    ) -> DiskRestore | DiskWait | None:
+        """Begin to restore what memory does not have of a prompt.
+
+        Returns what the prompt has to wait for: a restore, or something after which to ask again. None if
+        the disk has nothing for it.
+
+        Args:
+            matched: the full pages in memory that `ids[:-1]` starts with.
+            kept: tokens that a restore from memory gives.
+            room: tokens that its caches can hold before they grow.
+        """
+        tier = self._tier
+        if not tier.scanned.is_over:
+            return tier.scanned if tier.is_on else None
+        plan = self._plan(root, matched, ids)
+        if isinstance(plan, list):
+            return tier.look(plan)
+        if not is_worth_it(plan, kept):
+            return None
+        return self._read(plan, root, ids, room)
+
+    @property
+    def is_busy(self) -> bool:
+        """True if restores are under way."""
+        return bool(self._running)
+
+    def length(self, root: Page, matched: list[Page], ids: tuple[int, ...], kept: int) -> int:
+        """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
+        plan = self._plan(root, matched, ids)
+        return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, kept) else kept
+
+    def _plan(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> DiskPlan | list[CachedFile]:
+        size = self._restorer.page_size
+        return plan_from_disk(self._tier.index, root, matched, ids, size, has_state=self._layers.has_state)
+
+    def _read(self, plan: DiskPlan, root: Page, ids: tuple[int, ...], room: int) -> DiskRestore:
+        size = self._restorer.page_size
+        end = plan.path[-1].end if plan.path else 0
+        seq_cache = self._restorer.buffers(
+            plan.path, self._shape.nothing(), root, ids, max(room, end + size * (len(plan.pages) + 1))
+        )
+        buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
+        parts: list[FilePart] = []
+        parent = plan.path[-1].key if plan.path else root.key
+        for file in plan.pages:
+            tokens = file.header.tokens if file.header else ids[end : end + size]
+            layouts = tuple(self._shape.tensors(len(tokens)).values())
+            parts.append(FilePart(file, parent, tokens, layouts, buffers.page(end, len(tokens))))
+            parent, end = file.key, end + len(tokens)
+        if plan.state and plan.state.header:
+            parts.append(self._state_part(plan.state, parent, end, buffers))
+        restore = DiskRestore(
+            plan=plan,
+            ids=ids,
+            seq_cache=seq_cache,
+            buffers=buffers,
+            read=DiskRead(parts=parts),
+            began=time.perf_counter(),
+        )
+        self._running.append(restore)
+        self._tier.touch([part.file for part in parts])
+        self._tier.read(restore.read)
+        return restore
+
+    def _state_part(self, file: CachedFile, parent: bytes, end: int, buffers: Incoming) -> FilePart:
+        header = file.header
+        tokens, tensors = (header.tokens, header.tensors) if header else ((), {})
+        kv = self._shape.tensors(len(tokens))
+        state = [layout for name, layout in tensors.items() if name not in kv]
+        targets = [*buffers.page(end, len(tokens)), *buffers.state(state)]
+        return FilePart(file, parent, tokens, (*kv.values(), *state), targets)
+
+    def collect(self) -> None:
+        """Complete the restores whose files are read, and let go of what was written."""
+        self._tier.release_written()
+        for restore in [one for one in self._running if one.read.is_over]:
+            self._running.remove(restore)
+            self._complete(restore)
+
+    def _complete(self, restore: DiskRestore) -> None:
+        plan, read = restore.plan, restore.read
+        before = plan.path[-1].end if plan.path else 0
+        done = [part.file for part in read.parts[: read.done]]
+        read_tokens = sum(len(part.tokens) for part in read.parts[: read.done])
+        length = min(before + read_tokens, plan.length)
+        is_whole = len(done) == len(plan.files)
+        for part in read.parts:
+            part.targets.clear()
+        try:
+            restore.buffers.finish(length, _state_of(plan) if is_whole else ())
+            tokens = list(restore.ids[:length])
+            if self._layers.has_state and not is_whole:
+                self._drop(restore.seq_cache, tokens)
+            else:
+                self._keep(restore.seq_cache, tokens)
+                self._note(restore, length - before, sum(file.nbytes for file in done))
+        finally:
+            restore.is_over = True
+
+    def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
+        restore.got = FromDisk(tokens, time.perf_counter() - restore.began)
+        metrics = self._tier.metrics
+        metrics.hits += tokens > 0
+        metrics.restored_tokens += tokens
+        metrics.restored_bytes += nbytes
+        metrics.restored_s += restore.got.seconds
+
+
+def _state_of(plan: DiskPlan) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return for each non-trimmable leaf the number of its arrays and its numbers."""
+    header = plan.state.header if plan.state else None
+    if header is None:
+        return ()
+    return tuple((_count(header.tensors, leaf), numbers) for leaf, numbers in enumerate(header.numbers))
+
+
+def _count(tensors: Mapping[str, TensorLayout], leaf: int) -> int:
+    return sum(name.startswith(f"state.{leaf}.") for name in tensors)

@@ -1,0 +1,430 @@
+"""The disk tier: writes files, reads them, and keeps their folder within its quota, all on the disk thread.
+
+    start       lock the folder, begin the scan
+    write       queue a file; `can_take` says whether there is room in the queue
+    read, look  read files for a prompt that waits for them
+
+A file that cannot be used is removed and counted. If the disk is full or cannot be written, the tier steps
+back: it writes nothing for a while, and goes on when it can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName, scan
+from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, TensorLayout, opened_file, write_file
+from start_llm.core.disk_thread import DiskThread
+from start_llm.core.private_files import Lock, private_folder, private_opener
+from start_llm.telemetry.metrics import DiskMetrics
+
+if TYPE_CHECKING:
+    from start_llm.cache.buffers import Outgoing, Targets
+
+MOST_IN_FLIGHT = 3
+"""Files that may wait for the disk at once. Their arrays take memory."""
+_WRITTEN_S = 5.0
+_DAY_CHECK_S = 60.0
+_UTIME_S = 10.0
+_MOST_SCAN_WAIT_S = 5.0
+"""For which prompts wait for the scan; after that the files that it has not found yet are missed."""
+_LARGEST_SHARE = 0.8
+"""Of the disk space that is free or taken by this folder, so that the disk is never filled up."""
+_SLACK = 0.02
+_WRITTEN = "written.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """The limits of the disk tier.
+
+    Attributes:
+        max_size: bytes of the folder, or their share of the disk space that is free or taken by the folder.
+        max_write_per_day: bytes; 0 is no limit.
+        pause_s: seconds for which nothing is written after an error.
+    """
+
+    max_size: int | float
+    max_write_per_day: int = 0
+    pause_s: float = 30.0
+
+
+@dataclass(slots=True)
+class FilePart:
+    """A file that is read for a prompt.
+
+    Attributes:
+        parent, tokens: what it must say of itself.
+        tensors: the layouts that it must have.
+        targets: buffers for its tensors.
+    """
+
+    file: CachedFile
+    parent: bytes
+    tokens: tuple[int, ...]
+    tensors: tuple[TensorLayout, ...]
+    targets: Targets
+
+
+@dataclass(eq=False, slots=True)
+class DiskWait:
+    """Something that a prompt waits for. `is_over` is set on the disk thread."""
+
+    is_over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class DiskRead(DiskWait):
+    """Files that are read one after the other, up to the first that cannot be used.
+
+    Attributes:
+        done: number of parts that were read and are right.
+        is_given_up: nobody waits for it any more.
+    """
+
+    parts: list[FilePart] = field(default_factory=list[FilePart])
+    done: int = 0
+    is_given_up: bool = False
+
+
+class DiskTier:
+    """The files of one folder.
+
+    Args:
+        say: told, in a sentence, when the tier steps back and when it goes on.
+
+    Attributes:
+        notify: called on the disk thread when something that may be waited for is over.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: DiskLimits,
+        thread: DiskThread,
+        metrics: DiskMetrics,
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder = folder
+        self.index = DiskIndex()
+        self.notify: Callable[[], None] = lambda: None
+        self.metrics = metrics
+        self._limits = limits
+        self._thread = thread
+        self._say = say
+        self._lock = Lock(folder / _LOCK)
+        self._queued: set[FileName] = set()
+        self._written: deque[Outgoing] = deque()
+        self._room = threading.Condition()
+        self._paused_until = 0.0
+        self._will_write_used = self._will_keep_written = False
+        self._is_on = False
+        self._today = ("", 0)
+        self._scanned = DiskWait()
+
+    # ---------------------------------------------------------------------------------------- start and stop
+
+    def start(self) -> bool:
+        """Lock the folder and begin to scan it.
+
+        Returns False if another server has it, or it cannot be used. The tier then stays off.
+        """
+        try:
+            private_folder(self.folder)
+            is_ours = self._lock.take()
+        except OSError as error:
+            return self._stays_off(f"the folder cannot be used: {error}")
+        if not is_ours:
+            return self._stays_off(f"process {self._lock.holder()} uses the folder")
+        self._is_on = True
+        self.metrics.state = "scanning"
+        self._today = self._read_written()
+        self._thread.submit(self._scan, is_urgent=True)
+        return True
+
+    def _stays_off(self, reason: str) -> bool:
+        self.metrics.state = f"off: {reason}"
+        self._say(f"The disk tier of the prompt cache stays off: {reason}.")
+        return False
+
+    def close(self) -> None:
+        """Let the folder go. Call it when the disk thread has ended."""
+        if self._is_on:
+            self._is_on = False
+            self._write_used()
+            self._keep_written()
+            self._lock.release()
+
+    def _scan(self) -> None:
+        began = time.perf_counter()
+        try:
+            for found in scan(self.folder):
+                if time.perf_counter() - began > _MOST_SCAN_WAIT_S:
+                    self._end(self._scanned)
+                if found.is_left_over:
+                    found.path.unlink(missing_ok=True)
+                elif found.cached and self.index.get(*found.cached.name) is None:
+                    self.index.add(found.cached)
+                elif not found.cached:
+                    self.index.other_bytes += found.nbytes
+            self.metrics.state = "on"
+            self._keep_quota(0)
+        except OSError as error:
+            self._step_back(error)
+        finally:
+            self.index.is_complete = True
+            self.metrics.scan_s = time.perf_counter() - began
+            self._count()
+            self._end(self._scanned)
+
+    # ------------------------------------------------------------------------------------------------- write
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many files wait for the disk as may."""
+        return len(self._queued) >= MOST_IN_FLIGHT
+
+    @property
+    def pause_left_s(self) -> float:
+        """Seconds for which nothing is written, because there was an error, or enough was written today."""
+        pause = max(self._paused_until - time.time(), 0)
+        return max(pause, _DAY_CHECK_S) if self._is_day_full else pause
+
+    @property
+    def can_take(self) -> bool:
+        """True if a file can be queued now."""
+        return self._is_on and self.index.is_complete and not self.is_full and not self.pause_left_s
+
+    def has(self, name: FileName) -> bool:
+        """Return whether a file is there or queued."""
+        return name in self._queued or self.index.get(*name) is not None
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait until a file can be queued. False if none can be in this time."""
+        with self._room:
+            self._room.wait_for(lambda: not self.is_full, timeout_s)
+        return self.can_take
+
+    def write(self, header: FileHeader, content: Outgoing, superseded: Iterable[CachedFile] = ()) -> None:
+        """Queue a file.
+
+        Args:
+            content: its tensors. `release_written` lets go of them.
+            superseded: files that are worth nothing beside it.
+        """
+        name = header.kind, header.key
+        with self._room:
+            self._queued.add(name)
+        self.metrics.queue = len(self._queued)
+        if not self._thread.submit(lambda: self._write(header, content, list(superseded))):
+            self._is_written(name)
+
+    def release_written(self) -> None:
+        """Let go of the arrays of written files. On the engine thread, because it frees memory of MLX."""
+        while self._written:
+            self._written.popleft().contents.clear()
+
+    def _write(self, header: FileHeader, content: Outgoing, superseded: list[CachedFile]) -> None:
+        file = CachedFile(header.kind, header.key, header.parent, header.nbytes, self._now_ns(), header)
+        try:
+            self._keep_quota(file.nbytes)
+            write_file(file.path(self.folder), header, content.contents)
+            self.index.add(file)
+            self._note_written(file.nbytes)
+            for one in superseded:
+                self._remove(one)
+        except OSError as error:
+            self._step_back(error)
+        else:
+            self._goes_on()
+        finally:
+            self._written.append(content)
+            self._count()
+            self._is_written(file.name)
+
+    def _is_written(self, name: FileName) -> None:
+        with self._room:
+            self._queued.discard(name)
+            self._room.notify_all()
+        self.metrics.queue = len(self._queued)
+        self.notify()
+
+    def _step_back(self, error: OSError) -> None:
+        self._paused_until = time.time() + self._limits.pause_s
+        self.metrics.errors += 1
+        if self.metrics.state != "paused":
+            self.metrics.state = "paused"
+            self._say(f"The disk tier of the prompt cache pauses: {error}.")
+
+    def _goes_on(self) -> None:
+        if self.metrics.state == "paused":
+            self.metrics.state = "on"
+            self._say("The disk tier of the prompt cache goes on.")
+
+    # -------------------------------------------------------------------------------------------------- read
+
+    @property
+    def scanned(self) -> DiskWait:
+        """Over once the index is complete."""
+        return self._scanned
+
+    def read(self, job: DiskRead) -> None:
+        """Read files for a prompt. Several prompts take turns, file by file."""
+        if not self._thread.submit(lambda: self._read(job), is_urgent=True):
+            job.is_over = True
+
+    def _read(self, job: DiskRead) -> None:
+        try:
+            if not job.is_given_up and self._read_part(job.parts[job.done]):
+                job.done += 1
+                if job.done < len(job.parts) and self._thread.submit(lambda: self._read(job), is_urgent=True):
+                    return
+        except BaseException:
+            self._end(job)
+            raise
+        self._end(job)
+
+    def _read_part(self, part: FilePart) -> bool:
+        def read(opened: OpenedFile) -> None:
+            header = opened.header
+            if header.parent != part.parent or header.tokens != part.tokens:
+                raise HurtFile("tokens")
+            if tuple(header.tensors.values()) != part.tensors:
+                raise HurtFile("layout")
+            opened.read_into(part.targets)
+
+        return self._is_right(part.file, read)
+
+    def look(self, files: list[CachedFile]) -> DiskWait:
+        """Read the headers of files that are known by name alone."""
+        wait = DiskWait()
+
+        def look() -> None:
+            for file in files:
+                self._is_right(file, partial(self._learn, file))
+            self._end(wait)
+
+        if not self._thread.submit(look, is_urgent=True):
+            wait.is_over = True
+        return wait
+
+    def _learn(self, file: CachedFile, opened: OpenedFile) -> None:
+        if opened.header.parent != file.parent:
+            raise HurtFile("key")
+        file.header = opened.header
+
+    def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
+        """Open a file and use it. A file that is hurt is removed and counted."""
+        try:
+            with opened_file(file.path(self.folder), *file.name) as opened:
+                use(opened)
+        except HurtFile as error:
+            self._reject(file, error.reason)
+        except OSError:
+            self._reject(file, "unreadable")
+        else:
+            return True
+        return False
+
+    def _reject(self, file: CachedFile, reason: str) -> None:
+        self.metrics.rejected[reason] += 1
+        self._remove(file)
+        self._count()
+
+    def _end(self, wait: DiskWait) -> None:
+        wait.is_over = True
+        self.notify()
+
+    # ------------------------------------------------------------------------------------------------- quota
+
+    def touch(self, files: list[CachedFile]) -> None:
+        """Record that these files, in the order of their tokens, are in use."""
+        self.index.touch(files, self._now_ns())
+        if not self._will_write_used:
+            self._will_write_used = self._thread.submit(self._write_used, after_s=_UTIME_S)
+
+    def _write_used(self) -> None:
+        self._will_write_used = False
+        for file in self.index.take_touched():
+            with suppress(OSError):
+                os.utime(file.path(self.folder), ns=(file.used_ns, file.used_ns))
+
+    def _keep_quota(self, coming_bytes: int) -> None:
+        """Remove the files that were not used for the longest time, until this many bytes fit."""
+        limit = self._limit()
+        self.metrics.max_bytes = limit
+        if self.index.nbytes + coming_bytes <= limit:
+            return
+        for file in self.index.oldest_first():
+            if self.index.nbytes + coming_bytes <= (1 - _SLACK) * limit:
+                return
+            self._remove(file)
+            self.metrics.evictions += 1
+
+    def _limit(self) -> int:
+        disk = os.statvfs(self.folder)
+        room = disk.f_bavail * disk.f_frsize + self.index.nbytes
+        wanted = self._limits.max_size
+        return int(min(wanted if isinstance(wanted, int) else wanted * room, _LARGEST_SHARE * room))
+
+    def _remove(self, file: CachedFile) -> None:
+        self.index.remove(file)
+        with suppress(OSError):
+            file.path(self.folder).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------- counts
+
+    @property
+    def _is_day_full(self) -> bool:
+        most = self._limits.max_write_per_day
+        return bool(most) and self._today == (self._day(), self._today[1]) and self._today[1] >= most
+
+    def _day(self) -> str:
+        return datetime.fromtimestamp(time.time(), UTC).date().isoformat()
+
+    def _note_written(self, nbytes: int) -> None:
+        day = self._day()
+        before = self._today[1] if self._today[0] == day else 0
+        self._today = day, before + nbytes
+        self.metrics.written_files += 1
+        self.metrics.written_bytes += nbytes
+        self.metrics.written_today_bytes = self._today[1]
+        if not self._will_keep_written:
+            self._will_keep_written = self._thread.submit(self._keep_written, after_s=_WRITTEN_S)
+
+    def _keep_written(self) -> None:
+        """Write down how much was written today, because the limit holds across restarts."""
+        self._will_keep_written = False
+        with (
+            suppress(OSError),
+            open(self.folder / _WRITTEN, "w", encoding="utf-8", opener=private_opener) as file,
+        ):
+            json.dump({"day": self._today[0], "bytes": self._today[1]}, file)
+
+    def _read_written(self) -> tuple[str, int]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads((self.folder / _WRITTEN).read_text(encoding="utf-8"))
+            return str(said["day"]), int(said["bytes"])
+        return "", 0
+
+    def _count(self) -> None:
+        self.metrics.files, self.metrics.nbytes = len(self.index), self.index.nbytes
+
+    def _now_ns(self) -> int:
+        return int(time.time() * 1e9)

@@ -1,0 +1,83 @@
+"""An engine whose prompt cache has a disk tier, and that can be stopped and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from start_llm.cache.buffers import KVShape
+from start_llm.cache.disk_restore import DiskAccess
+from start_llm.cache.disk_tier import DiskLimits, DiskTier
+from start_llm.cache.layers import Layers
+from start_llm.core.disk_thread import DiskThread
+from start_llm.engine.inbox import DiskNews
+from start_llm.engine.resources import EngineResources
+from start_llm.telemetry.metrics import DiskMetrics
+from tests.cache.conversations import PLENTY, Cached
+
+ROOMY = DiskLimits(max_size=10**9)
+
+
+def kv_shape(network: Any) -> KVShape:
+    layers = Layers(network)
+    caches = layers.fresh()
+    with mx.stream(generation_stream):
+        network(mx.array([[1, 2]]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+        return KVShape.of(layers, caches)
+
+
+class OnDisk(Cached):
+    """See `Cached`.
+
+    Args:
+        idle_s: seconds after which what nobody uses is written.
+    """
+
+    def __init__(
+        self,
+        resources: EngineResources,
+        folder: Path,
+        *,
+        budget: int = PLENTY,
+        limits: DiskLimits = ROOMY,
+        idle_s: float = 30,
+        is_in_place: bool = True,
+        **changes: Any,
+    ) -> None:
+        self.said: list[str] = []
+        self.errors: list[Exception] = []
+        self.disk = DiskMetrics()
+        self.thread = DiskThread(self.errors.append)
+        self.tier = DiskTier(folder, limits, self.thread, self.disk, self.said.append)
+        super().__init__(resources, budget, **changes)
+        self.tier.notify = lambda: self.inbox.put(DiskNews())
+        self.cache.attach_disk(DiskAccess(self.tier, kv_shape(resources.network), is_in_place, idle_s))
+        self.thread.start()
+        self.tier.start()
+
+    def stop(self, *, flush_s: float = 20) -> None:
+        with mx.stream(generation_stream):
+            self.cache.flush_to_disk(flush_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End without writing what is not written yet."""
+        assert self.thread.close(10)
+        self.tier.close()
+        assert not self.errors
+        assert not self.said
+
+
+@contextmanager
+def on_disk(resources: EngineResources, folder: Path, **options: Any) -> Iterator[OnDisk]:
+    engine = OnDisk(resources, folder, **options)
+    try:
+        yield engine
+    finally:
+        engine.stop()
