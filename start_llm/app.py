@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,16 @@ from pathlib import Path
 from start_llm import __version__
 from start_llm.audit.calls import unread_call
 from start_llm.audit.subject import AuditedModel
+from start_llm.cache.buffers import KVShape
+from start_llm.cache.disk_tier import DiskAccess, DiskTier
+from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import DEMO_MODEL, ROOT
 from start_llm.config.settings import Settings
+from start_llm.core.disk_thread import DiskThread
 from start_llm.core.errors import PortError
 from start_llm.core.family import Family
 from start_llm.engine.admission import Admission, shortage
@@ -31,7 +36,7 @@ from start_llm.launch.server_info import own_url
 from start_llm.models.device import this_device, wire_memory
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure
-from start_llm.models.identity import identity
+from start_llm.models.identity import digest_of, identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
@@ -48,13 +53,15 @@ from start_llm.server.served_models import ServedModel, ServedModels
 from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.turn import Transcripts
 from start_llm.wiring import (
     access_policy,
     admission,
     cache_limits,
+    disk_limits,
+    known_digests,
     make_seal,
     make_trace,
     memory_budget,
@@ -66,6 +73,7 @@ from start_llm.wiring import (
     proxy_config,
     response_store,
     server_limits,
+    ssd_folder,
     time_limits,
     transcripts,
     work_reserve,
@@ -74,6 +82,8 @@ from start_llm.wiring import (
 LOGS = ROOT / "logs"
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 _LAST_LINES_S = 0.5
+_LEAST_FLUSH_S = 1.0
+"""Seconds for writing to the disk, if running requests took all of DRAIN_SECONDS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,9 @@ class App:
         self._engine_metrics = EngineMetrics()
         self._requests = RequestMetrics()
         self._cache_metrics = CacheMetrics()
+        self._disk_metrics = DiskMetrics()
+        self._disk_thread = DiskThread(self._note_disk_error)
+        self._disk_tier: DiskTier | None = None
         self._trace = make_trace(settings, self._cache_metrics, terminal.say)
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
@@ -139,6 +152,7 @@ class App:
     def close(self) -> bool:
         """Carry out step 6. False if the engine is still computing; the caller may then exit the process."""
         patience_s = self._settings.drain_s
+        end = time.monotonic() + patience_s
         self._drain.begin(patience_s)
         if running := self._drain.inside:
             self._terminal.say(
@@ -149,8 +163,12 @@ class App:
         self._listener.hang_up()
         if self._proxy:
             self._proxy.stop()
-        has_stopped = self._engine.stop(_STOP_S) if self._engine else True
+        flush_s = max(end - time.monotonic(), _LEAST_FLUSH_S)
+        has_stopped = self._engine.stop(_STOP_S, flush_s) if self._engine else True
         self._drain.wait(_LAST_LINES_S)
+        self._disk_thread.close(_STOP_S)
+        if self._disk_tier:
+            self._disk_tier.close()
         if self._proxy_port:
             self._proxy_port.release()
         return has_stopped
@@ -180,14 +198,21 @@ class App:
             wire_memory()
             footprint = measure(model, label_of)
             layers = Layers(model.network, room=self._settings.initial_blocks * page_size(self._settings))
-            row = measure_sequence(model.network, layers.fresh())
+            probe = layers.fresh()
+            row = measure_sequence(model.network, probe)
             work = measure_work(model.network, layers)
             reserve = work_reserve(self._settings, work.cost)
             admitted = admission(self._settings, footprint.weights_bytes, row, reserve)
             verdict = check_batching(model.network, layers.fresh, self._settings.batch)
             loaded.append(EngineStartup(model, footprint, admitted, verdict))
             return EngineResources(
-                cache=self._prompt_cache(model, footprint, layers, admitted.usable_bytes),
+                cache=self._prompt_cache(
+                    model,
+                    layers,
+                    cache_limits(self._settings, footprint, admitted.usable_bytes),
+                    folder,
+                    KVShape.of(layers, probe),
+                ),
                 time_limits=time_limits(self._settings),
                 admission=admitted,
                 measured=work.chunks,
@@ -202,10 +227,12 @@ class App:
 
         engine = Engine(assemble, self._engine_metrics, max_waiting=self._settings.max_waiting)
         engine.start()
+        if self._disk_tier:
+            self._disk_tier.notify = engine.note_disk
         return engine, loaded[0]
 
     def _prompt_cache(
-        self, model: LoadedModel, footprint: Footprint, layers: Layers, usable_bytes: int
+        self, model: LoadedModel, layers: Layers, limits: EvictionLimits, folder: Path, shape: KVShape
     ) -> PromptCache | NoReuse:
         """Build the prompt cache, or `NoReuse`. Runs on the engine thread."""
         if layers.unknown:
@@ -215,15 +242,34 @@ class App:
             )
         if layers.unknown or not self._settings.prompt_cache:
             return NoReuse(layers, self._cache_metrics)
-        limits = cache_limits(self._settings, footprint, usable_bytes)
         self._cache_metrics.budget_bytes = limits.budget_bytes
-        return PromptCache(
+        weights = known_digests(self._settings).get(folder, partial(digest_of, model))
+        cache = PromptCache(
             layers,
             limits=limits,
             page_size=page_size(self._settings),
             metrics=self._cache_metrics,
-            identity=identity(model),
+            identity=identity(model, weights),
         )
+        self._attach_disk(cache, shape)
+        return cache
+
+    def _attach_disk(self, cache: PromptCache, shape: KVShape) -> None:
+        """Give the prompt cache a disk tier, if the settings name a folder and no other server has it."""
+        folder = ssd_folder(self._settings)
+        if folder is None:
+            return
+        tier = DiskTier(
+            folder, disk_limits(self._settings), self._disk_thread, self._disk_metrics, self._terminal.say
+        )
+        if tier.start():
+            self._disk_thread.start()
+            self._disk_tier = tier
+            cache.attach_disk(DiskAccess(tier, shape, this_device().shares_arrays))
+
+    def _note_disk_error(self, error: Exception) -> None:
+        self._disk_metrics.errors += 1
+        self._terminal.say(f"The disk thread failed: {type(error).__name__}: {error}")
 
     def _open(self, name: str, engine: Engine, ready: EngineStartup) -> ModelCard:
         tokenizer = ready.model.tokenizer
@@ -283,6 +329,7 @@ class App:
             requests=self._requests,
             engine=self._engine_metrics,
             cache=self._cache_metrics,
+            disk=self._disk_metrics,
             transcripts=known.metrics,
             responses=responses,
             limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),
@@ -311,6 +358,7 @@ class App:
                 ("layers", layers),
                 ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
                 ("cache", _cache_told(self._cache_metrics)),
+                ("disk", _disk_told(self._disk_tier)),
                 ("context", f"{card.context_window:,} tokens"),
                 ("batch", _batching_told(self._settings.batch, ready.verdict)),
                 ("trace", str(self._trace or "off")),
@@ -337,6 +385,10 @@ def _size(count: int) -> str:
 
 def _cache_told(metrics: CacheMetrics) -> str:
     return f"up to {_size(metrics.budget_bytes)}" if metrics.budget_bytes else "off"
+
+
+def _disk_told(tier: DiskTier | None) -> str:
+    return str(tier.folder) if tier else "off"
 
 
 def _batching_told(batch: int, verdict: BatchVerdict) -> str:

@@ -45,6 +45,10 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--memory-budget": ("MEMORY_BUDGET", "SIZE"),
     "--hot-cache-max-size": ("PROMPT_CACHE_MAX_BYTES", "SIZE"),
     "--initial-cache-blocks": ("INITIAL_CACHE_BLOCKS", "N"),
+    "--ssd-cache-dir": ("SSD_CACHE_DIR", "FOLDER"),
+    "--paged-ssd-cache-dir": ("SSD_CACHE_DIR", "FOLDER"),
+    "--ssd-cache-max-size": ("SSD_CACHE_MAX_SIZE", "SIZE"),
+    "--paged-ssd-cache-max-size": ("SSD_CACHE_MAX_SIZE", "SIZE"),
 }
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from start_llm.cache.disk_tier import DiskLimits
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.config.paths import DEMO_MODEL, ROOT
 from start_llm.config.settings import Settings
@@ -25,6 +26,7 @@ from start_llm.engine.work import PrefillMemoryCost
 from start_llm.formats import registry
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
+from start_llm.models.known_digests import KnownDigests
 from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.canonical import canonical_reply
@@ -84,6 +86,10 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
     except OSError as error:
         say(f"The key of sealed reasoning cannot be kept ({error}). This one is for this process alone.")
         return Seal(secrets.token_bytes(KEY_BYTES))
+
+
+def known_digests(settings: Settings) -> KnownDigests:
+    return KnownDigests(ROOT / Path(settings.state_root).expanduser() / "weights.json")
 
 
 def response_store(settings: Settings) -> ResponseStore:
@@ -209,6 +215,15 @@ def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) ->
         max_conversations=settings.max_conversations,
         cache_ttl_s=settings.cache_ttl_s,
     )
+
+
+def ssd_folder(settings: Settings) -> Path | None:
+    """Return the folder of the disk tier; None if there is none."""
+    return ROOT / Path(settings.ssd_folder).expanduser() if settings.ssd_folder else None
+
+
+def disk_limits(settings: Settings) -> DiskLimits:
+    return DiskLimits(max_size=settings.ssd_max_size, max_write_per_day=settings.ssd_max_write_per_day)
 
 
 def cache_budget(settings: Settings, footprint: Footprint) -> int:

@@ -45,7 +45,7 @@ IMPORTED_BY: Mapping[str, frozenset[str]] = {
 }
 """Layers at the top: the only ones that may import them."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
-MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.disk")
+MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.buffers")
 
 
 def breaches(sources: Sources) -> list[str]:
@@ -203,7 +203,7 @@ def test_a_planted_breach_is_found(case, package):
     ("place", "line"),
     [
         ("cache.layers", "import mlx.core as mx"),
-        ("cache.disk", "from mlx_lm.models import cache"),
+        ("cache.buffers", "from mlx_lm.models import cache"),
         ("engine.watchdog", "from start_llm.cache import plan\nimport mlx.core"),
         ("service", "from start_llm.output import stream\nfrom start_llm.transcripts.bind import bind"),
         ("proxy.launcher", "from start_llm.config import settings\nfrom ..core.errors import StartupError"),

@@ -171,7 +171,7 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
     summary = {name: value for name, _, value in rows}
-    names = "model family template layers memory cache context batch trace address"
+    names = "model family template layers memory cache disk context batch trace address"
     assert list(summary) == names.split()
     assert len({len(name) + len(gap) for name, gap, _ in rows}) == 1
     assert summary["model"] == 'it\'s a "tiny" model'

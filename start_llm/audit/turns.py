@@ -190,7 +190,7 @@ class _ScriptedEngine:
         end = min(self._tokenizer.eos_token_ids, default=0)
         return [Text(text, tuple(self.says)), Text("", (end,)), Finished("stop", Usage(1, 0, 1))]
 
-    def cancel(self) -> None:
+    def cancel(self, *, is_over: bool = False) -> None:
         """Do nothing: the reply is already complete."""
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from start_llm.cache.buffers import Incoming, KVShape
+from start_llm.cache.buffers import Incoming
 from start_llm.cache.disk_plan import DiskPlan, is_worth_it, plan_from_disk
-from start_llm.cache.disk_tier import DiskRead, DiskTier, DiskWait, FilePart
+from start_llm.cache.disk_tier import DiskAccess, DiskRead, DiskWait, FilePart
 from start_llm.cache.page_file import TensorLayout
 from start_llm.cache.pages import Page, SequenceCache
 
@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from start_llm.cache.disk_index import CachedFile
     from start_llm.cache.layers import Layers
     from start_llm.cache.restore import Restorer
-
-
-@dataclass(frozen=True, slots=True)
-class DiskAccess:
-    """What the prompt cache needs for its disk tier.
-
-    Attributes:
-        shape: of the network's KV.
-        is_in_place: the disk thread may write into arrays; see `cache.buffers.Incoming`.
-        idle_s: seconds without use after which pages and states are written.
-    """
-
-    tier: DiskTier
-    shape: KVShape
-    is_in_place: bool = True
-    idle_s: float = 30.0
 
 
 class FromDisk(NamedTuple):

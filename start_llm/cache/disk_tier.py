@@ -30,7 +30,7 @@ from start_llm.core.private_files import Lock, private_folder, private_opener
 from start_llm.telemetry.metrics import DiskMetrics
 
 if TYPE_CHECKING:
-    from start_llm.cache.buffers import Outgoing, Targets
+    from start_llm.cache.buffers import KVShape, Outgoing, Targets
 
 MOST_IN_FLIGHT = 3
 """Files that may wait for the disk at once. Their arrays take memory."""
@@ -428,3 +428,19 @@ class DiskTier:
 
     def _now_ns(self) -> int:
         return int(time.time() * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskAccess:
+    """What the prompt cache needs for its disk tier.
+
+    Attributes:
+        shape: of the network's KV.
+        is_in_place: the disk thread may write into arrays; see `cache.buffers.Incoming`.
+        idle_s: seconds without use after which pages and states are written.
+    """
+
+    tier: DiskTier
+    shape: KVShape
+    is_in_place: bool = True
+    idle_s: float = 30.0

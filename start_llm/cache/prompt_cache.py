@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from start_llm.cache.checkpoints import checkpoint_to_drop, choose_positions
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
-from start_llm.cache.disk_restore import DiskAccess, DiskRestore, DiskRestorer
-from start_llm.cache.disk_tier import DiskWait
+from start_llm.cache.disk_restore import DiskRestore, DiskRestorer
+from start_llm.cache.disk_tier import DiskAccess, DiskWait
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache

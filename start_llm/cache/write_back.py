@@ -20,7 +20,7 @@ from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache, page
 if TYPE_CHECKING:
     from start_llm.cache.arrays import KVSlice, StateSnapshot
     from start_llm.cache.disk_index import CachedFile, FileName
-    from start_llm.cache.disk_restore import DiskAccess
+    from start_llm.cache.disk_tier import DiskAccess
     from start_llm.cache.layers import Layers
     from start_llm.cache.store import PageStore
 

@@ -59,7 +59,7 @@ _WORDS = {
 def _memory(text: str) -> int | float:
     """Parse a size in bytes (an int) or a share of memory (a float from 0 to 1).
 
-    Units: B, KB to GB, KiB to GiB, %. A size between 0 and 1 byte, such as 0.5 without a unit, is refused,
+    Units: B, KB to TB, KiB to TiB, %. A size between 0 and 1 byte, such as 0.5 without a unit, is refused,
     because it was probably meant as a share.
     """
     match = _MEMORY.fullmatch(text)
@@ -74,11 +74,29 @@ def _memory(text: str) -> int | float:
     return int(count)
 
 
-_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[kmg]i?b|b?)", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[kmgt]i?b|b?)", re.IGNORECASE)
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{unit}b": 10 ** (3 * power) for power, unit in enumerate("kmgt", 1)},
+    **{f"{unit}ib": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)},
+}
 BYTES = SettingKind(
     _memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave"
 )
+DISK_BYTES = SettingKind(
+    _memory, "bytes, such as 100GB, or from 0% to 100% of the disk space that is free or the cache's own"
+)
+
+
+def _size(text: str) -> int:
+    size = _memory(text)
+    if isinstance(size, float):
+        raise ValueError(text)  # noqa: TRY004 - readers say so of any text that is wrong
+    return size
+
+
+SIZE = SettingKind(_size, "bytes, such as 200GB")
 
 
 def choice(words: Sequence[str], documented: str = "") -> SettingKind:

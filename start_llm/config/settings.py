@@ -13,10 +13,12 @@ from typing import Any, Literal, NamedTuple
 from start_llm.config.kinds import (
     BOOLEAN,
     BYTES,
+    DISK_BYTES,
     HOSTS,
     KEYS,
     PORT,
     SECONDS,
+    SIZE,
     TEXT,
     SettingKind,
     choice,
@@ -230,6 +232,23 @@ class Settings:
         "PROMPT_CACHE_TTL_SECONDS", number(Range(0, 10**9)), None,
         "Age at which an unused conversation goes, with the next request; 0 = never. Unset: 1800, but only "
         "once memory is short, so that a lunch break does not empty the cache.", _PROMPT_CACHE,
+    )  # fmt: skip
+    ssd_folder: str | None = _variable(
+        "SSD_CACHE_DIR", TEXT, None,
+        "Folder in which what was computed outlives the server, with the texts and reasoning of "
+        "conversations, in clear. Unset: none. --ssd-cache-dir and --paged-ssd-cache-dir say the same.",
+        _PROMPT_CACHE,
+    )  # fmt: skip
+    ssd_max_size: int | float = _variable(
+        "SSD_CACHE_MAX_SIZE", DISK_BYTES, 100 * 10**9,
+        "Size of that folder, whatever models it holds; it never takes more than 80% of what is free or its "
+        "own. --ssd-cache-max-size and --paged-ssd-cache-max-size say the same.",
+        _PROMPT_CACHE, shown="100GB",
+    )  # fmt: skip
+    ssd_max_write_per_day: int = _variable(
+        "SSD_CACHE_MAX_WRITE_PER_DAY", SIZE, 200 * 10**9,
+        "Bytes that may be written to it in a day (UTC), to spare the disk; 0 = any.", _PROMPT_CACHE,
+        shown="200GB",
     )  # fmt: skip
     transcript_idle_s: float = _variable(
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", number(Range(0, 10**9)), 0,

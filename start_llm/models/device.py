@@ -40,6 +40,11 @@ class Device:
         """True if arrays are not in the host's memory: evicting them does not help the host."""
         return "total_memory" in self.info
 
+    @property
+    def shares_arrays(self) -> bool:
+        """True if another thread may write into the memory of an evaluated array (CPU, Metal)."""
+        return not self.has_own_memory
+
     def lacking_bytes(self) -> int:
         """Return the bytes that other processes are short of, 0 if none; 0 too where it cannot be told."""
         if self.has_own_memory:

@@ -14,6 +14,7 @@ import array
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
@@ -22,9 +23,11 @@ from mlx.utils import tree_flatten
 if TYPE_CHECKING:
     from start_llm.models.loader import LoadedModel
 
-PAGE_FORMAT = 1
+PAGE_FORMAT = 2
 """Version of the layout of KV pages; increase it with every change of that layout."""
 IDENTITY_BYTES = 16
+LIBRARIES = ("mlx", "mlx-lm")
+"""A corrected error in one of them may change KV."""
 
 _ROW = 1 << 14
 _PIECE = 1 << 20
@@ -32,19 +35,32 @@ _WORDS = ((4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 """Bytes and type of a word, the widest first."""
 
 
-def identity(model: LoadedModel) -> bytes:
-    """Return 16 bytes that change with the weights, config, tokenizer, template or page format.
+def identity(model: LoadedModel, weights: bytes) -> bytes:
+    """Return 16 bytes that change with whatever KV depends on: weights, config, tokenizer, libraries, format.
 
-    Call it on the thread that loaded the model.
+    Args:
+        weights: digest of the weights; see `digest_of`.
     """
-    weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
-    parts = (
+    return _digest(
         PAGE_FORMAT.to_bytes(4, "little"),
-        weights_digest(weights),
+        weights,
         json.dumps(model.config, sort_keys=True).encode(),
         model.tokenizer.definition().encode(),
-        model.tokenizer.chat_template.encode(),
+        *(f"{name} {version(name)}".encode() for name in LIBRARIES),
     )
+
+
+def transcripts_identity(model: LoadedModel, identity: bytes) -> bytes:
+    """Return 16 bytes that change with whatever recorded prompts depend on: the template too."""
+    return _digest(identity, model.tokenizer.chat_template.encode())
+
+
+def digest_of(model: LoadedModel) -> bytes:
+    """Return the digest of a model's weights. Call it on the thread that loaded the model."""
+    return weights_digest(cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters())))
+
+
+def _digest(*parts: bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=IDENTITY_BYTES)
     for part in parts:
         _add(digest, part)

@@ -10,7 +10,13 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.drain import RequestDrain
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
+from start_llm.telemetry.metrics import (
+    CacheMetrics,
+    DiskMetrics,
+    EngineMetrics,
+    RequestMetrics,
+    TranscriptMetrics,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,7 @@ class Status:
     requests: RequestMetrics
     engine: EngineMetrics
     cache: CacheMetrics
+    disk: DiskMetrics
     transcripts: TranscriptMetrics
     responses: ResponseStore
     limits: HealthLimits
@@ -114,6 +121,7 @@ class Status:
         return 200, {
             "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
             "prompt_cache": self._prompt_cache(),
+            "ssd": self._disk(),
             "transcripts": self._transcripts(),
             "response_store": self.responses.counts(),
             "kv_quant": dict.fromkeys(("mode", "layers", "attention")),
@@ -162,6 +170,28 @@ class Status:
             "reused_in_place": cache.reused_in_place,
             "evictions": cache.evictions,
             **cache.correctness,
+        }
+
+    def _disk(self) -> dict[str, Json]:
+        """Return counters of the disk tier."""
+        disk = self.disk
+        return {
+            "state": disk.state,
+            "files": disk.files,
+            "bytes": disk.nbytes,
+            "max_bytes": disk.max_bytes,
+            "hits": disk.hits,
+            "restored_tokens": disk.restored_tokens,
+            "restored_bytes": disk.restored_bytes,
+            "restored_seconds": round(disk.restored_s, 3),
+            "rejected_files": {reason: disk.rejected[reason] for reason in sorted(disk.rejected)},
+            "queue": disk.queue,
+            "written_files": disk.written_files,
+            "written_bytes": disk.written_bytes,
+            "written_today_bytes": disk.written_today_bytes,
+            "evictions": disk.evictions,
+            "lost": disk.lost,
+            "errors": disk.errors,
         }
 
     def _transcripts(self) -> dict[str, Json]:

@@ -49,6 +49,8 @@ class RequestAccount:
             case Restored():
                 self._restored = event
                 self._explanation = self._explain(event)
+                if event.disk_tokens:
+                    self._reports.terminal.restored(self._line, event)
                 if self._explanation.is_miss:
                     self._reports.terminal.missed(self._line, self._explanation)
             case Prefilling():
@@ -94,6 +96,8 @@ class RequestAccount:
             miss_reason=restored.miss,
             kept_tokens=restored.kept,
             lost_tokens=explanation.lost,
+            disk_tokens=restored.disk_tokens,
+            disk_seconds=round(restored.disk_s, 4),
             divergent_message=cause.message if cause else None,
             divergent_token=cause.token if cause else None,
             drift_class=cause.drift if cause else None,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from start_llm.core.events import Prefilling, Usage
+from start_llm.core.events import Prefilling, Restored, Usage
 from start_llm.core.explanation import Explanation
 
 _QUIET_PREFILL_S = 2.0
@@ -82,6 +82,11 @@ class Terminal:
             f"{_clock()} {line.name:<12}  prefill {progress.done:,}/{progress.total:,} ({share:.0%})"
             f"  {progress.done / elapsed:,.0f} tok/s"
         )
+
+    def restored(self, line: RequestLine, restored: Restored) -> None:
+        """Print what was read from the disk for a request."""
+        told = f"restored {restored.disk_tokens:,} tokens from disk in {restored.disk_s:.1f} s"
+        self.say(f"{_clock()} {line.name:<12}  {told}")
 
     def missed(self, line: RequestLine, explanation: Explanation) -> None:
         """Print why a known conversation has to be read again."""

@@ -57,6 +57,8 @@ class TracedReply:
     miss_reason: str | None
     kept_tokens: int
     lost_tokens: int
+    disk_tokens: int
+    disk_seconds: float
     divergent_message: int | None
     divergent_token: int | None
     drift_class: str | None

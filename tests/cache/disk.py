@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.buffers import KVShape
-from start_llm.cache.disk_restore import DiskAccess
-from start_llm.cache.disk_tier import DiskLimits, DiskTier
+from start_llm.cache.disk_tier import DiskAccess, DiskLimits, DiskTier
 from start_llm.cache.layers import Layers
 from start_llm.core.disk_thread import DiskThread
 from start_llm.engine.inbox import DiskNews
@@ -56,10 +55,13 @@ class OnDisk(Cached):
         self.thread = DiskThread(self.errors.append)
         self.tier = DiskTier(folder, limits, self.thread, self.disk, self.said.append)
         super().__init__(resources, budget, **changes)
-        self.tier.notify = lambda: self.inbox.put(DiskNews())
+        self.tier.notify = self.note_disk
         self.cache.attach_disk(DiskAccess(self.tier, kv_shape(resources.network), is_in_place, idle_s))
         self.thread.start()
         self.tier.start()
+
+    def note_disk(self) -> None:
+        self.inbox.put(DiskNews())
 
     def stop(self, *, flush_s: float = 20) -> None:
         with mx.stream(generation_stream):
@@ -75,7 +77,7 @@ class OnDisk(Cached):
 
 
 @contextmanager
-def on_disk(resources: EngineResources, folder: Path, **options: Any) -> Iterator[OnDisk]:
+def on_disk(resources: EngineResources, folder: Path, **options: Any) -> Generator[OnDisk]:
     engine = OnDisk(resources, folder, **options)
     try:
         yield engine

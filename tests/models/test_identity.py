@@ -1,9 +1,11 @@
 """Stored KV is used again only for the very same model, so whatever makes another model shows."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +14,20 @@ import mlx.core as mx
 import pytest
 
 from start_llm.models import identity as module
-from start_llm.models.identity import IDENTITY_BYTES, identity, weights_digest
+from start_llm.models.identity import IDENTITY_BYTES, digest_of, transcripts_identity, weights_digest
+from start_llm.models.identity import identity as identity_with
+from start_llm.models.known_digests import KnownDigests
 from start_llm.models.loader import LoadedModel, load
 
 PIECE = 5000
 WIDTH = 50
 ROWS = 1000
 """50,000 elements: many pieces of the above, or three rows of words and a rest."""
+
+
+def identity(model: LoadedModel) -> bytes:
+    return identity_with(model, digest_of(model))
+
 
 type Change = Callable[[Path], object]
 
@@ -212,8 +221,6 @@ CHANGES: dict[str, Change] = {
     "one weight": one_weight,
     "a number of the config": in_json("config.json", lambda config: config.update(rope_theta=12345.0)),
     "a key of the config": in_json("config.json", lambda config: config.update(remark="")),
-    "the template": lambda folder: (folder / "chat_template.jinja").open("a").write("\n"),
-    "no template": lambda folder: (folder / "chat_template.jinja").unlink(),
     "the order of merges": in_json("tokenizer.json", swap_merges),
     "the ids of words": in_json("tokenizer.json", swap_words),
     "the normaliser": in_json("tokenizer.json", lambda one: one.update(normalizer={"type": "NFC"})),
@@ -239,6 +246,7 @@ SAME: dict[str, Change] = {
     "a copy": lambda folder: None,
     "the order of keys in the config": in_json("config.json", reordered),
     "a length to which texts are cut": in_json("tokenizer.json", padded),
+    "the template": lambda folder: (folder / "chat_template.jinja").open("a").write("\n"),
     "another file": lambda folder: (folder / "README.md").write_text("# Model"),
 }
 
@@ -266,6 +274,66 @@ def test_two_parameters_of_a_network_may_not_change_places(model):
     assert identity_of(parameters) == identity(model)
     attention["k_proj"], attention["v_proj"] = attention["v_proj"], attention["k_proj"]
     assert identity_of(parameters) != identity(model)
+
+
+def test_another_template_makes_other_transcripts(folder, tmp_path, model):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    same = transcripts_identity(load(copy), identity(model))
+    (copy / "chat_template.jinja").open("a").write("\n")
+    assert (
+        transcripts_identity(load(copy), identity(model))
+        != same
+        == transcripts_identity(model, identity(model))
+    )
+
+
+@pytest.mark.parametrize("library", ["mlx", "mlx-lm"])
+def test_another_version_of_a_library_makes_old_pages_strange(model, library, monkeypatch):
+    before = identity(model)
+    monkeypatch.setattr(module, "version", lambda name: "0" if name == library else version(name))
+    assert identity(model) != before
+
+
+class Reads:
+    """Counts how often weights are read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> bytes:
+        self.count += 1
+        return bytes([self.count])
+
+
+def test_a_digest_is_known_until_a_file_changes(folder, tmp_path):
+    copy, reads = shutil.copytree(folder, tmp_path / "model"), Reads()
+
+    def get() -> bytes:
+        return KnownDigests(tmp_path / "state" / "digests.json").get(copy, reads)
+
+    assert [get(), get()] == [b"\1", b"\1"]
+    os.utime(copy / "model.safetensors", ns=(1, 1))
+    assert [get(), get()] == [b"\2", b"\2"]
+    (copy / "more.safetensors").write_bytes(b"")
+    assert [get(), get()] == [b"\3", b"\3"]
+    (copy / "README.md").write_text("# Model")
+    assert get() == b"\3"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 1, "models": 3}', '{"format": 0, "models": {}}', "\xff"]
+)
+def test_digests_that_cannot_be_read_are_computed(folder, tmp_path, content):
+    path, reads = tmp_path / "digests.json", Reads()
+    path.write_text(content, encoding="latin-1")
+    assert KnownDigests(path).get(folder, reads) == b"\1"
+    assert KnownDigests(path).get(folder, reads) == b"\1"
+
+
+def test_digests_that_cannot_be_kept_are_computed(folder, tmp_path):
+    (tmp_path / "state").write_text("a file")
+    path, reads = tmp_path / "state" / "digests.json", Reads()
+    assert [KnownDigests(path).get(folder, reads) for _ in range(2)] == [b"\1", b"\2"]
 
 
 def test_a_new_page_format_makes_old_pages_strange(model, monkeypatch):

@@ -30,7 +30,7 @@ from start_llm.server.served_models import ServedModel, ServedModels
 from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_family, model_traits
 from tests.transcripts.fakes import transcripts
@@ -130,6 +130,7 @@ def _context(
             requests=requests,
             engine=metrics,
             cache=CacheMetrics(),
+            disk=DiskMetrics(),
             transcripts=known.metrics,
             responses=ResponseStore(),
             limits=HealthLimits(chunk_s=0.2, stall_s=60),

@@ -8,7 +8,13 @@ import pytest
 
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.status import HealthLimits, ModelCard, Status
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
+from start_llm.telemetry.metrics import (
+    CacheMetrics,
+    DiskMetrics,
+    EngineMetrics,
+    RequestMetrics,
+    TranscriptMetrics,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,7 @@ def a_status(engine: EngineMetrics) -> Status:
         requests=RequestMetrics(),
         engine=engine,
         cache=CacheMetrics(),
+        disk=DiskMetrics(),
         transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
         limits=HealthLimits(chunk_s=0.2, stall_s=60),
