@@ -20,7 +20,7 @@ from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
-from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.disk_thread import DiskThread
 from start_llm.core.errors import PortError
@@ -73,7 +73,6 @@ from start_llm.wiring import (
     proxy_config,
     response_store,
     server_limits,
-    ssd_folder,
     time_limits,
     transcripts,
     work_reserve,
@@ -256,12 +255,10 @@ class App:
 
     def _attach_disk(self, cache: PromptCache, shape: KVShape) -> None:
         """Give the prompt cache a disk tier, if the settings name a folder and no other server has it."""
-        folder = ssd_folder(self._settings)
-        if folder is None:
+        if self._settings.ssd_folder is None:
             return
-        tier = DiskTier(
-            folder, disk_limits(self._settings), self._disk_thread, self._disk_metrics, self._terminal.say
-        )
+        folder, limits = from_root(self._settings.ssd_folder), disk_limits(self._settings)
+        tier = DiskTier(folder, limits, self._disk_thread, self._disk_metrics, self._terminal.say)
         if tier.start():
             self._disk_thread.start()
             self._disk_tier = tier

@@ -1,4 +1,4 @@
-"""The command line: `python -m start_llm serve`, `audit`, `launch`, `config` and `settings`."""
+"""The command line: `python -m start_llm serve`, `audit`, `cache`, `launch`, `config` and `settings`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dotenv import dotenv_values
 
+from start_llm.cache.disk_maintenance import clear, report
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
-from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
-from start_llm.core.errors import StartupError
+from start_llm.core.errors import SettingsError, StartupError
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.server_info import ServerInfo, addresses, find
 from start_llm.launch.setup import Setup, as_script, make_setup
@@ -35,6 +36,7 @@ _UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",
     "config": "set {client} up",
     "audit": "look into {folder}",
+    "cache": "look into the disk tier",
 }
 _FLAGS: Mapping[str, tuple[str, str]] = {
     "--model": ("MODEL_PATH", "PATH_OR_REPO"),
@@ -86,7 +88,7 @@ def _setup(options: argparse.Namespace) -> Setup:
     """Return a client's setup for the server that is running."""
     settings = settings_table.load(*_outside())
     served: ServerInfo = find(addresses(settings, options.base_url))
-    folder = ROOT / Path(settings.state_root).expanduser() / "clients" / options.client
+    folder = from_root(settings.state_root) / "clients" / options.client
     return make_setup(CLIENTS[options.client], served, folder, os.environ)
 
 
@@ -127,6 +129,34 @@ def _audit(options: argparse.Namespace) -> int:
     return 0 if page.is_fine else 1
 
 
+def _cache(options: argparse.Namespace) -> int:
+    """Print what the folder of the disk tier holds, or remove it. Return 1 if a file is hurt, else 0."""
+    settings = settings_table.load(*_sources(options))
+    if settings.ssd_folder is None:
+        raise SettingsError("SSD_CACHE_DIR is not set: there is no disk tier.")
+    folder, terminal = from_root(settings.ssd_folder), Terminal()
+    try:
+        if options.action == "clear":
+            terminal.say(f"Removed {clear(folder):,} files from {folder}.")
+            return 0
+        found = report(folder, verifies=options.action == "verify")
+    except BlockingIOError as error:
+        raise SettingsError(f"Process {error} uses {folder}. Stop that server first.") from error
+    except OSError as error:
+        raise SettingsError(f"SSD_CACHE_DIR={str(folder)!r}: {error.strerror}.") from error
+    terminal.summary(
+        [
+            (kind, f"{count:,} files, {found.nbytes[kind]:,} bytes")
+            for kind, count in sorted(found.files.items())
+        ]
+    )
+    for path, reason in sorted(found.hurt.items()):
+        terminal.say(f"{path.relative_to(folder)}: {reason}")
+    if options.action == "verify":
+        terminal.say(f"{len(found.hurt):,} files are hurt; the server will remove each when it meets it.")
+    return 1 if found.hurt else 0
+
+
 def _quiet_tokenizers() -> None:
     """Silence transformers' warning about missing PyTorch, which nothing here needs.
 
@@ -139,6 +169,7 @@ def _quiet_tokenizers() -> None:
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "serve": _serve,
     "audit": _audit,
+    "cache": _cache,
     "launch": _launch,
     "config": _config,
     "settings": _settings,
@@ -194,11 +225,11 @@ def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
 
 def _sources(options: argparse.Namespace) -> list[SettingSource]:
     flags = {variable: value for flag, (variable, _) in _FLAGS.items() if (value := _given(options, flag))}
-    if options.demo:
+    if getattr(options, "demo", False):
         flags["MODEL_PATH"] = str(DEMO_MODEL)
-    if options.no_proxy:
+    if getattr(options, "no_proxy", False):
         flags["PROXY"] = "false"
-    if options.no_cache:
+    if getattr(options, "no_cache", False):
         flags["PROMPT_CACHE"] = "false"
     return [SettingSource("command line", flags), *_outside()]
 
@@ -209,15 +240,20 @@ def _outside() -> list[SettingSource]:
 
 
 def _given(options: argparse.Namespace, flag: str) -> str | None:
-    return getattr(options, flag.removeprefix("--").replace("-", "_"))
+    return getattr(options, flag.removeprefix("--").replace("-", "_"), None)
+
+
+def _add_flags(parser: argparse.ArgumentParser, *flags: str) -> None:
+    for flag in flags:
+        variable, value = _FLAGS[flag]
+        parser.add_argument(flag, metavar=value, help=f"wins over {variable} in the environment and .env")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m start_llm", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="serve a model", allow_abbrev=False)
-    for flag, (variable, value) in _FLAGS.items():
-        server.add_argument(flag, metavar=value, help=f"wins over {variable} in the environment and .env")
+    _add_flags(server, *_FLAGS)
     server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     server.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
     server.add_argument("--no-cache", action="store_true", help="compute every prompt anew")
@@ -225,6 +261,9 @@ def _parser() -> argparse.ArgumentParser:
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )
     audited.add_argument("folder", metavar="FOLDER", help="with config, tokenizer and chat template")
+    cache = commands.add_parser("cache", help="look into the disk tier, or empty it", allow_abbrev=False)
+    cache.add_argument("action", choices=("status", "verify", "clear"))
+    _add_flags(cache, "--ssd-cache-dir", "--paged-ssd-cache-dir")
     launch = commands.add_parser(
         "launch", help="start a coding client for the running server", allow_abbrev=False
     )

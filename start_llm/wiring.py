@@ -7,11 +7,10 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from start_llm.cache.disk_tier import DiskLimits
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.access_policy import AccessPolicy, is_loopback
 from start_llm.core.chat import Json, KeptReasoning
@@ -70,7 +69,7 @@ def kept_reasoning(settings: Settings) -> KeptReasoning:
 
 def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], None]) -> Trace | None:
     """Return the trace of requests; None if it is off."""
-    root = ROOT / Path(settings.log_root).expanduser()
+    root = from_root(settings.log_root)
     return start_trace(root, cache, say, with_prompts=settings.traces_prompts) if settings.traces else None
 
 
@@ -80,7 +79,7 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
     Its key is kept in a file, so that sealed reasoning opens after a restart. If the file cannot be used, the
     user is told, and the key is for this process alone.
     """
-    path = ROOT / Path(settings.state_root).expanduser() / "seal.key"
+    path = from_root(settings.state_root) / "seal.key"
     try:
         return Seal(kept_key(path))
     except OSError as error:
@@ -89,7 +88,7 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
 
 
 def known_digests(settings: Settings) -> KnownDigests:
-    return KnownDigests(ROOT / Path(settings.state_root).expanduser() / "weights.json")
+    return KnownDigests(from_root(settings.state_root) / "weights.json")
 
 
 def response_store(settings: Settings) -> ResponseStore:
@@ -215,11 +214,6 @@ def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) ->
         max_conversations=settings.max_conversations,
         cache_ttl_s=settings.cache_ttl_s,
     )
-
-
-def ssd_folder(settings: Settings) -> Path | None:
-    """Return the folder of the disk tier; None if there is none."""
-    return ROOT / Path(settings.ssd_folder).expanduser() if settings.ssd_folder else None
 
 
 def disk_limits(settings: Settings) -> DiskLimits:

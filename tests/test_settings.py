@@ -132,6 +132,13 @@ VALUES: dict[str, Values] = {
         [("4GB", 4 * 10**9), ("12.5%", 0.125), ("1.5 gib", 3 * 2**29)],
         ["many", "-1", "1e3", "nan", "inf", "4 potatoes", "4G", "GB", "%", "101%", "-5%", "0.5", "1,5GB"],
     ),
+    "SSD_CACHE_DIR": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
+    "SSD_CACHE_MAX_SIZE": Values(
+        [("1TB", 10**12), ("50%", 0.5), ("2tib", 2**41)], ["many", "-1", "1e3", "101%", "0.5", "TB"]
+    ),
+    "SSD_CACHE_MAX_WRITE_PER_DAY": Values(
+        [("1TB", 10**12), ("0", 0), ("7", 7)], ["many", "-1", "1e3", "50%", "0.5", "GB"]
+    ),
     "PROMPT_CACHE_BLOCK_SIZE": Values([("1", 1), ("4096", 4096), ("16", 16)], [*WHOLE, "0", "4097"]),
     "INITIAL_CACHE_BLOCKS": Values([("1", 1), ("65536", 65536), ("256", 256)], [*WHOLE, "0", "65537"]),
     "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": Values([("1", 1), ("24", 24), ("1000000", 10**6)], [*WHOLE, "0"]),
@@ -194,7 +201,7 @@ def test_the_defaults_are_the_documented_ones():
     assert settings.idle_s > 120, "proxies keep connections for 120 s"
     assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
     unset = {name for name in ACTING if value_of(settings, name) is None}
-    named = {"MODEL_PATH", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON"}
+    named = {"MODEL_PATH", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON", "SSD_CACHE_DIR"}
     of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
     assert unset == named | of_requests | of_the_cache
@@ -754,6 +761,41 @@ def checks_initial_blocks(models: Models) -> None:
     assert stored[1] == 4 * stored[0] > 0
 
 
+def checks_disk_tier(models: Models) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        known: list[int] = []
+        for _ in range(2):
+            with running(models.plain, SSD_CACHE_DIR=f"{folder}/new") as server:
+                known.append(known_of(server, [7] * 599))
+                assert f"{folder}/new" in server.printed()
+        assert known == [0, 598]
+
+
+def after_writing(models: Models, **variables: str) -> dict[str, Any]:
+    """What `/stats` says of a disk tier after several prompts and a restart."""
+    with tempfile.TemporaryDirectory() as folder:
+        told: list[dict[str, Any]] = []
+        for _ in range(2):
+            with running(models.plain, SSD_CACHE_DIR=folder, **variables) as server:
+                wait_until(lambda: server.get("/stats")["ssd"]["state"] == "on", within_s=10)
+                told.append(server.get("/stats")["ssd"])
+                for start in range(5):
+                    known_of(server, list(range(start, start + 600)))
+        return told[1]
+
+
+def checks_disk_size(models: Models) -> None:
+    small = after_writing(models, SSD_CACHE_MAX_SIZE="3MB")
+    assert small["max_bytes"] == 3_000_000
+    assert 0 < small["bytes"] <= 3_000_000
+    assert after_writing(models)["bytes"] > 3_000_000
+
+
+def checks_disk_wear(models: Models) -> None:
+    few = after_writing(models, SSD_CACHE_MAX_WRITE_PER_DAY="1")["files"]
+    assert 0 < few <= 3 < after_writing(models)["files"]
+
+
 def checks_most_ends(models: Models) -> None:
     with running(models.plain, PROMPT_CACHE_MAX_ENTRIES_GLOBAL="2") as server:
         prompts = [[start, *[7] * 40] for start in range(3)]
@@ -1065,6 +1107,9 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "PROMPT_CACHE_MAX_BYTES": checks_cache_bytes,
     "PROMPT_CACHE_BLOCK_SIZE": checks_page_size,
     "INITIAL_CACHE_BLOCKS": checks_initial_blocks,
+    "SSD_CACHE_DIR": checks_disk_tier,
+    "SSD_CACHE_MAX_SIZE": checks_disk_size,
+    "SSD_CACHE_MAX_WRITE_PER_DAY": checks_disk_wear,
     "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": checks_most_ends,
     "PROMPT_CACHE_TTL_SECONDS": checks_unused_s,
     "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": checks_transcript_idle,

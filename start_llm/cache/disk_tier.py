@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName, scan
+from start_llm.cache.disk_maintenance import LOCK, WRITTEN
 from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, TensorLayout, opened_file, write_file
 from start_llm.core.disk_thread import DiskThread
 from start_llm.core.private_files import Lock, private_folder, private_opener
@@ -42,8 +43,6 @@ _MOST_SCAN_WAIT_S = 5.0
 _LARGEST_SHARE = 0.8
 """Of the disk space that is free or taken by this folder, so that the disk is never filled up."""
 _SLACK = 0.02
-_WRITTEN = "written.json"
-_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class DiskTier:
         self._limits = limits
         self._thread = thread
         self._say = say
-        self._lock = Lock(folder / _LOCK)
+        self._lock = Lock(folder / LOCK)
         self._queued: set[FileName] = set()
         self._written: deque[Outgoing] = deque()
         self._room = threading.Condition()
@@ -413,13 +412,13 @@ class DiskTier:
         self._will_keep_written = False
         with (
             suppress(OSError),
-            open(self.folder / _WRITTEN, "w", encoding="utf-8", opener=private_opener) as file,
+            open(self.folder / WRITTEN, "w", encoding="utf-8", opener=private_opener) as file,
         ):
             json.dump({"day": self._today[0], "bytes": self._today[1]}, file)
 
     def _read_written(self) -> tuple[str, int]:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads((self.folder / _WRITTEN).read_text(encoding="utf-8"))
+            said = json.loads((self.folder / WRITTEN).read_text(encoding="utf-8"))
             return str(said["day"]), int(said["bytes"])
         return "", 0
 

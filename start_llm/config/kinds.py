@@ -96,7 +96,7 @@ def _size(text: str) -> int:
     return size
 
 
-SIZE = SettingKind(_size, "bytes, such as 200GB")
+SIZE = SettingKind(_size, "bytes from 0 on, such as 200GB")
 
 
 def choice(words: Sequence[str], documented: str = "") -> SettingKind:
