@@ -7,7 +7,7 @@ like any other. Owned by the engine thread; the disk thread fills the buffers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,16 +127,9 @@ class DiskRestorer:
         seq_cache = self._restorer.buffers(
             plan.path, self._shape.nothing(), root, ids, max(room, end + size * (len(plan.pages) + 1))
         )
-        buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
-        parts: list[FilePart] = []
-        parent = plan.path[-1].key if plan.path else root.key
-        for file in plan.pages:
-            tokens = file.header.tokens if file.header else ids[end : end + size]
-            layouts = tuple(self._shape.tensors(len(tokens)).values())
-            parts.append(FilePart(file, parent, tokens, layouts, buffers.page(end, len(tokens))))
-            parent, end = file.key, end + len(tokens)
-        if plan.state and plan.state.header:
-            parts.append(self._state_part(plan.state, parent, end, buffers))
+        with self._restorer.rollback_on_error(seq_cache):
+            buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
+            parts = list(self._parts(plan, root, ids, buffers))
         restore = DiskRestore(
             plan=plan,
             ids=ids,
@@ -150,13 +143,22 @@ class DiskRestorer:
         self._tier.read(restore.read)
         return restore
 
-    def _state_part(self, file: CachedFile, parent: bytes, end: int, buffers: Incoming) -> FilePart:
-        header = file.header
-        tokens, tensors = (header.tokens, header.tensors) if header else ((), {})
-        kv = self._shape.tensors(len(tokens))
-        state = [layout for name, layout in tensors.items() if name not in kv]
-        targets = [*buffers.page(end, len(tokens)), *buffers.state(state)]
-        return FilePart(file, parent, tokens, (*kv.values(), *state), targets)
+    def _parts(
+        self, plan: DiskPlan, root: Page, ids: tuple[int, ...], buffers: Incoming
+    ) -> Iterator[FilePart]:
+        """Yield the files of a plan, with what they must say and where they are read to."""
+        end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
+        for file in plan.pages:
+            tokens = file.header.tokens if file.header else ids[end : end + self._restorer.page_size]
+            layouts = tuple(self._shape.tensors(len(tokens)).values())
+            yield FilePart(file, parent, tokens, layouts, buffers.page(end, len(tokens)))
+            parent, end = file.key, end + len(tokens)
+        if plan.state and plan.state.header:
+            header = plan.state.header
+            kv = self._shape.tensors(len(header.tokens))
+            state = [layout for name, layout in header.tensors.items() if name not in kv]
+            targets = [*buffers.page(end, len(header.tokens)), *buffers.state(state)]
+            yield FilePart(plan.state, parent, header.tokens, (*kv.values(), *state), targets)
 
     def collect(self) -> None:
         """Complete the restores whose files are read, and let go of what was written."""
@@ -174,16 +176,15 @@ class DiskRestorer:
         is_whole = len(done) == len(plan.files)
         for part in read.parts:
             part.targets.clear()
-        try:
+        restore.is_over = True
+        tokens = list(restore.ids[:length])
+        with self._restorer.rollback_on_error(restore.seq_cache):
             restore.buffers.finish(length, _state_of(plan) if is_whole else ())
-            tokens = list(restore.ids[:length])
             if self._layers.has_state and not is_whole:
                 self._drop(restore.seq_cache, tokens)
-            else:
-                self._keep(restore.seq_cache, tokens)
-                self._note(restore, length - before, sum(file.nbytes for file in done))
-        finally:
-            restore.is_over = True
+                return
+            self._keep(restore.seq_cache, tokens)
+        self._note(restore, length - before, sum(file.nbytes for file in done))
 
     def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
         restore.got = FromDisk(tokens, time.perf_counter() - restore.began)

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -220,18 +220,20 @@ class DiskTier:
             self._room.wait_for(lambda: not self.is_full, timeout_s)
         return self.can_take
 
-    def write(self, header: FileHeader, content: Outgoing, superseded: Iterable[CachedFile] = ()) -> None:
+    def write(
+        self, header: FileHeader, content: Outgoing, superseded: Callable[[DiskIndex], list[CachedFile]]
+    ) -> None:
         """Queue a file.
 
         Args:
             content: its tensors. `release_written` lets go of them.
-            superseded: files that are worth nothing beside it.
+            superseded: returns the files that are worth nothing beside it. Called on the disk thread.
         """
         name = header.kind, header.key
         with self._room:
             self._queued.add(name)
         self.metrics.queue = len(self._queued)
-        if not self._thread.submit(lambda: self._write(header, content, list(superseded))):
+        if not self._thread.submit(lambda: self._write(header, content, superseded)):
             self._is_written(name)
 
     def release_written(self) -> None:
@@ -239,14 +241,16 @@ class DiskTier:
         while self._written:
             self._written.popleft().contents.clear()
 
-    def _write(self, header: FileHeader, content: Outgoing, superseded: list[CachedFile]) -> None:
+    def _write(
+        self, header: FileHeader, content: Outgoing, superseded: Callable[[DiskIndex], list[CachedFile]]
+    ) -> None:
         file = CachedFile(header.kind, header.key, header.parent, header.nbytes, self._now_ns(), header)
         try:
             self._keep_quota(file.nbytes)
             write_file(file.path(self.folder), header, content.contents)
             self.index.add(file)
             self._note_written(file.nbytes)
-            for one in superseded:
+            for one in superseded(self.index):
                 self._remove(one)
         except OSError as error:
             self._step_back(error)

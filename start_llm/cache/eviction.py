@@ -23,6 +23,8 @@ _RESERVE = 0.02
 """Share of the budget for uncounted memory: allocators round up, and steps have their own arrays."""
 _SLACK = 0.07
 """Share of the budget that an eviction frees beyond need, so that not every chunk causes one."""
+_TIGHT = 0.3
+"""Share of the budget below which memory is short."""
 _CHECKPOINTS_SHARE = 0.3
 _MAX_ENDS_UNDER_PRESSURE = 24
 _UNUSED_UNDER_PRESSURE_S = 1800.0
@@ -70,6 +72,10 @@ class Evictor:
     def has_room_for(self, nbytes: int) -> bool:
         """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
         return self._live.nbytes + nbytes <= (1 - _RESERVE) * self.limits.budget_bytes
+
+    def is_tight(self) -> bool:
+        """Return whether much of what is kept will soon have to be evicted."""
+        return self._is_beyond(self._store.usage + self._live, slack=_TIGHT)
 
     @property
     def _live(self) -> MemoryUsage:

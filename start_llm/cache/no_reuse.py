@@ -80,7 +80,7 @@ class NoReuse:
     def collect_from_disk(self) -> None:
         pass
 
-    def write_to_disk(self, *, is_decoding: bool) -> None:
+    def write_to_disk(self, *, is_busy: bool) -> None:
         pass
 
     def flush_to_disk(self, patience_s: float) -> None:

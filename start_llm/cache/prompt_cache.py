@@ -103,7 +103,9 @@ class PromptCache:
         self._disk_restorer = DiskRestorer(
             disk, self._layers, self._restorer, keep=self._keep_restored, drop=self._keep_pages
         )
-        self._write_back = WriteBack(disk, self._layers, self._store, self._clock)
+        self._write_back = WriteBack(
+            disk, self._layers, self._store, is_tight=self._evictor.is_tight, clock=self._clock
+        )
         self._evictor.write_back = self._write_back
 
     # --------------------------------------------------------------------------------------------------- open
@@ -262,14 +264,14 @@ class PromptCache:
         seq_cache.tokens = tokens
         self._extend(seq_cache, start)
 
-    def write_to_disk(self, *, is_decoding: bool) -> None:
+    def write_to_disk(self, *, is_busy: bool) -> None:
         """Hand pages and states that are due to the disk thread. Called in every step.
 
         Args:
-            is_decoding: replies are running; then little of the time is spent on this.
+            is_busy: requests are running; then little of the time is spent on this.
         """
         if self._write_back:
-            self._write_back.offer(is_decoding=is_decoding)
+            self._write_back.offer(is_busy=is_busy)
 
     def flush_to_disk(self, patience_s: float) -> None:
         """Write everything that is not on the disk yet, for at most `patience_s` seconds."""

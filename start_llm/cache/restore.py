@@ -13,6 +13,7 @@ from start_llm.cache.plan import RestorePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from start_llm.cache.eviction import Evictor
     from start_llm.cache.layers import Layers
@@ -73,6 +74,10 @@ class Restorer:
     @property
     def page_size(self) -> int:
         return self._store.tree.page_size
+
+    def rollback_on_error(self, seq_cache: SequenceCache) -> AbstractContextManager[None]:
+        """Discard this sequence cache if the block raises."""
+        return self._store.rollback_on_error(seq_cache)
 
     def buffers(
         self, path: tuple[Page, ...], nothing: KVSlice, root: Page, ids: tuple[int, ...], room: int

@@ -10,7 +10,8 @@ Owned by the engine thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from start_llm.cache.buffers import Outgoing, outgoing
@@ -19,7 +20,7 @@ from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache, page
 
 if TYPE_CHECKING:
     from start_llm.cache.arrays import KVSlice, StateSnapshot
-    from start_llm.cache.disk_index import CachedFile, FileName
+    from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName
     from start_llm.cache.disk_tier import DiskAccess
     from start_llm.cache.layers import Layers
     from start_llm.cache.store import PageStore
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 """Seconds between two looks for what is to be written."""
 _COPY_SHARE = 0.03
-"""Share of the time in which replies are running that may be spent on copying pages."""
+"""Share of the time in which requests are running that may be spent on copying pages."""
+_IDLE_WHEN_TIGHT_S = 2.0
+"""Seconds without use after which pages are written while memory is short."""
 _MOST_STATES = 6
-"""States of a conversation on the disk."""
+"""States up to and including a new one, of one conversation on the disk."""
 
 type Writable = Page | Checkpoint | SequenceCache
 """What can be written: a page, a checkpoint, or the end of an idle sequence cache."""
@@ -53,17 +56,25 @@ class WriteBack:
     """Hands pages and states of a store to the disk tier, one at a time.
 
     Args:
+        is_tight: memory is short: what is not written soon will be evicted.
         clock: the cache's clock, in seconds.
     """
 
     def __init__(
-        self, access: DiskAccess, layers: Layers, store: PageStore, clock: Callable[[], float]
+        self,
+        access: DiskAccess,
+        layers: Layers,
+        store: PageStore,
+        *,
+        is_tight: Callable[[], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._tier = access.tier
         self._idle_s = access.idle_s
         self._shape = access.shape
         self._layers = layers
         self._store = store
+        self._is_tight = is_tight
         self._clock = clock
         self._due: list[Writable] = []
         self._next_look = 0.0
@@ -72,13 +83,13 @@ class WriteBack:
 
     # -------------------------------------------------------------------------------------------------- when
 
-    def offer(self, *, is_decoding: bool) -> None:
+    def offer(self, *, is_busy: bool) -> None:
         """Hand over what is due, as far as the disk thread can take it now.
 
         Args:
-            is_decoding: replies are running; then little of the time is spent on this.
+            is_busy: requests are running; then little of the time is spent on this.
         """
-        while self._tier.can_take and not (is_decoding and time.perf_counter() < self._not_before):
+        while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
             item = self._next()
             if item is None:
                 return
@@ -131,7 +142,8 @@ class WriteBack:
         now = self._clock()
         if not self._due and now >= self._next_look:
             self._next_look = now + _LOOK_S
-            self._due = self._candidates(self._idle_s)
+            idle_s = min(self._idle_s, _IDLE_WHEN_TIGHT_S) if self._is_tight() else self._idle_s
+            self._due = self._candidates(idle_s)
         while self._due:
             item = self._due.pop()
             if self._is_writable(item):
@@ -187,8 +199,8 @@ class WriteBack:
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
         header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers)
-        superseded = self._shorter(header) if kind == "pages" else self._states_too_many(parent)
-        self._tier.write(header, content, superseded)
+        states_beyond = partial(_states_beyond, _keys(parent), header)
+        self._tier.write(header, content, partial(_shorter, header) if kind == "pages" else states_beyond)
 
     def _content(self, item: Writable) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
         """Return the page before it, its tokens, its tensors and its numbers."""
@@ -214,27 +226,38 @@ class WriteBack:
                 state = self._layers.state(item.caches) if self._layers.has_state else None
                 return page, tokens, outgoing(kv, state), _numbers(state) if state else ()
 
-    def _shorter(self, header: FileHeader) -> list[CachedFile]:
-        """Return the shorter pages that a new one begins with."""
-        return [
-            file
-            for file in self._tier.index.after("pages", header.parent)
-            if file.header
-            and len(file.header.tokens) < len(header.tokens)
-            and header.tokens[: len(file.header.tokens)] == file.header.tokens
-        ]
 
-    def _states_too_many(self, page: Page | None) -> list[CachedFile]:
-        """Return the states on the way to a new one that are beyond the limit.
+def _shorter(header: FileHeader, index: DiskIndex) -> list[CachedFile]:
+    """Return the shorter pages that a new one begins with."""
+    return [
+        file
+        for file in index.after("pages", header.parent)
+        if file.header
+        and len(file.header.tokens) < len(header.tokens)
+        and header.tokens[: len(file.header.tokens)] == file.header.tokens
+    ]
 
-        The first one stays: other conversations share it. Of the others the oldest go.
-        """
-        on_the_way: list[CachedFile] = []
-        while page is not None:
-            on_the_way += self._tier.index.after("states", page.key)
-            page = page.parent
-        oldest_first = sorted(on_the_way[:-1], key=lambda one: one.used_ns)
-        return oldest_first[: max(len(on_the_way) + 1 - _MOST_STATES, 0)]
+
+def _keys(page: Page | None) -> list[bytes]:
+    """Return the keys of a page and of all before it, the root's first."""
+    keys: list[bytes] = []
+    while page is not None:
+        keys.append(page.key)
+        page = page.parent
+    return keys[::-1]
+
+
+def _states_beyond(path: Sequence[bytes], newest: FileHeader, index: DiskIndex) -> list[CachedFile]:
+    """Return the states on a path that are too many beside the newest one.
+
+    The first one stays, because other conversations share it. Of the others the oldest go.
+
+    Args:
+        path: keys of the pages, the root's first.
+    """
+    states = [file for key in path for file in index.after("states", key) if file.key != newest.key]
+    oldest_first = sorted(states[1:], key=lambda one: one.used_ns)
+    return oldest_first[: max(len(states) + 1 - _MOST_STATES, 0)]
 
 
 def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:

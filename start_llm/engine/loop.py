@@ -83,7 +83,8 @@ class EngineLoop:
                 self.step()
         finally:
             self._fail_the_rest()
-        self._cache.flush_to_disk(self._stop.flush_s)
+        with self._on_failure(_abandon_nothing):
+            self._cache.flush_to_disk(self._stop.flush_s)
 
     def _fail_the_rest(self) -> None:
         self._inbox.close()
@@ -109,7 +110,7 @@ class EngineLoop:
         with self._on_failure(_abandon_nothing):
             self._balance_memory()
         with self._on_failure(_abandon_nothing):
-            self._cache.write_to_disk(is_decoding=bool(self._decoder.sequences))
+            self._cache.write_to_disk(is_busy=bool(self._running))
         self._report()
 
     # ------------------------------------------------------------------------------------- receive and cancel
