@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.database import Database
+from start_llm.core.database import Database, DatabaseTable
 from start_llm.core.disk_thread import DiskThread
 
 
@@ -55,3 +56,46 @@ class Restarts:
         if self._process:
             self._process.__exit__(None, None, None)
             self._process = None
+
+
+class Twice[Store]:
+    """A store that never stops, and one whose process ends now and then. The time is the same for both.
+
+    Args:
+        make: makes a store with its clock and its table.
+    """
+
+    def __init__(self, path: Path, make: Callable[[WallClock, DatabaseTable | None], Store]) -> None:
+        self.clock = WallClock()
+        self._restarts = Restarts(path, wall_clock=self.clock)
+        self._make = make
+        self.steady = make(self.clock, None)
+        self.restart()
+
+    def restart(self) -> None:
+        self.database = self._restarts.start()
+        self.again = self._make(self.clock, self.database.table("rows"))
+        assert self.database.metrics.rejected == 0
+
+    def end(self) -> None:
+        self._restarts.end()
+
+    def __iter__(self) -> Iterator[Store]:
+        self.clock.now += 1
+        return iter((self.steady, self.again))
+
+    def same(self, ask: Callable[[Store], Any]) -> Any:
+        """Ask both the same, and return the answer, which has to be one."""
+        left, right = map(ask, self)
+        assert left == right
+        return left
+
+
+@contextmanager
+def twice[Store](make: Callable[[WallClock, DatabaseTable | None], Store]) -> Generator[Twice[Store]]:
+    with tempfile.TemporaryDirectory() as folder:
+        stores = Twice(Path(folder) / "a.db", make)
+        try:
+            yield stores
+        finally:
+            stores.end()

@@ -187,6 +187,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.text_factory = bytes
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")
     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("PRAGMA secure_delete=ON")  # rows hold conversations
     connection.execute("PRAGMA journal_mode=WAL")
     # What is committed outlives the process. A power cut may take the last transactions, but breaks nothing.
     connection.execute("PRAGMA synchronous=NORMAL")

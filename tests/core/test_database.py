@@ -85,10 +85,12 @@ def test_the_least_recently_used_row_comes_first(path):
             for key in (b"a", b"b", b"c", b"d"):
                 table.put(key)
             table.touch(b"b")
+            table.touch(b"a")
+            table.put(b"e")
             table.put(b"a")
             table.touch(b"missing")
         with opened(path) as database:
-            assert [key for key, _ in kept(database)] == [b"c", b"d", b"b", b"a"]
+            assert [key for key, _ in kept(database)] == [b"c", b"d", b"b", b"e", b"a"]
 
 
 def test_order_holds_although_the_clock_is_set_back(path):
@@ -486,6 +488,28 @@ def test_what_cannot_be_written_is_written_later(path, monkeypatch):
         wait_until(lambda: database.metrics.written > 1)
     with opened(path) as database:
         assert kept(database) == [(b"c", b""), (b"a", value + b"!"), (b"before", b"")]
+
+
+def test_what_changes_while_it_cannot_be_written_is_newer(path, monkeypatch):
+    write = DatabaseFile.write
+
+    def full(self, *changes):
+        monkeypatch.setattr(DatabaseFile, "write", write)
+        table.put(b"a", b"newer")
+        table.touch(b"b")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with opened(path, []) as database:
+        table = database.table("things")
+        for key in (b"a", b"b", b"c"):
+            table.put(key, b"older")
+            table.touch(key)
+        database._is_closing = True  # uses are written too
+        monkeypatch.setattr(DatabaseFile, "write", full)
+        database._write()
+        assert database.metrics.failures == 1
+    with opened(path) as database:
+        assert kept(database) == [(b"c", b"older"), (b"a", b"newer"), (b"b", b"older")]
 
 
 def test_a_process_that_may_not_write_goes_on_and_writes_later(path):
