@@ -246,8 +246,9 @@ class Database:
     ) -> None:
         """Put back what could not be written; what was noted since then is newer."""
         self.metrics.failures += 1
-        if not self._is_failing:
-            self._tell(f"{self._name} cannot be written ({error}). It is tried again.")
+        if not self._is_failing or self._is_closing:
+            then = "What has changed is forgotten" if self._is_closing else "It is tried again"
+            self._tell(f"{self._name} cannot be written ({error}). {then}.")
         self._is_failing = True
         with self._lock:
             if not self.metrics.is_on:

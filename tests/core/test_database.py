@@ -543,6 +543,20 @@ print(thread.close(10))
         assert len(kept(database)) == 40
 
 
+def test_the_end_tells_what_it_could_not_write(path, monkeypatch):
+    def full(self, *changes):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    fill(path, 1)
+    told = list[str]()
+    with opened(path, told) as database:
+        monkeypatch.setattr(DatabaseFile, "write", full)
+        database.table("things").put(b"a")
+    assert told == ["a.db cannot be written (database or disk is full). What has changed is forgotten."]
+    with opened(path) as database:
+        assert [key for key, _ in kept(database)] == [b"0"]
+
+
 def test_if_too_much_is_pending_nothing_is_kept(path):
     fill(path)
     told = list[str]()

@@ -197,14 +197,15 @@ def test_a_response_expires_as_long_after_it_was_made_although_it_was_used_and_t
 
 
 def test_a_response_that_was_used_outlives_others_after_a_restart_too(tmp_path):
-    for number, name in enumerate(("abc", "d")):
-        with opened(tmp_path / "a.db") as database:
-            store = ResponseStore(3 * size(kept()), table=database.table("responses"))
-            for one in name:
-                store.keep(ME, one, kept())
-            if not number:
-                store.get(ME, "a")
-    assert [name for name in "abcd" if has(store, name)] == ["a", "c", "d"]
+    with opened(tmp_path / "a.db") as database:
+        store = ResponseStore(3 * size(kept()), table=database.table("responses"))
+        for name in "abc":
+            store.keep(ME, name, kept())
+        store.get(ME, "a")
+    with opened(tmp_path / "a.db") as database:
+        store = ResponseStore(3 * size(kept()), table=database.table("responses"))
+        store.keep(ME, "d", kept())
+        assert [name for name in "abcd" if has(store, name)] == ["a", "c", "d"]
 
 
 def test_a_deleted_response_does_not_come_back(tmp_path):

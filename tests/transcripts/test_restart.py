@@ -27,6 +27,7 @@ from tests.transcripts.test_turn import prompt_of
 
 ROOT = CanonicalKey.of(b"root")
 PLENTY = TranscriptLimits(max_bytes=10**9)
+REPLY = CanonicalMessage(b"Done.")
 SILENT = MessageDetails(())
 FEW = settings(max_examples=30)
 
@@ -263,12 +264,16 @@ def test_what_no_longer_fits_is_not_loaded(tmp_path):
 def test_of_too_many_variants_of_a_prefix_the_last_used_is_loaded(tmp_path):
     with patch("start_llm.transcripts.store._MAX_VARIANTS", 9), opened(tmp_path / "a.db") as database:
         store = TranscriptStore(PLENTY, table=database.table("rows"))
-        for number, first in enumerate([add(store, KEYS[0], [number]) for number in range(3)]):
-            add(store, KEYS[1], [number, 9], parent=first)
+        for key, first in zip(KEYS, [add(store, KEYS[0], [number]) for number in range(3)], strict=True):
+            add(store, key.with_message(REPLY), [*first.delta, 9], parent=first)
     with opened(tmp_path / "a.db") as database:
         store = TranscriptStore(PLENTY, table=database.table("rows"))
-        assert [[one.tokens().tolist() for one in store.at(key)] for key in KEYS[:2]] == [[[2]], [[2, 9]]]
+        assert [one.tokens().tolist() for one in store.at(KEYS[0])] == [[2]]
+        after = [store.at(key.with_message(REPLY)) for key in KEYS]
+        assert [[one.tokens().tolist() for one in known] for known in after] == [[], [], [[2, 9]]]
         assert store.metrics.variants == 2
+    with opened(tmp_path / "a.db") as database:
+        assert database.metrics.loaded == 2
 
 
 def test_a_message_is_as_recently_used_as_what_was_built_on_it_and_is_gone(tmp_path):
@@ -300,7 +305,6 @@ def test_a_use_is_one_change_however_long_the_conversation(tmp_path):
 # -------------------------------------------------------------------------------------------------- reasoning
 
 DAYS = ("", "friday", "saturday")
-REPLY = CanonicalMessage(b"Done.")
 
 
 def about(question: int, day: int, name: str | None = None) -> Conversation:
