@@ -246,9 +246,8 @@ class Database:
     ) -> None:
         """Put back what could not be written; what was noted since then is newer."""
         self.metrics.failures += 1
-        if not self._is_failing or self._is_closing:
-            then = "What has changed is forgotten" if self._is_closing else "It is tried again"
-            self._tell(f"{self._name} cannot be written ({error}). {then}.")
+        if not self._is_failing:
+            self._tell(f"{self._name} cannot be written ({error}). It is tried again until the server ends.")
         self._is_failing = True
         with self._lock:
             if not self.metrics.is_on:
@@ -274,6 +273,8 @@ class Database:
 
     def _end(self) -> None:
         self._write()
+        if self._changes:
+            self._tell(f"{self._name} could not be written: {len(self._changes)} changes are lost.")
         with self._lock:
             self._forget_pending()
         self._file.close()
