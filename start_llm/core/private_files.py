@@ -29,6 +29,17 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def private_file(path: Path) -> int:
+    """Open a file for reading and writing, and make it if it is missing. From then on it is private.
+
+    Raises:
+        OSError: it cannot be opened, or the path is a link.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | _NEVER_A_LINK, 0o600)
+    os.fchmod(file, 0o600)
+    return file
+
+
 class Lock:
     """A lock file that one process at a time holds. The lock ends when the process ends.
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from start_llm.core.canonical import CanonicalKey, Conversation, Field, OmittedText, text_digest
+from start_llm.core.database import DatabaseTable
+from start_llm.core.database_file import UNREADABLE, decode_json, encode_json
 
 type NotedValue = tuple[Field, str | None]
 """A field and the value that a note told for it; None: the note said that the field no longer applies."""
@@ -24,6 +26,8 @@ _CERTAIN_BITS = 64.0
 _MAX_CLAIMS = 64
 _MAX_BEGINNINGS = 32_000
 _NONE, _ALWAYS = -1, 2**62
+_OF_SEVERAL = b""
+"""In the database, a beginning of several conversations."""
 
 
 class MessageDetails(NamedTuple):
@@ -62,6 +66,10 @@ class Claims:
     ids: dict[str, None] = field(default_factory=dict[str, None])
     reply_surprisal_bits: float = 0.0
     reasoning_surprisal_bits: float = 0.0
+
+    def copy(self) -> Claims:
+        """Return the same claims, to be changed on their own."""
+        return replace(self, names=dict(self.names), ids=dict(self.ids))
 
     def add(self, others: Claims) -> None:
         """Add the claims of another computation of the same tokens. Keep the newest 64 names and ids."""
@@ -133,6 +141,16 @@ class _UnprovenPart(NamedTuple):
             ),
         )
 
+    @classmethod
+    def decode(cls, data: bytes) -> _UnprovenPart:
+        """Read what `encode` has written."""
+        proven, said = decode_json(data)
+        return cls(proven, frozenset((depth, bytes.fromhex(digest)) for depth, digest in said))
+
+    def encode(self) -> bytes:
+        """Return it as a value of a database row."""
+        return encode_json((self.proven, sorted(self.said)))
+
     def is_one_with(self, other: _UnprovenPart) -> bool:
         """Return whether both say the same in the messages that neither has proven."""
         proven = max(self.proven, other.proven)
@@ -146,13 +164,20 @@ class ConversationNames:
     A client may give all its conversations the same name. This shows when two conversations of one name have
     equal keys, but differ in what the keys leave out. From then on the name proves nothing for conversations
     with that beginning.
+
+    Args:
+        most: number of beginnings that are remembered.
+        table: keeps them for the next process.
     """
 
-    def __init__(self, most: int = _MAX_BEGINNINGS) -> None:
+    def __init__(self, most: int = _MAX_BEGINNINGS, *, table: DatabaseTable | None = None) -> None:
         self._most = most
+        self._table = table
         self._begun: dict[tuple[str, CanonicalKey], _UnprovenPart | None] = {}
         self._of_several: dict[str, set[CanonicalKey]] = {}
         self._lock = threading.Lock()
+        if table is not None:
+            self._load(table)
 
     def note(self, conversation: Conversation, proven: int) -> None:
         """Note an answered conversation whose messages up to index `proven` are proven to be its own."""
@@ -162,14 +187,35 @@ class ConversationNames:
         begun = _UnprovenPart.of(conversation, proven)
         with self._lock:
             known = self._begun.pop(beginning, begun)
-            self._begun[beginning] = known if known and known.is_one_with(begun) else None
-            if self._begun[beginning] is None:
-                self._of_several.setdefault(conversation.name, set()).add(beginning[1])
-            while len(self._begun) > self._most:
-                self._forget(next(iter(self._begun)))
+            kept = known if known and known.is_one_with(begun) else None
+            self._remember(beginning, kept)
+            if self._table is not None:
+                self._table.put(_row_key(beginning), kept.encode() if kept else _OF_SEVERAL)
+            self._forget_some()
+
+    def _load(self, table: DatabaseTable) -> None:
+        for row in table.rows():
+            try:
+                name, digest = decode_json(row.key)
+                begun = None if row.value == _OF_SEVERAL else _UnprovenPart.decode(row.value)
+                self._remember((name, CanonicalKey(bytes.fromhex(digest))), begun)
+            except UNREADABLE:
+                table.reject(row.key)
+        self._forget_some()
+
+    def _remember(self, beginning: tuple[str, CanonicalKey], begun: _UnprovenPart | None) -> None:
+        self._begun[beginning] = begun
+        if begun is None:
+            self._of_several.setdefault(beginning[0], set()).add(beginning[1])
+
+    def _forget_some(self) -> None:
+        while len(self._begun) > self._most:
+            self._forget(next(iter(self._begun)))
 
     def _forget(self, beginning: tuple[str, CanonicalKey]) -> None:
         name, key = beginning
+        if self._table is not None:
+            self._table.delete(_row_key(beginning))
         if self._begun.pop(beginning) is None:
             self._of_several[name].remove(key)
             if not self._of_several[name]:
@@ -183,6 +229,11 @@ class ConversationNames:
         with self._lock:
             is_one = self._of_several.get(name, frozenset()).isdisjoint(conversation.keys)
         return name if is_one else None
+
+
+def _row_key(beginning: tuple[str, CanonicalKey]) -> bytes:
+    name, key = beginning
+    return encode_json((name, key.digest))
 
 
 class _PathFindings(NamedTuple):

@@ -6,25 +6,42 @@ import threading
 from collections.abc import Sequence
 
 from start_llm.core.canonical import CanonicalKey
+from start_llm.core.database import DatabaseTable
 
 _MAX_KEYS = 32_000
 
 
 class PrefixHistory:
-    """The `max_keys` keys that were noted last. Safe to use from any thread."""
+    """The `max_keys` keys that were noted last. Safe to use from any thread.
 
-    def __init__(self, max_keys: int = _MAX_KEYS) -> None:
+    Args:
+        table: keeps them for the next process.
+    """
+
+    def __init__(self, max_keys: int = _MAX_KEYS, *, table: DatabaseTable | None = None) -> None:
         self._max_keys = max_keys
-        self._keys: dict[CanonicalKey, None] = {}
+        self._table = table
+        rows = table.rows() if table else ()
+        self._keys: dict[CanonicalKey, None] = {CanonicalKey(row.key): None for row in rows}
         self._lock = threading.Lock()
+        self._forget_some()
 
     def note(self, *keys: CanonicalKey) -> None:
         with self._lock:
             for key in keys:
+                is_known = key in self._keys
                 self._keys.pop(key, None)
                 self._keys[key] = None
-            while len(self._keys) > self._max_keys:
-                del self._keys[next(iter(self._keys))]
+                if self._table is not None:
+                    (self._table.touch if is_known else self._table.put)(key.digest)
+            self._forget_some()
+
+    def _forget_some(self) -> None:
+        while len(self._keys) > self._max_keys:
+            oldest = next(iter(self._keys))
+            del self._keys[oldest]
+            if self._table is not None:
+                self._table.delete(oldest.digest)
 
     def depth(self, keys: Sequence[CanonicalKey]) -> int:
         """Return the number of messages in the longest prefix that was noted.

@@ -10,11 +10,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from start_llm.core.canonical import CanonicalKey, Conversation
+from start_llm.core.database import DatabaseTable
+from start_llm.core.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.transcripts.guard import Claims
+from start_llm.transcripts.rows import claims_json, claims_of
 
 _ENTRY_BYTES = 400
 """Approximate size of an entry without its text."""
@@ -61,18 +64,33 @@ def _without(known: Sequence[RecordedReasoning], reasoning: RecordedReasoning) -
     return [one for one in known if one not in same]
 
 
+def _encode(known: Sequence[RecordedReasoning]) -> bytes:
+    return encode_json([(one.text, one.exact, claims_json(one.claims)) for one in known])
+
+
+def _decode(data: bytes) -> list[RecordedReasoning]:
+    return [
+        RecordedReasoning(text, bytes.fromhex(exact), claims_of(claims))
+        for text, exact, claims in decode_json(data)
+    ]
+
+
 class ReasoningStore:
     """Reasoning by conversation. Safe to use from any thread.
 
     Args:
         max_bytes: above it, the least recently used entries are removed.
+        table: keeps the entries for the next process.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, table: DatabaseTable | None = None) -> None:
         self._max_bytes = max_bytes
+        self._table = table
         self._lock = threading.Lock()
         self._reasoning_texts: OrderedDict[CanonicalKey, list[RecordedReasoning]] = OrderedDict()
         self._nbytes = 0
+        if table is not None:
+            self._load(table)
 
     @property
     def nbytes(self) -> int:
@@ -80,15 +98,34 @@ class ReasoningStore:
 
     def keep(self, key: CanonicalKey, reasoning: RecordedReasoning) -> None:
         """Store the reasoning of the reply that ends the conversation with this key."""
+        reasoning = replace(reasoning, claims=reasoning.claims.copy())
         with self._lock:
             known = self._reasoning_texts.pop(key, [])
             self._nbytes -= sum(one.nbytes for one in known)
             kept = [*_without(known, reasoning), reasoning][-_MAX_OF_A_REPLY:]
             self._reasoning_texts[key] = kept
             self._nbytes += sum(one.nbytes for one in kept)
-            while self._nbytes > self._max_bytes and self._reasoning_texts:
-                _, forgotten = self._reasoning_texts.popitem(last=False)
-                self._nbytes -= sum(one.nbytes for one in forgotten)
+            if self._table is not None:
+                self._table.put(key.digest, _encode(kept))
+            self._forget_some()
+
+    def _load(self, table: DatabaseTable) -> None:
+        for row in table.rows():
+            try:
+                known = _decode(row.value)
+            except UNREADABLE:
+                table.reject(row.key)
+            else:
+                self._reasoning_texts[CanonicalKey(row.key)] = known
+                self._nbytes += sum(one.nbytes for one in known)
+        self._forget_some()
+
+    def _forget_some(self) -> None:
+        while self._nbytes > self._max_bytes and self._reasoning_texts:
+            key, forgotten = self._reasoning_texts.popitem(last=False)
+            self._nbytes -= sum(one.nbytes for one in forgotten)
+            if self._table is not None:
+                self._table.delete(key.digest)
 
     def get(self, conversation: Conversation, index: int, name: str | None) -> str | None:
         """Return the newest reasoning of this reply that belongs to the conversation, or None.
@@ -103,6 +140,8 @@ class ReasoningStore:
             if known is None:
                 return None
             self._reasoning_texts.move_to_end(key)
+            if self._table is not None:
+                self._table.touch(key.digest)
             equal = (one.text for one in reversed(known) if one.is_equal(conversation, index))
             proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
             return next(chain(equal, proven), None)

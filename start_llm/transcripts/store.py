@@ -11,18 +11,22 @@ construction.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey
+from start_llm.core.database import DatabaseRow, DatabaseTable
+from start_llm.core.database_file import UNREADABLE
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.rows import VariantRow
 
 _MAX_VARIANTS = 32
 _SHRUNK_TO = 0.9
@@ -52,6 +56,7 @@ class Variant:
         details: details of the messages after the parent's.
         claims: evidence of whose tokens these are.
         session: session that computed them last.
+        number: names it in the database; greater than the parent's.
         children: variants that build on this one, by `id()`.
     """
 
@@ -64,6 +69,7 @@ class Variant:
     claims: Claims
     session: str
     last_used: float
+    number: int = 0
     children: dict[int, Variant] = field(default_factory=dict[int, "Variant"])
 
     @property
@@ -107,14 +113,24 @@ class TranscriptLimits:
 
 @dataclass(slots=True)
 class TranscriptStore:
-    """Variants by the key of their node. Safe to use from any thread."""
+    """Variants by the key of their node. Safe to use from any thread.
+
+    Attributes:
+        table: keeps them for the next process.
+    """
 
     limits: TranscriptLimits
     clock: Callable[[], float] = time.monotonic
     metrics: TranscriptMetrics = field(default_factory=TranscriptMetrics)
+    table: DatabaseTable | None = None
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _nodes: dict[CanonicalKey, list[Variant]] = field(default_factory=dict[CanonicalKey, "list[Variant]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next_look: float = 0
+
+    def __post_init__(self) -> None:
+        if self.table is not None:
+            self._load(self.table)
 
     def at(self, key: CanonicalKey) -> tuple[Variant, ...]:
         """Return all variants of a prefix."""
@@ -127,6 +143,8 @@ class TranscriptStore:
             now = self.clock()
             for one in variant.path():
                 one.last_used = now
+            if self.table is not None:
+                self.table.touch(_row_key(variant.number))
 
     def add(
         self,
@@ -161,16 +179,46 @@ class TranscriptStore:
                     delta=delta,
                     length=place.length,
                     details=new,
-                    claims=claims,
+                    claims=claims.copy(),
                     session=session,
                     last_used=self.clock(),
+                    number=next(self._numbers),
                 )
+                self._write(variant)
                 self._put(variant)
                 self._forget_some()
                 return variant
             variant.last_used, variant.session = self.clock(), session
             variant.claims.add(claims)
+            self._write(variant)
             return variant
+
+    def _load(self, table: DatabaseTable) -> None:
+        """Add the variants of the table. One whose parent is missing is rejected, so its children are too."""
+        loaded: dict[int, Variant] = {}
+        now, last = self.clock(), -1
+        for row in sorted(table.rows()):
+            last = int.from_bytes(row.key, "big")
+            variant = _variant(row, last, loaded, now)
+            if variant is None:
+                table.reject(row.key)
+            else:
+                loaded[last] = variant
+        self._numbers = itertools.count(last + 1)
+        # `use` has marked whole paths, but only the row of the last variant.
+        for variant in reversed(loaded.values()):
+            if variant.parent:
+                variant.parent.last_used = max(variant.parent.last_used, variant.last_used)
+        for variant in loaded.values():
+            if variant.parent is None or self._is_kept(variant.parent):
+                self._put(variant)
+            else:
+                table.reject(_row_key(variant.number))
+        self._forget_some()
+
+    def _write(self, variant: Variant) -> None:
+        if self.table is not None:
+            self.table.put(_row_key(variant.number), _row(variant))
 
     def _is_kept(self, variant: Variant) -> bool:
         return any(one is variant for one in self._nodes.get(variant.key, ()))
@@ -213,10 +261,19 @@ class TranscriptStore:
             del self._nodes[variant.key]
         if variant.parent:
             del variant.parent.children[id(variant)]
+        self._delete(variant)
         self.metrics.nbytes -= variant.nbytes
         self.metrics.variants -= 1
         self.metrics.nodes = len(self._nodes)
         self.metrics.forgotten += 1
+
+    def _delete(self, variant: Variant) -> None:
+        if self.table is not None:
+            self.table.delete(_row_key(variant.number))
+            if variant.parent:
+                # The use of the parent may so far be told by this row alone.
+                idle_s = self.clock() - variant.parent.last_used
+                self.table.touch(_row_key(variant.parent.number), idle_s=idle_s)
 
     def _forget_some(self) -> None:
         """Remove variants that are too old; above the byte limit remove the least recently used down to 90 %.
@@ -240,3 +297,48 @@ class TranscriptStore:
 
     def _leaves(self) -> Iterator[Variant]:
         return (one for variants in self._nodes.values() for one in variants if not one.children)
+
+
+def _row_key(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _row(variant: Variant) -> bytes:
+    return VariantRow(
+        key=variant.key,
+        depth=variant.depth,
+        length=variant.length,
+        parent=variant.parent.number if variant.parent else None,
+        session=variant.session,
+        claims=variant.claims,
+        details=variant.details,
+        delta=variant.delta,
+    ).encode()
+
+
+def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: float) -> Variant | None:
+    """Return the variant of a row, or None if it cannot be used.
+
+    Args:
+        loaded: the variants with smaller numbers.
+    """
+    try:
+        read = VariantRow.decode(row.value)
+        parent = None if read.parent is None else loaded[read.parent]
+    except UNREADABLE:
+        return None
+    start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
+    if (read.length, read.depth) != (start + len(read.delta), first + len(read.details) - 1):
+        return None
+    return Variant(
+        key=read.key,
+        depth=read.depth,
+        parent=parent,
+        delta=read.delta,
+        length=read.length,
+        details=read.details,
+        claims=read.claims,
+        session=read.session,
+        last_used=now - row.idle_s,
+        number=number,
+    )

@@ -5,9 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from start_llm.core.database import DatabaseTable
 from start_llm.core.errors import NotFound
 from start_llm.protocols.responses.store import ResponseStore, StoredResponse
+from tests.databases import Twice, WallClock, opened, twice
 
 ME, OTHER = b"me", b"other"
 
@@ -27,7 +31,7 @@ def kept(text: str = "x", *, more: list[Any] | None = None) -> StoredResponse:
 
 
 def size(one: StoredResponse) -> int:
-    return len(json.dumps([*one.input, one.instructions, one.body]))
+    return len(json.dumps([one.input, one.instructions, one.body], separators=(",", ":")))
 
 
 def test_a_response_is_kept_for_its_tenant():
@@ -68,9 +72,9 @@ def test_the_least_recently_used_goes_first():
     assert [name for name in "abcd" if has(store, name)] == ["a", "c", "d"]
 
 
-def has(store: ResponseStore, name: str) -> bool:
+def has(store: ResponseStore, name: str, tenant: bytes = ME) -> bool:
     try:
-        return bool(store.get(ME, name))
+        return bool(store.get(tenant, name))
     except NotFound:
         return False
 
@@ -118,3 +122,114 @@ def test_many_threads_leave_the_counts_right():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, names))
     assert (store.counts()["entries"], store.counts()["bytes"]) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------- after a restart
+
+texts = st.text(st.characters() | st.characters(categories=["Cs"]), max_size=9)
+owners = st.tuples(st.sampled_from([ME, OTHER, b""]), st.sampled_from(["a", "b", "\ud83d"]))
+
+
+steps = st.one_of(
+    st.tuples(st.just("keep"), owners, texts, st.none() | texts),
+    st.tuples(st.just("delete"), owners),
+    st.tuples(st.just("get"), owners),
+    st.tuples(st.just("wait"), st.integers(0, 20)),
+    st.tuples(st.just("restart")),
+)
+
+
+def make_responses(clock: WallClock, table: DatabaseTable | None) -> ResponseStore:
+    return ResponseStore(3 * 200, 30, clock=lambda: clock.now - 10**9, table=table)
+
+
+def do(stores: Twice[ResponseStore], step: tuple[Any, ...]) -> None:
+    match step:
+        case ("keep", (tenant, name), text, instructions):
+            one = StoredResponse(input=kept(text).input, instructions=instructions, body=kept(text).body)
+            stores.same(lambda store: store.keep(tenant, name, one))
+        case ("delete", owner):
+            stores.same(lambda store: deleted(store, *owner))
+        case ("get", owner):
+            stores.same(lambda store: found(store, *owner))
+        case ("wait", seconds):
+            stores.clock.now += seconds
+        case _:
+            stores.restart()
+
+
+@settings(max_examples=40)
+@given(st.lists(steps, max_size=20))
+def test_responses_are_the_same_after_a_restart(steps):
+    with twice(make_responses) as stores:
+        for step in (*steps, ("restart",)):
+            do(stores, step)
+            stores.same(ResponseStore.counts)
+        for tenant in (ME, OTHER, b""):
+            for name in ("a", "b", "\ud83d"):
+                do(stores, ("get", (tenant, name)))
+
+
+def found(store: ResponseStore, tenant: bytes, name: str) -> StoredResponse | None:
+    return store.get(tenant, name) if has(store, name, tenant) else None
+
+
+def deleted(store: ResponseStore, tenant: bytes, name: str) -> bool:
+    is_there = has(store, name, tenant)
+    if is_there:
+        store.delete(tenant, name)
+    return is_there
+
+
+def test_a_response_expires_as_long_after_it_was_made_although_it_was_used_and_the_server_stood_still(
+    tmp_path,
+):
+    clock = WallClock()
+    for waited, is_there in ((0, True), (20, True), (9, True), (2, False)):
+        clock.now += waited
+        with opened(tmp_path / "a.db", wall_clock=clock) as database:
+            store = ResponseStore(kept_s=30, clock=lambda: clock.now, table=database.table("responses"))
+            if not waited:
+                store.keep(ME, "a", kept())
+            assert has(store, "a") == is_there
+    with opened(tmp_path / "a.db", wall_clock=clock) as database:
+        assert database.metrics.loaded == 0
+
+
+def test_a_response_that_was_used_outlives_others_after_a_restart_too(tmp_path):
+    with opened(tmp_path / "a.db") as database:
+        store = ResponseStore(3 * size(kept()), table=database.table("responses"))
+        for name in "abc":
+            store.keep(ME, name, kept())
+        store.get(ME, "a")
+    with opened(tmp_path / "a.db") as database:
+        store = ResponseStore(3 * size(kept()), table=database.table("responses"))
+        store.keep(ME, "d", kept())
+        assert [name for name in "abcd" if has(store, name)] == ["a", "c", "d"]
+
+
+def test_a_deleted_response_does_not_come_back(tmp_path):
+    with opened(tmp_path / "a.db") as database:
+        store = ResponseStore(table=database.table("responses"))
+        store.keep(ME, "a", kept())
+    with opened(tmp_path / "a.db") as database:
+        ResponseStore(table=database.table("responses")).delete(ME, "a")
+    with opened(tmp_path / "a.db") as database:
+        assert not has(ResponseStore(table=database.table("responses")), "a")
+    assert b"msg_x" not in (tmp_path / "a.db").read_bytes()
+
+
+def test_responses_that_no_longer_fit_or_cannot_be_read_are_not_loaded(tmp_path):
+    with opened(tmp_path / "a.db") as database:
+        table = database.table("responses")
+        store = ResponseStore(table=table)
+        for name in "abc":
+            store.keep(ME, name, kept())
+        for number, value in enumerate((b"", b"[]", b"[[],null]", b"[" * 100_000, b"\xff")):
+            table.put(b"%d" % number, value)
+        table.put(b'["6d65","d"]', b"[")
+    for _ in range(2):
+        with opened(tmp_path / "a.db") as database:
+            store = ResponseStore(2 * size(kept()), table=database.table("responses"))
+            assert [name for name in "abcd" if has(store, name)] == ["b", "c"]
+    assert database.metrics.rejected == 0

@@ -24,18 +24,21 @@ def transcripts(
     max_bytes: int = 10**8,
     **policy: Any,
 ) -> Transcripts:
+    """`policy` may also have stores, which take the place of new ones."""
     metrics = TranscriptMetrics()
+    stores: dict[str, Any] = {
+        "store": TranscriptStore(TranscriptLimits(max_bytes=max_bytes), metrics=metrics),
+        "reasoning_texts": ReasoningStore(max_bytes),
+        "seen": PrefixHistory(),
+        "names": ConversationNames(),
+    }
     return Transcripts(
-        store=TranscriptStore(TranscriptLimits(max_bytes=max_bytes), metrics=metrics),
-        reasoning_texts=ReasoningStore(max_bytes),
-        seen=PrefixHistory(),
-        names=ConversationNames(),
         recent=RecentConversations(),
         metrics=metrics,
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,
         encode=encode,
-        **policy,
+        **stores | policy,
     )
 
 

@@ -1,12 +1,11 @@
 """Stores responses that clients can continue without sending them again (`previous_response_id`).
 
-The store is in memory, per process. It evicts the least recently used responses when it is full, and all
-responses that are too old. A tenant sees only its own.
+The store evicts the least recently used responses when it is full, and all responses that are too old. A
+tenant sees only its own. Without a table of the database, the responses end with the process.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -14,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.chat import Json
+from start_llm.core.database import DatabaseRow, DatabaseTable
+from start_llm.core.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.core.errors import NotFound
 
 DEFAULT_MOST_BYTES = 32 * 2**20
@@ -58,6 +59,7 @@ class ResponseStore:
     Args:
         max_bytes: limit for all responses, as JSON; 0 stores none.
         kept_s: a response expires after this time, however often it is used.
+        table: keeps them for the next process.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ResponseStore:
         kept_s: float = DEFAULT_KEPT_S,
         *,
         clock: Callable[[], float] = time.monotonic,
+        table: DatabaseTable | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._kept_s = kept_s
@@ -73,18 +76,22 @@ class ResponseStore:
         self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
+        self._table = table
+        if table is not None:
+            self._load(table)
 
     def keep(self, tenant: bytes, name: str, kept: StoredResponse) -> None:
         """Store a response. One that is larger than the whole store is dropped and evicts no other."""
-        nbytes = len(json.dumps([*kept.input, kept.instructions, kept.body]))
-        if nbytes > self._max_bytes:
+        data = _encode(kept)
+        if len(data) > self._max_bytes:
             return
         with self._lock:
             self._forget_old()
-            self._entries[tenant, name] = _Entry(kept, nbytes, self._clock() + self._kept_s)
-            self._bytes += nbytes
-            while self._bytes > self._max_bytes:
-                self._drop(next(iter(self._entries)))
+            if (tenant, name) in self._entries:
+                self._drop((tenant, name))
+            if self._table is not None:
+                self._table.put(_row_key((tenant, name)), data)
+            self._add((tenant, name), _Entry(kept, len(data), self._clock() + self._kept_s))
 
     def get(self, tenant: bytes, name: str, *, param: str | None = None) -> StoredResponse:
         """Return a response and mark it as most recently used.
@@ -98,6 +105,8 @@ class ResponseStore:
             if entry is None:
                 raise NotFound(f"There is no response {name!r} on this server, or no more.", param=param)
             self._entries.move_to_end((tenant, name))
+            if self._table is not None:
+                self._table.touch(_row_key((tenant, name)))
             return entry.kept
 
     def delete(self, tenant: bytes, name: str) -> None:
@@ -137,6 +146,23 @@ class ResponseStore:
                 "ttl_ms": round(self._kept_s * 1000),
             }
 
+    def _load(self, table: DatabaseTable) -> None:
+        now = self._clock()
+        for row in table.rows():
+            try:
+                key, kept = _decode(row)
+            except UNREADABLE:
+                table.reject(row.key)
+            else:
+                self._add(key, _Entry(kept, len(row.value), now - row.age_s + self._kept_s))
+        self._forget_old()
+
+    def _add(self, key: tuple[bytes, str], entry: _Entry) -> None:
+        self._entries[key] = entry
+        self._bytes += entry.nbytes
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
     def _forget_old(self) -> None:
         now = self._clock()
         for key in [key for key, entry in self._entries.items() if entry.until <= now]:
@@ -144,3 +170,19 @@ class ResponseStore:
 
     def _drop(self, key: tuple[bytes, str]) -> None:
         self._bytes -= self._entries.pop(key).nbytes
+        if self._table is not None:
+            self._table.delete(_row_key(key))
+
+
+def _row_key(key: tuple[bytes, str]) -> bytes:
+    return encode_json(key)
+
+
+def _encode(kept: StoredResponse) -> bytes:
+    return encode_json((kept.input, kept.instructions, kept.body))
+
+
+def _decode(row: DatabaseRow) -> tuple[tuple[bytes, str], StoredResponse]:
+    tenant, name = decode_json(row.key)
+    inputs, instructions, body = decode_json(row.value)
+    return (bytes.fromhex(tenant), name), StoredResponse(input=inputs, instructions=instructions, body=body)
