@@ -14,14 +14,15 @@ from start_llm import __version__
 from start_llm.audit.calls import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.cache.buffers import KVShape
+from start_llm.cache.disk_maintenance import TRANSCRIPTS
 from start_llm.cache.disk_tier import DiskAccess, DiskTier
-from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
 from start_llm.config.settings import Settings
+from start_llm.core.database import Database, DatabaseMetrics
 from start_llm.core.disk_thread import DiskThread
 from start_llm.core.errors import PortError
 from start_llm.core.family import Family
@@ -36,7 +37,7 @@ from start_llm.launch.server_info import own_url
 from start_llm.models.device import this_device, wire_memory
 from start_llm.models.download import resolve
 from start_llm.models.footprint import Footprint, measure
-from start_llm.models.identity import digest_of, identity
+from start_llm.models.identity import digest_of, identity, transcripts_identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
@@ -68,6 +69,7 @@ from start_llm.wiring import (
     model_family,
     model_name,
     model_traits,
+    no_table,
     page_size,
     prompt_policy,
     proxy_config,
@@ -93,6 +95,7 @@ class EngineStartup:
     footprint: Footprint
     admission: Admission
     verdict: BatchVerdict
+    identity: bytes
 
 
 class App:
@@ -115,6 +118,7 @@ class App:
         self._disk_metrics = DiskMetrics()
         self._disk_thread = DiskThread(self._note_disk_error)
         self._disk_tier: DiskTier | None = None
+        self._database: Database | None = None
         self._trace = make_trace(settings, self._cache_metrics, terminal.say)
         self._engine: Engine | None = None
         self._proxy: Proxy | None = None
@@ -165,6 +169,8 @@ class App:
         flush_s = max(end - time.monotonic(), _LEAST_FLUSH_S)
         has_stopped = self._engine.stop(_STOP_S, flush_s) if self._engine else True
         self._drain.wait(_LAST_LINES_S)
+        if self._database:
+            self._database.close()
         self._disk_thread.close(_STOP_S)
         if self._disk_tier:
             self._disk_tier.close()
@@ -203,15 +209,10 @@ class App:
             reserve = work_reserve(self._settings, work.cost)
             admitted = admission(self._settings, footprint.weights_bytes, row, reserve)
             verdict = check_batching(model.network, layers.fresh, self._settings.batch)
-            loaded.append(EngineStartup(model, footprint, admitted, verdict))
+            weights = known_digests(self._settings).get(folder, partial(digest_of, model))
+            loaded.append(EngineStartup(model, footprint, admitted, verdict, identity(model, weights)))
             return EngineResources(
-                cache=self._prompt_cache(
-                    model,
-                    layers,
-                    cache_limits(self._settings, footprint, admitted.usable_bytes),
-                    folder,
-                    KVShape.of(layers, probe),
-                ),
+                cache=self._prompt_cache(loaded[0], layers, KVShape.of(layers, probe)),
                 time_limits=time_limits(self._settings),
                 admission=admitted,
                 measured=work.chunks,
@@ -230,9 +231,7 @@ class App:
             self._disk_tier.notify = engine.note_disk
         return engine, loaded[0]
 
-    def _prompt_cache(
-        self, model: LoadedModel, layers: Layers, limits: EvictionLimits, folder: Path, shape: KVShape
-    ) -> PromptCache | NoReuse:
+    def _prompt_cache(self, ready: EngineStartup, layers: Layers, shape: KVShape) -> PromptCache | NoReuse:
         """Build the prompt cache, or `NoReuse`. Runs on the engine thread."""
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
@@ -241,20 +240,24 @@ class App:
             )
         if layers.unknown or not self._settings.prompt_cache:
             return NoReuse(layers, self._cache_metrics)
+        limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
         self._cache_metrics.budget_bytes = limits.budget_bytes
-        weights = known_digests(self._settings).get(folder, partial(digest_of, model))
         cache = PromptCache(
             layers,
             limits=limits,
             page_size=page_size(self._settings),
             metrics=self._cache_metrics,
-            identity=identity(model, weights),
+            identity=ready.identity,
         )
-        self._attach_disk(cache, shape)
+        self._attach_disk(cache, shape, transcripts_identity(ready.model, ready.identity).hex())
         return cache
 
-    def _attach_disk(self, cache: PromptCache, shape: KVShape) -> None:
-        """Give the prompt cache a disk tier, if the settings name a folder and no other server has it."""
+    def _attach_disk(self, cache: PromptCache, shape: KVShape, name: str) -> None:
+        """Give the prompt cache a disk tier, if the settings name a folder and no other server has it.
+
+        Args:
+            name: of the file with what is known of conversations.
+        """
         if self._settings.ssd_folder is None:
             return
         folder, limits = from_root(self._settings.ssd_folder), disk_limits(self._settings)
@@ -262,6 +265,9 @@ class App:
         if tier.start():
             self._disk_thread.start()
             self._disk_tier = tier
+            tier.database_name = name
+            path = folder / TRANSCRIPTS / f"{name}.db"
+            self._database = Database(path, self._disk_thread, self._terminal.say)
             cache.attach_disk(DiskAccess(tier, shape, this_device().shares_arrays))
 
     def _note_disk_error(self, error: Exception) -> None:
@@ -271,7 +277,8 @@ class App:
     def _open(self, name: str, engine: Engine, ready: EngineStartup) -> ModelCard:
         tokenizer = ready.model.tokenizer
         family = model_family(self._settings, ready.model.config, tokenizer)
-        known = transcripts(self._settings, tokenizer)
+        table = self._database.table if self._database else no_table
+        known = transcripts(self._settings, tokenizer, table)
         preparer = Preparer(
             tokenizer, family, policy=prompt_policy(self._settings), restore_reasoning=known.restore_reasoning
         )
@@ -293,7 +300,7 @@ class App:
             weights_bytes=ready.footprint.weights_bytes,
             model_type=ready.footprint.model_type,
         )
-        responses = response_store(self._settings)
+        responses = response_store(self._settings, table)
         status = self._status(card, engine, ready, known, responses)
         facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes)
         tenants = Tenants(self._proxy_key, apart=self._settings.isolates_tenants)
@@ -327,6 +334,7 @@ class App:
             engine=self._engine_metrics,
             cache=self._cache_metrics,
             disk=self._disk_metrics,
+            database=self._database.metrics if self._database else DatabaseMetrics(),
             transcripts=known.metrics,
             responses=responses,
             limits=HealthLimits(chunk_s=self._settings.chunk_s, stall_s=self._settings.stall_s),

@@ -14,6 +14,7 @@ from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.access_policy import AccessPolicy, is_loopback
 from start_llm.core.chat import Json, KeptReasoning
+from start_llm.core.database import DatabaseTable
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
@@ -57,6 +58,14 @@ _HEADROOM = 0.05
 """Share of the memory budget for what is not counted: allocators, sockets, texts."""
 
 
+type TableMaker = Callable[[str], DatabaseTable | None]
+"""Returns the table of this name in which a store outlives the server; None if none does."""
+
+
+def no_table(_: str) -> None:
+    """Let a store end with the server."""
+
+
 def kept_reasoning(settings: Settings) -> KeptReasoning:
     """Return which earlier reasoning stays in the prompt.
 
@@ -91,8 +100,8 @@ def known_digests(settings: Settings) -> KnownDigests:
     return KnownDigests(from_root(settings.state_root) / "weights.json")
 
 
-def response_store(settings: Settings) -> ResponseStore:
-    return ResponseStore(settings.response_bytes, settings.response_kept_s)
+def response_store(settings: Settings, table: TableMaker) -> ResponseStore:
+    return ResponseStore(settings.response_bytes, settings.response_kept_s, table=table("responses"))
 
 
 def prompt_policy(settings: Settings) -> PromptPolicy:
@@ -106,15 +115,15 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
     )
 
 
-def transcripts(settings: Settings, tokenizer: Tokenizer) -> Transcripts:
-    """Return empty transcripts."""
+def transcripts(settings: Settings, tokenizer: Tokenizer, table: TableMaker = no_table) -> Transcripts:
+    """Return transcripts with what the tables have of them."""
     metrics = TranscriptMetrics()
     limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.transcript_idle_s)
     return Transcripts(
-        store=TranscriptStore(limits, metrics=metrics),
-        reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES),
-        seen=PrefixHistory(),
-        names=ConversationNames(),
+        store=TranscriptStore(limits, metrics=metrics, table=table("variants")),
+        reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES, table=table("reasoning")),
+        seen=PrefixHistory(table=table("prefixes")),
+        names=ConversationNames(table=table("names")),
         recent=RecentConversations(),
         metrics=metrics,
         canonical_reply=canonical_reply,

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName, scan
-from start_llm.cache.disk_maintenance import LOCK, WRITTEN
+from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName, ScannedFile, scan
+from start_llm.cache.disk_maintenance import LOCK, TRANSCRIPTS, WRITTEN
 from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, TensorLayout, opened_file, write_file
 from start_llm.core.disk_thread import DiskThread
 from start_llm.core.private_files import Lock, private_folder, private_opener
@@ -106,6 +106,7 @@ class DiskTier:
 
     Attributes:
         notify: called on the disk thread when something that may be waited for is over.
+        database_name: how the file with this model's conversations begins; files of other models may go.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class DiskTier:
         self.folder = folder
         self.index = DiskIndex()
         self.notify: Callable[[], None] = lambda: None
+        self.database_name = ""
         self.metrics = metrics
         self._limits = limits
         self._thread = thread
@@ -129,6 +131,7 @@ class DiskTier:
         self._room = threading.Condition()
         self._paused_until = 0.0
         self._will_write_used = self._will_keep_written = False
+        self._foreign_bytes = 0
         self._is_on = False
         self._today = ("", 0)
         self._scanned = DiskWait()
@@ -176,8 +179,8 @@ class DiskTier:
                     found.path.unlink(missing_ok=True)
                 elif found.cached and self.index.get(*found.cached.name) is None:
                     self.index.add(found.cached)
-                elif not found.cached:
-                    self.index.other_bytes += found.nbytes
+                elif not found.cached and not found.path.is_relative_to(self.folder / TRANSCRIPTS):
+                    self._foreign_bytes += found.nbytes
             self.metrics.state = "on"
             self._keep_quota(0)
         except OSError as error:
@@ -370,15 +373,31 @@ class DiskTier:
 
     def _keep_quota(self, coming_bytes: int) -> None:
         """Remove the files that were not used for the longest time, until this many bytes fit."""
+        self._count_databases()
         limit = self._limit()
         self.metrics.max_bytes = limit
         if self.index.nbytes + coming_bytes <= limit:
             return
-        for file in self.index.oldest_first():
+        oldest_first = self.index.oldest_first()
+        self._remove_databases(before_ns=oldest_first[0].used_ns if oldest_first else self._now_ns())
+        for file in oldest_first:
             if self.index.nbytes + coming_bytes <= (1 - _SLACK) * limit:
                 return
             self._remove(file)
             self.metrics.evictions += 1
+
+    def _count_databases(self) -> None:
+        self.index.other_bytes = self._foreign_bytes + sum(one.nbytes for one in self._databases())
+
+    def _remove_databases(self, before_ns: int) -> None:
+        """Remove what is known of conversations with other models, of those that were not used since."""
+        for one in self._databases():
+            if not one.path.name.startswith(self.database_name) and one.path.stat().st_mtime_ns < before_ns:
+                one.path.unlink(missing_ok=True)
+        self._count_databases()
+
+    def _databases(self) -> list[ScannedFile]:
+        return list(scan(self.folder / TRANSCRIPTS))
 
     def _limit(self) -> int:
         disk = os.statvfs(self.folder)

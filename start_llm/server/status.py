@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
+from start_llm.core.database import DatabaseMetrics
 from start_llm.core.errors import NotFound
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.drain import RequestDrain
@@ -69,6 +70,7 @@ class Status:
     engine: EngineMetrics
     cache: CacheMetrics
     disk: DiskMetrics
+    database: DatabaseMetrics
     transcripts: TranscriptMetrics
     responses: ResponseStore
     limits: HealthLimits
@@ -192,6 +194,15 @@ class Status:
             "evictions": disk.evictions,
             "lost": disk.lost,
             "errors": disk.errors,
+            "conversations": {
+                "kept": self.database.is_on,
+                "bytes": self.database.nbytes,
+                "loaded_rows": self.database.loaded,
+                "rejected_rows": self.database.rejected,
+                "written_rows": self.database.written,
+                "resets": self.database.resets,
+                "errors": self.database.failures,
+            },
         }
 
     def _transcripts(self) -> dict[str, Json]:

@@ -107,7 +107,9 @@ def without_cached(message: Json) -> Json:
 class ClaudeCode:
     """A client as Claude Code is one: what it changes from turn to turn is what was recorded of it."""
 
-    def __init__(self, server: Server, *, display: str = "summarized", key: str = "one") -> None:
+    def __init__(
+        self, server: Server | None = None, *, display: str = "summarized", key: str = "one"
+    ) -> None:
         self.server = server
         self.messages: list[Json] = []
         self.usage: Json = {}
@@ -120,6 +122,7 @@ class ClaudeCode:
             one["content"] = _unmarked(one["content"])
         marked = [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
         self.messages.append({"role": "user", "content": marked})
+        assert self.server
         reply = answered(self.server, self.body, self._headers)
         self.messages.append({"role": "assistant", "content": reply["content"]})
         self.usage = reply["usage"]
@@ -198,6 +201,24 @@ def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Cal
         stats = server.get("/stats")
     assert stats["transcripts"]["bound"] == 4
     assert stats["prompt_cache"]["efficiency"] >= 0.9
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.product
+def test_claude_code_is_bound_after_each_restart(
+    name: str, display: str, caller: Callable[[str], Path], tmp_path: Path
+):
+    claude, known = ClaudeCode(display=display), 0
+    for turn in range(4):
+        with serving(caller(name), ssd_folder=str(tmp_path)) as claude.server:
+            claude.ask(*(claude.results(f"Turn {turn}.") if turn else []), text(f"Turn {turn}."))
+            assert claude.usage["cache_read_input_tokens"] >= known
+            assert not turn or claude.usage["input_tokens"] <= 2 * CLOSERS
+            known = prompt_tokens(claude.usage) + claude.usage["output_tokens"] - 1
+            stats = claude.server.get("/stats")
+            assert stats["transcripts"]["bound"] == (turn > 0)
+            assert stats["prompt_cache"]["efficiency"] in (None, 1.0) or not turn
 
 
 def prompt_tokens(usage: Json) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from start_llm.app import EngineStartup
 from start_llm.cache.kinds import label_of
 from start_llm.config.settings import Settings
+from start_llm.core.database import DatabaseMetrics
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
@@ -68,7 +69,10 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
         model = load(folder)
         network = BreakableNetwork(model.network)
         loaded.append(
-            (EngineStartup(model, measure(model, label_of), Admission(), BatchVerdict(batches=True)), network)
+            (
+                EngineStartup(model, measure(model, label_of), Admission(), BatchVerdict(batches=True), b""),
+                network,
+            )
         )
         tokenizer = model.tokenizer
         return EngineResources(
@@ -131,6 +135,7 @@ def _context(
             engine=metrics,
             cache=CacheMetrics(),
             disk=DiskMetrics(),
+            database=DatabaseMetrics(),
             transcripts=known.metrics,
             responses=ResponseStore(),
             limits=HealthLimits(chunk_s=0.2, stall_s=60),

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from start_llm.core.database import DatabaseMetrics
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.telemetry.metrics import (
@@ -45,6 +46,7 @@ def a_status(engine: EngineMetrics) -> Status:
         engine=engine,
         cache=CacheMetrics(),
         disk=DiskMetrics(),
+        database=DatabaseMetrics(),
         transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
         limits=HealthLimits(chunk_s=0.2, stall_s=60),
