@@ -268,7 +268,9 @@ class App:
             tier.database_name = name
             path = folder / TRANSCRIPTS / f"{name}.db"
             self._database = Database(path, self._disk_thread, self._terminal.say)
-            cache.attach_disk(DiskAccess(tier, shape, this_device().shares_arrays))
+            cache.attach_disk(
+                DiskAccess(tier, shape, this_device().shares_arrays, self._settings.ssd_write_after_s)
+            )
 
     def _note_disk_error(self, error: Exception) -> None:
         self._disk_metrics.errors += 1

@@ -136,6 +136,7 @@ VALUES: dict[str, Values] = {
     "SSD_CACHE_MAX_SIZE": Values(
         [("1TB", 10**12), ("50%", 0.5), ("2tib", 2**41)], ["many", "-1", "1e3", "101%", "0.5", "TB"]
     ),
+    "SSD_CACHE_WRITE_AFTER_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
     "SSD_CACHE_MAX_WRITE_PER_DAY": Values(
         [("1TB", 10**12), ("0", 0), ("7", 7)], ["many", "-1", "1e3", "50%", "0.5", "GB"]
     ),
@@ -791,6 +792,17 @@ def checks_disk_size(models: Models) -> None:
     assert after_writing(models)["bytes"] > 3_000_000
 
 
+def checks_disk_delay(models: Models) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with running(models.plain, SSD_CACHE_DIR=folder) as server:
+            known_of(server, [7] * 599)
+            time.sleep(1.5)
+            assert not server.get("/stats")["ssd"]["written_files"]
+        with running(models.plain, SSD_CACHE_DIR=folder, SSD_CACHE_WRITE_AFTER_SECONDS="0.1") as server:
+            known_of(server, [8] * 599)
+            wait_until(lambda: server.get("/stats")["ssd"]["written_files"] >= 3, within_s=10)
+
+
 def checks_disk_wear(models: Models) -> None:
     few = after_writing(models, SSD_CACHE_MAX_WRITE_PER_DAY="1")["files"]
     assert 0 < few <= 3 < after_writing(models)["files"]
@@ -1109,6 +1121,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "INITIAL_CACHE_BLOCKS": checks_initial_blocks,
     "SSD_CACHE_DIR": checks_disk_tier,
     "SSD_CACHE_MAX_SIZE": checks_disk_size,
+    "SSD_CACHE_WRITE_AFTER_SECONDS": checks_disk_delay,
     "SSD_CACHE_MAX_WRITE_PER_DAY": checks_disk_wear,
     "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": checks_most_ends,
     "PROMPT_CACHE_TTL_SECONDS": checks_unused_s,

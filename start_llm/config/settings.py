@@ -245,6 +245,11 @@ class Settings:
         "own. --ssd-cache-max-size and --paged-ssd-cache-max-size say the same.",
         _PROMPT_CACHE, shown="100GB",
     )  # fmt: skip
+    ssd_write_after_s: float = _variable(
+        "SSD_CACHE_WRITE_AFTER_SECONDS", SECONDS, 30.0,
+        "Time without use after which what was computed is written to it. What was used twice is written "
+        "sooner, and the rest when the server stops.", _PROMPT_CACHE,
+    )  # fmt: skip
     ssd_max_write_per_day: int = _variable(
         "SSD_CACHE_MAX_WRITE_PER_DAY", SIZE, 200 * 10**9,
         "Bytes that may be written to it in a day (UTC), to spare the disk; 0 = any.", _PROMPT_CACHE,
