@@ -1,4 +1,4 @@
-"""Who is measured with the shapes of agents: a server after a URL, or mlx_lm in this process."""
+"""Who is measured with the shapes of agents: a server after a URL, or one in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from mlx_lm.generate import generate_step
 
 from benchmarks.agent_account import Message, Rendering, Request
 from benchmarks.agent_shapes import Reply, ServerFailed
+from tests.serving import serving
 
 PREFILL_STEP = 512
 TIMEOUT_S = 600
@@ -154,6 +155,39 @@ def _accepted(connection: http.client.HTTPConnection) -> http.client.HTTPRespons
     if response.status != 200:
         raise ServerFailed(f"{response.status} {response.read(300).decode(errors='replace')}")
     return response
+
+
+class Restarted:
+    """start_llm in this process, with a disk tier: stopped and started again before each request."""
+
+    def __init__(self, folder: Path, disk: Path) -> None:
+        self._folder, self._disk = folder, disk
+        self._prefilled = 0
+        self._serving: ExitStack | None = None
+        self._server: HttpServer | None = None
+
+    def ask(self, request: Request) -> Reply:
+        return self._restarted().ask(request)
+
+    def leave(self, request: Request, after_s: float) -> None:
+        self._restarted().leave(request, after_s)
+
+    def prefilled_tokens(self) -> int:
+        running = self._server.prefilled_tokens() if self._server else None
+        return self._prefilled + (running or 0)
+
+    def close(self) -> None:
+        self._prefilled = self.prefilled_tokens()
+        if self._serving:
+            self._serving.close()
+        self._serving = self._server = None
+
+    def _restarted(self) -> HttpServer:
+        self.close()
+        self._serving = ExitStack()
+        server = self._serving.enter_context(serving(self._folder, ssd_folder=str(self._disk), drain_s=60))
+        self._server = HttpServer(f"{server.url}/v1", "default_model")
+        return self._server
 
 
 class _Left(Exception):

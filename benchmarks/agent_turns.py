@@ -17,6 +17,8 @@ is what it then adds, in its spelling of that request. Where the server's own re
 again, a scripted model says them. A server that cannot play a shape fails in it, in words, and goes on with
 the next.
 
+With --servers "restarted" it is stopped and started again before each request, with a disk tier.
+
 Without --base-url this starts, one after the other on the same models: start_llm, mlx_lm.server, and mlx_lm
 in this process, which keeps nothing (the floor) and reads no reasoning and no call out of a reply. Counts
 depend on no machine, times do, and so does the moment at which the cancelled prefill is left: half of the
@@ -27,6 +29,7 @@ estimated (≈) where there is none. On Linux start it with the BLAS that instal
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -43,7 +46,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import agent_models, servers  # noqa: E402 - found through the line above
 from benchmarks.agent_account import Rendering  # noqa: E402
 from benchmarks.agent_models import Model  # noqa: E402
-from benchmarks.agent_servers import Bare, HttpServer  # noqa: E402
+from benchmarks.agent_servers import Bare, HttpServer, Restarted  # noqa: E402
 from benchmarks.agent_shapes import (  # noqa: E402
     FULL,
     QUICK,
@@ -87,10 +90,22 @@ def _bare(folder: Path, rendering: Rendering) -> Generator[Server]:
         bare.close()
 
 
+@contextmanager
+def _restarted(folder: Path, _: Rendering) -> Generator[Server]:
+    with tempfile.TemporaryDirectory() as disk:
+        os.environ["STATE_ROOT"] = f"{disk}/state"
+        server = Restarted(folder, Path(disk) / "ssd")
+        try:
+            yield server
+        finally:
+            server.close()
+
+
 CONTENDERS: dict[str, Callable[[Path, Rendering], AbstractContextManager[Server]]] = {
     "start_llm": partial(_served, _ours),
     "mlx_lm.server": partial(_served, _mlx_lm_server),
     "bare mlx_lm": _bare,
+    "restarted": _restarted,
 }
 
 
@@ -157,7 +172,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS)[:3])
     parser.add_argument("--quick", action="store_true", help="few turns")
     replies = parser.add_mutually_exclusive_group()
     replies.add_argument("--fixed", action="store_true", help="assistant turns are fixed texts (default)")

@@ -194,9 +194,9 @@ def owned_copy(array: mx.array) -> mx.array:
 
 def joined(parts: Sequence[mx.array], length: int = 0) -> mx.array:
     """Concatenate copies along the token axis, padded with zeros to `length` tokens."""
-    missing = length - sum(part.shape[-2] for part in parts)
-    if missing > 0:
+    done = sum(part.shape[-2] for part in parts)
+    if done < length:
         first = parts[0]
-        room = mx.zeros((*first.shape[:-2], missing, first.shape[-1]), first.dtype)
-        return mx.concatenate([*parts, room], axis=-2)
+        room = mx.zeros((*first.shape[:-2], length - done, first.shape[-1]), first.dtype)
+        return mx.concatenate([*parts, room], axis=-2) if done else room
     return mx.concatenate(list(parts), axis=-2) if len(parts) > 1 else owned_copy(parts[0])

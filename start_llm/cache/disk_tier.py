@@ -10,15 +10,13 @@ back: it writes nothing for a while, and goes on when it can.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +24,9 @@ from typing import TYPE_CHECKING
 from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName, ScannedFile, scan
 from start_llm.cache.disk_maintenance import LOCK, TRANSCRIPTS, WRITTEN
 from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, TensorLayout, opened_file, write_file
+from start_llm.cache.write_limit import DailyWriteLimit
 from start_llm.core.disk_thread import DiskThread
-from start_llm.core.private_files import Lock, private_folder, private_opener
+from start_llm.core.private_files import Lock, private_folder
 from start_llm.telemetry.metrics import DiskMetrics
 
 if TYPE_CHECKING:
@@ -130,10 +129,11 @@ class DiskTier:
         self._written: deque[Outgoing] = deque()
         self._room = threading.Condition()
         self._paused_until = 0.0
-        self._will_write_used = self._will_keep_written = False
+        self._will_write_used = self._will_save_written = False
         self._foreign_bytes = 0
+        self._reading: Counter[FileName] = Counter()
         self._is_on = False
-        self._today = ("", 0)
+        self._written_today = DailyWriteLimit(folder / WRITTEN, limits.max_write_per_day)
         self._scanned = DiskWait()
 
     # ---------------------------------------------------------------------------------------- start and stop
@@ -152,7 +152,7 @@ class DiskTier:
             return self._stays_off(f"process {self._lock.holder()} uses the folder")
         self._is_on = True
         self.metrics.state = "scanning"
-        self._today = self._read_written()
+        self._written_today.load()
         self._thread.submit(self._scan, is_urgent=True)
         return True
 
@@ -166,7 +166,7 @@ class DiskTier:
         if self._is_on:
             self._is_on = False
             self._write_used()
-            self._keep_written()
+            self._written_today.save()
             self._lock.release()
 
     def _scan(self) -> None:
@@ -206,7 +206,7 @@ class DiskTier:
     def pause_left_s(self) -> float:
         """Seconds for which nothing is written, because there was an error, or enough was written today."""
         pause = max(self._paused_until - time.time(), 0)
-        return max(pause, _DAY_CHECK_S) if self._is_day_full else pause
+        return max(pause, _DAY_CHECK_S) if self._written_today.is_reached else pause
 
     @property
     def can_take(self) -> bool:
@@ -249,10 +249,13 @@ class DiskTier:
     ) -> None:
         file = CachedFile(header.kind, header.key, header.parent, header.nbytes, self._now_ns(), header)
         try:
-            self._keep_quota(file.nbytes)
-            write_file(file.path(self.folder), header, content.contents)
-            self.index.add(file)
-            self._note_written(file.nbytes)
+            if self._keep_quota(file.nbytes):
+                write_file(file.path(self.folder), header, content.contents)
+                self.index.add(file)
+                self._note_written(file.nbytes)
+            else:
+                self.metrics.lost += 1
+                self._paused_until = time.time() + self._limits.pause_s
             for one in superseded(self.index):
                 self._remove(one)
         except OSError as error:
@@ -292,6 +295,7 @@ class DiskTier:
 
     def read(self, job: DiskRead) -> None:
         """Read files for a prompt. Several prompts take turns, file by file."""
+        self._reading.update(part.file.name for part in job.parts)
         if not self._thread.submit(lambda: self._read(job), is_urgent=True):
             job.is_over = True
 
@@ -354,6 +358,9 @@ class DiskTier:
         self._count()
 
     def _end(self, wait: DiskWait) -> None:
+        if isinstance(wait, DiskRead):
+            self._reading.subtract(part.file.name for part in wait.parts)
+            self._reading = +self._reading
         wait.is_over = True
         self.notify()
 
@@ -371,20 +378,26 @@ class DiskTier:
             with suppress(OSError):
                 os.utime(file.path(self.folder), ns=(file.used_ns, file.used_ns))
 
-    def _keep_quota(self, coming_bytes: int) -> None:
-        """Remove the files that were not used for the longest time, until this many bytes fit."""
+    def _keep_quota(self, coming_bytes: int) -> bool:
+        """Remove the files that were not used for the longest time, until this many bytes fit.
+
+        Returns False if they do not fit even so.
+        """
         self._count_databases()
         limit = self._limit()
         self.metrics.max_bytes = limit
         if self.index.nbytes + coming_bytes <= limit:
-            return
+            return True
         oldest_first = self.index.oldest_first()
         self._remove_databases(before_ns=oldest_first[0].used_ns if oldest_first else self._now_ns())
         for file in oldest_first:
+            if self._reading[file.name]:
+                continue
             if self.index.nbytes + coming_bytes <= (1 - _SLACK) * limit:
-                return
+                return True
             self._remove(file)
             self.metrics.evictions += 1
+        return self.index.nbytes + coming_bytes <= limit
 
     def _count_databases(self) -> None:
         self.index.other_bytes = self._foreign_bytes + sum(one.nbytes for one in self._databases())
@@ -412,38 +425,17 @@ class DiskTier:
 
     # ------------------------------------------------------------------------------------------------- counts
 
-    @property
-    def _is_day_full(self) -> bool:
-        most = self._limits.max_write_per_day
-        return bool(most) and self._today == (self._day(), self._today[1]) and self._today[1] >= most
-
-    def _day(self) -> str:
-        return datetime.fromtimestamp(time.time(), UTC).date().isoformat()
-
     def _note_written(self, nbytes: int) -> None:
-        day = self._day()
-        before = self._today[1] if self._today[0] == day else 0
-        self._today = day, before + nbytes
+        self._written_today.note(nbytes)
         self.metrics.written_files += 1
         self.metrics.written_bytes += nbytes
-        self.metrics.written_today_bytes = self._today[1]
-        if not self._will_keep_written:
-            self._will_keep_written = self._thread.submit(self._keep_written, after_s=_WRITTEN_S)
+        self.metrics.written_today_bytes = self._written_today.today_bytes
+        if not self._will_save_written:
+            self._will_save_written = self._thread.submit(self._save_written, after_s=_WRITTEN_S)
 
-    def _keep_written(self) -> None:
-        """Write down how much was written today, because the limit holds across restarts."""
-        self._will_keep_written = False
-        with (
-            suppress(OSError),
-            open(self.folder / WRITTEN, "w", encoding="utf-8", opener=private_opener) as file,
-        ):
-            json.dump({"day": self._today[0], "bytes": self._today[1]}, file)
-
-    def _read_written(self) -> tuple[str, int]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads((self.folder / WRITTEN).read_text(encoding="utf-8"))
-            return str(said["day"]), int(said["bytes"])
-        return "", 0
+    def _save_written(self) -> None:
+        self._will_save_written = False
+        self._written_today.save()
 
     def _count(self) -> None:
         self.metrics.files, self.metrics.nbytes = len(self.index), self.index.nbytes

@@ -1,0 +1,204 @@
+"""A server with a disk tier is killed with SIGKILL again and again, at random moments, under load.
+
+    python benchmarks/kills.py [--kills 200] [--seed 1] [--family qwen3]
+
+Four conversations over token ids grow on the server through all its lives, and two over chat messages. The
+cache has little memory and pages are written at once, so that files are written, read and removed all the
+time.
+
+Checked: the server starts each time; each reply is the one that an engine without a cache gives; no file is
+hurt and no row is rejected; once the scan is over nothing half-written is left; the folder never takes more
+than its quota and a page (SQLite's log aside). What must not be is printed, and the status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import servers  # noqa: E402 - found through the line above
+from scripts import tiny_models  # noqa: E402
+from start_llm.engine.resources import EngineResources  # noqa: E402
+from start_llm.models.loader import load  # noqa: E402
+from tests.cache.conversations import reference, says_too, tokens  # noqa: E402
+from tests.engine.harness import Stepper  # noqa: E402
+from tests.ties import Tally  # noqa: E402
+
+QUOTA = 6_000_000
+LONGEST = 2500
+REPLY = 8
+_SETTINGS = {
+    "PROXY": "false",
+    "ENABLE_REQUEST_LOGGING": "false",
+    "PROMPT_CACHE_MAX_BYTES": "8MB",
+    "SSD_CACHE_MAX_SIZE": str(QUOTA),
+    "SSD_CACHE_WRITE_AFTER_SECONDS": "0.05",
+}
+
+
+@dataclass
+class Found:
+    """What happened, and what must not be."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    replies: list[tuple[tuple[int, ...], list[int]]] = field(
+        default_factory=list[tuple[tuple[int, ...], "list[int]"]]
+    )
+    problems: list[str] = field(default_factory=list[str])
+    largest_file: int = 0
+
+
+def post(port: int, path: str, body: object | None = None) -> Any:
+    """POST, or GET without a body. Raises OSError or HTTPException if the server is dead."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request(
+            "GET" if body is None else "POST", path, text, {"Content-Type": "application/json"}
+        )
+        return json.load(connection.getresponse())
+    finally:
+        connection.close()
+
+
+class Talker(threading.Thread):
+    """A client that goes on with its conversation as long as the server lives."""
+
+    def __init__(self, port: int, number: int, history: list[Any], found: Found) -> None:
+        super().__init__(daemon=True)
+        self.port, self.number, self.history, self.found = port, number, history, found
+        self.rng = random.Random(f"{number} {len(history)}")
+
+    def run(self) -> None:
+        try:
+            while True:
+                (self._chat if self.number >= 4 else self._complete)()
+        except (OSError, http.client.HTTPException, ValueError):
+            return  # the server is dead; what it has not answered is asked again
+
+    def _complete(self) -> None:
+        if not self.history or len(self.history[-1]) > LONGEST:
+            self.history.append(tokens(random.Random(self.number), 300, 300))
+        prompt = (*self.history[-1], *tokens(self.rng, 5, 60))
+        body = {"prompt": list(prompt), "max_tokens": REPLY, "temperature": 0, "return_token_ids": True}
+        answer = post(self.port, "/v1/completions", body)
+        said = answer["choices"][0]["token_ids"]
+        self.found.counts["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        self.found.counts["prompt"] += len(prompt)
+        self.found.replies.append((prompt, said))
+        self.history.append((*prompt, *said))
+
+    def _chat(self) -> None:
+        if len(self.history) > 30:
+            self.history.clear()
+        asked = [*self.history, {"role": "user", "content": " ".join(["fish"] * self.rng.randint(1, 40))}]
+        body = {"messages": asked, "max_tokens": REPLY, "temperature": 0, "session_id": f"s{self.number}"}
+        message = post(self.port, "/v1/chat/completions", body)["choices"][0]["message"]
+        self.history[:] = [*asked, {"role": "assistant", "content": message["content"]}]
+        self.found.counts["chats"] += 1
+
+
+def live(folder: Path, disk: Path, histories: list[list[Any]], found: Found, rng: random.Random) -> None:
+    """One life of a server, up to its violent end."""
+    port = servers.free_port()
+    command = servers.start_llm("--model", str(folder), "--mlx-port", str(port), "--ssd-cache-dir", str(disk))
+    with servers.running(
+        command, lambda: servers.health_seconds(port), log=disk.parent / "server.log"
+    ) as pid:
+        found.counts["starts"] += 1
+        talkers = [Talker(port, number, history, found) for number, history in enumerate(histories)]
+        for talker in talkers:
+            talker.start()
+        end = time.monotonic() + rng.uniform(0.3, 4)
+        while time.monotonic() < end:
+            check_folder(disk, found)
+            time.sleep(0.05)
+        check_stats(port, found)
+        os.kill(pid, 9)
+        for talker in talkers:
+            talker.join(30)
+
+
+def check_folder(disk: Path, found: Found) -> None:
+    size = 0
+    for path in disk.rglob("*"):
+        try:
+            nbytes = path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+        size += nbytes if not path.name.endswith("-wal") else 0
+        if path.suffix == ".safetensors":
+            found.largest_file = max(found.largest_file, nbytes)
+    if size > QUOTA + 2 * found.largest_file:  # one that is complete, and one that is being written
+        found.problems.append(f"the folder has {size:,} bytes")
+
+
+def check_stats(port: int, found: Found) -> None:
+    ssd = post(port, "/stats")["ssd"]
+    found.counts["restored tokens"] += ssd["restored_tokens"]
+    found.counts["written files"] += ssd["written_files"]
+    found.counts["removed files"] += ssd["evictions"]
+    hurt = {reason for reason in ssd["rejected_files"] if reason != "missing"}  # removed since it was planned
+    if hurt or ssd["conversations"]["rejected_rows"] or ssd["conversations"]["resets"]:
+        found.problems.append(f"rejected: {ssd}")
+    if ssd["state"] != "on":
+        found.problems.append(f"the tier is {ssd['state']}")
+
+
+def compare(folder: Path, found: Found, sample: int) -> Tally:
+    """Compare some of the replies with those of an engine without a cache."""
+    model, tally = load(folder), Tally()
+    ends = model.tokenizer.eos_token_ids
+    plain = Stepper(
+        EngineResources(model.network, model.tokenizer.token_bytes, ends, max_sequences=1, batches=True)
+    )
+    for prompt, said in random.Random(1).sample(found.replies, min(sample, len(found.replies))):
+
+        def is_right(at: int, prompt: tuple[int, ...] = prompt, said: list[int] = said) -> bool:
+            return says_too(model.network, (*prompt, *said[:at]), said[at])
+
+        if wrong := tally.difference(said, reference(plain, prompt, REPLY), is_right):
+            found.problems.append(f"after {len(prompt)} tokens: {wrong}")
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--family", default="qwen3")
+    parser.add_argument("--sample", type=int, default=300, help="replies that are compared")
+    options = parser.parse_args()
+    print(f"{servers.machine('mlx', 'mlx-lm')}; {options.family}, {options.kills} kills", flush=True)
+    rng, found = random.Random(options.seed), Found()
+    histories: list[list[Any]] = [[] for _ in range(6)]
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "model").mkdir()
+        folder = tiny_models.build(options.family, Path(name) / "model", hidden=128, layers=2)
+        os.environ |= {**_SETTINGS, "STATE_ROOT": f"{name}/state", "LOG_ROOT": f"{name}/logs"}
+        for _ in range(options.kills):
+            live(folder, Path(name) / "ssd", histories, found, rng)
+        tally = compare(folder, found, options.sample)
+    print(f"  {dict(found.counts)}, {len(found.replies)} replies")
+    print(f"  compared: {tally.tokens} tokens, {tally.ties} ties; largest file {found.largest_file:,} bytes")
+    for problem in found.problems:
+        print(f"  PROBLEM  {problem[:1000]}")
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
