@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ from start_llm.engine.inbox import DiskNews
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import DiskMetrics
 from tests.cache.conversations import PLENTY, Cached
+
+
+def settled(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Wait until it is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not so in time"
+        time.sleep(0.002)
+
 
 ROOMY = DiskLimits(max_size=10**9)
 

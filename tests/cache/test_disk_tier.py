@@ -19,7 +19,7 @@ from start_llm.core.private_files import Lock
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.cache.conversations import PAGE, memory_for, reference, tokens
-from tests.cache.disk import OnDisk, on_disk
+from tests.cache.disk import OnDisk, on_disk, settled
 from tests.conftest import TinyModel
 from tests.engine.harness import Stepper, Watched, engine_request
 
@@ -57,13 +57,6 @@ def files(folder: Path) -> list[Path]:
 def cached(watched: Watched) -> int:
     assert isinstance(watched.ending, Finished)
     return watched.ending.usage.cached
-
-
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not so in time"
-        time.sleep(0.005)
 
 
 def written(engine: OnDisk, count: int) -> bool:
@@ -145,7 +138,7 @@ def test_a_hurt_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Pa
 @pytest.mark.parametrize("kind", ["pages", "states"])
 def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], kind: str):
     with on_disk(resources, stored) as engine:
-        until(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.scanned.is_over)
         for path in (stored / kind).rglob("*.safetensors"):
             path.unlink()
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
@@ -172,16 +165,16 @@ def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: Engine
         assert write_back
         write_back._clock = engine.cache._clock = lambda: now[0]
         engine.say(PROMPT, 6, boundaries=ENDS)
-        until(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.scanned.is_over)
         now[0] += 29
         assert not written(engine, 1)
         engine.say((*PROMPT[:150], 7, 7), 2)
-        until(lambda: written(engine, 4))
+        settled(lambda: written(engine, 4))
         now[0] += 0.9
         assert not written(engine, 5)
         assert engine.disk.written_files == 4, "the pages that both have"
         now[0] += 30
-        until(lambda: written(engine, 11))
+        settled(lambda: written(engine, 11))
         now[0] += 1000
         assert not written(engine, 12)
 
@@ -196,11 +189,11 @@ def test_what_was_given_up_is_written_if_another_uses_it(
         watched.generation.cancel(is_over=is_over)
         engine.step()
         engine.cache.flush_to_disk(5)
-        until(lambda: not engine.disk.queue)
+        settled(lambda: not engine.disk.queue)
         assert (engine.disk.written_files > 0) == is_over
         engine.say(PROMPT, 6, boundaries=ENDS)
         engine.cache.flush_to_disk(5)
-        until(lambda: engine.disk.written_files >= 300 // PAGE)
+        settled(lambda: engine.disk.written_files >= 300 // PAGE)
 
 
 def test_of_a_failed_sequence_nothing_is_written(plain: EngineResources, tmp_path: Path):
@@ -250,11 +243,11 @@ def test_what_is_on_the_disk_is_evicted_first_and_what_is_not_is_saved(
         prompts = [tokens(random.Random(seed), 300, 300) for seed in range(6)]
         for prompt in prompts:
             engine.say(prompt, 4, boundaries=ENDS)
-            until(lambda: not engine.disk.queue)
+            settled(lambda: not engine.disk.queue)
         assert engine.cached.evictions
         assert engine.disk.written_files, "what was evicted was handed over"
         engine.cache.flush_to_disk(5)
-        until(lambda: not engine.disk.queue)
+        settled(lambda: not engine.disk.queue)
         on_the_disk = {path.stem[-32:] for path in files(tmp_path)}
         left = {page.key.hex() for page in engine.cache._store.tree.pages()}
         assert left <= on_the_disk
@@ -318,16 +311,16 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
     expected = list(reference(Stepper(plain), PROMPT, 6).ids)
     limits = DiskLimits(max_size=10**9, pause_s=0.2)
     engine = OnDisk(plain, tmp_path, limits=limits, idle_s=0)
-    until(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.scanned.is_over)
     monkeypatch.setattr(os, call, failing)
     assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
     written(engine, 1)
-    until(lambda: engine.disk.state == "paused")
+    settled(lambda: engine.disk.state == "paused")
     assert engine.say((1, 2, 3), 6).tokens
     assert not files(tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
     is_broken[0] = False
-    until(lambda: written(engine, 300 // PAGE))
+    settled(lambda: written(engine, 300 // PAGE))
     assert engine.disk.state == "on"
     assert [line.partition(":")[0] for line in engine.said] == [
         "The disk tier of the prompt cache pauses",
@@ -359,7 +352,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
         resources = resources_of(tiny_model, ["qwen3", "qwen3_5"][turn % 2])
         with on_disk(resources, tmp_path, limits=DiskLimits(max_size=limit)) as engine:
             engine.cache.identity = bytes([turn % 2])
-            until(lambda: engine.tier.scanned.is_over)
+            settled(lambda: engine.tier.scanned.is_over)
             for start in range(4):
                 engine.say((start, turn, *PROMPT), 4)
     assert max(sizes) <= limit + largest
@@ -370,7 +363,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
 def test_the_quota_holds_at_the_start_too(stored: Path, resources):
     size = folder_size(stored)
     with on_disk(resources, stored, limits=DiskLimits(max_size=size // 2)) as engine:
-        until(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.scanned.is_over)
         assert 0 < folder_size(stored) <= size // 2
         assert engine.disk.evictions
         assert engine.disk.nbytes == folder_size(stored)
@@ -392,7 +385,7 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
     free = disk.f_bavail * disk.f_frsize
     for share, told in ((0.5, 0.5), (1.0, 0.8), (2**60, 0.8)):
         with on_disk(plain, tmp_path, limits=DiskLimits(max_size=share)) as engine:
-            until(lambda: engine.tier.scanned.is_over)
+            settled(lambda: engine.tier.scanned.is_over)
             assert engine.disk.max_bytes == pytest.approx(told * free, rel=0.05)
 
 
@@ -400,7 +393,7 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
     left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
     left.write_bytes(b"half a page")
     with on_disk(resources, stored) as engine:
-        until(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.scanned.is_over)
         assert not left.exists()
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
@@ -450,7 +443,7 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_nobody_waits_for_the_disk_who_does_not_read_from_it(resources, stored: Path, expected, slow_reads):
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
-        until(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.scanned.is_over)
         slow = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
         engine.step_until(lambda: engine.loop._schedule.restoring)
         quick = engine.submit(engine_request((1, 2, 3), 6))
@@ -501,7 +494,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
         (sequence,) = engine.loop._decoder.sequences
         engine.loop._preempt_decoding(sequence)
         engine.cache.flush_to_disk(5)
-        until(lambda: not engine.disk.queue)
+        settled(lambda: not engine.disk.queue)
         engine.cache.shrink(10**9)
         assert not engine.cached.stored_bytes
         engine.finish(watched)
