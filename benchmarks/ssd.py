@@ -19,7 +19,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class Kept:
 
 
 @contextmanager
-def kept(network: Any, folder: Path, shape: KVShape) -> Iterator[Kept]:
+def kept(network: Any, folder: Path, shape: KVShape) -> Generator[Kept]:
     one = Kept(network, folder, shape)
     try:
         yield one
