@@ -153,7 +153,7 @@ def _cache(options: argparse.Namespace) -> int:
     for path, reason in sorted(found.hurt.items()):
         terminal.say(f"{path.relative_to(folder)}: {reason}")
     if options.action == "verify":
-        terminal.say(f"{len(found.hurt):,} files are hurt; the server will remove each when it meets it.")
+        terminal.say(f"Hurt files: {len(found.hurt):,}. The server removes each one when it meets it.")
     return 1 if found.hurt else 0
 
 

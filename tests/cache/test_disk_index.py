@@ -1,0 +1,137 @@
+"""The index of the disk tier: what a scan finds, what follows what, and what is oldest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from start_llm.cache.disk_index import CachedFile, DiskIndex, scan
+from start_llm.cache.write_limit import DailyWriteLimit
+
+ROOT, FIRST, SECOND, THIRD = (bytes([number] * 16) for number in range(4))
+
+
+def cached(key: bytes, parent: bytes, used_ns: int = 0, nbytes: int = 10) -> CachedFile:
+    return CachedFile("pages", key, parent, nbytes, used_ns)
+
+
+def made(folder: Path, file: CachedFile) -> Path:
+    path = file.path(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(file.nbytes))
+    os.utime(path, ns=(file.used_ns, file.used_ns))
+    return path
+
+
+def test_a_scan_finds_what_was_written(tmp_path: Path):
+    files = [cached(FIRST, ROOT, 5), CachedFile("states", SECOND, FIRST, 7, 9)]
+    for file in files:
+        made(tmp_path, file)
+    found = {one.cached.name: one.cached for one in scan(tmp_path) if one.cached}
+    assert found.keys() == {file.name for file in files}
+    for file in files:
+        same = found[file.name]
+        assert (same.parent, same.nbytes, same.used_ns) == (file.parent, file.nbytes, file.used_ns)
+        assert same.header is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pages/01/x.safetensors",
+        f"pages/02/{ROOT.hex()}-{FIRST.hex()}.safetensors",  # in another key's folder
+        f"pages/01/{ROOT.hex()}-{FIRST.hex()}",
+        f"pages/01/{ROOT.hex()}-{FIRST.hex()}.safetensors.tmp",
+        f"pages/01/{ROOT.hex()}-{FIRST.hex().upper()}x.safetensors",
+        f"others/01/{ROOT.hex()}-{FIRST.hex()}.safetensors",
+        f"{ROOT.hex()}-{FIRST.hex()}.safetensors",
+    ],
+)
+def test_other_names_are_none_of_ours(tmp_path: Path, name: str):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"12345")
+    (found,) = scan(tmp_path)
+    assert (found.cached, found.nbytes, found.is_left_over) == (None, 5, name.endswith(".tmp"))
+
+
+def test_no_link_is_followed(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    made(tmp_path / "elsewhere", cached(FIRST, ROOT))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "pages").symlink_to(tmp_path / "elsewhere" / "pages")
+    assert [one.cached for one in scan(tmp_path / "folder")] == [None]
+
+
+def test_it_knows_what_follows_a_prefix():
+    index, files = DiskIndex(), [cached(FIRST, ROOT), cached(SECOND, ROOT), cached(THIRD, FIRST)]
+    for file in files:
+        index.add(file)
+    assert index.after("pages", ROOT) == files[:2]
+    assert index.after("states", ROOT) == []
+    index.remove(files[0])
+    assert index.after("pages", ROOT) == files[1:2]
+    assert index.get("pages", FIRST) is None
+    assert index.nbytes == 20
+
+
+def test_a_file_of_the_same_name_replaces_the_other():
+    index = DiskIndex()
+    index.add(cached(FIRST, ROOT, nbytes=10))
+    index.add(new := cached(FIRST, ROOT, nbytes=30))
+    assert (len(index), index.nbytes, index.after("pages", ROOT)) == (1, 30, [new])
+
+
+def test_of_what_was_used_together_the_deepest_is_the_oldest():
+    index, files = DiskIndex(), [cached(FIRST, ROOT, 7), cached(SECOND, FIRST, 8), cached(THIRD, SECOND, 9)]
+    for file in files:
+        index.add(file)
+    assert index.oldest_first() == files
+    index.touch(files[:2], 1000)
+    assert index.oldest_first() == [files[2], files[1], files[0]]
+    assert {file.name for file in index.take_touched()} == {files[0].name, files[1].name}
+    assert index.take_touched() == []
+
+
+def test_what_is_gone_is_not_touched():
+    index, file = DiskIndex(), cached(FIRST, ROOT)
+    index.touch([file], 5)
+    assert index.take_touched() == []
+
+
+# ------------------------------------------------------------------------------------------------- the limit
+
+
+def test_a_day_ends_at_midnight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [1_000_000_000.0]
+    monkeypatch.setattr("start_llm.cache.write_limit.time.time", lambda: now[0])
+    limit = DailyWriteLimit(tmp_path / "written.json", 100)
+    limit.note(99)
+    assert not limit.is_reached
+    limit.note(1)
+    assert limit.is_reached
+    limit.save()
+    later = DailyWriteLimit(tmp_path / "written.json", 100)
+    later.load()
+    assert (later.today_bytes, later.is_reached) == (100, True)
+    now[0] += 86_400
+    assert (later.today_bytes, later.is_reached) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"day": 3, "bytes": "many"}', '{"day": "x", "bytes": 1e999}']
+)
+def test_a_count_that_cannot_be_read_is_none(tmp_path: Path, content: str):
+    (tmp_path / "written.json").write_text(content)
+    limit = DailyWriteLimit(tmp_path / "written.json", 1)
+    limit.load()
+    assert (limit.today_bytes, limit.is_reached) == (0, False)
+
+
+def test_no_limit_is_never_reached(tmp_path: Path):
+    limit = DailyWriteLimit(tmp_path / "none" / "written.json", 0)
+    limit.note(10**15)
+    limit.save()
+    assert not limit.is_reached
