@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,19 +159,25 @@ def _accepted(connection: http.client.HTTPConnection) -> http.client.HTTPRespons
 
 
 class Restarted:
-    """start_llm in this process, with a disk tier: stopped and started again before each request."""
+    """start_llm in this process, with a disk tier: stopped and started again before each request.
+
+    It is not stopped while another request runs.
+    """
 
     def __init__(self, folder: Path, disk: Path) -> None:
         self._folder, self._disk = folder, disk
-        self._prefilled = 0
+        self._prefilled = self._running = 0
         self._serving: ExitStack | None = None
         self._server: HttpServer | None = None
+        self._lock = threading.Lock()
 
     def ask(self, request: Request) -> Reply:
-        return self._restarted().ask(request)
+        with self._restarted() as server:
+            return server.ask(request)
 
     def leave(self, request: Request, after_s: float) -> None:
-        self._restarted().leave(request, after_s)
+        with self._restarted() as server:
+            server.leave(request, after_s)
 
     def prefilled_tokens(self) -> int:
         running = self._server.prefilled_tokens() if self._server else None
@@ -182,12 +189,23 @@ class Restarted:
             self._serving.close()
         self._serving = self._server = None
 
-    def _restarted(self) -> HttpServer:
-        self.close()
-        self._serving = ExitStack()
-        server = self._serving.enter_context(serving(self._folder, ssd_folder=str(self._disk), drain_s=60))
-        self._server = HttpServer(f"{server.url}/v1", "default_model")
-        return self._server
+    @contextmanager
+    def _restarted(self) -> Generator[HttpServer]:
+        with self._lock:
+            if not self._running or self._server is None:
+                self.close()
+                self._serving = ExitStack()
+                started = self._serving.enter_context(
+                    serving(self._folder, ssd_folder=str(self._disk), drain_s=60)
+                )
+                self._server = HttpServer(f"{started.url}/v1", "default_model")
+            self._running += 1
+            server = self._server
+        try:
+            yield server
+        finally:
+            with self._lock:
+                self._running -= 1
 
 
 class _Left(Exception):

@@ -108,8 +108,8 @@ class Settings:
     )  # fmt: skip
     drain_s: float = _variable(
         "DRAIN_SECONDS", number(Range(0, 3600)), 10,
-        "Time that running requests have to end after SIGTERM or Ctrl-C; then they are cut. What is left of it "
-        "is for writing to SSD_CACHE_DIR. A second signal ends at once.", _SERVER,
+        "Time that running requests have to end after SIGTERM or Ctrl-C; then they are cut. What is left of "
+        "it is for writing to SSD_CACHE_DIR. A second signal ends at once.", _SERVER,
     )  # fmt: skip
     batch: int = _variable(
         "BATCH", integer(1, 256), 4, "Replies that are generated at once; further requests wait.", _SERVER
