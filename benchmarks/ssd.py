@@ -4,11 +4,11 @@
 
 A network with random weights computes prompts, its cache writes them, and another cache restores them, in one
 process, so that the two are compared under the same conditions. Printed: GB/s written and restored; the time
-of a restore as a share of computing the prompt, and of a restore from memory; bytes of the files as a share
-of the bytes of KV; memory while restoring beyond what is there at the end, in pages; and the time to scan a
-folder with many files. The pages of a restore come out of the system's page cache unless `--cold` empties it
-before (root only). `--hidden` and
-`--layers` make another network.
+of a restore as a share of computing the prompt, and of a copy in memory; bytes of the files as a share of the
+bytes of KV; memory while restoring beyond what is there at the end, in pages; the time to scan a folder with
+many files; the time to the first token over HTTP, from memory and from the disk. What is restored comes out
+of the system's page cache unless `--cold` empties it before (root only). `--hidden` and `--layers` make
+another network.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
 from start_llm.core.disk_thread import DiskThread  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics  # noqa: E402
+from tests.serving import Server, serving  # noqa: E402
 
 PAGE = 256
 PLENTY = 10**12
@@ -162,6 +164,33 @@ def measure_scan(folder: Path, count: int) -> None:
     print(f"\nA scan of {len(index):,} files took {seconds * 1000:.0f} ms.")
 
 
+def measure_first_token(model: Path, folder: Path, tokens: int) -> None:
+    """Print the time to the first token over HTTP: from memory, and after a restart from the disk."""
+    rng = random.Random(1)
+    prompts = [[rng.randrange(1000) for _ in range(tokens)] for _ in range(3)]
+    os.environ["STATE_ROOT"] = f"{folder}/state"
+
+    def seconds(server: Server, prompt: list[int]) -> float:
+        began = time.perf_counter()
+        usage = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})["usage"]
+        known = usage["prompt_tokens_details"]["cached_tokens"]
+        if len(prompt) > tokens and known < tokens - 1:
+            raise SystemExit(f"{known} of {tokens} tokens were known")
+        return time.perf_counter() - began
+
+    times: list[list[float]] = []
+    for number in range(2):
+        with serving(model, ssd_folder=f"{folder}/ssd", drain_s=600) as server:
+            if not number:
+                for prompt in prompts:
+                    seconds(server, prompt)
+            times.append([seconds(server, [*prompt, *range(20 * (number + 1))]) for prompt in prompts])
+    memory, disk = map(statistics.median, times)
+    print(
+        f"\nFirst token of {tokens:,} tokens: {memory:.3f} s from memory, {disk:.3f} s from the disk, {disk / memory:.2f}."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary one)")
@@ -187,6 +216,7 @@ def main() -> None:
         for tokens in options.tokens:
             measure(network, shape, folder / str(tokens), tokens, cold=options.cold)
         measure_scan(folder / "many", options.files)
+        measure_first_token(built, folder, max(options.tokens))
     mx.clear_streams()
 
 

@@ -9,6 +9,7 @@ Owned by the engine thread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from start_llm.cache.layers import Layers
     from start_llm.cache.store import PageStore
 
-_LOOK_S = 1.0
-"""Seconds between two looks for what is to be written."""
+_LOOK_S, _LOOK_WHEN_BUSY_S = 1.0, 5.0
+"""Seconds between two looks for what is to be written, which take some milliseconds."""
 _COPY_SHARE = 0.03
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
@@ -77,7 +78,7 @@ class WriteBack:
         self._is_tight = is_tight
         self._clock = clock
         self._due: list[Writable] = []
-        self._next_look = 0.0
+        self._last_look = -math.inf
         self._next_due = 0.0
         self._not_before = 0.0
 
@@ -90,7 +91,7 @@ class WriteBack:
             is_busy: requests are running; then little of the time is spent on this.
         """
         while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
-            item = self._next()
+            item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
             if item is None:
                 return
             began = time.perf_counter()
@@ -111,8 +112,8 @@ class WriteBack:
         return max(self._next_due - self._clock(), self._tier.pause_left_s, _LOOK_S)
 
     def note_change(self) -> None:
-        """Look for what is to be written with the next offer: a sequence has ended."""
-        self._next_look = 0.0
+        """Look for what is to be written when nothing else runs: a sequence has ended."""
+        self._last_look = min(self._last_look, self._clock() - _LOOK_S)
 
     def flush(self, patience_s: float) -> None:
         """Write everything that is not on the disk yet, the conversations that were used last first."""
@@ -138,10 +139,10 @@ class WriteBack:
         """Return whether it is on the disk, or will be."""
         return self._tier.has(self._name(item))
 
-    def _next(self) -> Writable | None:
+    def _next(self, look_s: float) -> Writable | None:
         now = self._clock()
-        if not self._due and now >= self._next_look:
-            self._next_look = now + _LOOK_S
+        if not self._due and now >= self._last_look + look_s:
+            self._last_look = now
             idle_s = min(self._idle_s, _IDLE_WHEN_TIGHT_S) if self._is_tight() else self._idle_s
             self._due = self._candidates(idle_s)
         while self._due:
