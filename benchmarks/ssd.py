@@ -186,9 +186,8 @@ def measure_first_token(model: Path, folder: Path, tokens: int) -> None:
                     seconds(server, prompt)
             times.append([seconds(server, [*prompt, *range(20 * (number + 1))]) for prompt in prompts])
     memory, disk = map(statistics.median, times)
-    print(
-        f"\nFirst token of {tokens:,} tokens: {memory:.3f} s from memory, {disk:.3f} s from the disk, {disk / memory:.2f}."
-    )
+    ratio = f"{disk / memory:.2f}"
+    print(f"\nFirst token after {tokens:,}: {memory:.3f} s from memory, {disk:.3f} s from the disk: {ratio}.")
 
 
 def main() -> None:
