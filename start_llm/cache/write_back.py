@@ -200,7 +200,7 @@ class WriteBack:
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
         header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers)
-        states_beyond = partial(_states_beyond, _keys(parent), header)
+        states_beyond = partial(_states_beyond, _keys(parent), header, self._store.tree.page_size)
         self._tier.write(header, content, partial(_shorter, header) if kind == "pages" else states_beyond)
 
     def _content(self, item: Writable) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
@@ -248,17 +248,34 @@ def _keys(page: Page | None) -> list[bytes]:
     return keys[::-1]
 
 
-def _states_beyond(path: Sequence[bytes], newest: FileHeader, index: DiskIndex) -> list[CachedFile]:
-    """Return the states on a path that are too many beside the newest one.
+def _states_beyond(
+    path: Sequence[bytes], newest: FileHeader, page_size: int, index: DiskIndex
+) -> list[CachedFile]:
+    """Return the states before a new one that are too many beside it.
 
-    The first one stays, because other conversations share it. Of the others the oldest go.
+    The first one stays, because other conversations share it. Of the others those go that save the fewest
+    tokens.
 
     Args:
-        path: keys of the pages, the root's first.
+        path: keys of the pages before the new state, the root's first.
     """
-    states = [file for key in path for file in index.after("states", key) if file.key != newest.key]
-    oldest_first = sorted(states[1:], key=lambda one: one.used_ns)
-    return oldest_first[: max(len(states) + 1 - _MOST_STATES, 0)]
+    end = (len(path) - 1) * page_size + len(newest.tokens)
+    states = sorted(
+        ((position, file) for position, file in _states_on(path, page_size, index) if position < end),
+        key=lambda one: one[0],
+    )
+    beyond: list[CachedFile] = []
+    while len(states) >= _MOST_STATES:
+        saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states))}
+        beyond.append(states.pop(min(saved, key=lambda place: saved[place]))[1])
+    return beyond
+
+
+def _states_on(path: Sequence[bytes], page_size: int, index: DiskIndex) -> Iterator[tuple[int, CachedFile]]:
+    """Yield the states on a path with their positions; one that was not read yet counts as at its page."""
+    for depth, key in enumerate(path):
+        for file in index.after("states", key):
+            yield depth * page_size + (len(file.header.tokens) if file.header else 0), file
 
 
 def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:
