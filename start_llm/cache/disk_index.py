@@ -13,6 +13,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from start_llm.cache.page_file import KINDS, TEMPORARY, FileHeader, FileKind
 SUFFIX = ".safetensors"
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 _KINDS: Mapping[str, FileKind] = {kind: kind for kind in KINDS}
-_DEEPER_IS_OLDER_NS = 1
+_DEEPER_IS_OLDER_NS = 256_000
 """Of files that were used at the same time, the one with more tokens before it is the first to go."""
 
 type FileName = tuple[FileKind, bytes]
@@ -165,17 +166,20 @@ class ScannedFile:
 
 
 def scan(folder: Path) -> Iterator[ScannedFile]:
-    """Yield every file below a folder. Links are not followed. What vanishes meanwhile is left out."""
+    """Yield every file below a folder. Links are not followed. What cannot be read is left out."""
     waiting = [folder]
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
-                        continue
-                    status = entry.stat(follow_symlinks=False)
-                    path = Path(entry.path)
-                    yield ScannedFile(path, status.st_size, file_at(path, status))
-        except FileNotFoundError:
-            continue
+        for entry in _entries(waiting.pop()):
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                path = Path(entry.path)
+                yield ScannedFile(path, status.st_size, file_at(path, status))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []

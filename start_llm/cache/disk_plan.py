@@ -20,25 +20,28 @@ class DiskPlan:
 
     Attributes:
         path: pages in memory that the caches begin with.
-        pages: files with the tokens after them, in order. The last one may have more tokens than are needed.
+        pages: files with the full pages after them, in order.
+        last: a page of which the prompt starts like; it may have more tokens than are needed.
         state: file with the state at the end, and with the tokens since the last page.
     """
 
     length: int
     path: tuple[Page, ...]
-    pages: tuple[CachedFile, ...]
+    pages: tuple[CachedFile, ...] = ()
+    last: CachedFile | None = None
     state: CachedFile | None = None
 
     @property
     def files(self) -> tuple[CachedFile, ...]:
-        return (*self.pages, self.state) if self.state else self.pages
+        return (*self.pages, *(one for one in (self.last, self.state) if one))
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class PageChain:
     """The full pages that a prompt starts with: first those in memory, then those on disk.
 
     Attributes:
+        matched, files: those in memory, and those on disk.
         keys: key of the prefix after 0, 1, 2 ... pages.
     """
 
@@ -50,13 +53,14 @@ class _Chain:
     @classmethod
     def of(
         cls, index: DiskIndex, root: Page, matched: list[Page], ids: Sequence[int], page_size: int
-    ) -> _Chain:
+    ) -> PageChain:
         files: list[CachedFile] = []
         keys = [root.key, *(page.key for page in matched)]
         end = len(matched) * page_size
         while len(ids) - end >= page_size:
-            file = index.get("pages", page_key(keys[-1], ids[end : end + page_size]))
-            if file is None:
+            block = tuple(ids[end : end + page_size])
+            file = index.get("pages", page_key(keys[-1], block))
+            if file is None or (file.header and file.header.tokens != block):
                 break
             files.append(file)
             keys.append(file.key)
@@ -66,31 +70,23 @@ class _Chain:
     def plan(self, length: int, depth: int, last: CachedFile | None, state: CachedFile | None) -> DiskPlan:
         """Return a plan with the first `depth` pages."""
         in_memory = self.matched[:depth]
-        pages = [*self.files[: max(depth - len(self.matched), 0)], *([last] if last else [])]
-        return DiskPlan(length, tuple(in_memory), tuple(pages), state)
+        pages = self.files[: max(depth - len(self.matched), 0)]
+        return DiskPlan(length, tuple(in_memory), tuple(pages), last, state)
 
 
 def plan_from_disk(
-    index: DiskIndex,
-    root: Page,
-    matched: list[Page],
-    ids: tuple[int, ...],
-    page_size: int,
-    *,
-    has_state: bool,
+    index: DiskIndex, chain: PageChain, ids: tuple[int, ...], *, has_state: bool, may_look: bool
 ) -> DiskPlan | list[CachedFile]:
     """Return the longest restore that needs the disk, or the files whose headers have to be read first.
 
     It leaves at least one token to compute.
 
     Args:
-        matched: the full pages in memory that `ids[:-1]` starts with.
+        chain: of `ids[:-1]`.
+        may_look: headers may be read first. If not, files that are known by name alone are left out.
     """
-    usable = ids[:-1]
-    chain = _Chain.of(index, root, matched, usable, page_size)
-    if has_state:
-        return _deepest_state(index, chain, usable)
-    return _deepest_tokens(index, chain, usable)
+    deepest = _deepest_state if has_state else _deepest_tokens
+    return deepest(index, chain, ids[:-1], may_look=may_look)
 
 
 def is_worth_it(plan: DiskPlan, kept: int) -> bool:
@@ -98,12 +94,14 @@ def is_worth_it(plan: DiskPlan, kept: int) -> bool:
     return bool(plan.files) and plan.length >= kept + _LEAST_GAIN
 
 
-def _deepest_tokens(index: DiskIndex, chain: _Chain, ids: tuple[int, ...]) -> DiskPlan | list[CachedFile]:
+def _deepest_tokens(
+    index: DiskIndex, chain: PageChain, ids: tuple[int, ...], *, may_look: bool
+) -> DiskPlan | list[CachedFile]:
     depth = len(chain.keys) - 1
     end = depth * chain.page_size
     rest = ids[end:]
     after = index.after("pages", chain.keys[-1])
-    if unread := _unread(after):
+    if may_look and (unread := _unread(after)):
         return unread
     best, saved = None, 0
     for file, tokens in _tokens(after):
@@ -113,11 +111,13 @@ def _deepest_tokens(index: DiskIndex, chain: _Chain, ids: tuple[int, ...]) -> Di
     return chain.plan(end + saved, depth, best, None)
 
 
-def _deepest_state(index: DiskIndex, chain: _Chain, ids: tuple[int, ...]) -> DiskPlan | list[CachedFile]:
+def _deepest_state(
+    index: DiskIndex, chain: PageChain, ids: tuple[int, ...], *, may_look: bool
+) -> DiskPlan | list[CachedFile]:
     for depth in range(len(chain.keys) - 1, -1, -1):
         end = depth * chain.page_size
         states = index.after("states", chain.keys[depth])
-        if unread := _unread(states):
+        if may_look and (unread := _unread(states)):
             return unread
         fitting = [
             (len(tokens), file) for file, tokens in _tokens(states) if tokens == ids[end : end + len(tokens)]
@@ -125,7 +125,7 @@ def _deepest_state(index: DiskIndex, chain: _Chain, ids: tuple[int, ...]) -> Dis
         if fitting:
             length, state = max(fitting, key=lambda found: found[0])
             return chain.plan(end + length, depth, None, state)
-    return DiskPlan(0, (), ())
+    return DiskPlan(0, ())
 
 
 def _unread(files: Sequence[CachedFile]) -> list[CachedFile]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from start_llm.cache.buffers import Incoming
-from start_llm.cache.disk_plan import DiskPlan, is_worth_it, plan_from_disk
+from start_llm.cache.disk_plan import DiskPlan, PageChain, is_worth_it, plan_from_disk
 from start_llm.cache.disk_tier import DiskAccess, DiskRead, DiskWait, FilePart
 from start_llm.cache.page_file import TensorLayout
 from start_llm.cache.pages import Page, SequenceCache
@@ -85,7 +85,7 @@ class DiskRestorer:
         self._running: list[DiskRestore] = []
 
     def begin(
-        self, root: Page, matched: list[Page], ids: tuple[int, ...], kept: int, room: int
+        self, root: Page, matched: list[Page], ids: tuple[int, ...], *, kept: int, room: int, may_look: bool
     ) -> DiskRestore | DiskWait | None:
         """Begin to restore what memory does not have of a prompt.
 
@@ -96,11 +96,12 @@ class DiskRestorer:
             matched: the full pages in memory that `ids[:-1]` starts with.
             kept: tokens that a restore from memory gives.
             room: tokens that its caches can hold before they grow.
+            may_look: headers of files may be read first.
         """
         tier = self._tier
         if not tier.scanned.is_over:
             return tier.scanned if tier.is_on else None
-        plan = self._plan(root, matched, ids)
+        plan = self._plan(root, matched, ids, may_look=may_look)
         if isinstance(plan, list):
             return tier.look(plan)
         if not is_worth_it(plan, kept):
@@ -114,32 +115,35 @@ class DiskRestorer:
 
     def length(self, root: Page, matched: list[Page], ids: tuple[int, ...], kept: int) -> int:
         """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
-        plan = self._plan(root, matched, ids)
+        plan = self._plan(root, matched, ids, may_look=False)
         return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, kept) else kept
 
-    def _plan(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> DiskPlan | list[CachedFile]:
-        size = self._restorer.page_size
-        return plan_from_disk(self._tier.index, root, matched, ids, size, has_state=self._layers.has_state)
+    def _plan(
+        self, root: Page, matched: list[Page], ids: tuple[int, ...], *, may_look: bool
+    ) -> DiskPlan | list[CachedFile]:
+        index = self._tier.index
+        chain = PageChain.of(index, root, matched, ids[:-1], self._restorer.page_size)
+        return plan_from_disk(index, chain, ids, has_state=self._layers.has_state, may_look=may_look)
 
     def _read(self, plan: DiskPlan, root: Page, ids: tuple[int, ...], room: int) -> DiskRestore:
         size = self._restorer.page_size
         end = plan.path[-1].end if plan.path else 0
-        seq_cache = self._restorer.buffers(
-            plan.path, self._shape.nothing(), root, ids, max(room, end + size * (len(plan.pages) + 1))
-        )
+        ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
+        needed = end + size * len(plan.pages) + max(ends, default=0)
+        seq_cache = self._restorer.buffers(plan.path, self._shape.nothing(), root, ids, max(room, needed))
         with self._restorer.rollback_on_error(seq_cache):
             buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
             parts = list(self._parts(plan, root, ids, buffers))
-        restore = DiskRestore(
-            plan=plan,
-            ids=ids,
-            seq_cache=seq_cache,
-            buffers=buffers,
-            read=DiskRead(parts=parts),
-            began=time.perf_counter(),
-        )
+            restore = DiskRestore(
+                plan=plan,
+                ids=ids,
+                seq_cache=seq_cache,
+                buffers=buffers,
+                read=DiskRead(parts=parts),
+                began=time.perf_counter(),
+            )
+            self._tier.touch([part.file for part in parts])
         self._running.append(restore)
-        self._tier.touch([part.file for part in parts])
         self._tier.read(restore.read)
         return restore
 
@@ -148,11 +152,15 @@ class DiskRestorer:
     ) -> Iterator[FilePart]:
         """Yield the files of a plan, with what they must say and where they are read to."""
         end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
+        size = self._restorer.page_size
+        layouts = tuple(self._shape.tensors(size).values())
         for file in plan.pages:
-            tokens = file.header.tokens if file.header else ids[end : end + self._restorer.page_size]
+            yield FilePart(file, parent, ids[end : end + size], layouts, buffers.page(end, size))
+            parent, end = file.key, end + size
+        if plan.last and plan.last.header:
+            tokens = plan.last.header.tokens
             layouts = tuple(self._shape.tensors(len(tokens)).values())
-            yield FilePart(file, parent, tokens, layouts, buffers.page(end, len(tokens)))
-            parent, end = file.key, end + len(tokens)
+            yield FilePart(plan.last, parent, tokens, layouts, buffers.page(end, len(tokens)))
         if plan.state and plan.state.header:
             header = plan.state.header
             kv = self._shape.tensors(len(header.tokens))
@@ -174,8 +182,8 @@ class DiskRestorer:
         read_tokens = sum(len(part.tokens) for part in read.parts[: read.done])
         length = min(before + read_tokens, plan.length)
         is_whole = len(done) == len(plan.files)
-        for part in read.parts:
-            part.targets.clear()
+        nbytes = sum(file.nbytes for file in done)
+        read.parts.clear()  # with the buffers
         restore.is_over = True
         tokens = list(restore.ids[:length])
         with self._restorer.rollback_on_error(restore.seq_cache):
@@ -184,7 +192,7 @@ class DiskRestorer:
                 self._drop(restore.seq_cache, tokens)
                 return
             self._keep(restore.seq_cache, tokens)
-        self._note(restore, length - before, sum(file.nbytes for file in done))
+        self._note(restore, length - before, nbytes)
 
     def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
         restore.got = FromDisk(tokens, time.perf_counter() - restore.began)

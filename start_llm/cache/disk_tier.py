@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ MOST_IN_FLIGHT = 3
 _WRITTEN_S = 5.0
 _DAY_CHECK_S = 60.0
 _UTIME_S = 10.0
+_SCAN_SLICE_S = 0.2
 _MOST_SCAN_WAIT_S = 5.0
 """For which prompts wait for the scan; after that the files that it has not found yet are missed."""
 _LARGEST_SHARE = 0.8
@@ -131,7 +132,7 @@ class DiskTier:
         self._paused_until = 0.0
         self._will_write_used = self._will_save_written = False
         self._foreign_bytes = 0
-        self._reading: Counter[FileName] = Counter()
+        self._reads: set[DiskRead] = set()
         self._is_on = False
         self._written_today = DailyWriteLimit(folder / WRITTEN, limits.max_write_per_day)
         self._scanned = DiskWait()
@@ -153,7 +154,7 @@ class DiskTier:
         self._is_on = True
         self.metrics.state = "scanning"
         self._written_today.load()
-        self._thread.submit(self._scan, is_urgent=True)
+        self._thread.submit(lambda: self._scan(scan(self.folder), time.perf_counter()), is_urgent=True)
         return True
 
     def _stays_off(self, reason: str) -> bool:
@@ -169,27 +170,39 @@ class DiskTier:
             self._written_today.save()
             self._lock.release()
 
-    def _scan(self) -> None:
-        began = time.perf_counter()
+    def _scan(self, found: Iterator[ScannedFile], began: float) -> None:
+        """Add some of the files that are found. The rest comes behind what somebody waits for."""
+        pause = time.perf_counter() + _SCAN_SLICE_S
         try:
-            for found in scan(self.folder):
-                if time.perf_counter() - began > _MOST_SCAN_WAIT_S:
-                    self._end(self._scanned)
-                if found.is_left_over:
-                    found.path.unlink(missing_ok=True)
-                elif found.cached and self.index.get(*found.cached.name) is None:
-                    self.index.add(found.cached)
-                elif not found.cached and not found.path.is_relative_to(self.folder / TRANSCRIPTS):
-                    self._foreign_bytes += found.nbytes
+            for file in found:
+                self._add_found(file)
+                if time.perf_counter() > pause:
+                    self._scan_later(found, began)
+                    return
+            self.index.is_complete = True
             self.metrics.state = "on"
             self._keep_quota(0)
         except OSError as error:
-            self._step_back(error)
-        finally:
             self.index.is_complete = True
-            self.metrics.scan_s = time.perf_counter() - began
-            self._count()
+            self._step_back(error)
+        self.metrics.scan_s = time.perf_counter() - began
+        self._count()
+        self._end(self._scanned)
+
+    def _scan_later(self, found: Iterator[ScannedFile], began: float) -> None:
+        if not self._scanned.is_over and time.perf_counter() - began > _MOST_SCAN_WAIT_S:
             self._end(self._scanned)
+        self._thread.submit(lambda: self._scan(found, began), is_urgent=not self._scanned.is_over)
+
+    def _add_found(self, found: ScannedFile) -> None:
+        if found.is_left_over:
+            with suppress(OSError):
+                found.path.unlink(missing_ok=True)
+        elif found.cached:
+            if self.index.get(*found.cached.name) is None:
+                self.index.add(found.cached)
+        elif not found.path.is_relative_to(self.folder / TRANSCRIPTS):
+            self._foreign_bytes += found.nbytes
 
     # ------------------------------------------------------------------------------------------------- write
 
@@ -224,19 +237,24 @@ class DiskTier:
         return self.can_take
 
     def write(
-        self, header: FileHeader, content: Outgoing, superseded: Callable[[DiskIndex], list[CachedFile]]
+        self,
+        header: FileHeader,
+        content: Outgoing,
+        used_ns: int,
+        superseded: Callable[[DiskIndex], list[CachedFile]],
     ) -> None:
         """Queue a file.
 
         Args:
             content: its tensors. `release_written` lets go of them.
+            used_ns: when it was used last, in nanoseconds of wall time.
             superseded: returns the files that are worth nothing beside it. Called on the disk thread.
         """
         name = header.kind, header.key
         with self._room:
             self._queued.add(name)
         self.metrics.queue = len(self._queued)
-        if not self._thread.submit(lambda: self._write(header, content, superseded)):
+        if not self._thread.submit(lambda: self._write(header, content, used_ns, superseded)):
             self._is_written(name)
 
     def release_written(self) -> None:
@@ -245,23 +263,30 @@ class DiskTier:
             self._written.popleft().contents.clear()
 
     def _write(
-        self, header: FileHeader, content: Outgoing, superseded: Callable[[DiskIndex], list[CachedFile]]
+        self,
+        header: FileHeader,
+        content: Outgoing,
+        used_ns: int,
+        superseded: Callable[[DiskIndex], list[CachedFile]],
     ) -> None:
-        file = CachedFile(header.kind, header.key, header.parent, header.nbytes, self._now_ns(), header)
+        file = CachedFile(header.kind, header.key, header.parent, header.nbytes, used_ns, header)
         try:
             if self._keep_quota(file.nbytes):
-                write_file(file.path(self.folder), header, content.contents)
+                path = file.path(self.folder)
+                write_file(path, header, content.contents)
+                os.utime(path, ns=(used_ns, used_ns))
                 self.index.add(file)
                 self._note_written(file.nbytes)
+                being_read = self._being_read
+                for one in superseded(self.index):
+                    if one.name not in being_read:
+                        self._remove(one)
+                self._goes_on()
             else:
                 self.metrics.lost += 1
                 self._paused_until = time.time() + self._limits.pause_s
-            for one in superseded(self.index):
-                self._remove(one)
         except OSError as error:
             self._step_back(error)
-        else:
-            self._goes_on()
         finally:
             self._written.append(content)
             self._count()
@@ -295,7 +320,7 @@ class DiskTier:
 
     def read(self, job: DiskRead) -> None:
         """Read files for a prompt. Several prompts take turns, file by file."""
-        self._reading.update(part.file.name for part in job.parts)
+        self._reads.add(job)
         if not self._thread.submit(lambda: self._read(job), is_urgent=True):
             job.is_over = True
 
@@ -326,9 +351,11 @@ class DiskTier:
         wait = DiskWait()
 
         def look() -> None:
-            for file in files:
-                self._is_right(file, partial(self._learn, file))
-            self._end(wait)
+            try:
+                for file in files:
+                    self._is_right(file, partial(self._learn, file))
+            finally:
+                self._end(wait)
 
         if not self._thread.submit(look, is_urgent=True):
             wait.is_over = True
@@ -346,6 +373,8 @@ class DiskTier:
                 use(opened)
         except HurtFile as error:
             self._reject(file, error.reason)
+        except (ValueError, TypeError):  # what it says of itself makes no sense
+            self._reject(file, "header")
         except OSError:
             self._reject(file, "unreadable")
         else:
@@ -359,8 +388,7 @@ class DiskTier:
 
     def _end(self, wait: DiskWait) -> None:
         if isinstance(wait, DiskRead):
-            self._reading.subtract(part.file.name for part in wait.parts)
-            self._reading = +self._reading
+            self._reads.discard(wait)
         wait.is_over = True
         self.notify()
 
@@ -388,16 +416,21 @@ class DiskTier:
         self.metrics.max_bytes = limit
         if self.index.nbytes + coming_bytes <= limit:
             return True
-        oldest_first = self.index.oldest_first()
+        oldest_first, being_read = self.index.oldest_first(), self._being_read
         self._remove_databases(before_ns=oldest_first[0].used_ns if oldest_first else self._now_ns())
         for file in oldest_first:
-            if self._reading[file.name]:
+            if file.name in being_read:
                 continue
             if self.index.nbytes + coming_bytes <= (1 - _SLACK) * limit:
                 return True
             self._remove(file)
             self.metrics.evictions += 1
         return self.index.nbytes + coming_bytes <= limit
+
+    @property
+    def _being_read(self) -> set[FileName]:
+        """The files that prompts wait for."""
+        return {part.file.name for job in list(self._reads) for part in job.parts}
 
     def _count_databases(self) -> None:
         self.index.other_bytes = self._foreign_bytes + sum(one.nbytes for one in self._databases())

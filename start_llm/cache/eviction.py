@@ -175,7 +175,7 @@ class Evictor:
     def _ranked(
         self, one: SequenceCache | Checkpoint | Page, now: float
     ) -> tuple[bool, float, int, SequenceCache | Checkpoint | Page]:
-        return (not (self.write_back and self.write_back.has(one)), *_ranked(one, now))
+        return (not (self.write_back and self.write_back.is_spare(one)), *_ranked(one, now))
 
     def _is_within(self, active: MemoryUsage) -> bool:
         return not self._is_beyond(self._needed + active, slack=_SLACK)

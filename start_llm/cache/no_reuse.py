@@ -74,7 +74,9 @@ class NoReuse:
     def discard(self, seq_cache: SequenceCache) -> None:
         seq_cache.set_caches([])
 
-    def wait_for_disk(self, ids: tuple[int, ...], salt: bytes, capacity: int) -> None:
+    def wait_for_disk(
+        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, may_look: bool = True
+    ) -> None:
         pass
 
     def collect_from_disk(self) -> None:

@@ -219,11 +219,13 @@ class PromptCache:
             page.last_used, page.uses = now, page.uses + 1
         if plan.checkpoint:
             plan.checkpoint.last_used = now
+        if self._write_back:
+            self._write_back.touch(plan.path)
 
     # --------------------------------------------------------------------------------------------------- disk
 
     def wait_for_disk(
-        self, ids: tuple[int, ...], salt: bytes, capacity: int
+        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, may_look: bool = True
     ) -> DiskWait | DiskRestore | None:
         """Begin to restore from the disk what memory does not have of a prompt.
 
@@ -232,13 +234,14 @@ class PromptCache:
 
         Args:
             capacity: tokens that the caches should take without growing.
+            may_look: headers of files may be read first.
         """
         if self._disk_restorer is None:
             return None
         root = self._root(salt)
         matched = self._store.tree.match(root, ids[:-1])
         kept = plan_restore(root, matched, ids, has_state=self._layers.has_state).length
-        return self._disk_restorer.begin(root, matched, ids, kept, capacity)
+        return self._disk_restorer.begin(root, matched, ids, kept=kept, room=capacity, may_look=may_look)
 
     def collect_from_disk(self) -> None:
         """Complete the restores from the disk whose files have been read."""
@@ -346,6 +349,7 @@ class PromptCache:
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache, start)
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
+            seq_cache.is_given_up = is_given_up
             if is_given_up:
                 _note_given_up(seq_cache)
             self._keep(seq_cache)
@@ -458,7 +462,6 @@ class PromptCache:
 
 def _note_given_up(seq_cache: SequenceCache) -> None:
     """Record that nobody else has used the pages that this sequence computed."""
-    seq_cache.is_given_up = True
     for page in seq_cache.path:
         page.uses = 0 if page.uses == 1 else page.uses
 

@@ -65,7 +65,7 @@ class Restorer:
                 self._layers.trim(given.caches, plan.length)
             given.tokens = given.tokens[: plan.length]
             given.path = list(plan.path)
-            given.root, given.is_active = root, True
+            given.root, given.is_active, given.is_given_up = root, True, False
             self._store.admit(given)
             self._make_room(self._store.token_bytes * max(room - self._layers.room(given.caches), 0))
             self._layers.reserve(given.caches, room)

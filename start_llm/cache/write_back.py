@@ -32,6 +32,8 @@ _COPY_SHARE = 0.03
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
 """Seconds without use after which pages are written while memory is short."""
+_TOKEN_NS = 1000
+"""Of what was used together, the end is older by this much for each token, and goes first."""
 _MOST_STATES = 6
 """States up to and including a new one, of one conversation on the disk."""
 
@@ -90,6 +92,8 @@ class WriteBack:
         Args:
             is_busy: requests are running; then little of the time is spent on this.
         """
+        if self._tier.pause_left_s:
+            self._due.clear()  # its items hold memory
         while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
             item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
             if item is None:
@@ -108,7 +112,7 @@ class WriteBack:
         if self._due:
             return max(self._tier.pause_left_s, _LOOK_S)
         if not self._next_due:
-            return None
+            return self._tier.pause_left_s or None
         return max(self._next_due - self._clock(), self._tier.pause_left_s, _LOOK_S)
 
     def note_change(self) -> None:
@@ -122,7 +126,9 @@ class WriteBack:
         while self._due and time.perf_counter() < end:
             if self._tier.wait_for_room(end - time.perf_counter()):
                 self._tier.release_written()
-                self._write(self._due.pop())
+                item = self._due.pop()
+                if self._is_writable(item):
+                    self._write(item)
             elif not self._tier.is_full:
                 return
 
@@ -138,6 +144,17 @@ class WriteBack:
     def has(self, item: Writable) -> bool:
         """Return whether it is on the disk, or will be."""
         return self._tier.has(self._name(item))
+
+    def is_spare(self, item: Writable) -> bool:
+        """Return whether losing it costs little: it is on the disk, or its client gave it up."""
+        is_given_up = not item.uses if isinstance(item, Page) else getattr(item, "is_given_up", False)
+        return is_given_up or self.has(item)
+
+    def touch(self, path: Sequence[Page]) -> None:
+        """Record that memory has served these pages, so that the disk does not take them for unused."""
+        files = [file for page in path if (file := self._tier.index.get("pages", page.key))]
+        if files:
+            self._tier.touch(files)
 
     def _next(self, look_s: float) -> Writable | None:
         now = self._clock()
@@ -200,8 +217,17 @@ class WriteBack:
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
         header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers)
-        states_beyond = partial(_states_beyond, _keys(parent), header, self._store.tree.page_size)
-        self._tier.write(header, content, partial(_shorter, header) if kind == "pages" else states_beyond)
+        superseded = (
+            partial(_shorter, header)
+            if kind == "pages"
+            else partial(_states_beyond, _steps(parent, tokens), self._store.tree.page_size)
+        )
+        self._tier.write(header, content, self._used_ns(item, parent), superseded)
+
+    def _used_ns(self, item: Writable, parent: Page) -> int:
+        """Return when it was last used, in wall time; never later than what is before it on its path."""
+        last_used = item.last_used if parent.parent is None else min(item.last_used, parent.last_used)
+        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * _TOKEN_NS
 
     def _content(self, item: Writable) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
         """Return the page before it, its tokens, its tensors and its numbers."""
@@ -239,43 +265,39 @@ def _shorter(header: FileHeader, index: DiskIndex) -> list[CachedFile]:
     ]
 
 
-def _keys(page: Page | None) -> list[bytes]:
-    """Return the keys of a page and of all before it, the root's first."""
-    keys: list[bytes] = []
+def _steps(page: Page | None, tail: tuple[int, ...]) -> list[tuple[bytes, tuple[int, ...]]]:
+    """Return the keys on a path, the root's first, each with the tokens that follow there."""
+    steps: list[tuple[bytes, tuple[int, ...]]] = []
     while page is not None:
-        keys.append(page.key)
-        page = page.parent
-    return keys[::-1]
+        steps.append((page.key, tail))
+        page, tail = page.parent, page.tokens
+    return steps[::-1]
 
 
 def _states_beyond(
-    path: Sequence[bytes], newest: FileHeader, page_size: int, index: DiskIndex
+    path: Sequence[tuple[bytes, tuple[int, ...]]], page_size: int, index: DiskIndex
 ) -> list[CachedFile]:
     """Return the states before a new one that are too many beside it.
 
     The first one stays, because other conversations share it. Of the others those go that save the fewest
-    tokens.
+    tokens. States of other conversations, and those that were not read yet, do not count.
 
     Args:
-        path: keys of the pages before the new state, the root's first.
+        path: the keys on the way to the new state, each with the tokens that follow there.
     """
-    end = (len(path) - 1) * page_size + len(newest.tokens)
-    states = sorted(
-        ((position, file) for position, file in _states_on(path, page_size, index) if position < end),
-        key=lambda one: one[0],
-    )
+    states: list[tuple[int, CachedFile]] = []
+    end = (len(path) - 1) * page_size + len(path[-1][1])
+    for depth, (key, tokens) in enumerate(path):
+        for file in index.after("states", key):
+            tail = file.header.tokens if file.header else None
+            if tail is not None and tail == tokens[: len(tail)] and depth * page_size + len(tail) < end:
+                states.append((depth * page_size + len(tail), file))
+    states.sort(key=lambda one: one[0])
     beyond: list[CachedFile] = []
     while len(states) >= _MOST_STATES:
         saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states))}
         beyond.append(states.pop(min(saved, key=lambda place: saved[place]))[1])
     return beyond
-
-
-def _states_on(path: Sequence[bytes], page_size: int, index: DiskIndex) -> Iterator[tuple[int, CachedFile]]:
-    """Yield the states on a path with their positions; one that was not read yet counts as at its page."""
-    for depth, key in enumerate(path):
-        for file in index.after("states", key):
-            yield depth * page_size + (len(file.header.tokens) if file.header else 0), file
 
 
 def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:

@@ -35,7 +35,8 @@ STOPPING = "The server is stopping."
 _STEPS_BETWEEN_MEMORY_CHECKS = 64
 _QUEUE_CHECK_S = 1.0
 """Seconds after which the engine looks whether a request that waits for the disk was cancelled."""
-_MOST_DISK_WAITS = 8
+_MOST_DISK_WAITS, _MOST_DISK_LOOKS = 8, 3
+"""How often a request waits for the disk, and how often for more than the files that it needs."""
 _CACHE_TIDY_S = 0.01
 """Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
@@ -291,12 +292,18 @@ class EngineLoop:
         """Begin to restore what only the disk has of a request, and return whether it has to wait for it."""
         if isinstance(first.wait, DiskRestore):
             first.from_disk = first.wait.got.after(first.from_disk)
-        if first.waits >= _MOST_DISK_WAITS:
-            return False
-        first.waits += 1
         request = first.generation.request
         capacity = planned_tokens(request, first.tokens)
-        first.wait = self._cache.wait_for_disk(first.ids, request.salt, capacity)
+        while first.waits < _MOST_DISK_WAITS:
+            first.waits += 1
+            try:
+                may_look = first.waits <= _MOST_DISK_LOOKS
+                first.wait = self._cache.wait_for_disk(first.ids, request.salt, capacity, may_look=may_look)
+            except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
+                self._metrics.failures += 1
+                first.wait = None
+            if first.wait is None or first.is_restoring:
+                break
         return first.is_restoring
 
     def _open_new(self, waiting: QueuedRequest) -> tuple[EngineSequence, tuple[int, ...]]:

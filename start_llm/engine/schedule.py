@@ -142,6 +142,9 @@ class Schedule:
         return gone
 
     def take_all(self) -> list[Generation]:
+        for one in self._waiting:
+            if isinstance(one.wait, DiskRestore):
+                one.wait.give_up()
         generations = [one.generation for one in self._waiting]
         self._waiting = []
         return generations

@@ -89,7 +89,7 @@ def test_of_what_was_used_together_the_deepest_is_the_oldest():
     for file in files:
         index.add(file)
     assert index.oldest_first() == files
-    index.touch(files[:2], 1000)
+    index.touch(files[:2], 10**9)
     assert index.oldest_first() == [files[2], files[1], files[0]]
     assert {file.name for file in index.take_touched()} == {files[0].name, files[1].name}
     assert index.take_touched() == []

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.cache.disk_index import CachedFile
 from start_llm.cache.disk_maintenance import LOCK, WRITTEN, clear, report
-from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits
+from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits, DiskRead, FilePart
 from start_llm.core.events import Finished, Restored
 from start_llm.core.private_files import Lock
 from start_llm.engine.resources import EngineResources
@@ -223,16 +224,89 @@ def test_a_shorter_page_goes_with_the_longer_one(plain: EngineResources, tmp_pat
 
 def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path):
     resources, prompt = resources_of(tiny_model, "qwen3_5"), PROMPT
-    for turn in range(10):
-        with on_disk(resources, tmp_path) as engine:
+    with on_disk(resources, tmp_path) as engine:
+        for turn in range(10):
             watched = engine.say(prompt, 6, boundaries=(100, len(prompt) - 4))
-            assert cached(watched) == (0 if turn == 0 else len(prompt) - 20)
-        prompt = (*prompt, *watched.tokens, *tokens(random.Random(turn), 20, 20))
-        assert len(list((tmp_path / "states").rglob("*.safetensors"))) <= 8
+            engine.cache.flush_to_disk(10)
+            settled(lambda: not engine.disk.queue)
+            prompt = (*prompt, *watched.tokens, *tokens(random.Random(turn), 20, 20))
+            assert len(list((tmp_path / "states").rglob("*.safetensors"))) <= 8
     with on_disk(resources, tmp_path) as engine:
         assert cached(engine.say((*PROMPT[:100], 5, 5, 5), 4, boundaries=(100,))) == 100, (
             "the first one stays"
         )
+        assert cached(engine.say(prompt, 4)) == len(prompt) - 20
+
+
+def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: TinyModel, tmp_path: Path):
+    resources = resources_of(tiny_model, "qwen3_5")
+    prompts = [(*PROMPT[:100], number, *range(15)) for number in range(12)]
+    with on_disk(resources, tmp_path) as engine:
+        said = [engine.say(prompt, 6, boundaries=(100, 114)).tokens for prompt in prompts]
+    with on_disk(resources, tmp_path) as engine:
+        for prompt, reply in zip(prompts, said, strict=True):
+            assert cached(engine.say((*prompt, *reply, 7), 2)) == 116 + 6
+
+
+def test_beginnings_stay_longer_than_ends_although_they_were_written_first(
+    plain: EngineResources, tmp_path: Path
+):
+    with on_disk(plain, tmp_path) as engine:
+        engine.say(PROMPT, 6, boundaries=ENDS)
+        (seq_cache,) = engine.cache._store.seq_caches
+        keys = [page.key for page in seq_cache.path]
+        engine.cache.flush_to_disk(10)
+        settled(lambda: not engine.disk.queue)
+        oldest = [file.key for file in engine.tier.index.oldest_first()]
+    assert oldest[1:] == keys[::-1]
+
+
+def test_a_conversation_whose_client_came_back_is_written(plain: EngineResources, tmp_path: Path):
+    with on_disk(plain, tmp_path) as engine:
+        watched = engine.submit(engine_request(PROMPT, 50, boundaries=ENDS))
+        engine.step_until(lambda: watched.look() and len(watched.tokens) > 3)
+        watched.generation.cancel()
+        engine.step()
+        again = engine.say(PROMPT, 20, boundaries=ENDS)
+    with on_disk(plain, tmp_path) as engine:
+        assert cached(engine.say((*PROMPT, *again.tokens, 7), 2)) == 320
+
+
+def test_many_beginnings_that_were_not_read_yet_hide_nothing(plain: EngineResources, tmp_path: Path):
+    with on_disk(plain, tmp_path) as engine:
+        engine.say(PROMPT, 6, boundaries=ENDS)
+        (root,) = engine.cache._store.tree.roots()
+    for number in range(300):
+        key = number.to_bytes(16)
+        path = CachedFile("pages", key, root.key, 0, 0).path(tmp_path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not read yet")
+    with on_disk(plain, tmp_path) as engine:
+        assert cached(engine.say((*PROMPT, 1, 2), 2)) >= 300
+
+
+def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_path: Path):
+    """The engine begins some while the disk thread ends others."""
+    with on_disk(plain, tmp_path) as engine:
+        engine.say(PROMPT, 6, boundaries=ENDS)
+    with on_disk(plain, tmp_path) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        file = engine.tier.index.oldest_first()[0]
+        parts = [FilePart(file, file.parent, (), (), [])]
+        reads = [DiskRead(parts=parts * 3) for _ in range(300)]
+        for read in reads:
+            engine.tier.read(read)
+        settled(lambda: all(read.is_over for read in reads))
+        assert not engine.tier._being_read
+
+
+def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
+    plain: EngineResources, stored: Path, monkeypatch
+):
+    with on_disk(plain, stored) as engine:
+        monkeypatch.setattr(engine.cache, "wait_for_disk", lambda *_, **__: 1 // 0)
+        assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) == 0
+        assert engine.metrics.failures == 1
 
 
 def test_what_is_on_the_disk_is_evicted_first_and_what_is_not_is_saved(

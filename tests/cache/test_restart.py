@@ -68,5 +68,5 @@ def test_random_conversations_with_restarts_are_what_they_are_without_a_cache(
                     tally.compare(turn.watched.tokens, reference(plain, turn.prompt, turn.length))
             assert engine.metrics.failures == 0
             restored += engine.disk.restored_tokens
-            assert not engine.disk.rejected
+            assert set(engine.disk.rejected) <= {"missing"}, "a newer file may have replaced it"
     assert restored > 1000
