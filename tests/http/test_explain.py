@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import TinyModel
 from tests.http.test_trace import traced
-from tests.server.client import CHAT, wait_until
+from tests.server.client import CHAT, engine_is_free, wait_until
 from tests.server.client import ask as call
 from tests.serving import Server, serving
 
@@ -93,7 +93,7 @@ def test_lost_tokens_are_those_of_the_messages_that_stayed_the_same(folder):
 def test_explaining_costs_no_generation_and_no_token(folder):
     with serving(folder, thinking=False) as server:
         grown, _ = ask(server, conversation())
-        wait_until(lambda: not server.get("/stats")["batch"]["active_rows"], within_s=5)
+        wait_until(lambda: engine_is_free(server.port), within_s=5)
         before = server.get("/stats")
         server.post(PATH, body(with_first(grown, rules="Be brief.")))
         after = server.get("/stats")
