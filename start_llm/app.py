@@ -9,12 +9,13 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from start_llm import __version__
 from start_llm.audit.calls import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.cache.buffers import KVShape
-from start_llm.cache.disk_maintenance import TRANSCRIPTS
+from start_llm.cache.disk_index import TRANSCRIPTS
 from start_llm.cache.disk_tier import DiskAccess, DiskTier
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
@@ -212,7 +213,7 @@ class App:
             weights = known_digests(self._settings).get(folder, partial(digest_of, model))
             loaded.append(EngineStartup(model, footprint, admitted, verdict, identity(model, weights)))
             return EngineResources(
-                cache=self._prompt_cache(loaded[0], layers, KVShape.of(layers, probe)),
+                cache=self._prompt_cache(loaded[0], layers, probe),
                 time_limits=time_limits(self._settings),
                 admission=admitted,
                 measured=work.chunks,
@@ -231,8 +232,12 @@ class App:
             self._disk_tier.notify = engine.note_disk
         return engine, loaded[0]
 
-    def _prompt_cache(self, ready: EngineStartup, layers: Layers, shape: KVShape) -> PromptCache | NoReuse:
-        """Build the prompt cache, or `NoReuse`. Runs on the engine thread."""
+    def _prompt_cache(self, ready: EngineStartup, layers: Layers, probe: list[Any]) -> PromptCache | NoReuse:
+        """Build the prompt cache, or `NoReuse`. Runs on the engine thread.
+
+        Args:
+            probe: caches that hold some tokens.
+        """
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._terminal.say(
@@ -249,18 +254,18 @@ class App:
             metrics=self._cache_metrics,
             identity=ready.identity,
         )
-        self._attach_disk(cache, shape, transcripts_identity(ready.model, ready.identity).hex())
+        if self._settings.ssd_folder is not None:
+            name = transcripts_identity(ready.model, ready.identity).hex()
+            self._attach_disk(cache, from_root(self._settings.ssd_folder), KVShape.of(layers, probe), name)
         return cache
 
-    def _attach_disk(self, cache: PromptCache, shape: KVShape, name: str) -> None:
-        """Give the prompt cache a disk tier, if the settings name a folder and no other server has it.
+    def _attach_disk(self, cache: PromptCache, folder: Path, shape: KVShape, name: str) -> None:
+        """Give the prompt cache a disk tier in this folder, unless another server has it.
 
         Args:
             name: of the file with what is known of conversations.
         """
-        if self._settings.ssd_folder is None:
-            return
-        folder, limits = from_root(self._settings.ssd_folder), disk_limits(self._settings)
+        limits = disk_limits(self._settings)
         tier = DiskTier(folder, limits, self._disk_thread, self._disk_metrics, self._terminal.say)
         if tier.start():
             self._disk_thread.start()

@@ -53,10 +53,6 @@ class Outgoing:
     tensors: Tensors
     contents: list[memoryview]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(content.nbytes for content in self.contents)
-
 
 def outgoing(kv: KVSlice, state: StateSnapshot | None = None) -> Outgoing:
     """Return contiguous, evaluated arrays as the tensors of a file."""

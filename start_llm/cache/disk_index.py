@@ -19,6 +19,11 @@ from pathlib import Path
 
 from start_llm.cache.page_file import KINDS, TEMPORARY, FileHeader, FileKind
 
+LOCK = "lock"
+WRITTEN = "written.json"
+"""How much was written today."""
+TRANSCRIPTS = "transcripts"
+"""Folder of what is known of conversations."""
 SUFFIX = ".safetensors"
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 _KINDS: Mapping[str, FileKind] = {kind: kind for kind in KINDS}

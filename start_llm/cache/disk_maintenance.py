@@ -9,15 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from start_llm.cache.disk_index import CachedFile, scan
+from start_llm.cache.disk_index import LOCK, TRANSCRIPTS, WRITTEN, CachedFile, scan
 from start_llm.cache.page_file import KINDS, HurtFile, opened_file
 from start_llm.core.private_files import Lock
-
-LOCK = "lock"
-WRITTEN = "written.json"
-"""How much was written today."""
-TRANSCRIPTS = "transcripts"
-"""Folder of what is known of conversations."""
 
 
 @dataclass(slots=True)

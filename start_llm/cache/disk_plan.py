@@ -1,4 +1,4 @@
-"""Plan how to restore a prompt from the disk tier; `cache.disk_cache` carries it out. Pure functions."""
+"""Plan how to restore a prompt from the disk tier; `cache.disk_restore` carries it out. Pure functions."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class DiskRestore:
 
     Attributes:
         seq_cache: active; its caches are the buffers.
-        length: tokens that it holds at its end; set with `is_over`.
+        got: what came of it; set with `is_over`.
         is_over: its caches are kept, or dropped.
     """
 

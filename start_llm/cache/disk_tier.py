@@ -21,8 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName, ScannedFile, scan
-from start_llm.cache.disk_maintenance import LOCK, TRANSCRIPTS, WRITTEN
+from start_llm.cache.disk_index import (
+    LOCK,
+    TRANSCRIPTS,
+    WRITTEN,
+    CachedFile,
+    DiskIndex,
+    FileName,
+    ScannedFile,
+    scan,
+)
 from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, TensorLayout, opened_file, write_file
 from start_llm.cache.write_limit import DailyWriteLimit
 from start_llm.core.disk_thread import DiskThread
@@ -322,18 +330,18 @@ class DiskTier:
         """Read files for a prompt. Several prompts take turns, file by file."""
         self._reads.add(job)
         if not self._thread.submit(lambda: self._read(job), is_urgent=True):
-            job.is_over = True
+            self._end(job)
 
     def _read(self, job: DiskRead) -> None:
+        has_more = False
         try:
             if not job.is_given_up and self._read_part(job.parts[job.done]):
                 job.done += 1
-                if job.done < len(job.parts) and self._thread.submit(lambda: self._read(job), is_urgent=True):
-                    return
-        except BaseException:
-            self._end(job)
-            raise
-        self._end(job)
+                is_left = job.done < len(job.parts)
+                has_more = is_left and self._thread.submit(lambda: self._read(job), is_urgent=True)
+        finally:
+            if not has_more:
+                self._end(job)
 
     def _read_part(self, part: FilePart) -> bool:
         def read(opened: OpenedFile) -> None:
@@ -358,7 +366,7 @@ class DiskTier:
                 self._end(wait)
 
         if not self._thread.submit(look, is_urgent=True):
-            wait.is_over = True
+            self._end(wait)
         return wait
 
     def _learn(self, file: CachedFile, opened: OpenedFile) -> None:

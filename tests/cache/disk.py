@@ -17,8 +17,10 @@ from start_llm.cache.layers import Layers
 from start_llm.core.disk_thread import DiskThread
 from start_llm.engine.inbox import DiskNews
 from start_llm.engine.resources import EngineResources
+from start_llm.models.loader import load
 from start_llm.telemetry.metrics import DiskMetrics
 from tests.cache.conversations import PLENTY, Cached
+from tests.conftest import TinyModel
 
 
 def settled(condition: Callable[[], object], seconds: float = 10) -> None:
@@ -39,6 +41,13 @@ def kv_shape(network: Any) -> KVShape:
         network(mx.array([[1, 2]]), cache=caches)
         mx.eval([cache.state for cache in caches])
         return KVShape.of(layers, caches)
+
+
+def resources_of(tiny_model: TinyModel, family: str) -> EngineResources:
+    model = load(tiny_model(family, hidden=128, layers=2))
+    return EngineResources(
+        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
+    )
 
 
 class OnDisk(Cached):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,20 @@ def test_no_link_is_followed(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "pages").symlink_to(tmp_path / "elsewhere" / "pages")
     assert [one.cached for one in scan(tmp_path / "folder")] == [None]
+
+
+def test_a_folder_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, real = cached(FIRST, ROOT), os.scandir
+    made(tmp_path, file)
+    (tmp_path / "lost+found").mkdir()
+
+    def scandir(folder: Path) -> Any:
+        if folder.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [one.cached.name for one in scan(tmp_path) if one.cached] == [file.name]
 
 
 def test_it_knows_what_follows_a_prefix():

@@ -12,27 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.cache.disk_index import CachedFile
-from start_llm.cache.disk_maintenance import LOCK, WRITTEN, clear, report
+from start_llm.cache.disk_index import LOCK, WRITTEN, CachedFile
+from start_llm.cache.disk_maintenance import clear, report
 from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits, DiskRead, FilePart
 from start_llm.core.events import Finished, Restored
 from start_llm.core.private_files import Lock
 from start_llm.engine.resources import EngineResources
-from start_llm.models.loader import load
 from tests.cache.conversations import PAGE, memory_for, reference, tokens
-from tests.cache.disk import OnDisk, on_disk, settled
+from tests.cache.disk import OnDisk, on_disk, resources_of, settled
 from tests.conftest import TinyModel
 from tests.engine.harness import Stepper, Watched, engine_request
 
 PROMPT = tokens(random.Random(3), 300, 300)
 ENDS = (100, 296)
-
-
-def resources_of(tiny_model: TinyModel, family: str) -> EngineResources:
-    model = load(tiny_model(family, hidden=128, layers=2))
-    return EngineResources(
-        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
-    )
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])

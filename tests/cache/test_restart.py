@@ -10,9 +10,8 @@ import pytest
 
 from start_llm.core.events import Finished, Usage
 from start_llm.engine.resources import EngineResources
-from start_llm.models.loader import load
 from tests.cache.conversations import Talkers, memory_for, reference, talk, tokens
-from tests.cache.disk import on_disk
+from tests.cache.disk import on_disk, resources_of
 from tests.conftest import TinyModel
 from tests.engine.harness import Stepper, Watched
 from tests.ties import Tally
@@ -23,10 +22,7 @@ FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def resources(request: pytest.FixtureRequest, tiny_model: TinyModel) -> EngineResources:
-    model = load(tiny_model(request.param, hidden=128, layers=2))
-    return EngineResources(
-        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
-    )
+    return resources_of(tiny_model, request.param)
 
 
 @pytest.fixture(scope="module")
