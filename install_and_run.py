@@ -115,9 +115,12 @@ def option_parser() -> argparse.ArgumentParser:
     )
     values = parser.add_argument_group("for the server")
     values.add_argument("--model", metavar="PATH_OR_REPO", help="a model folder, or a repository to download")
+    values.add_argument(
+        "--model-dir", metavar="FOLDER", help="a folder with one model, or with the one --model names"
+    )
     values.add_argument("--demo", action="store_true", help="serve the small demo model of this repository")
     values.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
-    values.add_argument("--mlx-port", metavar="N", help="port of the server")
+    values.add_argument("--mlx-port", "--port", metavar="N", help="port of the server")
     values.add_argument("--proxy-port", metavar="N", help="port of the LiteLLM proxy")
     stages = parser.add_argument_group("instead of starting the server")
     stages.add_argument("--setup-only", action="store_true", help="install, then stop")
@@ -132,6 +135,7 @@ def serve_options(options: argparse.Namespace) -> list[str]:
     flags = [flag for flag, on in (("--no-proxy", options.no_proxy), ("--demo", options.demo)) if on]
     values = (
         ("--model", options.model and absolute_if_it_exists(options.model)),
+        ("--model-dir", options.model_dir and absolute_if_it_exists(options.model_dir)),
         ("--mlx-port", options.mlx_port),
         ("--proxy-port", options.proxy_port),
     )

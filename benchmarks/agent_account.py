@@ -22,7 +22,7 @@ type Message = dict[str, Any]
 type Tool = dict[str, Any]
 
 SLACK_TOKENS = 64
-"""What a turn may compute beyond its new text."""
+"""Tokens that a turn may compute beyond its new text."""
 REPLY_TOKENS = 8
 _WORDS = """
     the file returns a list of names and each value is set when the module imports path class method object
@@ -50,7 +50,7 @@ def user(text: str) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a client sends.
+    """A client's request.
 
     Attributes:
         messages: as it spells them this time.
@@ -83,7 +83,7 @@ class Rendering:
 
     def tokens(self, request: Request) -> list[int]:
         """The whole prompt, with the generation tail."""
-        return self._encode(self._text(request.messages, request.tools, tail=True))
+        return self.encode(self._text(request.messages, request.tools, tail=True))
 
     def length_before_next(self, request: Request, count: int) -> int:
         """Tokens up to the end of the first messages, where another one follows them.
@@ -93,8 +93,8 @@ class Rendering:
         """
         messages = request.messages[:count]
         if messages[-1]["role"] in ("user", "tool"):
-            return len(self._encode(self._text(messages, request.tools)))
-        return len(self._encode(self._text([*messages, user("")], request.tools))) - self._markup[0]
+            return len(self.encode(self._text(messages, request.tools)))
+        return len(self.encode(self._text([*messages, user("")], request.tools))) - self._markup[0]
 
     def ends(self, token: int) -> bool:
         """It ends a reply."""
@@ -112,23 +112,24 @@ class Rendering:
         chat = [user(word), {"role": "assistant", "content": word}, user(word)]
         closer = self._text(chat[:2]).rpartition(word)[2]
         between, after = self._text(chat).split(word)[-2:]
-        return len(self._encode(between.removeprefix(closer) + after)), len(self._encode(closer))
+        return len(self.encode(between.removeprefix(closer) + after)), len(self.encode(closer))
 
     def prose(self, name: str, length: int) -> str:
         """About `length` tokens of text that ends with its name: the same for the same name, no other's."""
         source, text = random.Random(name), ""
         ending = f"({name})"
-        left = length - len(self._encode(ending))
+        left = length - len(self.encode(ending))
         while left > 0:
             more = " ".join(source.choices(_WORDS, k=8)) + " "
-            left -= len(self._encode(more))
+            left -= len(self.encode(more))
             text += more
         return text + ending
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a rendered text."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, tail: bool = False) -> str:
@@ -209,13 +210,13 @@ class Sample:
 
     @property
     def excess(self) -> int:
-        """What was computed and not unavoidable."""
+        """Tokens that were computed and not unavoidable."""
         return self.computed - self.unavoidable
 
 
 @dataclass(kw_only=True)
 class Account:
-    """What a shape has cost so far."""
+    """The cost of a shape so far."""
 
     prefilled: int | None = None
     wall_s: float = 0

@@ -27,7 +27,7 @@ def _as_they_are(messages: Sequence[Message], _: int) -> list[Message]:
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """What a client does.
+    """A client's behaviour.
 
     Attributes:
         title: what it changes.
@@ -266,7 +266,7 @@ def _git_status(number: int) -> str:
 
 
 def _with_statistics(messages: Sequence[Message], number: int) -> list[Message]:
-    """What a sub-agent took so far, in the first question."""
+    """Add statistics to the first question, as a sub-agent shows the time and tokens it took so far."""
     first, question, *others = messages
     return [first, {**question, "content": f"{question['content']}\nStats: runtime {number}s"}, *others]
 

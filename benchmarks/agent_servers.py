@@ -1,4 +1,4 @@
-"""Who is measured with the shapes of agents: a server after a URL, or one in this process."""
+"""The servers that are measured with the shapes of agents: one behind a URL, or one in this process."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mlx_lm.generate import generate_step
 
 from benchmarks.agent_account import Message, Rendering, Request
 from benchmarks.agent_shapes import Reply, ServerFailed
+from start_llm.app import App
 from tests.serving import serving
 
 PREFILL_STEP = 512
@@ -169,6 +170,7 @@ class Restarted:
         self._prefilled = self._running = 0
         self._serving: ExitStack | None = None
         self._server: HttpServer | None = None
+        self._app: App | None = None
         self._lock = threading.Lock()
 
     def ask(self, request: Request) -> Reply:
@@ -180,14 +182,13 @@ class Restarted:
             server.leave(request, after_s)
 
     def prefilled_tokens(self) -> int:
-        running = self._server.prefilled_tokens() if self._server else None
-        return self._prefilled + (running or 0)
+        return self._prefilled + (self._app.runtime.metrics.engine.prefilled_tokens if self._app else 0)  # pyright: ignore[reportPrivateUsage]
 
     def close(self) -> None:
-        self._prefilled = self.prefilled_tokens()
         if self._serving:
             self._serving.close()
-        self._serving = self._server = None
+        self._prefilled = self.prefilled_tokens()  # with the last chunk of a prompt that was cut at the end
+        self._serving = self._server = self._app = None
 
     @contextmanager
     def _restarted(self) -> Generator[HttpServer]:
@@ -198,7 +199,7 @@ class Restarted:
                 started = self._serving.enter_context(
                     serving(self._folder, ssd_folder=str(self._disk), drain_s=60)
                 )
-                self._server = HttpServer(f"{started.url}/v1", "default_model")
+                self._server, self._app = HttpServer(f"{started.url}/v1", "default_model"), started.app
             self._running += 1
             server = self._server
         try:

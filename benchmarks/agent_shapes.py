@@ -35,7 +35,7 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came back.
+    """A server's reply.
 
     Attributes:
         message: as a client keeps it.
@@ -201,7 +201,7 @@ class Chat:
         return Chat(self.player, name, self.messages[: asked[-1][0]], asked, self.client)
 
     def _next(self) -> list[Message]:
-        """What the assistant said, the results of its calls, and what the user says then."""
+        """Return the assistant's words, the results of its calls, and the user's next question."""
         name, prose = f"{self.name}, turn {len(self.asked)}", self.player.rendering.prose
         said = self.asked[-1][1] if self._is_own else self._fixed_reply(name)
         calls = said.get("tool_calls") or []

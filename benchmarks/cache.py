@@ -51,7 +51,7 @@ SMALL = Size(64, 2)
 
 @dataclass(frozen=True)
 class Bench:
-    """What was asked for, and the models that it takes."""
+    """The arguments of the command line, and the models that it takes."""
 
     folder: Path
     lengths: Sequence[int]

@@ -31,7 +31,7 @@ def cut(tokens: int) -> Iterator[Row]:
     store = PageStore(Layers(_Deep()), PAGE)
     seq_cache = _resting(store, tokens)
     path = list(seq_cache.path)
-    calls = {"a strand becomes a run": [_timed(lambda: store.split_into_pages(seq_cache))]}
+    calls = {"a sequence cache becomes a run": [_timed(lambda: store.split_into_pages(seq_cache))]}
     leaves = calls["one leaf of it is cut"] = list[float]()
     while store.tree.untrimmed_runs:
         leaves.append(_timed(lambda: store.tidy(lambda: True)))

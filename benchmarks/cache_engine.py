@@ -1,4 +1,4 @@
-"""What both halves of the cache benchmark share: tiny models, an engine with a cache, rows of the table."""
+"""Shared by both halves of the cache benchmark: tiny models, an engine with a cache, rows of the table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_STEPS = 100_000
 
 @dataclass(frozen=True)
 class Size:
-    """What a tiny model is made of, beside its family."""
+    """The size of a tiny model, beside its family."""
 
     hidden: int
     layers: int
@@ -91,7 +91,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What the state of a model takes: for each token, and once (windows that are full, recurrent layers)."""
+    """The memory of a model's caches: for each token, and once (windows that are full, recurrent layers)."""
 
     token: int
     state: int

@@ -180,7 +180,7 @@ def _join_and_leave(engine: CachedEngine, length: int) -> None:
 
 
 def budget(model: Model, rounds: int) -> Iterator[Row]:
-    """What MLX holds beside the weights after each step, as a share of what it may hold."""
+    """Measure what MLX holds beside the weights after each step, as a share of what it may hold."""
     room = model.bytes_of().of(SMALL_BUDGET_TOKENS)
     for batches, what in ((False, "rows take turns"), (True, "rows share a batch")):
         shares = _shares(model, room, rounds, batches)

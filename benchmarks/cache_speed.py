@@ -37,7 +37,7 @@ LOOKUP_CHUNK = 512
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 STATES = {"attention": (False, 0), "with state": (True, 1000), "one early state": (True, 1)}
-"""Whether the caches have state, and at how many stops of a prefill it was kept and is still there."""
+"""True if the caches have state; and at how many stops of a prefill it was kept and is still there."""
 
 
 # ------------------------------------------------------------------------------------------------------- ttft
@@ -108,7 +108,7 @@ class Restored:
 
 
 def restore(model: Model, lengths: Sequence[int]) -> Iterator[Row]:
-    """What a restore costs beside computing, and whether it costs the same for each token.
+    """Measure the cost of a restore beside computing, and whether it is the same for each token.
 
     Copies go to memory that this process had before: what new pages cost is the system's affair, and on a
     virtual machine that is ten times the copy, or nothing.

@@ -39,7 +39,7 @@ MAX_GROWTH = 0.02
 
 
 def told(outcome: Outcome) -> None:
-    """What a stretch came to."""
+    """Print the result of a stretch."""
     engine = outcome.stats.get("engine", {})
     print(f"\n{outcome.name}: {outcome.seconds:.0f} s, {outcome.stats.get('requests', {}).get('endings')}")
     print(f"  clients        {dict(sorted(outcome.counts.items()))}")

@@ -141,7 +141,7 @@ class Latent:
 
     @property
     def absorbed(self) -> Attention:
-        """What a single token computes: it is multiplied with the latents themselves."""
+        """The attention of a single token, which is multiplied with the latents themselves."""
         kept = self.rank + self.rope
         return Attention(layers=self.layers, heads=self.heads, score=kept, value=self.rank, kept=kept)
 

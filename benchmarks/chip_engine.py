@@ -26,8 +26,8 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Text
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import SequenceCost
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
@@ -84,7 +84,7 @@ class VirtualDevice:
 
 
 class SimulatedNetwork:
-    """What mlx_lm takes for a network: fills caches, and moves the clock of its device."""
+    """A stand-in for mlx_lm's network: it fills caches, and moves the clock of its device."""
 
     def __init__(self, cost: Cost, device: VirtualDevice) -> None:
         self._cost = cost
@@ -141,7 +141,7 @@ def bare_prefill_s(cost: Cost, tokens: int, chunk: int = BARE_CHUNK) -> float:
 
 
 def tried_chunks(cost: Cost) -> tuple[Chunk, ...]:
-    """What `engine.work.measure_work` finds out at load."""
+    """Return the result of `engine.work.measure_work` at load."""
     device = VirtualDevice()
     network = SimulatedNetwork(cost, device)
     with mx.stream(generation_stream):
@@ -274,7 +274,7 @@ class SimulatedEngine:
         return stream
 
     def step(self) -> None:
-        """One step of the loop. Only while somebody waits: an idle loop would wait for a request for ever."""
+        """One step of the loop. An idle loop has nothing to do."""
         with mx.stream(generation_stream):
             self._loop.step()
         for stream in self._streams:

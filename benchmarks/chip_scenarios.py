@@ -1,4 +1,4 @@
-"""What is played on a simulated chip: a prompt alone, a prompt beside eight replies, agents at work.
+"""Scenes for a simulated chip: a prompt alone, a prompt beside eight replies, agents at work.
 
 Each scenario gives a row of its table, with what it demands and whether that holds; None where the chip has
 no memory for it.
@@ -71,7 +71,7 @@ class Scenario:
 
 
 def fits(cost: Cost, lengths: Sequence[int]) -> bool:
-    """Whether sequences of these lengths, in tokens, have room side by side."""
+    """True if sequences of these lengths, in tokens, have room side by side."""
     return sum(cost.model.sequence_bytes(length) for length in lengths) <= cost.free_bytes
 
 
@@ -116,7 +116,7 @@ def _ttft_s(engine: SimulatedEngine, owner: int, tokens: int, patience_s: float)
 
 @dataclass(frozen=True)
 class Beside:
-    """What eight replies and a prompt that comes to them saw of each other, in virtual seconds.
+    """The effect of eight replies and a prompt that joins them on each other, in virtual seconds.
 
     Attributes:
         step_s: between two tokens of a reply before the prompt came.
@@ -247,7 +247,7 @@ class Agent:
 
 @dataclass(frozen=True)
 class Work:
-    """What agents had of an engine.
+    """The work that an engine did for agents.
 
     Attributes:
         unanswered: turns that failed or never came to an end.
@@ -315,7 +315,7 @@ def _wait_for_somebody(engine: SimulatedEngine, party: Sequence[Agent]) -> None:
 
 
 def _ideal_s(cost: Cost, stream: Stream) -> float:
-    """What a prompt's own tokens take in chunks of 2,048."""
+    """The time of a prompt's own tokens in chunks of 2,048."""
     if not isinstance(stream.ending, Finished):
         return 0.0
     usage = stream.ending.usage

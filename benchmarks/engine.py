@@ -1,4 +1,4 @@
-"""What the server costs beside a bare engine: decode, eight streams, prefill, `/health` under load, families.
+"""Compare the server with a bare engine: decode, eight streams, prefill, `/health` under load, families.
 
     python benchmarks/engine.py [--rounds N] [--only decode batch prefill health families]
                                 [--families qwen3 ...] [--lengths 2048 8192 32768]

@@ -1,4 +1,4 @@
-"""Whether every model type of mlx_lm answers rightly from its caches and in batches.
+"""Check that every model type of mlx_lm answers rightly from its caches and in batches.
 
     python benchmarks/families.py [--only TYPE ...] [--write FILE] [--jobs N]
 
@@ -80,7 +80,7 @@ LOUD = 3.0
 
 @dataclass
 class Finding:
-    """What is known of one type.
+    """The findings about one type.
 
     Attributes:
         caches: classes of its caches.
@@ -132,7 +132,7 @@ class Engine(Stepper):
 
 
 def batches(network: Any) -> bool:
-    """Whether the engine lets rows of this network share a batch."""
+    """True if the engine lets rows of this network share a batch."""
     return check_batching(network, Layers(network).fresh, ROWS).batches
 
 

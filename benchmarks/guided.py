@@ -1,4 +1,4 @@
-"""What it costs to hold a reply to a form.
+"""Measure the cost of holding a reply to a grammar.
 
     python benchmarks/guided.py [--tokens N] [--vocabulary N] [--only decode mask]
 

@@ -9,13 +9,18 @@ time.
 Checked: the server starts each time; each reply is the one that an engine without a cache gives; no file is
 hurt and no row is rejected; once the scan is over nothing half-written is left; the folder never takes more
 than its quota and a page (SQLite's log aside). What must not be is printed, and the status is then 1.
+
+The prompt of a chat is its messages as the template renders them, or a prompt and the reply to it as they
+were, and what follows rendered: a server that was killed may have forgotten the last ones. Of these the one
+counts that has as many tokens as the server says. Where several have, and the reply follows each of them,
+each may be what later turns build on. If no reply is that of an engine without a cache, something was bound
+that was never said.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
-import json
 import os
 import random
 import sys
@@ -23,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
+from benchmarks.agent_account import Message, Rendering, Request, user  # noqa: E402
 from scripts import tiny_models  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
@@ -39,7 +46,8 @@ from tests.engine.harness import Stepper  # noqa: E402
 from tests.ties import Tally  # noqa: E402
 
 QUOTA = 6_000_000
-LONGEST = 2500
+LONGEST, LONGEST_CHAT = 2500, 15
+"""Tokens of a conversation, and turns of a chat, before it begins anew."""
 REPLY = 8
 _SETTINGS = {
     "PROXY": "false",
@@ -50,29 +58,33 @@ _SETTINGS = {
 }
 
 
+@dataclass(frozen=True)
+class ChatTurn:
+    """A request of a chat, and what came back.
+
+    Attributes:
+        life: number of the server's start.
+        said: token ids of the reply.
+    """
+
+    life: int
+    messages: list[Message]
+    reply: Message
+    prompt_tokens: int
+    said: tuple[int, ...]
+
+
 @dataclass
 class Found:
-    """What happened, and what must not be."""
+    """The findings: what happened, and what must not happen."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     replies: list[tuple[tuple[int, ...], list[int]]] = field(
         default_factory=list[tuple[tuple[int, ...], "list[int]"]]
     )
+    chats: list[list[ChatTurn]] = field(default_factory=list[list[ChatTurn]])
     problems: list[str] = field(default_factory=list[str])
     largest_file: int = 0
-
-
-def post(port: int, path: str, body: object | None = None) -> Any:
-    """POST, or GET without a body. Raises OSError or HTTPException if the server is dead."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        text = None if body is None else json.dumps(body)
-        connection.request(
-            "GET" if body is None else "POST", path, text, {"Content-Type": "application/json"}
-        )
-        return json.load(connection.getresponse())
-    finally:
-        connection.close()
 
 
 class Talker(threading.Thread):
@@ -95,7 +107,7 @@ class Talker(threading.Thread):
             self.history.append(tokens(random.Random(self.number), 300, 300))
         prompt = (*self.history[-1], *tokens(self.rng, 5, 60))
         body = {"prompt": list(prompt), "max_tokens": REPLY, "temperature": 0, "return_token_ids": True}
-        answer = post(self.port, "/v1/completions", body)
+        answer = servers.ask(self.port, "/v1/completions", body)
         said = answer["choices"][0]["token_ids"]
         self.found.counts["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         self.found.counts["prompt"] += len(prompt)
@@ -103,12 +115,22 @@ class Talker(threading.Thread):
         self.history.append((*prompt, *said))
 
     def _chat(self) -> None:
-        if len(self.history) > 30:
+        if len(self.history) >= LONGEST_CHAT:
+            self.found.chats.append(list(self.history))
             self.history.clear()
-        asked = [*self.history, {"role": "user", "content": " ".join(["fish"] * self.rng.randint(1, 40))}]
-        body = {"messages": asked, "max_tokens": REPLY, "temperature": 0, "session_id": f"s{self.number}"}
-        message = post(self.port, "/v1/chat/completions", body)["choices"][0]["message"]
-        self.history[:] = [*asked, {"role": "assistant", "content": message["content"]}]
+        turns: list[ChatTurn] = self.history
+        before = [*turns[-1].messages, turns[-1].reply] if turns else []
+        asked = [
+            *before,
+            user(" ".join(self.rng.choices(["fish", "sea", "boat"], k=self.rng.randint(1, 40)))),
+        ]
+        body = {"messages": asked, "max_tokens": REPLY, "temperature": 0, "return_token_ids": True}
+        answer = servers.ask(self.port, "/v1/chat/completions", {**body, "session_id": f"s{self.number}"})
+        (choice,) = answer["choices"]
+        reply = {"role": "assistant", "content": choice["message"]["content"]}
+        prompt_tokens = answer["usage"]["prompt_tokens"]
+        life = self.found.counts["starts"]
+        turns.append(ChatTurn(life, asked, reply, prompt_tokens, tuple(choice["token_ids"])))
         self.found.counts["chats"] += 1
 
 
@@ -148,7 +170,7 @@ def check_folder(disk: Path, found: Found) -> None:
 
 
 def check_stats(port: int, found: Found) -> None:
-    ssd = post(port, "/stats")["ssd"]
+    ssd = servers.ask(port, "/stats")["ssd"]
     found.counts["restored tokens"] += ssd["restored_tokens"]
     found.counts["written files"] += ssd["written_files"]
     found.counts["removed files"] += ssd["evictions"]
@@ -159,21 +181,76 @@ def check_stats(port: int, found: Found) -> None:
         found.problems.append(f"the tier is {ssd['state']}")
 
 
-def compare(folder: Path, found: Found, sample: int) -> Tally:
+class Truth:
+    """An engine without a cache, on the same model."""
+
+    def __init__(self, folder: Path, tally: Tally) -> None:
+        model = load(folder)
+        self._network, self._tally, self.ends = model.network, tally, model.tokenizer.eos_token_ids
+        self._plain = Stepper(
+            EngineResources(
+                model.network, model.tokenizer.token_bytes, self.ends, max_sequences=1, batches=True
+            )
+        )
+
+    def difference(self, prompt: tuple[int, ...], said: Sequence[int]) -> str | None:
+        """Return how a reply differs from what comes after a prompt; None if it does not."""
+
+        def is_right(at: int) -> bool:
+            return says_too(self._network, (*prompt, *said[:at]), said[at])
+
+        return self._tally.difference(said, reference(self._plain, prompt, REPLY), is_right)
+
+
+def compare(folder: Path, found: Found, tally: Tally, sample: int) -> None:
     """Compare some of the replies with those of an engine without a cache."""
-    model, tally = load(folder), Tally()
-    ends = model.tokenizer.eos_token_ids
-    plain = Stepper(
-        EngineResources(model.network, model.tokenizer.token_bytes, ends, max_sequences=1, batches=True)
-    )
+    truth = Truth(folder, tally)
     for prompt, said in random.Random(1).sample(found.replies, min(sample, len(found.replies))):
-
-        def is_right(at: int, prompt: tuple[int, ...] = prompt, said: list[int] = said) -> bool:
-            return says_too(model.network, (*prompt, *said[:at]), said[at])
-
-        if wrong := tally.difference(said, reference(plain, prompt, REPLY), is_right):
+        if wrong := truth.difference(prompt, said):
             found.problems.append(f"after {len(prompt)} tokens: {wrong}")
-    return tally
+
+
+def compare_chats(folder: Path, found: Found, tally: Tally, sample: int) -> None:
+    """Compare whole chats with what an engine without a cache says after one of their possible prompts."""
+    truth, rendering = Truth(folder, tally), Rendering(folder)
+    (end,) = rendering.encode(tiny_models.END_OF_TURN)
+    for chat in random.Random(1).sample(found.chats, len(found.chats)):
+        used: list[list[tuple[int, ...]]] = []
+        for number, turn in enumerate(chat):
+            if found.counts["chats compared"] >= sample:
+                return
+            fresh = tuple(rendering.tokens(Request.of(turn.messages, tools=())))
+            possible = [
+                (*before, *chat[at].said, *behind_reply(fresh, end, at))
+                for at in range(number)
+                for before in used[at]
+            ]
+            fitting = {one for one in (fresh, *possible) if len(one) == turn.prompt_tokens}
+            wrong = {one: truth.difference(one, turn.said) for one in fitting}
+            right = [one for one in fitting if wrong[one] is None]
+            if not right:
+                reasons = "; ".join(filter(None, wrong.values()))
+                found.problems.append(
+                    f"chat, turn {number} of life {turn.life}, {turn.prompt_tokens} tokens, "
+                    f"{len(fitting)} prompts may be it: {reasons}"
+                )
+                break
+            used.append(right)
+            found.counts["with several prompts that may be it"] += len(right) > 1
+            count_chat(found, chat, number, is_bound=fresh not in right)
+
+
+def behind_reply(fresh: tuple[int, ...], end: int, turn: int) -> tuple[int, ...]:
+    """Return what follows the content of the reply of a turn. Each message ends with the token `end`."""
+    ends = [place for place, token in enumerate(fresh) if token == end]
+    return fresh[ends[2 * turn + 1] :]
+
+
+def count_chat(found: Found, chat: Sequence[ChatTurn], number: int, *, is_bound: bool) -> None:
+    is_after = number > 0 and chat[number].life != chat[number - 1].life
+    found.counts["chats compared"] += 1
+    found.counts["after a kill"] += is_after
+    found.counts["bound after a kill"] += is_after and is_bound
 
 
 def main() -> int:
@@ -181,7 +258,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--family", default="qwen3")
-    parser.add_argument("--sample", type=int, default=300, help="replies that are compared")
+    parser.add_argument(
+        "--sample", type=int, default=300, help="replies that are compared, and as many chats"
+    )
     options = parser.parse_args()
     print(f"{servers.machine('mlx', 'mlx-lm')}; {options.family}, {options.kills} kills", flush=True)
     rng, found = random.Random(options.seed), Found()
@@ -192,9 +271,14 @@ def main() -> int:
         os.environ |= {**_SETTINGS, "STATE_ROOT": f"{name}/state", "LOG_ROOT": f"{name}/logs"}
         for _ in range(options.kills):
             live(folder, Path(name) / "ssd", histories, found, rng)
-        tally = compare(folder, found, options.sample)
+        found.chats += [history for history in histories[4:] if history]
+        tally = Tally()
+        compare(folder, found, tally, options.sample)
+        compare_chats(folder, found, tally, options.sample)
     print(f"  {dict(found.counts)}, {len(found.replies)} replies")
     print(f"  compared: {tally.tokens} tokens, {tally.ties} ties; largest file {found.largest_file:,} bytes")
+    names = ("chats compared", "after a kill", "bound after a kill")
+    print(f"  turns of chats: {', '.join(f'{name}: {found.counts[name]}' for name in names)}")
     for problem in found.problems:
         print(f"  PROBLEM  {problem[:1000]}")
     return 1 if found.problems else 0

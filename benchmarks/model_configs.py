@@ -287,7 +287,7 @@ BESIDE_TEXT: Mapping[str, Mapping[str, Any]] = {
         ],
     },
 }
-"""What these have outside of `text_config`."""
+"""Fields that these have outside of `text_config`."""
 
 SET_ASIDE: Mapping[str, str] = {
     "bitnet": "its layers are a Metal kernel, and there is none for other devices",

@@ -1,4 +1,4 @@
-"""What reading a reply costs: tokens to text, text to reasoning, answer and calls.
+"""Measure the cost of reading a reply: tokens to text, text to reasoning, answer and calls.
 
     python benchmarks/output.py [--rounds N] [--tokens N]
 

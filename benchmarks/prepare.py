@@ -1,4 +1,4 @@
-"""What it costs to prepare a long prompt that grew by one message, beside tokenising it whole.
+"""Measure how long a long prompt that grew by one message takes to prepare, beside tokenising it whole.
 
     python benchmarks/prepare.py [--rounds N] [--tokens N] [--messages N ...]
 

@@ -1,4 +1,4 @@
-"""What the proxy adds: time to the first token, time for each chunk, and the price of long bodies.
+"""Measure what the proxy adds: time to the first token, time for each chunk, and the price of long bodies.
 
     python benchmarks/proxy.py [--rounds N]
 

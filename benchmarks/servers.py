@@ -1,8 +1,9 @@
-"""What the benchmarks share: servers in processes of their own, and the line that names the machine."""
+"""Shared by the benchmarks: servers in processes of their own, and the line that names the machine."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import platform
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _PAUSE_S = 0.1
@@ -46,6 +47,22 @@ def health_seconds(port: int) -> float:
     connection.getresponse().read()
     connection.close()
     return time.perf_counter() - began
+
+
+def ask(port: int, path: str, body: object | None = None) -> Any:
+    """POST, or GET without a body, and return the answer's JSON.
+
+    Raises:
+        OSError, http.client.HTTPException, ValueError: the server is dead, or dies while it answers.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        text = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", path, text, headers)
+        return json.load(connection.getresponse())
+    finally:
+        connection.close()
 
 
 @contextmanager

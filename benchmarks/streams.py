@@ -120,7 +120,7 @@ class Server:
         return stream.first_s
 
     def forget(self, row: str) -> None:
-        """What was counted while it warmed up."""
+        """Forget the counts of the warm-up."""
         for counted in (self.cpu_s, self.tokens, self.events):
             counted.pop(row, None)
 

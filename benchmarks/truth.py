@@ -1,6 +1,7 @@
-"""Whether an engine with a prompt cache says what one without says, in many random conversations.
+"""Check that an engine with a prompt cache says what one without says, in many random conversations.
 
     python benchmarks/truth.py [--conversations N] [--first N] [--rounds N] [--family NAME ...] [--seed N]
+    python benchmarks/truth.py [--images] [--restarts] ...
 
 Builds a tiny random float32 model of each family and plays conversations with an engine that has a prompt
 cache: new chats, turns that go on, branches, edits in the middle, the same prompt again, clients that leave
@@ -15,6 +16,13 @@ network, of two experts for instance: where an engine without a cache says the o
 the same tokens in other pieces. At most one tie for each 5,000 tokens is allowed.
 After each round one more prompt is restored, and its logits may differ from those of a fresh computation by
 less than 0.0001: of the nearest of several, since computing a prompt in other pieces changes them too.
+
+With `--images` the models see, and most prompts have images: the same ones behind other words, other ones
+behind the same words, and edits that cut them. Log-probabilities of the likeliest tokens are compared in
+place of all logits.
+
+With `--restarts` the cache has a disk tier, whose files outlive it: one round of four ends with a cache that
+is stopped, or killed before it has written everything, and with another one in the same folder.
 
 What is wrong is printed with the number of its conversation; `--first` with that number plays it again.
 Chunks follow the measured speed, so a second run is not the same in every detail. Ends with status 1 if
@@ -31,14 +39,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
-from scripts import tiny_models  # noqa: E402
+from scripts import tiny_models, tiny_vision_models  # noqa: E402
 from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
@@ -47,16 +56,21 @@ from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402
     PLENTY,
     Cached,
+    Picture,
     Talkers,
     Turn,
+    chunked,
     memory_for,
+    nearest_difference,
     reference,
     restored_difference,
     says_too,
     talk,
 )
+from tests.cache.disk import OnDisk  # noqa: E402
 from tests.engine.harness import Stepper  # noqa: E402
 from tests.ties import Tally  # noqa: E402
+from tests.vision.seeing import pictures  # noqa: E402
 
 FAMILIES = (
     *("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"),
@@ -66,20 +80,24 @@ FAMILIES = (
 ROWS = 4
 CHUNK = 512
 TIGHT_TOKENS = 300
+PICTURES = 5
 FRESH_LOOP = 0.5
+RESTART = 0.25
 MAX_DIFFERENCE = 1e-4
 COLUMNS = (
     "family | conversations | requests | left in prompt + in reply | replies compared | tokens compared "
-    "| ties | wrong | restored tokens | evictions | hand-overs | largest logit difference | seconds"
+    "| ties | wrong | restored tokens | from the disk | evictions | hand-overs | largest logit difference "
+    "| seconds"
 )
 
 
 @dataclass
 class Account:
-    """What the conversations of one family came to.
+    """The result of the conversations of one family.
 
     Attributes:
         prompt_tokens, restored_tokens: of requests that were answered to their end.
+        disk_tokens: restored from the disk, for these requests and for others.
         wrong: a sentence for each thing that must not be.
     """
 
@@ -92,6 +110,7 @@ class Account:
     tally: Tally = field(default_factory=Tally)
     prompt_tokens: int = 0
     restored_tokens: int = 0
+    disk_tokens: int = 0
     evictions: int = 0
     reused_in_place: int = 0
     difference: float = 0.0
@@ -116,6 +135,7 @@ class Account:
             *(self.replies, f"{self.tally.tokens:,}", self.tally.ties, len(self.wrong)),
             f"{self.restored_tokens / max(self.prompt_tokens, 1):.0%}",
             *(
+                f"{self.disk_tokens:,}",
                 f"{self.evictions:,}",
                 f"{self.reused_in_place:,}",
                 f"{self.difference:.1e}",
@@ -126,15 +146,28 @@ class Account:
 
 
 class Conversation:
-    """One cache, its clients, and an engine without a cache beside it."""
+    """One cache, its clients, and an engine without a cache beside it.
 
-    def __init__(self, resources: EngineResources, rng: random.Random, budget: int, account: Account) -> None:
-        self._resources = resources
+    Args:
+        folder: of the disk tier; None without one.
+    """
+
+    def __init__(
+        self, world: World, rng: random.Random, budget: int, account: Account, folder: Path | None
+    ) -> None:
+        self._resources = world.resources
         self._rng = rng
+        self._budget = budget
         self._account = account
-        self._talkers = Talkers(rng)
-        self._engine = Cached(resources, budget, longest_chunk=CHUNK)
-        self._plain = Stepper(resources, longest_chunk=CHUNK)
+        self._folder = folder
+        self._talkers = Talkers(rng, world.pictures)
+        self._engine = self._start()
+        self._plain = Stepper(self._resources, longest_chunk=CHUNK)
+
+    def _start(self) -> Cached:
+        if self._folder is None:
+            return Cached(self._resources, self._budget, longest_chunk=CHUNK)
+        return OnDisk(self._resources, self._folder, budget=self._budget, idle_s=0, longest_chunk=CHUNK)
 
     def play(self, rounds: int) -> None:
         """Raises whatever breaks."""
@@ -145,14 +178,25 @@ class Conversation:
                 self._account.add(turn)
                 self._check(turn)
             self._check_logits()
+            if self._folder and self._rng.random() < RESTART:
+                self.end(writes=self._rng.random() < 0.5)
+                self._engine = self._start()
         self._engine.cache.check_integrity()
-        if self._engine.metrics.failures:
-            raise RuntimeError(f"the engine failed {self._engine.metrics.failures} times")
 
-    def count(self) -> None:
-        self._account.conversations += 1
-        self._account.evictions += self._engine.cached.evictions
-        self._account.reused_in_place += self._engine.cached.reused_in_place
+    def end(self, *, writes: bool = True) -> None:
+        """Stop the engine and count what it did.
+
+        Args:
+            writes: what is not on the disk yet is written first, if there is one.
+        """
+        engine = self._engine
+        if isinstance(engine, OnDisk):
+            engine.stop() if writes else engine.kill()
+            self._account.disk_tokens += engine.disk.restored_tokens
+        self._account.evictions += engine.cached.evictions
+        self._account.reused_in_place += engine.cached.reused_in_place
+        if engine.metrics.failures:
+            raise RuntimeError(f"the engine failed {engine.metrics.failures} times")
 
     def _check(self, turn: Turn) -> None:
         said = turn.watched.tokens
@@ -161,20 +205,28 @@ class Conversation:
         if not said:
             return
         self._account.replies += 1
-        theirs = reference(self._plain, turn.prompt, turn.length)
+        theirs = reference(self._plain, turn.prompt, turn.length, turn.images)
         ids = (*turn.prompt, *said)
 
         def plain_says_too(place: int) -> bool:
-            return says_too(self._resources.network, ids[: len(turn.prompt) + place], said[place])
+            begun = ids[: len(turn.prompt) + place]
+            if turn.images:
+                asked = replace(turn, prompt=begun, length=1)
+                return any(said[place] in other.tokens for other in chunked(self._resources, asked))
+            return says_too(self._resources.network, begun, said[place])
 
         if difference := self._account.tally.difference(said, theirs, plain_says_too):
             raise RuntimeError(f"a prompt of {len(turn.prompt)} tokens: {difference}")
 
     def _check_logits(self) -> None:
         ids = self._talkers.prompt()
-        difference = restored_difference(
-            self._resources.network, self._engine.cache, ids, self._talkers.boundaries(ids)
-        )
+        boundaries, images = self._talkers.boundaries(ids), self._talkers.images_of(ids)
+        if images:
+            turn = Turn(ids, boundaries, 1, None, images)
+            difference = nearest_difference(self._resources, self._engine, turn)
+        else:
+            network = self._resources.network
+            difference = restored_difference(network, self._engine.cache, ids, boundaries)
         self._account.difference = max(self._account.difference, difference)
         if not difference < MAX_DIFFERENCE:
             raise RuntimeError(f"logits of a prompt of {len(ids)} tokens differ by {difference:.1e}")
@@ -187,43 +239,67 @@ class Plan:
     numbers: range
     rounds: int
     seed: int
+    restarts: bool
 
 
-def build(family: str, folder: Path) -> EngineResources:
+@dataclass(frozen=True)
+class World:
+    """What conversations of one family are played with."""
+
+    resources: EngineResources
+    pictures: Sequence[Picture] = ()
+
+
+def build(family: str, folder: Path, *, images: bool) -> World:
     """No token ends a reply: it is as long as it is asked to be."""
-    model = load(tiny_models.build(family, folder, hidden=128, layers=2))
-    batches = check_batching(model.network, Layers(model.network).fresh, ROWS).batches
-    return EngineResources(model.network, model.tokenizer.token_bytes, frozenset(), ROWS, batches)
+    build_one = tiny_vision_models.build if images else partial(tiny_models.build, hidden=128, layers=2)
+    model = load(build_one(family, folder))
+    shifts = model.vision is not None and model.vision.moves_positions
+    batches = check_batching(model.network, Layers(model.network).fresh, ROWS, shifts=shifts).batches
+    resources = EngineResources(
+        network=model.network,
+        token_bytes=model.tokenizer.token_bytes,
+        eos_token_ids=frozenset(),
+        max_sequences=ROWS,
+        batches=batches,
+        vision=model.vision,
+    )
+    return World(resources, pictures(model, PICTURES) if images else ())
 
 
-def play(family: str, resources: EngineResources, plan: Plan) -> Account:
+def play(family: str, world: World, plan: Plan) -> Account:
     """Every conversation of one family. What goes wrong ends its conversation, not the others."""
-    tight = memory_for(resources, TIGHT_TOKENS)
+    tight = memory_for(world.resources, TIGHT_TOKENS)
     account, began = Account(family), time.perf_counter()
     for number in plan.numbers:
         rng = random.Random(f"{plan.seed} {family} {number}")
-        conversation = Conversation(resources, rng, tight if number % 2 else PLENTY, account)
-        try:
-            conversation.play(plan.rounds)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played
-            traceback.print_exc()
-            account.wrong.append(f"{family}, conversation {number}: {type(error).__name__}: {error}")
-        conversation.count()
+        with tempfile.TemporaryDirectory() as folder:
+            budget, disk = tight if number % 2 else PLENTY, Path(folder) if plan.restarts else None
+            conversation = Conversation(world, rng, budget, account, disk)
+            try:
+                try:
+                    conversation.play(plan.rounds)
+                finally:
+                    conversation.end()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played
+                traceback.print_exc()
+                account.wrong.append(f"{family}, conversation {number}: {type(error).__name__}: {error}")
+            account.conversations += 1
     if not account.tally.has_rare_ties:
         account.wrong.append(f"{family}: {account.tally.ties} near-ties in {account.tally.tokens} tokens")
     account.seconds = time.perf_counter() - began
     return account
 
 
-def report(families: Sequence[str], plan: Plan) -> bool:
+def report(families: Sequence[str], plan: Plan, *, images: bool) -> bool:
     """Print a row for each family, and what is wrong below it. True if nothing is."""
-    print(f"{servers.machine('mlx', 'mlx-lm')}, float32\n")
+    print(f"{servers.machine('mlx', 'mlx-lm', *(['mlx-vlm'] if images else []))}, float32\n")
     print(f"    python {shlex.join(sys.argv)}\n")
     print(f"| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")
     wrong: list[str] = []
     for family in families:
         with tempfile.TemporaryDirectory() as folder:
-            account = play(family, build(family, Path(folder)), plan)
+            account = play(family, build(family, Path(folder), images=images), plan)
         print(account.row(), flush=True)
         wrong += account.wrong
     print("\n" + ("\n".join(wrong) or "Nothing is wrong."))
@@ -235,11 +311,15 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="number of the first conversation")
     parser.add_argument("--rounds", type=int, default=12, help="of each conversation")
-    parser.add_argument("--family", nargs="+", choices=tiny_models.FAMILIES, default=FAMILIES)
+    parser.add_argument("--family", nargs="+", help="all by default")
+    parser.add_argument("--images", action="store_true", help="play with models that see")
+    parser.add_argument("--restarts", action="store_true", help="on a disk tier, with caches that end")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.conversations)
-    if not report(options.family, Plan(numbers, options.rounds, options.seed)):
+    families = options.family or (tiny_vision_models.VISION_FAMILIES if options.images else FAMILIES)
+    plan = Plan(numbers, options.rounds, options.seed, options.restarts)
+    if not report(families, plan, images=options.images):
         sys.exit(1)
 
 

@@ -33,7 +33,7 @@ type Graph = Mapping[str, set[str]]
 
 
 class Repository(NamedTuple):
-    """What there is, without a look at the files.
+    """The sources, paths and patches of the repository, so that nothing below reads a file.
 
     Attributes:
         sources: by dotted name.
@@ -121,7 +121,7 @@ def _touched(patch: str) -> list[str]:
 
 
 def needs(repository: Repository) -> Graph:
-    """What each module imports, names as a program to start, or gets as fixtures."""
+    """Map each module to what it imports, names as a program to start, or gets as fixtures."""
     sources = repository.sources
     programs = _programs(repository.paths)
     return {
@@ -160,7 +160,7 @@ def _texts_of_test(module: str, text: str) -> Iterable[str]:
 
 
 def _programs(paths: Mapping[str, str]) -> Mapping[str, list[str]]:
-    """What a string may name: the whole program, a file of the root, or a script with or without `.py`."""
+    """Yield what a string may name: the whole program, a file of the root, a script with or without `.py`."""
     named: dict[str, list[str]] = {PROGRAM: [module for module in paths if _is_of(PROGRAM, module)]}
     for module, path in paths.items():
         parts = PurePath(path).parts

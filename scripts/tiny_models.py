@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mlx.utils import tree_flatten
@@ -77,7 +77,7 @@ CHAIN_GAP = 20.0
 """A logit 20 below the right one gives a wrong token a probability of at most 2e-9 at temperature 1."""
 
 CHAT_TEMPLATE = r"""
-{#- ChatML with thoughts and tools. Thoughts stay only in the turns after the last user message. -#}
+{#- ChatML with reasoning and tools. Reasoning stays only in the turns after the last user message. -#}
 {%- macro text_of(content) -%}
     {%- if content is string -%}
         {{- content -}}
@@ -270,14 +270,15 @@ def byte_level_tokenizer(vocab: Mapping[str, int], merges: Sequence[tuple[str, s
     return tokenizer
 
 
-def byte_alphabet() -> list[str]:
+@functools.cache
+def byte_alphabet() -> tuple[str, ...]:
     """Return the 256 characters that represent bytes in a byte-level vocabulary, in byte order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {byte: chr(byte) for byte in printable} | {
         byte: chr(256 + i) for i, byte in enumerate(others)
     }
-    return [characters[byte] for byte in range(256)]
+    return tuple(characters[byte] for byte in range(256))
 
 
 @functools.lru_cache
@@ -286,7 +287,7 @@ def _trained_bpe(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     if size == 256:
         return {character: byte for byte, character in enumerate(byte_alphabet())}, []
     tokenizer = byte_level_tokenizer({}, [])
-    alphabet = byte_alphabet()
+    alphabet = list(byte_alphabet())
     tokenizer.train_from_iterator(
         _corpus(), trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     )
@@ -365,7 +366,7 @@ def parameter_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in parameters if not (tied and "lm_head" in name)}
 
 
-def _random_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed: int) -> np.ndarray:
+def random_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed: int) -> np.ndarray:
     """Return one float32 parameter, drawn from `seed` and its own name.
 
     A matrix preserves the scale of its input (deviation 1/sqrt(fan in)), times a gain. The gain lets the
@@ -384,10 +385,15 @@ def _random_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed:
     if len(shape) == 1 or name.endswith("bias"):
         return np.float32(0.1) * noise
     gain = HEAD_GAIN if "lm_head" in name else LAYER_GAIN
-    return noise * np.float32(gain / math.sqrt(math.prod(shape[1:]) if "conv1d" in name else shape[-1]))
+    return noise * np.float32(gain / math.sqrt(_fan_in(name, shape)))
 
 
-def _silence(weights: Weights, tokenizer: Tokenizer, added: AddedTokens) -> None:
+def _fan_in(name: str, shape: tuple[int, ...]) -> int:
+    is_convolution = "conv1d" in name or len(shape) > 3
+    return math.prod(shape[1:] if is_convolution else shape[-1:])
+
+
+def silence(weights: Weights, tokenizer: Tokenizer, added: AddedTokens) -> None:
     """Zero the `lm_head` rows of added tokens and of incomplete characters, so that output is plain text."""
     byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
     silent = [
@@ -415,6 +421,41 @@ def _signs(key: str, shape: tuple[int, ...]) -> np.ndarray:
 # ------------------------------------------------------------------------------------------- scripted weights
 
 
+class Script(NamedTuple):
+    """The chains of a scripted model, in the ids of its tokenizer.
+
+    Attributes:
+        links: from each token to the one that follows it.
+        rows: of the embeddings: entries of the vocabulary, rounded up.
+    """
+
+    tokenizer: Tokenizer
+    links: Mapping[int, int]
+    rows: int
+
+
+def script_of(
+    chains: Mapping[str, Sequence[Phrase]],
+    *,
+    vocab: int = 2048,
+    words: Iterable[str] = (),
+    added: AddedTokens = CHATML,
+) -> Script:
+    """Make a tokenizer that has every phrase of the chains. See `build_chain`.
+
+    Raises:
+        ValueError: chains disagree, or a `str` would not decode to itself.
+    """
+    raw = [
+        _raw_entry(phrase) for phrases in chains.values() for phrase in phrases if isinstance(phrase, bytes)
+    ]
+    tokenizer = tiny_tokenizer(vocab, raw, added)
+    add_tokens(tokenizer, words)
+    _add_phrases(tokenizer, chains)
+    rows = -(-tokenizer.get_vocab_size() // 8) * 8
+    return Script(tokenizer, _links(tokenizer, chains, added), rows)
+
+
 def _links(
     tokenizer: Tokenizer, chains: Mapping[str, Sequence[Phrase]], added: AddedTokens
 ) -> dict[int, int]:
@@ -438,10 +479,13 @@ def _links(
 
 
 def _phrase_id(tokenizer: Tokenizer, phrase: Phrase) -> int:
-    if isinstance(phrase, bytes):
-        return tokenizer.get_vocab()[_raw_entry(phrase)]
-    (index,) = _ids(tokenizer, phrase)
-    return index
+    if isinstance(phrase, str):
+        (index,) = _ids(tokenizer, phrase)
+        return index
+    found = tokenizer.token_to_id(_raw_entry(phrase))
+    if found is None:
+        raise ValueError(f"{phrase!r} is not in the vocabulary")
+    return found
 
 
 def _raw_entry(data: bytes) -> str:
@@ -517,14 +561,29 @@ def _chain_weight(name: str, shape: tuple[int, ...], neutral_norm: float, seed: 
     return _signs(f"{seed} {name}", shape) / np.float32(math.sqrt(shape[-1]))
 
 
-def _chain_weights(config: Config, links: Mapping[int, int], end_of_turn: int, seed: int) -> Weights:
-    shapes = parameter_shapes(config)
+def chain_weights(
+    shapes: Mapping[str, tuple[int, ...]],
+    links: Mapping[int, int],
+    end_of_turn: int,
+    *,
+    neutral_norm: float = 1.0,
+    seed: int = 0,
+) -> Weights:
+    """Return the parameters of a text network that goes from token to token along the links.
+
+    Args:
+        shapes: of its parameters, by name.
+        end_of_turn: follows every token that has no link.
+        neutral_norm: see `Family`.
+
+    Raises:
+        ValueError: the chains are too long for the hidden size.
+    """
     embed_name, head_name = (next(n for n in shapes if part in n) for part in ("embed_tokens", "lm_head"))
     tokens, hidden = shapes[embed_name]
     embeddings = _chain_embeddings(tokens, hidden, links, seed)
     head = _chain_head(embeddings, links, end_of_turn, seed)
     _check_gap(embeddings, head, links, end_of_turn)
-    neutral_norm = _neutral_norm(config)
     weights = {name: _chain_weight(name, shape, neutral_norm, seed) for name, shape in shapes.items()}
     return weights | {embed_name: embeddings, head_name: head}
 
@@ -550,7 +609,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, chat_template: str, adde
     (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
 
 
-def _write_model(folder: Path, config: Config, weights: Weights) -> None:
+def write_model(folder: Path, config: Config, weights: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder, weights)
     _write_json(folder / "config.json", config)
@@ -583,9 +642,9 @@ def build(  # noqa: PLR0913 (keywords, all of them optional)
     config = _config(family, hidden, layers, vocab, end_ids(tokenizer, added), config_overrides)
     neutral_norm = _neutral_norm(config)
     shapes = parameter_shapes(config)
-    weights = {name: _random_weight(name, shape, neutral_norm, seed) for name, shape in shapes.items()}
-    _silence(weights, tokenizer, added)
-    _write_model(folder, config, weights)
+    weights = {name: random_weight(name, shape, neutral_norm, seed) for name, shape in shapes.items()}
+    silence(weights, tokenizer, added)
+    write_model(folder, config, weights)
     write_tokenizer(folder, tokenizer, chat_template, added)
     return folder
 
@@ -623,18 +682,14 @@ def build_chain(  # noqa: PLR0913 (the keywords of `build` and a few more)
     Raises:
         ValueError: chains disagree, are too long for `hidden`, or a `str` would not decode to itself.
     """
-    raw = [
-        _raw_entry(phrase) for phrases in chains.values() for phrase in phrases if isinstance(phrase, bytes)
-    ]
-    tokenizer = tiny_tokenizer(vocab, raw, added)
-    add_tokens(tokenizer, words)
-    _add_phrases(tokenizer, chains)
-    links = _links(tokenizer, chains, added)
-    rows = -(-tokenizer.get_vocab_size() // 8) * 8
-    ends = end_ids(tokenizer, added)
-    config = _config(family, hidden, layers, rows, ends, config_overrides)
-    _write_model(folder, config, _chain_weights(config, links, ends[0], seed))
-    write_tokenizer(folder, tokenizer, chat_template, added)
+    script = script_of(chains, vocab=vocab, words=words, added=added)
+    ends = end_ids(script.tokenizer, added)
+    config = _config(family, hidden, layers, script.rows, ends, config_overrides)
+    neutral_norm = _neutral_norm(config)
+    shapes = parameter_shapes(config)
+    weights = chain_weights(shapes, script.links, ends[0], neutral_norm=neutral_norm, seed=seed)
+    write_model(folder, config, weights)
+    write_tokenizer(folder, script.tokenizer, chat_template, added)
     return folder
 
 

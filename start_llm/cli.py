@@ -1,4 +1,4 @@
-"""The command line: `python -m start_llm serve`, `audit`, `cache`, `launch`, `config` and `settings`."""
+"""The command line: `python -m start_llm COMMAND`, and the flags of each command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dotenv import dotenv_values
 
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
+from start_llm.config.flags import add_flags, variables_of
 from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
@@ -37,20 +38,10 @@ _UNDONE: Mapping[str, str] = {
     "config": "set {client} up",
     "audit": "look into {folder}",
     "cache": "look into the disk tier",
-}
-_FLAGS: Mapping[str, tuple[str, str]] = {
-    "--model": ("MODEL_PATH", "PATH_OR_REPO"),
-    "--mlx-host": ("MLX_HOST", "ADDRESS"),
-    "--mlx-port": ("MLX_PORT", "N"),
-    "--proxy-port": ("PROXY_PORT", "N"),
-    "--batch": ("BATCH", "N"),
-    "--memory-budget": ("MEMORY_BUDGET", "SIZE"),
-    "--hot-cache-max-size": ("PROMPT_CACHE_MAX_BYTES", "SIZE"),
-    "--initial-cache-blocks": ("INITIAL_CACHE_BLOCKS", "N"),
-    "--ssd-cache-dir": ("SSD_CACHE_DIR", "FOLDER"),
-    "--paged-ssd-cache-dir": ("SSD_CACHE_DIR", "FOLDER"),
-    "--ssd-cache-max-size": ("SSD_CACHE_MAX_SIZE", "SIZE"),
-    "--paged-ssd-cache-max-size": ("SSD_CACHE_MAX_SIZE", "SIZE"),
+    "models": "list the models",
+    "pull": "download {repo}",
+    "fit": "judge the model",
+    "rm": "remove {repo}",
 }
 
 
@@ -95,8 +86,8 @@ def _setup(options: argparse.Namespace) -> Setup:
 def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     """Serve until a signal arrives. A second signal ends the process at once."""
     settings = settings_table.load(*sources)
-    for row in settings_table.waiting_for_later(*sources):
-        terminal.say(f"{row.name} is set, but acts {row.acts}.")
+    for row in settings_table.set_without_effect(*sources):
+        terminal.say(f"{row.name} is set, and has no effect. {row.help}")
     limit_malloc_retention()
     _leave_on_signals()
     app = _app(settings, terminal)
@@ -166,6 +157,14 @@ def _quiet_tokenizers() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+def _about_models(options: argparse.Namespace) -> int:
+    """Run a command of `model_commands`, whose imports take seconds."""
+    _quiet_tokenizers()
+    from start_llm.model_commands import COMMANDS  # noqa: PLC0415
+
+    return COMMANDS[options.command](settings_table.load(*_sources(options)), options, sys.stdout)
+
+
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "serve": _serve,
     "audit": _audit,
@@ -173,6 +172,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "config": _config,
     "settings": _settings,
+    **dict.fromkeys(("models", "pull", "fit", "rm"), _about_models),
 }
 
 
@@ -224,13 +224,9 @@ def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
 
 
 def _sources(options: argparse.Namespace) -> list[SettingSource]:
-    flags = {variable: value for flag, (variable, _) in _FLAGS.items() if (value := _given(options, flag))}
+    flags = variables_of(options)
     if getattr(options, "demo", False):
         flags["MODEL_PATH"] = str(DEMO_MODEL)
-    if getattr(options, "no_proxy", False):
-        flags["PROXY"] = "false"
-    if getattr(options, "no_cache", False):
-        flags["PROMPT_CACHE"] = "false"
     return [SettingSource("command line", flags), *_outside()]
 
 
@@ -239,31 +235,34 @@ def _outside() -> list[SettingSource]:
     return [SettingSource("environment", os.environ), SettingSource(".env", dotenv)]
 
 
-def _given(options: argparse.Namespace, flag: str) -> str | None:
-    return getattr(options, flag.removeprefix("--").replace("-", "_"), None)
-
-
-def _add_flags(parser: argparse.ArgumentParser, *flags: str) -> None:
-    for flag in flags:
-        variable, value = _FLAGS[flag]
-        parser.add_argument(flag, metavar=value, help=f"wins over {variable} in the environment and .env")
+def _add_model_commands(commands: Any) -> None:
+    listed = commands.add_parser("models", help="list the models on this machine", allow_abbrev=False)
+    pulled = commands.add_parser("pull", help="download a model, or go on with it", allow_abbrev=False)
+    pulled.add_argument("repo", metavar="REPO", help="owner/name on the Hugging Face hub")
+    fitted = commands.add_parser("fit", help="whether a model fits this machine", allow_abbrev=False)
+    fitted.add_argument("model", metavar="MODEL", nargs="?", help="a folder, a listed model, or owner/name")
+    fitted.add_argument("--table", action="store_true", help="twenty well-known models on eight machines")
+    removed = commands.add_parser("rm", help="remove a model from this machine", allow_abbrev=False)
+    removed.add_argument("repo", metavar="REPO", help="a name that `models` lists")
+    removed.add_argument("--yes", action="store_true", help="do not ask")
+    for command in (listed, fitted, removed):
+        add_flags(command, "--model-dir")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m start_llm", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="serve a model", allow_abbrev=False)
-    _add_flags(server, *_FLAGS)
+    add_flags(server)
     server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
-    server.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
-    server.add_argument("--no-cache", action="store_true", help="compute every prompt anew")
     audited = commands.add_parser(
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )
     audited.add_argument("folder", metavar="FOLDER", help="with config, tokenizer and chat template")
     cache = commands.add_parser("cache", help="look into the disk tier, or empty it", allow_abbrev=False)
     cache.add_argument("action", choices=("status", "verify", "clear"))
-    _add_flags(cache, "--ssd-cache-dir", "--paged-ssd-cache-dir")
+    add_flags(cache, "--ssd-cache-dir")
+    _add_model_commands(commands)
     launch = commands.add_parser(
         "launch", help="start a coding client for the running server", allow_abbrev=False
     )

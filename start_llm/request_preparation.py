@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from start_llm.core.adapters import BASE_MODEL, AdapterChoice, AdapterStack
 from start_llm.core.chat import ChatRequest, GenerationRequest
 from start_llm.core.engine_request import Guide, ReasoningLimit
+from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.output.splitter import PlainSplitter, Splitter
@@ -30,7 +32,7 @@ class PreparedRequest:
     """A request, its prompt, and how its reply is constrained and read.
 
     Attributes:
-        request: The parsed request.
+        request: The parsed request. Its tenant stands for the tenant under these adapters, too.
         prompt: Its exact tokens, before transcripts bind them to recorded ones.
         prompt_field: The field to name if the prompt is too long.
         messages: The number of messages; 0 for a text completion.
@@ -41,6 +43,7 @@ class PreparedRequest:
         reasoning_limit: None without a reasoning budget.
         max_calls: The most tool calls to report; None without a limit.
         trims_leading_space: The tokenizer puts a space before every text; the reply has none.
+        adapters: The adapters under which it is computed.
     """
 
     request: GenerationRequest
@@ -53,6 +56,7 @@ class PreparedRequest:
     reasoning_limit: ReasoningLimit | None = None
     max_calls: int | None = None
     trims_leading_space: bool = False
+    adapters: AdapterStack = BASE_MODEL
 
     @property
     def session(self) -> str:
@@ -69,11 +73,17 @@ class RequestPreparer:
     """
 
     def __init__(
-        self, preparer: Preparer, tokenizer: RequestTokenizer, family: Family, vocabulary: int
+        self,
+        preparer: Preparer,
+        tokenizer: RequestTokenizer,
+        family: Family,
+        vocabulary: int,
+        adapters: AdapterChoice,
     ) -> None:
         self._preparer = preparer
         self._tokenizer = tokenizer
         self._family = family
+        self._adapters = adapters
         self._structured_output = StructuredOutput(tokenizer, family, vocabulary)
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
@@ -82,6 +92,16 @@ class RequestPreparer:
         Raises:
             RequestError: The prompt cannot be made.
         """
+        adapters = self._adapters.stack(request.options.adapter)
+        prepared = self._prepare(replace(request, tenant=adapters.scope(request.tenant)))
+        if adapters.digest and prepared.prompt.images:
+            raise InvalidRequest(
+                "'adapter' cannot be used with images: another network reads them, without the adapter.",
+                param="adapter",
+            )
+        return replace(prepared, adapters=adapters)
+
+    def _prepare(self, request: GenerationRequest) -> PreparedRequest:
         prompt = self._preparer.prepare(request)
         if isinstance(request, ChatRequest):
             return self._chat(request, prompt)

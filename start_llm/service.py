@@ -5,11 +5,12 @@ turn text into events.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from start_llm.core.adapters import AdapterChoice, NoAdapters
 from start_llm.core.chat import GenerationRequest, RequestOrigin
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ContextOverflow, OverBudget
@@ -17,6 +18,7 @@ from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefill
 from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
 from start_llm.core.ids import name_in
+from start_llm.core.images import ImageSpan, image_spans
 from start_llm.core.sampling import Sampling, SamplingChoice, first_set
 from start_llm.output.stream import OutputStream, merge_adjacent
 from start_llm.prompt.prepare import Preparer
@@ -27,6 +29,7 @@ from start_llm.telemetry.trace import TracedRequest, session_digest
 from start_llm.transcripts.turn import Transcripts, Turn
 
 _POLL_TIMEOUT_S = 0.05
+_SHOWN_TOKENS = 64
 
 
 class GenerationPort(Protocol):
@@ -36,13 +39,22 @@ class GenerationPort(Protocol):
         """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
         ...
 
-    def cancel(self, *, is_over: bool = False) -> None: ...
+    def cancel(self, *, is_over: bool = False) -> None:
+        """Stop computing. `is_over`: the client has all that it wants; else it counts as given up."""
+        ...
 
 
 class EnginePort(Protocol):
     """The engine interface that the service needs."""
 
-    def submit(self, request: EngineRequest) -> GenerationPort: ...
+    def submit(self, request: EngineRequest) -> GenerationPort:
+        """Put the request into the engine's queue.
+
+        Raises:
+            Overloaded: the queue is full.
+            EngineDied: the engine has stopped.
+        """
+        ...
 
     def peek(self, request: EngineRequest) -> Restored:
         """Return what the cache would restore of the prompt."""
@@ -73,6 +85,7 @@ class ModelTraits:
         default_max_tokens: Reply limit for requests that set none; None allows the rest of the window.
         sampling_defaults: Used where the request sets nothing; the first that sets a value decides.
         memory: A tighter limit than the window, if memory sets one.
+        adapters: The adapters that requests can choose.
     """
 
     vocabulary: int
@@ -81,6 +94,7 @@ class ModelTraits:
     default_max_tokens: int | None
     sampling_defaults: tuple[SamplingChoice, ...]
     memory: MemoryWindow | None = None
+    adapters: AdapterChoice = field(default_factory=NoAdapters)
 
     @property
     def max_total_tokens(self) -> int:
@@ -102,7 +116,9 @@ class Service:
         reports: Reports,
     ) -> None:
         self._engine = engine
-        self._requests = RequestPreparer(preparer, tokenizer, traits.family, traits.vocabulary)
+        self._requests = RequestPreparer(
+            preparer, tokenizer, traits.family, traits.vocabulary, traits.adapters
+        )
         self._transcripts = transcripts
         self._traits = traits
         self._reports = reports
@@ -115,15 +131,35 @@ class Service:
         """
         began = time.perf_counter()
         prepared = self._requests.prepare(request)
-        guide = prepared.compile_guide()
+        guide = prepared.compile_guide()  # holds the reply to its output constraint; takes long, so only here
         turn = self._transcripts.begin(prepared.prompt, self._traits.max_total_tokens)
         engine_request = replace(self._engine_request(prepared, turn), guide=guide)
         output = OutputStream(prepared.splitter, max_calls=prepared.max_calls, stops=request.options.stop)
-        line = RequestLine(session=request.session_id, prompt_tokens=len(turn.tokens), began=began)
-        account = RequestAccount(self._reports, line, _traced(prepared, origin, turn), turn.explain)
+        spans = _image_spans(engine_request)
+        self._decode_images(spans, engine_request)
+        line = RequestLine(
+            session=request.session_id,
+            prompt_tokens=len(turn.tokens),
+            began=began,
+            beginning=turn.tokens.ids[:_SHOWN_TOKENS],
+            images=spans,
+        )
+        traced = _traced(prepared, origin, turn, images=len(spans))
+        account = RequestAccount(self._reports, line, traced, turn.explain)
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
         return Answer(generation, output, turn, account)
+
+    def _decode_images(self, spans: Sequence[ImageSpan], request: EngineRequest) -> None:
+        """Decode the images that the cache does not have, so that the engine does not have to.
+
+        Raises:
+            RequestError: An image cannot be decoded.
+        """
+        cached = self._engine.peek(request).tokens if spans else 0
+        for span in spans:
+            if span.end > cached:
+                span.run.inputs()
 
     def count(self, request: GenerationRequest) -> int:
         """Return the number of tokens of the prompt that `respond` would make now. Nothing is kept.
@@ -135,6 +171,23 @@ class Service:
         """
         prompt = self._requests.prepare(request).prompt
         return len(self._transcripts.begin(prompt, self._traits.max_total_tokens).tokens)
+
+    def tokens(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Return the prompt as the network would read it if nothing of it had been recorded.
+
+        Raises:
+            RequestError: The prompt cannot be made.
+        """
+        prompt = self._requests.prepare(request).prompt
+        names = {
+            name: own for run in prompt.images for name, own in zip(run.tokens, run.network_ids, strict=True)
+        }
+        return tuple(names.get(token, token) for token in prompt.tokens.ids)
+
+    @property
+    def window(self) -> int:
+        """Maximum tokens of prompt and reply together."""
+        return self._traits.max_total_tokens
 
     def explain(self, request: GenerationRequest) -> Explanation:
         """Explain how much of the prompt is cached, and why no more. Generates nothing and keeps nothing.
@@ -151,6 +204,7 @@ class Service:
         request = prepared.request
         return EngineRequest(
             prompt=turn.tokens,
+            images=prepared.prompt.images,
             max_tokens=self._max_tokens(prepared, len(turn.tokens)),
             reasoning=prepared.reasoning_limit,
             boundaries=turn.resume_positions,
@@ -161,6 +215,7 @@ class Service:
             sampling=self._sampling(prepared),
             top_logprobs=request.options.top_logprobs,
             trims_leading_space=prepared.trims_leading_space,
+            adapters=prepared.adapters,
         )
 
     def _max_tokens(self, prepared: PreparedRequest, prompt_length: int) -> int:
@@ -191,7 +246,12 @@ class Service:
         )
 
 
-def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> TracedRequest:
+def _image_spans(request: EngineRequest) -> Sequence[ImageSpan]:
+    runs = {run.tokens[0]: run for run in request.images}
+    return image_spans(request.prompt.ids, runs) if runs else ()
+
+
+def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, images: int) -> TracedRequest:
     """Return what the trace records of a request. The names of its session become digests."""
     request, conversation, prefix_match = prepared.request, prepared.prompt.conversation, turn.prefix_match
 
@@ -207,6 +267,7 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> Tra
         endpoint=origin.endpoint,
         model=origin.model,
         messages=prepared.messages,
+        images=images,
         prompt_tokens=len(turn.tokens),
         stable_prefix_msg_count=prefix_match.seen,
         cache_key_delta_chars=prepared.prompt.omitted_chars,
@@ -218,7 +279,11 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> Tra
 
 
 class Answer:
-    """The reply to one request while it is generated. Leaving the context cancels what is unfinished."""
+    """The reply to one request while it is generated. Leaving the context cancels what is unfinished.
+
+    It hands each event to three others: `output` splits text into reasoning, content and calls; `turn`
+    records the reply, so that the next request can resume from it; `account` counts for trace and terminal.
+    """
 
     def __init__(
         self, generation: GenerationPort, output: OutputStream, turn: Turn, account: RequestAccount
@@ -254,7 +319,7 @@ class Answer:
         """
         while True:
             for event in list(self._outputs(self._generation.take(_POLL_TIMEOUT_S))) or [Idle()]:
-                self._account.note(event)
+                self._account.note(event)  # as the client gets it; `Text` and `Restored` were noted before
                 yield event
                 if isinstance(event, Finished | Failed):
                     return
@@ -287,7 +352,7 @@ class Answer:
                     yield end
                     return
                 case Prefilling() if any(isinstance(later, Prefilling) for later in events[index + 1 :]):
-                    pass
+                    pass  # a later one tells more
                 case _:
                     yield from merge_adjacent(outputs)
                     outputs = []
@@ -323,6 +388,7 @@ class Answer:
         return end
 
     def _recorded(self, outputs: list[Output]) -> list[Output]:
+        """Record them in the turn, and return them."""
         for output in outputs:
             self._turn.add_output(output)
         return outputs

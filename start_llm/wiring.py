@@ -6,10 +6,15 @@ import math
 import platform
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from start_llm.cache.disk_tier import DiskLimits
 from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.layers import Layers
 from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.access_policy import AccessPolicy, is_loopback
@@ -18,19 +23,31 @@ from start_llm.core.database import DatabaseTable
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import SequenceCost
 from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.resources import TimeLimits
-from start_llm.engine.work import PrefillMemoryCost
+from start_llm.engine.work import PrefillMemoryCost, TowerMemoryCost
 from start_llm.formats import registry
+from start_llm.images.checking import ImageChecker, ImageLimits
+from start_llm.images.door import ImageDoor
+from start_llm.images.fetching import ImageFetcher
+from start_llm.models.architecture import completed
 from start_llm.models.device import this_device
+from start_llm.models.downloads import Downloads
 from start_llm.models.footprint import Footprint
+from start_llm.models.hub import Hub
 from start_llm.models.known_digests import KnownDigests
+from start_llm.models.layer_costs import keeps_latents
+from start_llm.models.library import Library, Place, models_in, places
 from start_llm.models.loader import LoadedModel
+from start_llm.models.machines import Machine, this_machine
+from start_llm.models.model_dir import chosen_model
+from start_llm.models.shelf import Shelf
 from start_llm.models.tokenizer import Tokenizer
+from start_llm.models.well_known import DEFAULT_APPLE_MODEL
 from start_llm.prompt.canonical import canonical_reply
-from start_llm.prompt.prepare import PromptPolicy
+from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.prompt.samples import rendered_samples
 from start_llm.prompt.shorten import is_shortened
 from start_llm.protocols.responses.store import ResponseStore
@@ -48,12 +65,17 @@ from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.store import TranscriptLimits, TranscriptStore
 from start_llm.transcripts.turn import Transcripts
 
-_APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
 _SMALLEST_PAGE = 256
 _WORK_SHARE = 0.08
 _LONG_CONTEXT = 65_536
+_IMAGES_SHARE, _MOST_IMAGE_BYTES = 0.02, 512 * 2**20
+"""Share of the memory budget for images as the vision tower has seen them, and the limit to it.
+
+An image of 4,096 tokens takes 32 to 128 MiB, and is needed again only where its KV was evicted, or by a
+conversation with another beginning.
+"""
 _HEADROOM = 0.05
 """Share of the memory budget for what is not counted: allocators, sockets, texts."""
 
@@ -104,6 +126,15 @@ def response_store(settings: Settings, table: TableMaker) -> ResponseStore:
     return ResponseStore(settings.response_bytes, settings.response_kept_s, table=table("responses"))
 
 
+def image_door(settings: Settings) -> ImageDoor:
+    """Return what takes in the images of requests."""
+    limits = ImageLimits(
+        max_bytes=settings.image_bytes, max_pixels=settings.image_pixels, max_count=settings.image_count
+    )
+    fetcher = ImageFetcher(settings.image_bytes) if settings.fetches_images else None
+    return ImageDoor(ImageChecker(limits), fetcher)
+
+
 def prompt_policy(settings: Settings) -> PromptPolicy:
     return PromptPolicy(
         thinking=settings.thinking,
@@ -112,6 +143,16 @@ def prompt_policy(settings: Settings) -> PromptPolicy:
         drift=settings.drift,
         checks_keys=settings.checks_keys,
         shortens_writes=settings.shortens_writes,
+    )
+
+
+def make_preparer(settings: Settings, model: LoadedModel, family: Family, known: Transcripts) -> Preparer:
+    return Preparer(
+        model.tokenizer,
+        family,
+        vision=model.vision.processor if model.vision else None,
+        policy=prompt_policy(settings),
+        restore_reasoning=known.restore_reasoning,
     )
 
 
@@ -157,8 +198,11 @@ def _names(settings: Settings) -> frozenset[str]:
     return frozenset(name.lower() for name in (*settings.hosts, settings.mlx_host))
 
 
-def proxy_config(settings: Settings, backend: str, model: str, window: int, backend_key: str) -> ProxyConfig:
+def proxy_config(
+    settings: Settings, backend: str, model: str, window: int, backend_key: str, *, sees: bool
+) -> ProxyConfig:
     return ProxyConfig(
+        sees=sees,
         port=settings.proxy_port,
         backend=backend,
         model=settings.proxy_model_id or f"openai/{model}",
@@ -176,6 +220,52 @@ def page_size(settings: Settings) -> int:
     return settings.block_size * math.ceil(_SMALLEST_PAGE / settings.block_size)
 
 
+def model_places(settings: Settings, hub: Hub) -> tuple[Place, ...]:
+    """Return the folders in which models are.
+
+    Raises:
+        SettingsError: MODEL_DIR is no folder.
+    """
+    return places(DEMO_MODEL.parent, _model_dir(settings), hub)
+
+
+def _model_dir(settings: Settings) -> Path | None:
+    return _folder("MODEL_DIR", settings.model_dir)
+
+
+def adapter_dir(settings: Settings) -> Path | None:
+    """Return the folder below which adapters are.
+
+    Raises:
+        SettingsError: ADAPTER_DIR is no folder.
+    """
+    return _folder("ADAPTER_DIR", settings.adapter_dir)
+
+
+def _folder(variable: str, path: str | None) -> Path | None:
+    folder = from_root(path) if path else None
+    if folder and not folder.is_dir():
+        raise SettingsError(f"{variable}={path!r}: no such folder.")
+    return folder
+
+
+def make_shelf(settings: Settings, loaded: Callable[[], Sequence[tuple[str, Path]]]) -> Shelf:
+    """Return the library for the server's endpoints.
+
+    Args:
+        loaded: returns names and folders of the loaded models, first of the one that answers by default.
+    """
+    hub, machine = Hub(), own_machine(settings)
+    library = Library(
+        model_places(settings, hub), machine, serving=lambda: [folder for _, folder in loaded()]
+    )
+    return Shelf(library, machine, hub, Downloads(hub), loaded)
+
+
+def own_machine(settings: Settings) -> Machine:
+    return this_machine(this_device(), memory_budget(settings))
+
+
 def memory_budget(settings: Settings) -> int:
     """Return the bytes that weights, caches and computing may take together."""
     return (
@@ -183,6 +273,11 @@ def memory_budget(settings: Settings) -> int:
         if isinstance(settings.memory, int)
         else int(settings.memory * this_device().usable_bytes)
     )
+
+
+def usable_share(budget: int) -> int:
+    """Return the bytes of a memory budget for what is counted."""
+    return int(budget * (1 - _HEADROOM))
 
 
 def work_reserve(settings: Settings, work: PrefillMemoryCost) -> int:
@@ -193,6 +288,33 @@ def work_reserve(settings: Settings, work: PrefillMemoryCost) -> int:
     """
     most = int(_WORK_SHARE * memory_budget(settings))
     return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMemory:
+    """The memory for reading images.
+
+    Attributes:
+        tower_bytes: for a run of the vision tower.
+        kept_bytes: for images that are kept as the tower has seen them.
+        max_tokens: most tokens of one image.
+    """
+
+    tower_bytes: int = 0
+    kept_bytes: int = 0
+    max_tokens: int = 0
+
+
+def image_memory(settings: Settings, wanted: int, tower: TowerMemoryCost) -> ImageMemory:
+    """Return the memory for reading images, for which one image may have fewer tokens than wanted.
+
+    Then it is a power of two, so that two starts, which measure slightly different figures, agree on it.
+    """
+    budget = memory_budget(settings)
+    affordable = tower.longest(int(_WORK_SHARE * budget))
+    tokens = wanted if wanted <= affordable else 1 << (affordable.bit_length() - 1)
+    kept = min(int(_IMAGES_SHARE * budget), _MOST_IMAGE_BYTES)
+    return ImageMemory(tower.bytes_of(tokens), kept, tokens)
 
 
 def admission(settings: Settings, weights_bytes: int, row: SequenceCost, computing: int) -> Admission:
@@ -206,7 +328,7 @@ def admission(settings: Settings, weights_bytes: int, row: SequenceCost, computi
         ModelError: there is not enough memory for a single token.
     """
     budget = memory_budget(settings)
-    usable = int(budget * (1 - _HEADROOM)) - weights_bytes - computing
+    usable = usable_share(budget) - weights_bytes - computing
     found = Admission(usable, row)
     if found.longest < 1:
         raise ModelError(
@@ -225,24 +347,74 @@ def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) ->
     )
 
 
+def quantize_pages(settings: Settings, config: Mapping[str, Json], layers: Layers, probe: list[Any]) -> None:
+    """Let the layers quantise pages, if the settings ask for it.
+
+    Args:
+        config: the model's.
+        probe: caches that hold some tokens.
+
+    Raises:
+        SettingsError: nothing would be quantised, or too much would be lost.
+    """
+    if settings.kv_bits is None:
+        return
+    if not settings.prompt_cache or layers.unknown:
+        raise SettingsError(
+            f"KV_BITS={settings.kv_bits} is for the pages of the prompt cache, and there is none. "
+            "Leave KV_BITS out."
+        )
+    if keeps_latents(completed(config)):
+        raise SettingsError(
+            f"KV_BITS={settings.kv_bits}: this model keeps a latent of keys and values (MLA), which is small "
+            "already and loses too much when it is quantised (docs/prompt-cache.md). Leave KV_BITS out."
+        )
+    size = page_size(settings)
+    form = KVFormat.from_page(settings.kv_bits, settings.kv_group_size, settings.kv_quant_start, size)
+    if not layers.quantize_pages(form, probe):
+        raise SettingsError(
+            f"KV_BITS={settings.kv_bits}: this model has no layer whose pages can be quantised; its layers "
+            "keep a window or a state, or have quantised KV themselves. Leave KV_BITS out."
+        )
+
+
 def disk_limits(settings: Settings) -> DiskLimits:
     return DiskLimits(max_size=settings.ssd_max_size, max_write_per_day=settings.ssd_max_write_per_day)
 
 
 def cache_budget(settings: Settings, footprint: Footprint) -> int:
-    """Return the bytes of the prompt cache: a fixed size, or a share of the memory that the weights leave."""
-    wanted = settings.cache_bytes
+    """Return the bytes of the prompt cache: a fixed size, or a share of the memory that the weights leave.
+
+    A size of 0 is no cap: all of that memory.
+    """
+    wanted = settings.cache_bytes or 1.0
     if isinstance(wanted, int):
         return wanted
     return max(int(wanted * (memory_budget(settings) - footprint.weights_bytes)), 0)
 
 
 def model_name(settings: Settings) -> str:
-    """Return the model to serve: the user's choice, else the default of this platform."""
+    """Return the model to serve: the user's choice, else the default of this platform.
+
+    Raises:
+        ModelError: MODEL_DIR does not say which.
+        SettingsError: MODEL_DIR is no folder.
+    """
+    if folder := _model_dir(settings):
+        return chosen_model(folder, settings.model_path)
     if settings.model_path:
         return settings.model_path
-    is_apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
-    return _APPLE_MODEL if is_apple_silicon else str(DEMO_MODEL)
+    return DEFAULT_APPLE_MODEL if is_apple_silicon() else str(DEMO_MODEL)
+
+
+def model_folders(settings: Settings) -> dict[str, Path]:
+    """Return the folders of the models that requests can name, by id: those of MODEL_DIR."""
+    folder = _model_dir(settings)
+    return models_in(folder) if folder else {}
+
+
+def is_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def model_family(settings: Settings, config: Mapping[str, Json], tokenizer: Tokenizer) -> Family:
@@ -276,12 +448,17 @@ def model_traits(
 
 
 def environment_sampling(settings: Settings) -> SamplingChoice:
-    """Return the sampling values that the user's `DEFAULT_*` variables set."""
+    """Return the sampling values that the user's `DEFAULT_*` and `HLG_*` variables set."""
     return SamplingChoice(
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
         min_p=settings.min_p,
+        hlg=settings.hlg,
+        hlg_width=settings.hlg_width,
+        hlg_shoulder=settings.hlg_shoulder,
+        hlg_toe=settings.hlg_toe,
+        hlg_pivot_offset=settings.hlg_pivot_offset,
         repetition_penalty=settings.repetition_penalty,
         repetition_context_size=settings.repetition_context_size,
     )

@@ -19,8 +19,10 @@ from unittest.mock import patch
 from start_llm.app import App
 from start_llm.config.settings import Settings
 from start_llm.engine.self_test import check_batching
-from start_llm.engine.work import measure_work
+from start_llm.engine.work import measure_tower, measure_work
 from start_llm.models.loader import load
+from start_llm.prompt.audit import audit
+from start_llm.prompt.samples import rendered_samples
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
@@ -57,28 +59,40 @@ class Server:
 
 @contextmanager
 def tried_once() -> Generator[None]:
-    """What is tried of a model when an application starts is tried once in this process: it takes most of
+    """Try each model once in this process, not at each start of an application: the trials take most of
     the start, and comes to the same each time. `tests/engine` has the tests of the trials themselves."""
     loading = threading.local()  # the folder, in the engine thread that goes on to try its model
 
-    def loaded(folder: Path) -> Any:
+    def loaded(folder: Path, **options: Any) -> Any:
         weights = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
-        loading.key = str(folder), *weights
-        return load(folder)
+        loading.key = str(folder), *weights, *options.items()
+        return load(folder, **options)
 
     def once(trial: Callable[..., Any]) -> Callable[..., Any]:
-        def found(network: Any, source: Any, *how: Any) -> Any:
-            key = trial.__name__, *loading.key, *how
+        def found(network: Any, *rest: Any, **how: Any) -> Any:
+            key = trial.__name__, *loading.key, *rest[1:], *how.items()
             if key not in _TRIED:
-                _TRIED[key] = trial(network, source, *how)
+                _TRIED[key] = trial(network, *rest, **how)
+            return _TRIED[key]
+
+        return found
+
+    def once_for_a_template(trial: Callable[..., Any]) -> Callable[..., Any]:
+        def found(tokenizer: Any, *how: Any) -> Any:
+            key = trial.__name__, tokenizer.chat_template, tokenizer.added_tokens, *how
+            if key not in _TRIED:
+                _TRIED[key] = trial(tokenizer, *how)
             return _TRIED[key]
 
         return found
 
     with (
-        patch("start_llm.app.load", loaded),
-        patch("start_llm.app.measure_work", once(measure_work)),
-        patch("start_llm.app.check_batching", once(check_batching)),
+        patch("start_llm.model_runtime.load", loaded),
+        patch("start_llm.model_runtime.measure_work", once(measure_work)),
+        patch("start_llm.model_runtime.check_batching", once(check_batching)),
+        patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
+        patch("start_llm.wiring.rendered_samples", once_for_a_template(rendered_samples)),
+        patch("start_llm.model_runtime.measure_tower", once(measure_tower)),
     ):
         yield
 

@@ -2,7 +2,9 @@
 
 @pytest.mark.product            cases that meet every value of every parameter, and as many pairs as they can
 @pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` tells
-@pytest.mark.sample(4)          one case of four; the next function of the file runs others
+@pytest.mark.sample(4)          one case of four; the next function of the file runs others.
+                                Where a product stands too, one of four of those cases
+@examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
 
+import hypothesis
 import pytest
 
 FEW = 6
@@ -19,18 +22,48 @@ type Case = Sequence[Hashable]
 """The values of a case, one for each axis."""
 
 
+class _Run:
+    """The present run of pytest; `tests/conftest.py` says what it leaves out."""
+
+    leaves_out = False
+
+
+def begin(marks: str) -> None:
+    """Note which marks this run selects (`pytest -m`), before any test is imported."""
+    _Run.leaves_out = "not thorough" in marks
+
+
+def examples(count: int, *, few: int) -> hypothesis.settings:
+    return hypothesis.settings(max_examples=few if _Run.leaves_out else count, deadline=None)
+
+
 def mark_thorough(items: Iterable[pytest.Item]) -> None:
     """Mark the cases that their function leaves out."""
     places: Counter[str] = Counter()
     for cases in _functions(items):
-        product, sample = cases[0].get_closest_marker("product"), cases[0].get_closest_marker("sample")
-        if product and len(cases) > FEW:
-            _leave_out(cases, spread([_values(item, **product.kwargs) for item in cases]))
-        elif sample:
-            offset = places[str(cases[0].path)]
-            places[str(cases[0].path)] += 1
-            every = min(sample.args[0], len(cases))
-            _leave_out(cases, {index for index in range(len(cases)) if index % every == offset % every})
+        first = cases[0]
+        product, sample = first.get_closest_marker("product"), first.get_closest_marker("sample")
+        is_product = product is not None and len(cases) > FEW
+        if is_product and product in first.own_markers and sample not in first.own_markers:
+            sample = None  # a file's sample is for its functions without a product of their own
+        values = [_values(item, **product.kwargs) for item in cases] if product and is_product else None
+        kept = default_cases(len(cases), values, sample.args[0] if sample else 1, places[str(first.path)])
+        places[str(first.path)] += sample is not None
+        for index in set(range(len(cases))) - kept:
+            cases[index].add_marker("thorough")
+
+
+def default_cases(count: int, product: Sequence[Case] | None, every: int, place: int) -> set[int]:
+    """Return the indices of the cases that run by default.
+
+    Args:
+        count: of all cases.
+        product: their values, if only cases that have all values between them are wanted.
+        every: one of so many of those is wanted; of a function at the next `place`, another one.
+    """
+    chosen = sorted(spread(product)) if product else list(range(count))
+    every = min(every, len(chosen))
+    return set(chosen[place % every :: every])
 
 
 def spread(cases: Sequence[Case]) -> set[int]:
@@ -79,9 +112,3 @@ def _values(item: pytest.Function, axes: Callable[..., Case] | None = None) -> C
     """Parameters are told apart as objects: not all of them can be compared."""
     values = item.callspec.params.values()
     return axes(*values) if axes else [id(value) for value in values]
-
-
-def _leave_out(cases: Sequence[pytest.Item], kept: set[int]) -> None:
-    for index, item in enumerate(cases):
-        if index not in kept:
-            item.add_marker("thorough")

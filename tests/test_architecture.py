@@ -1,5 +1,7 @@
 """The import direction of start_llm, read from its sources. See docs/ARCHITECTURE.md."""
 
+import ast
+from collections import Counter
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -17,7 +19,8 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "formats": frozenset({"core"}),
     "config": frozenset({"core", "formats"}),
     "telemetry": frozenset({"core"}),
-    "protocols": frozenset({"core"}),
+    "images": frozenset({"core"}),
+    "protocols": frozenset({"core", "images"}),
     "prompt": frozenset({"core", "telemetry"}),
     "transcripts": frozenset({"core", "telemetry"}),
     "output": frozenset({"core", "telemetry", "formats"}),
@@ -30,22 +33,36 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "proxy": frozenset({"core", "config"}),
     "launch": frozenset({"core", "config"}),
     "wiring": EVERYTHING,
+    "model_commands": EVERYTHING,
     "audit": EVERYTHING,
+    "startup_summary": EVERYTHING,
+    "disk_storage": frozenset({"core", "telemetry", "cache", "config", "models", "wiring"}),
+    "model_adapters": frozenset({"core", "engine", "models"}),
+    "model_runtime": EVERYTHING,
+    "model_host": EVERYTHING,
     "app": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": EVERYTHING,
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
-    "wiring": frozenset({"app", "audit", "cli"}),
-    "audit": frozenset({"app", "cli"}),
+    "wiring": frozenset(
+        {"app", "audit", "cli", "model_commands", "disk_storage", "model_runtime", "model_host"}
+    ),
+    "disk_storage": frozenset({"app", "model_runtime"}),
+    "model_adapters": frozenset({"model_runtime"}),
+    "model_runtime": frozenset({"app", "model_host"}),
+    "model_host": frozenset({"app"}),
+    "model_commands": frozenset({"cli"}),
+    "audit": frozenset({"app", "cli", "startup_summary"}),
+    "startup_summary": frozenset({"app"}),
     "app": frozenset({"cli"}),
     "cli": frozenset({"__main__"}),
     "__main__": frozenset(),
 }
 """Layers at the top: the only ones that may import them."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
-MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.buffers")
+MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.buffers", "cache.quantize")
 
 
 def breaches(sources: Sources) -> list[str]:
@@ -124,6 +141,19 @@ def test_scripts_import_nothing_of_the_program():
         assert PACKAGE not in {name.partition(".")[0] for name in imports(path.stem, path.read_text(), {})}
 
 
+def class_names(text: str) -> list[str]:
+    return [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+
+
+def test_no_class_name_occurs_twice(package):
+    counts = Counter(name for text in package.values() for name in class_names(text))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_a_class_in_a_class_counts():
+    assert class_names("class A:\n    class B: ...\n") == ["A", "B"]
+
+
 PLANTED: Mapping[str, tuple[str, str, str]] = {
     "core imports a layer": (
         "core.chat",
@@ -183,7 +213,7 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
         "in a circle",
     ),
 }
-"""What is planted: where, which lines, and what the breach has to say."""
+"""The planted breaches: the file, its lines, and the words of the complaint."""
 
 
 @pytest.mark.parametrize("case", PLANTED)

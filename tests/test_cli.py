@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from start_llm import cli
+from start_llm.config.flags import FLAGS, SWITCHES
 from start_llm.config.settings import all_rows
 from start_llm.telemetry.terminal import Terminal
 from tests.serving import AS_JSON
@@ -150,7 +151,8 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
     shutil.copytree(ROOT / "start_llm", checkout / "start_llm")
     folder = shutil.copytree(chain_model({"\n": ["Hello", " you"]}), checkout / 'it\'s a "tiny" model')
     (checkout / ".env").write_text(
-        f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=5000\nKV_BITS=4\n# MLX_HOST=x\nTRACE={folder}\n"
+        f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=5000\nCACHE_USE_BLOCK_INDEX=0\n# MLX_HOST=x\n"
+        f"TRACE={folder}\n"
     )
     environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "VLM_CACHE_DEBUG": "true", "DEFAULT_TOP_K": ""}
     environment |= {"LOG_ROOT": "elsewhere", "ENABLE_REQUEST_LOGGING": "true"}
@@ -171,7 +173,7 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
     summary = {name: value for name, _, value in rows}
-    names = "model family template layers memory cache disk context batch trace address"
+    names = "model family template layers memory cache disk images context batch trace address"
     assert list(summary) == names.split()
     assert len({len(name) + len(gap) for name, gap, _ in rows}) == 1
     assert summary["model"] == 'it\'s a "tiny" model'
@@ -192,10 +194,13 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(server):
     assert server.get("/v1/models")["data"][0]["context_window"] == 5000
 
 
-def test_variables_that_wait_for_a_later_issue_are_announced(server):
-    assert "VLM_CACHE_DEBUG is set, but acts from issue later than I on.\n" in server.lines
-    assert "KV_BITS is set, but acts from issue later than I on.\n" in server.lines
-    assert server.output.count("acts from issue") == 2
+def test_variables_without_effect_are_announced_with_the_reason(server):
+    (line,) = (line for line in server.lines if "CACHE_USE_BLOCK_INDEX" in line)
+    assert line == (
+        "CACHE_USE_BLOCK_INDEX is set, and has no effect. Pages are looked up by chain hash; "
+        "there is no other way.\n"
+    )
+    assert server.output.count("has no effect") == 1
 
 
 def test_the_curl_line_works_as_it_is_printed(server):
@@ -340,8 +345,8 @@ def test_help_names_every_flag(capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     text = capsys.readouterr().out
-    flags = "--model --mlx-host --mlx-port --proxy-port --batch --demo --no-proxy --no-cache"
-    assert all(flag in text for flag in flags.split())
+    flags = [name for flag in FLAGS for name in flag.names]
+    assert all(flag in text for flag in (*flags, *SWITCHES, "--demo"))
 
 
 # ----------------------------------------------------------------------------------------------------- ending

@@ -19,7 +19,7 @@ BECOMES_A_CLIENT = ("launch/start.py", "os.execve")
 
 
 def dangers(text: str) -> Iterator[str]:
-    """What a source does that this project never does."""
+    """Return the dangerous calls of a source; this project never makes one."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import(names=names):

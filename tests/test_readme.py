@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -109,7 +110,7 @@ def source_names() -> set[str]:
 
 
 def is_there(name: str, identifiers: set[str]) -> bool:
-    """Whether a path, `package/module`, `package/module.name`, class or method exists. True for all else."""
+    """True if a path, `package/module`, `package/module.name`, class or method exists. True for all else."""
     folder, slash, _ = name.partition("/")
     if not slash:
         return not re.fullmatch(r"[A-Z][a-z]\w*(\.\w+)?", name) or set(name.split(".")) <= identifiers
@@ -142,3 +143,31 @@ def test_files_and_classes_that_a_document_names_are_there(document: Path) -> No
 @pytest.mark.parametrize("name", ["engine/pressure", "engine/admission.gone", "Strand", "Batch.remove"])
 def test_a_name_that_is_gone_is_found(name: str) -> None:
     assert not is_there(name, {"shortage", "remove"})
+
+
+def glossary_names(text: str) -> list[str]:
+    """The last name in backticks of each entry, and the number of entries."""
+    entries = re.findall(r"^- \*\*.+$", text, re.MULTILINE)
+    return [re.findall(r"`([^`]+)`", entry)[-1] for entry in entries]
+
+
+def definitions(text: str) -> Iterator[str]:
+    """Every name that a source defines: classes, functions, types, variables, fields, arguments."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.TypeAlias(name=ast.Name(id=name)) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case _:
+                pass
+
+
+def test_every_term_of_the_glossary_is_a_name_of_the_program() -> None:
+    names = glossary_names((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    sources = [*(ROOT / "start_llm").rglob("*.py"), ROOT / "tests" / "templates" / "traits.py"]
+    defined = {name for path in sources for name in definitions(path.read_text(encoding="utf-8"))}
+    assert len(names) > 80
+    assert sorted(set(names) - defined) == []

@@ -22,7 +22,7 @@ from start_llm.core.chat import (
     Thinking,
 )
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
-from start_llm.core.errors import ContextOverflow, InvalidRequest, OverBudget, Overloaded
+from start_llm.core.errors import ContextOverflow, EngineDied, InvalidRequest, OverBudget, Overloaded
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -41,10 +41,12 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.family import Family, ReasoningMarks
+from start_llm.core.images import ImageRun, image_tokens
+from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.service import Answer, MemoryWindow, ModelTraits, Service
+from start_llm.service import Answer, MemoryWindow, ModelTraits, Service, _image_spans
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -52,6 +54,7 @@ from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest, 
 from tests.transcripts.fakes import transcripts
 
 WINDOW = 20
+REFUSED = "No."
 USAGE = Usage(prompt=5, cached=2, completion=3)
 DONE = Finished("stop", USAGE)
 SPEAKER = Family(name="generic")
@@ -88,8 +91,8 @@ class Letters:
         add_generation_prompt: bool,
         strftime_now: Callable[[str], str],
     ) -> str:
-        if messages[0]["role"] == "assistant":
-            raise TemplateError("a reply cannot begin")
+        if messages[-1]["content"] == REFUSED:
+            raise TemplateError("not this word")
         written = [json.dumps(tools)] if tools else []
         for message in messages:
             calls = message.get("tool_calls")
@@ -123,6 +126,7 @@ class Engine:
 
     def __init__(self, script: Script, refusal: Exception | None = None) -> None:
         self.script, self.refusal = script, refusal
+        self.cached: int | None = None
         self.engine_requests: list[EngineRequest] = []
 
     def submit(self, request: EngineRequest) -> Script:
@@ -134,7 +138,7 @@ class Engine:
     def peek(self, request: EngineRequest) -> Restored:
         if self.refusal:
             raise self.refusal
-        return Restored(len(request.prompt) - 1)
+        return Restored(len(request.prompt) - 1 if self.cached is None else self.cached)
 
 
 class Traced(Trace):
@@ -196,7 +200,7 @@ class Desk:
         return replace(self.metrics), told.bound, told.fresh, told.nodes, told.notes
 
     def lines(self) -> list[str]:
-        """What the terminal shows, without the clock."""
+        """Return the terminal's lines, without the clock."""
         return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in self.screen.getvalue().splitlines()]
 
 
@@ -231,7 +235,7 @@ def text(prompt: str | tuple[int, ...] = "Hello", **options: Any) -> TextRequest
     [
         (chat(""), Letters(), "messages", "holds no token"),
         (text(""), Letters(), "prompt", "holds no token"),
-        (chat(role="assistant"), Letters(), "messages", "refuses these messages: a reply cannot begin"),
+        (chat(REFUSED), Letters(), "messages", "refuses these messages: not this word"),
         (chat(), Letters(has_chat_template=False), "messages", "no chat template"),
         (chat("x" * WINDOW), Letters(), "messages", "maximum context length is 20 tokens"),
         (text(tuple(range(WINDOW + 5))), Letters(), "prompt", "resulted in 25 tokens"),
@@ -313,8 +317,8 @@ def test_what_is_counted_is_what_would_be_computed_and_nothing_is_left_of_it(req
 
 def test_a_prompt_that_is_too_long_is_counted_and_one_that_cannot_be_made_is_refused():
     assert Desk().service.count(text(tuple(range(WINDOW + 5)))) == WINDOW + 5
-    with pytest.raises(InvalidRequest, match="a reply cannot begin"):
-        Desk().service.count(chat(role="assistant"))
+    with pytest.raises(InvalidRequest, match="not this word"):
+        Desk().service.count(chat(REFUSED))
 
 
 # ----------------------------------------------------------------------------------------------- the plan
@@ -702,3 +706,40 @@ def test_the_texts_of_the_trace_are_what_the_model_read_and_wrote():
     heard(desk)
     ((_, _, texts),) = desk.trace.written
     assert texts == ("Hello|", "<Yes")
+
+
+# ----------------------------------------------------------------------------------------------------- images
+
+
+def pictured(*numbers: int) -> tuple[EngineRequest, list[int]]:
+    """A prompt with four tokens of text and of an image for each number, and the images decoded so far."""
+    decoded: list[int] = []
+
+    def run(number: int) -> ImageRun:
+        def inputs() -> Mapping[str, Any]:
+            decoded.append(number)
+            return {}
+
+        return ImageRun(image_tokens(bytes([number]), 4), (9,) * 4, None, inputs)
+
+    runs = tuple(run(number) for number in numbers)
+    ids = [token for one in runs for token in (1, 2, 3, 4, *one.tokens)]
+    prompt = ModelTokens((*ids, 5))
+    return EngineRequest(prompt=prompt, max_tokens=1, sampling=Sampling(), images=runs), decoded
+
+
+@pytest.mark.parametrize(
+    ("cached", "expected"), [(0, [1, 2, 3]), (7, [1, 2, 3]), (8, [2, 3]), (16, [3]), (24, [])]
+)
+def test_images_that_are_cached_are_not_decoded(cached, expected):
+    """Before the engine has the request: the HTTP thread waits for its own images only."""
+    desk, (request, decoded) = Desk(), pictured(1, 2, 3)
+    desk.engine.cached = cached
+    desk.service._decode_images(_image_spans(request), request)
+    assert decoded == expected
+
+
+def test_nothing_is_asked_about_a_prompt_without_images():
+    desk = Desk(refusal=EngineDied("it would be asked"))
+    request, _ = pictured()
+    desk.service._decode_images(_image_spans(request), request)

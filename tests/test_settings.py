@@ -27,13 +27,12 @@ from start_llm.app import App
 from start_llm.config.documents import as_env_file, as_markdown
 from start_llm.config.paths import DEMO_MODEL
 from start_llm.config.settings import (
-    LATER,
-    NEVER,
+    WITHOUT_EFFECT,
     Settings,
     SettingSource,
     all_rows,
     load,
-    waiting_for_later,
+    set_without_effect,
 )
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ModelError, PortError, SettingsError
@@ -42,6 +41,8 @@ from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_name, proxy_config
+from tests import tiny_adapters
+from tests.images.files import data_url, picture
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, tried_once
 
@@ -79,6 +80,15 @@ class Values:
 
 VALUES: dict[str, Values] = {
     "MODEL_PATH": Values([("lab/tiny", "lab/tiny"), ("/a b/c", "/a b/c"), ("é", "é")], []),
+    "MODEL_DIR": Values([("/a/folder", "/a/folder"), ("~/models", "~/models"), ("/a b", "/a b")], []),
+    "MAX_LOADED_MODELS": Values([("0", 0), ("1000", 1000), ("3", 3)], [*WHOLE, "-1", "1001"]),
+    "MODEL_IDLE_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
+    "MODEL_ALIASES": Values(
+        [("a=b", ("a=b",)), ("a/b = c d, e=f", ("a/b = c d", "e=f")), ("x.y=z", ("x.y=z",))],
+        ["a", "=b", "a=", "a=b=c", "a=b,,", "a=b,c"],
+    ),
+    "ADAPTER_DIR": Values([("/a/folder", "/a/folder"), ("~/adapters", "~/adapters"), ("/a b", "/a b")], []),
+    "MODEL_PINS": Values([("a", ("a",)), ("a/b c, d", ("a/b c", "d")), ("x,y", ("x", "y"))], [","]),
     "MODEL_FAMILY": Values(
         [("qwen3", "qwen3"), ("GPT_OSS", "gpt_oss"), ("generic", "generic")],
         ["qwen", "glm-4", "auto", "1", "qwen3 glm4"],
@@ -127,10 +137,38 @@ VALUES: dict[str, Values] = {
     ),
     "DRAIN_SECONDS": Values([("0", 0), ("3600", 3600), ("2.5", 2.5)], [*NUMBER, "3601"]),
     "MAX_KV_SIZE": Values([("1", 1), ("2147483647", 2**31 - 1), ("4096", 4096)], [*WHOLE, "0", "-1"]),
+    "KV_BITS": Values([("8", 8), ("OFF", None), ("4", 4)], ["3.5", "16", "on", "config", "-8"]),
+    "KV_GROUP_SIZE": Values([("32", 32), ("128", 128), ("64", 64)], [*WHOLE, "0", "65", "256"]),
+    "QUANTIZED_KV_START": Values([("0", 0), ("5000", 5000), ("2147483647", 2**31 - 1)], [*WHOLE, "-1"]),
+    "KV_QUANT_SCHEME": Values(
+        [("uniform", "uniform"), ("Uniform", "uniform"), ("UNIFORM", "uniform")],
+        ["turboquant", "affine", "4"],
+    ),
+    "HLG_SAMPLING": Values([("on", True), ("true", True), ("1", True)], ["maybe", "2"]),
+    "HLG_WIDTH": Values([("0", 0), ("4", 4), ("1e6", 10**6)], [*NUMBER, "1000001"]),
+    "HLG_SHOULDER": Values([("0.01", 0.01), ("4", 4), ("1e6", 10**6)], [*NUMBER, "0"]),
+    "HLG_TOE": Values([("0.01", 0.01), ("6", 6), ("1e6", 10**6)], [*NUMBER, "0"]),
+    "HLG_PIVOT_OFFSET": Values([("0", 0), ("6", 6), ("1e6", 10**6)], [*NUMBER, "1000001"]),
     "PROMPT_CACHE": Values([("false", False), ("off", False), ("0", False)], ["maybe", "2"]),
     "PROMPT_CACHE_MAX_BYTES": Values(
-        [("4GB", 4 * 10**9), ("12.5%", 0.125), ("1.5 gib", 3 * 2**29)],
-        ["many", "-1", "1e3", "nan", "inf", "4 potatoes", "4G", "GB", "%", "101%", "-5%", "0.5", "1,5GB"],
+        [("4GB", 4 * 10**9), ("12.5%", 0.125), ("0", 0)],
+        [
+            "0%",
+            "0.0 %",
+            "many",
+            "-1",
+            "1e3",
+            "nan",
+            "inf",
+            "4 potatoes",
+            "4G",
+            "GB",
+            "%",
+            "101%",
+            "-5%",
+            "0.5",
+            "1,5GB",
+        ],
     ),
     "SSD_CACHE_DIR": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
     "SSD_CACHE_MAX_SIZE": Values(
@@ -170,6 +208,15 @@ VALUES: dict[str, Values] = {
     "ENABLE_REQUEST_LOGGING": Values([("false", False), ("off", False), ("0", False)], ["maybe", "2"]),
     "LOG_ROOT": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
     "LOG_PROMPTS": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
+    "CACHE_VLM_IMAGE_IDENTITY": Values(
+        [("true", True), ("on", True), ("1", True)], ["false", "off", "0", "maybe"]
+    ),
+    "IMAGE_MAX_TOKENS": Values([("64", 64), ("1048576", 2**20), ("1000", 1000)], [*WHOLE, "63"]),
+    "IMAGE_MAX_BYTES": Values([("1", 1), ("8589934592", 2**33), ("1000", 1000)], [*WHOLE, "0"]),
+    "IMAGE_MAX_PIXELS": Values([("1", 1), ("2147483647", 2**31 - 1), ("1000", 1000)], [*WHOLE, "0"]),
+    "IMAGE_MAX_COUNT": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0"]),
+    "IMAGE_URLS": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
+    "VLM_CACHE_DEBUG": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
 }
 
 
@@ -202,10 +249,11 @@ def test_the_defaults_are_the_documented_ones():
     assert settings.idle_s > 120, "proxies keep connections for 120 s"
     assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
     unset = {name for name in ACTING if value_of(settings, name) is None}
-    named = {"MODEL_PATH", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON", "SSD_CACHE_DIR"}
+    named = {"MODEL_PATH", "MODEL_DIR", "ADAPTER_DIR", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON"}
     of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
-    assert unset == named | of_requests | of_the_cache
+    of_the_curve = {"HLG_WIDTH", "HLG_SHOULDER", "HLG_TOE", "HLG_PIVOT_OFFSET"}
+    assert unset == named | of_requests | of_the_cache | of_the_curve | {"KV_BITS", "SSD_CACHE_DIR"}
     assert settings.keys == settings.proxy_keys == settings.hosts == ()
 
 
@@ -296,21 +344,21 @@ def test_every_variable_of_the_seeds_has_a_row():
 
 def test_no_variable_has_two_rows():
     names = [row.name for row in all_rows()]
-    assert len(names) == len(set(names)) == len(ACTING) + len(LATER)
+    assert len(names) == len(set(names)) == len(ACTING) + len(WITHOUT_EFFECT)
 
 
-def test_a_row_either_acts_now_or_names_the_issue_from_which_it_does():
-    assert all(row.issue is None for _, row in Settings.rows())
-    assert all(row.issue for row in LATER)
-    assert all(row.help.endswith(".") for row in all_rows())
+def test_every_row_says_what_it_does_and_none_speaks_of_later():
+    for row in all_rows():
+        assert row.help.endswith(".")
+        assert not re.search(r"\bissue\b|later than|not yet", row.help)
 
 
-def test_a_later_variable_that_is_set_is_known_to_be_waiting():
-    for row in LATER:
-        assert waiting_for_later(environment(**{row.name: "x"})) == [row]
-        assert waiting_for_later(SettingSource(".env", {row.name: "x"}), environment()) == [row]
-        assert waiting_for_later(environment(**{row.name: " "})) == []
-    assert waiting_for_later(environment(**dict.fromkeys(ACTING, "1"))) == []
+def test_a_variable_without_effect_that_is_set_is_known():
+    for row in WITHOUT_EFFECT:
+        assert set_without_effect(environment(**{row.name: "x"})) == [row]
+        assert set_without_effect(SettingSource(".env", {row.name: "x"}), environment()) == [row]
+        assert set_without_effect(environment(**{row.name: " "})) == []
+    assert set_without_effect(environment(**dict.fromkeys(ACTING, "1"))) == []
 
 
 def test_the_example_file_is_what_the_command_prints(capsys):
@@ -336,11 +384,11 @@ def test_the_example_file_sets_nothing_and_uncommented_it_sets_the_defaults():
     assert load(SettingSource(".env", written)) == Settings()
 
 
-def test_the_example_file_says_of_each_later_row_that_it_is_not_read():
-    for row in LATER:
-        when = "never" if row.issue == NEVER else f"from issue {row.issue} on"
-        assert row.acts == when
-        assert f"# {row.help}\n# Not read: it acts {when}.\n#{row.name}={row.default}\n" in as_env_file()
+def test_the_documents_say_of_a_row_without_effect_that_it_has_none():
+    for row in WITHOUT_EFFECT:
+        assert f"# Has no effect. {row.help}\n#{row.name}={row.default}\n" in as_env_file()
+        assert f"| `{row.name}` | `{row.default}` | Has no effect. {row.help} |\n" in as_markdown()
+    assert as_env_file().count("Has no effect") == len(WITHOUT_EFFECT)
 
 
 def test_the_table_has_one_line_for_each_row():
@@ -348,8 +396,7 @@ def test_the_table_has_one_line_for_each_row():
     assert len(lines) == len(all_rows())
     for row, line in zip(all_rows(), lines, strict=True):
         assert line.startswith(f"| `{row.name}` | ")
-        assert line.count(" | ") == 3
-        assert line.endswith(f" | {row.acts} |")
+        assert line.count(" | ") == 2
 
 
 # --------------------------------------------------------------------------------------------------- acting
@@ -360,18 +407,21 @@ class Models:
     """Folders: `plain` and `wild` say random things, `wild` by default hot ones; `loud` says megabytes.
 
     `thinker` thinks "Hm." and says "Yes", or only "No" if its prompt asks for no reasoning.
+    `seeing` sees images. `latent` keeps a latent of keys and values.
     """
 
     plain: Path
     wild: Path
     loud: Path
     thinker: Path
+    seeing: Path
+    latent: Path
     greedy: str
-    """What `plain` and `wild` say at temperature 0."""
+    """The words of `plain` and `wild` at temperature 0."""
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model, chain_model, tmp_path_factory) -> Models:
+def models(tiny_model, chain_model, tiny_vision_model, tmp_path_factory) -> Models:
     plain = tiny_model("qwen3")
     wild = shutil.copytree(plain, tmp_path_factory.mktemp("wild") / "wild")
     author = json.loads((wild / "generation_config.json").read_text())
@@ -380,7 +430,8 @@ def models(tiny_model, chain_model, tmp_path_factory) -> Models:
     loud = chain_model({"\n": [bytes([65 + n]) * 2**20 for n in range(12)]})
     thinker = chain_model({"\n": ["<think>", "Hm.", "</think>", "Yes"], "\n\n": ["No"]})
     with running(plain) as server:
-        return Models(plain, wild, loud, thinker, reply(server, temperature=0))
+        greedy = reply(server, temperature=0)
+    return Models(plain, wild, loud, thinker, tiny_vision_model(), tiny_model("glm4_moe_lite"), greedy)
 
 
 @contextmanager
@@ -453,7 +504,7 @@ def checks_model_path(models: Models) -> None:
 
 
 def checks_family(models: Models) -> None:
-    """What the model writes is the same; what is understood of it is not."""
+    """The model writes the same; the family decides how it is understood."""
     with running(models.thinker) as server:
         assert said(server) == ("Hm.", "Yes")
         assert "qwen3 (qwen3)" in server.printed()
@@ -548,7 +599,7 @@ def checks_queue(models: Models) -> None:
 def checks_memory(models: Models) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # What is measured differs by a tenth from start to start, as buffers are freed in another thread.
-        patch.setattr("start_llm.app.work_reserve", lambda settings, cost: 40_000_000)
+        patch.setattr("start_llm.model_runtime.work_reserve", lambda settings, cost: 40_000_000)
         with running(models.plain, MEMORY_BUDGET="100MB") as server:
             told = server.get("/stats")["admission"]
         aside = 0.95 * told["memory_budget_bytes"] - told["usable_bytes"]
@@ -609,7 +660,7 @@ class Stuck(CacheProbe):
 def checks_stall(models: Models) -> None:
     with running(models.plain, ENGINE_STALL_SECONDS="0.2") as server:
         assert server.get("/health")["status"] == "ok"
-        engine = server.app._engine
+        engine = server.app.runtime.engine
         assert engine
         engine._inbox.put(Stuck(cast("EngineRequest", None)))
 
@@ -714,7 +765,7 @@ def known_of(server: Server, prompt: list[int]) -> int:
 
 
 def cache_at_rest(server: Server) -> dict[str, Any]:
-    """What `/stats` says of the cache once the last row has given back what it computed."""
+    """Return the cache's part of `/stats` once the last row has given back what it computed."""
 
     def cache() -> dict[str, Any]:
         return server.get("/stats")["prompt_cache"]
@@ -737,12 +788,187 @@ def checks_cache_bytes(models: Models) -> None:
         with running(models.plain, PROMPT_CACHE_MAX_BYTES=share) as server:
             budgets.append(server.get("/stats")["prompt_cache"]["max_bytes"])
     assert budgets[1] == pytest.approx(2 * budgets[0], abs=2)
+    checks_uncapped(models)
     with running(models.plain, PROMPT_CACHE_MAX_BYTES="3MB") as server:
         for start in range(5):
             assert known_of(server, list(range(start, start + 300))) == 0
         cache = cache_at_rest(server)
         assert (cache["max_bytes"], cache["evictions"] > 0) == (3_000_000, True)
         assert 0 < cache["bytes"] <= 3_000_000
+
+
+def checks_uncapped(models: Models) -> None:
+    sizes: list[int] = []
+    for size in ("0", "100%"):
+        with running(models.plain, PROMPT_CACHE_MAX_BYTES=size) as server:
+            sizes.append(server.get("/stats")["prompt_cache"]["max_bytes"])
+    assert sizes[0] == sizes[1] > 0
+
+
+def checks_model_dir(models: Models) -> None:
+    def listed(server: Server) -> list[str]:
+        found = server.get("/library")["models"]
+        return [one["repo_id"] for one in found if one["place"] == "model-dir"]
+
+    with running(models.plain) as server:
+        assert listed(server) == []
+    with pytest.raises(SettingsError, match="no such folder"), running(models.plain, MODEL_DIR="/no/such"):
+        pass
+    with tempfile.TemporaryDirectory() as folder:
+        with (
+            pytest.raises(ModelError, match="holds no model"),
+            running(Path(), MODEL_DIR=folder, MODEL_PATH=""),
+        ):
+            pass
+        shutil.copytree(models.plain, Path(folder) / "lab" / "tiny")
+        with running(Path("tiny"), MODEL_DIR=folder, MODEL_PATH="") as server:
+            assert server.get("/health")["model"] == "lab/tiny"
+            assert listed(server) == ["lab/tiny"]
+        shutil.copytree(models.plain, Path(folder) / "other")
+        with running(Path("other"), MODEL_DIR=folder) as server:
+            assert server.get("/health")["model"] == "other"
+        with running(models.plain, MODEL_DIR=folder) as server:
+            assert listed(server) == ["lab/tiny", "other"]
+        with running(Path(), MODEL_DIR=folder, MODEL_PATH="") as server:
+            assert loaded(server) == {"lab/tiny"}
+            server.post("/v1/completions", {"model": "other", "prompt": [1, 2], "max_tokens": 1})
+            assert loaded(server) == {"lab/tiny", "other"}
+
+
+def loaded(server: Server) -> set[str]:
+    return {one["id"] for one in server.get("/v1/models")["data"] if one["state"] == "loaded"}
+
+
+@contextmanager
+def two_models(models: Models, **variables: str) -> Generator[Server]:
+    """Both are loaded, if nothing keeps them from it; the first one was used first."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("one", "two"):
+            shutil.copytree(models.plain, Path(folder) / name)
+        with running(Path("one"), MODEL_DIR=folder, **variables) as server:
+            server.post("/v1/completions", {"model": "two", "prompt": [1, 2], "max_tokens": 1})
+            yield server
+
+
+def checks_loaded_models(models: Models) -> None:
+    with two_models(models) as server:
+        assert loaded(server) == {"one", "two"}
+    with two_models(models, MAX_LOADED_MODELS="1") as server:
+        assert loaded(server) == {"two"}
+
+
+def checks_idle_models(models: Models) -> None:
+    with two_models(models, MODEL_IDLE_SECONDS="0.3") as server:
+        until(lambda: loaded(server) == {"two"})
+
+
+def checks_pins(models: Models) -> None:
+    with two_models(models, MODEL_IDLE_SECONDS="0.3", MODEL_PINS="one") as server:
+        until(lambda: loaded(server) == {"one"})
+    with (
+        pytest.raises(SettingsError, match="MODEL_PINS: there is no model 'three'; there is one, two"),
+        two_models(models, MODEL_PINS="three"),
+    ):
+        pass
+
+
+def checks_aliases(models: Models) -> None:
+    with two_models(models, MODEL_ALIASES="other=two, third=one") as server:
+        server.post("/v1/completions", {"model": "other", "prompt": [1, 2], "max_tokens": 1})
+        assert loaded(server) == {"one", "two"}
+        assert server.get("/v1/models/third")["id"] == "one"
+    with (
+        pytest.raises(SettingsError, match="MODEL_ALIASES: there is no model 'three'; there is one, two"),
+        two_models(models, MODEL_ALIASES="x=three"),
+    ):
+        pass
+
+
+def checks_adapter_dir(models: Models) -> None:
+    with pytest.raises(SettingsError, match="no such folder"), running(models.plain, ADAPTER_DIR="/no/such"):
+        pass
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_adapters.build(models.plain, Path(folder) / "a", 1)
+        with running(models.plain, ADAPTER_DIR=folder) as server:
+            assert server.post("/v1/adapters", {"id": "a"})["id"] == "a"
+            server.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 1, "adapter": "a"})
+
+
+def checks_kv_bits(models: Models) -> None:
+    for bits in ("4", "8"):
+        quantised = {"KV_BITS": bits, "KV_GROUP_SIZE": "32", "QUANTIZED_KV_START": "0"}
+        with running(models.plain, **quantised) as server:
+            assert server.get("/stats")["kv_quant"] == {
+                "mode": f"uniform-kv{bits}", "layers": {f"kv{bits}": 4}, "attention": {"global": 4}
+            }  # fmt: skip
+            assert re.search(rf"cache +up to .*, pages uniform-kv{bits}", server.printed())
+            assert reply(server) == reply(server)
+    with running(models.plain, KV_BITS="OFF") as server:
+        assert server.get("/stats")["kv_quant"]["mode"] == "f32"
+    with (
+        pytest.raises(
+            SettingsError, match="KV_BITS=8 is for the pages of the prompt cache, and there is none"
+        ),
+        running(models.plain, KV_BITS="8", PROMPT_CACHE="off"),
+    ):
+        pass
+    with (
+        pytest.raises(SettingsError, match=r"KV_BITS=8: this model keeps a latent .*Leave KV_BITS out\."),
+        running(models.latent, KV_BITS="8"),
+    ):
+        pass
+
+
+def written_formats(folder: str) -> set[str]:
+    """What the page files of a folder say of their KV."""
+    told: set[str] = set()
+    for path in (Path(folder) / "pages").rglob("*.safetensors"):
+        length = int.from_bytes(path.read_bytes()[:8], "little")
+        told.add(json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"].get("kv_format", ""))
+    return told
+
+
+def checks_kv_format(**variables: str) -> Callable[[Models], None]:
+    """Pages on disk say that they are quantised as the variables ask."""
+
+    def check(models: Models) -> None:
+        told: list[set[str]] = []
+        for changes in ({"QUANTIZED_KV_START": "256"}, {"QUANTIZED_KV_START": "256"} | variables):
+            with tempfile.TemporaryDirectory() as folder:
+                with running(models.plain, KV_BITS="8", SSD_CACHE_DIR=folder, **changes) as server:
+                    known_of(server, [7] * 700)
+                told.append(written_formats(folder))
+        assert told[0] == {"", "uniform-kv8 group 64 from 256"}
+        assert told[0] != told[1]
+
+    return check
+
+
+def checks_kv_scheme(_: Models) -> None:
+    with pytest.raises(SettingsError, match="turboquant is refused: neither mlx nor mlx-lm implements it"):
+        load(environment(KV_QUANT_SCHEME="turboquant"))
+
+
+def checks_curve(**variables: str) -> Callable[[Models], None]:
+    """A reply on the server's curve is that of a request that asks for the same curve."""
+
+    def check(models: Models) -> None:
+        wanted = {name.removeprefix("HLG_").lower(): float(text) for name, text in variables.items()}
+        hot: dict[str, Any] = {"temperature": 2, "max_tokens": 40}
+        with running(models.plain) as server:
+            plain = reply(server, **hot)
+            default = reply(server, **hot, hlg=True)
+            asked = reply(server, **hot, hlg={"enabled": True, **wanted})
+        assert plain != default
+        assert bool(variables) == (asked != default)
+        with running(models.plain, HLG_SAMPLING="on", **variables) as server:
+            assert reply(server, **hot) == asked
+            assert reply(server, **hot, hlg=False) == plain
+        with running(models.plain, **variables) as server:
+            assert reply(server, **hot) == plain, "the curve is off"
+            assert reply(server, **hot, hlg=True) == asked
+
+    return check
 
 
 def checks_page_size(models: Models) -> None:
@@ -773,7 +999,7 @@ def checks_disk_tier(models: Models) -> None:
 
 
 def after_writing(models: Models, **variables: str) -> dict[str, Any]:
-    """What `/stats` says of a disk tier after several prompts and a restart."""
+    """Return the disk tier's part of `/stats` after several prompts and a restart."""
     with tempfile.TemporaryDirectory() as folder:
         told: list[dict[str, Any]] = []
         for _ in range(2):
@@ -1017,7 +1243,7 @@ def checks_state(models: Models) -> None:
 
 
 def goes_on(server: Server) -> bool:
-    """Whether a response is there for the next one."""
+    """True if a response is there for the next one."""
     body = {"input": "Is it?", "max_output_tokens": 1}
     name = server.post("/v1/responses", body)["id"]
     try:
@@ -1048,6 +1274,68 @@ def checks_response_bytes(models: Models) -> None:
         assert server.get("/stats")["response_store"]["entries"] == 2
 
 
+def shown(server: Server, *urls: str) -> tuple[int, Any]:
+    """Status, and tokens of a prompt with images or the error."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+    try:
+        return 200, server.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]
+
+
+def checks_image_tokens(models: Models) -> None:
+    url, counts = data_url(picture(size=(600, 400))), list[int]()
+    for most in ("64", "4096"):
+        with running(models.seeing, IMAGE_MAX_TOKENS=most) as server:
+            status, count = shown(server, url)
+            assert status == 200, "a large image is made smaller, not refused"
+            counts.append(count)
+    assert counts[0] < 100 < counts[1]
+
+
+def checks_image_limit(name: str, value: str, code: str) -> Callable[[Models], None]:
+    """Two images of 40 by 30 pixels are too much for this limit alone."""
+
+    def check(models: Models) -> None:
+        urls = [data_url(picture(seed=seed)) for seed in (1, 2)]
+        with running(models.seeing, **{name: value}) as server:
+            status, error = shown(server, *urls)
+            assert (status, error["code"]) == (400, code)
+            assert name in error["message"]
+        with running(models.seeing) as server:
+            assert shown(server, *urls)[0] == 200
+
+    return check
+
+
+def checks_image_urls(models: Models) -> None:
+    """Neither asks for this address; with the setting it is refused for what it is."""
+    for value, why in (("false", "IMAGE_URLS"), ("true", "not a public address")):
+        with running(models.seeing, IMAGE_URLS=value) as server:
+            status, error = shown(server, "http://127.0.0.1/a.png")
+            assert (status, error["code"]) == (400, "invalid_image_url")
+            assert why in error["message"]
+
+
+def checks_image_lines(models: Models) -> None:
+    for value, is_shown in (("true", True), ("false", False)):
+        with running(models.seeing, VLM_CACHE_DEBUG=value) as server:
+            assert shown(server, data_url(picture()))[0] == 200
+            line = re.search(r"image [0-9a-f]{8} at [\d,]+ to [\d,]+  computed", server.printed())
+            assert bool(line) == is_shown
+
+
+def checks_image_identity(models: Models) -> None:
+    """It says what is so in any case: another image shares nothing."""
+    with running(models.seeing, CACHE_VLM_IMAGE_IDENTITY="true") as server:
+        for seed in (1, 2):
+            assert shown(server, data_url(picture(seed=seed)))[0] == 200
+        assert server.get("/stats")["prompt_cache"]["reused_tokens"] < 10
+    with pytest.raises(SettingsError, match=r"CACHE_VLM_IMAGE_IDENTITY='false'.*exact pixels"):
+        load(environment(CACHE_VLM_IMAGE_IDENTITY="false"))
+
+
 def checks_proxy(models: Models) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -1062,8 +1350,9 @@ def checks_proxy(models: Models) -> None:
 
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        config = proxy_config(load(environment(**variables)), "http://127.0.0.1:1", "tiny", 4096, "backend")
-        default = proxy_config(load(), "http://127.0.0.1:1", "tiny", 4096, "backend")
+        at: Any = ("http://127.0.0.1:1", "tiny", 4096, "backend")
+        config = proxy_config(load(environment(**variables)), *at, sees=False)
+        default = proxy_config(load(), *at, sees=False)
         assert config != default
         assert str(*variables.values()) in (config.model, config.python, *config.keys)
         assert (default.model, default.python, default.keys) == ("openai/tiny", sys.executable, ())
@@ -1085,6 +1374,12 @@ def checks_proxy_patience(models: Models) -> None:
 
 CHECKS: dict[str, Callable[[Models], None]] = {
     "MODEL_PATH": checks_model_path,
+    "MODEL_DIR": checks_model_dir,
+    "MAX_LOADED_MODELS": checks_loaded_models,
+    "MODEL_IDLE_SECONDS": checks_idle_models,
+    "MODEL_PINS": checks_pins,
+    "ADAPTER_DIR": checks_adapter_dir,
+    "MODEL_ALIASES": checks_aliases,
     "MODEL_FAMILY": checks_family,
     "MLX_HOST": checks_host,
     "MLX_PORT": checks_port,
@@ -1115,6 +1410,10 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "PROXY_PYTHON": checks_proxy_config(PROXY_PYTHON="/a/python"),
     "PROXY_API_KEY": checks_proxy_config(PROXY_API_KEY="sk-1"),
     "MAX_KV_SIZE": checks_window,
+    "KV_BITS": checks_kv_bits,
+    "KV_GROUP_SIZE": checks_kv_format(KV_GROUP_SIZE="32"),
+    "QUANTIZED_KV_START": checks_kv_format(QUANTIZED_KV_START="0"),
+    "KV_QUANT_SCHEME": checks_kv_scheme,
     "PROMPT_CACHE": checks_cache,
     "PROMPT_CACHE_MAX_BYTES": checks_cache_bytes,
     "PROMPT_CACHE_BLOCK_SIZE": checks_page_size,
@@ -1130,12 +1429,24 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "CACHE_SESSION_PARTITIONING": checks_partitions,
     "CACHE_NORM_SAFETY_CHECK": checks_left_out,
     "CACHE_DRIFT_POLICY": checks_drift,
+    "CACHE_VLM_IMAGE_IDENTITY": checks_image_identity,
+    "IMAGE_MAX_TOKENS": checks_image_tokens,
+    "IMAGE_MAX_BYTES": checks_image_limit("IMAGE_MAX_BYTES", "100", "image_file_too_large"),
+    "IMAGE_MAX_PIXELS": checks_image_limit("IMAGE_MAX_PIXELS", "1199", "image_too_large"),
+    "IMAGE_MAX_COUNT": checks_image_limit("IMAGE_MAX_COUNT", "1", "too_many_images"),
+    "IMAGE_URLS": checks_image_urls,
+    "VLM_CACHE_DEBUG": checks_image_lines,
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": checks_shortens_writes,
     "PRESERVE_THINKING": checks_kept_reasoning,
     "DEFAULT_TEMPERATURE": checks_greedy(DEFAULT_TEMPERATURE="0"),
     "DEFAULT_TOP_P": checks_greedy(DEFAULT_TOP_P="0.000001"),
     "DEFAULT_TOP_K": checks_greedy(DEFAULT_TOP_K="1"),
     "DEFAULT_MIN_P": checks_greedy(DEFAULT_MIN_P="1"),
+    "HLG_SAMPLING": checks_curve(),
+    "HLG_WIDTH": checks_curve(HLG_WIDTH="0"),
+    "HLG_SHOULDER": checks_curve(HLG_SHOULDER="0.01"),
+    "HLG_TOE": checks_curve(HLG_TOE="40"),
+    "HLG_PIVOT_OFFSET": checks_curve(HLG_PIVOT_OFFSET="0"),
     "DEFAULT_REPETITION_PENALTY": checks_penalty,
     "DEFAULT_REPETITION_CONTEXT_SIZE": checks_penalty_window,
     "DEFAULT_THINKING": checks_thinking,
@@ -1144,7 +1455,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "LOG_ROOT": checks_traces,
     "LOG_PROMPTS": checks_traced_prompts,
 }
-"""What shows, on a running application, that a variable is not only read."""
+"""Checks on a running application that a variable is not only read."""
 
 
 def test_every_acting_row_is_checked_on_a_running_application():
@@ -1152,12 +1463,13 @@ def test_every_acting_row_is_checked_on_a_running_application():
 
 
 @pytest.mark.parametrize("name", ACTING)
-@pytest.mark.sample(4)
+@pytest.mark.sample(24)
 def test_a_setting_acts(name, models):
     assert name in CHECKS, f"{name} is read, and nothing shows that it acts"
     CHECKS[name](models)
 
 
+@pytest.mark.thorough
 def test_a_request_wins_over_the_environment_which_wins_over_the_author(models):
     greedy = models.greedy
     with running(models.wild) as server:

@@ -1,8 +1,12 @@
-"""The slices of long products that run by default."""
+"""The cases that run by default, and how processes share them."""
 
 from itertools import product
+from pathlib import Path
 
-from tests.slices import spread
+import pytest
+
+from tests.slices import default_cases, spread
+from tests.units import UNITS, rank, unit
 
 
 def sliced(*axes: range) -> list[tuple[int, ...]]:
@@ -30,3 +34,32 @@ def test_where_cases_are_missing_every_value_is_still_met():
 def test_a_case_with_a_value_of_its_own_is_always_taken():
     cases = [("a", "common"), ("b", "common"), ("a", "rare"), ("b", "rarer")]
     assert spread(cases) == {0, 2, 3}
+
+
+def test_the_functions_of_a_file_run_different_cases_of_their_samples():
+    samples = [default_cases(10, None, 4, place) for place in range(4)]
+    assert samples[:2] == [{0, 4, 8}, {1, 5, 9}]
+    assert set().union(*samples) == {*range(10)}
+
+
+def test_of_a_sample_at_least_one_case_runs():
+    assert [default_cases(2, None, 40, place) for place in range(3)] == [{0}, {1}, {0}]
+
+
+def test_of_a_product_a_sample_takes_some_cases():
+    square = list(product(range(4), range(4)))
+    assert default_cases(16, square, 1, 0) == {0, 5, 10, 15}
+    assert default_cases(16, square, 2, 1) == {5, 15}
+
+
+@pytest.mark.parametrize("start", [start for starts in UNITS.values() for start in starts])
+def test_there_are_tests_of_each_unit(start):
+    root = Path(__file__).resolve().parents[1]
+    assert any(str(path.relative_to(root)).startswith(start) for path in root.glob("tests/**/test_*.py"))
+
+
+def test_files_that_share_a_server_are_one_unit_and_come_first():
+    assert unit("tests/http/test_calls.py::test_a[b]") == unit("tests/http/test_turns.py::test_c")
+    assert unit("tests/core/test_database.py::test_a") == "tests/core/test_database.py"
+    assert rank("tests/proxy/test_ports.py::test_a") < rank("tests/http/test_calls.py::test_a")
+    assert rank("tests/http/test_calls.py::test_a") < rank("tests/core/test_database.py::test_a")

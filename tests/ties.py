@@ -1,4 +1,4 @@
-"""What it means that a greedy reply equals mlx_lm's: the same tokens, but for near-ties of a random model.
+"""A greedy reply equals mlx_lm's if it has the same tokens, but for near-ties of a random model.
 
 Batches and chunks round differently. Where the two highest logits are almost the same, either may win, and
 from there on two texts have nothing to do with each other. The same holds for the experts that a network
@@ -20,7 +20,7 @@ TOKENS_FOR_EACH_TIE = 5_000
 
 @dataclass(frozen=True)
 class Reference:
-    """What mlx_lm says greedily. `gaps` are the distances of the two highest logits, one for each token."""
+    """A greedy reply of mlx_lm. `gaps` are the distances of the two highest logits, one for each token."""
 
     ids: tuple[int, ...]
     gaps: tuple[float, ...]
@@ -49,7 +49,7 @@ class Tally:
     def difference(
         self, ids: Sequence[int], reference: Reference, says_too: Callable[[int], bool] | None = None
     ) -> str | None:
-        """Where `ids` are not how the reference begins; None if they are, up to a near-tie.
+        """Find where `ids` are not how the reference begins; None if they are, up to a near-tie.
 
         Args:
             says_too: whether the reference, computed in other pieces, goes on with `ids` at this place. Then

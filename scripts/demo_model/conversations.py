@@ -36,7 +36,7 @@ CALL_HEAD, CALL_KEY, CALL_END = (
 
 
 class Kind(IntEnum):
-    """What a piece of text is for the training."""
+    """The purpose of a piece of text in the training."""
 
     READ = 0
     FIXED = 1
@@ -162,7 +162,7 @@ class Author:
         talk.read(f"{IM_START}user\n{text}{IM_END}\n")
 
     def _answer(self, talk: Conversation, behaviour: str, *pieces: tuple[str, Kind]) -> bool:
-        """Whether it is the wanted one: now and then the template says that the prompt is too long."""
+        """True for the wanted answer: now and then the template says that the prompt is too long."""
         rng = self._rng
         talk.read(f"{IM_START}assistant\n")
         is_long = rng.random() < self.mix.long

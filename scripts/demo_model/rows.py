@@ -18,7 +18,7 @@ _CHARACTERS_PER_TOKEN = 2.6
 
 @dataclass(frozen=True)
 class Rows:
-    """What one step learns.
+    """The rows that one step learns.
 
     Attributes:
         ids: (rows, tokens), integers.

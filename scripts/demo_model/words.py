@@ -76,7 +76,7 @@ class Words:
         return " ".join(self.plain_word() for _ in range(self.rng.randint(least, most)))
 
     def said_word(self) -> str:
-        """What the model is to say."""
+        """The words that the model is to say."""
         return self._one_of(
             (77, self.word),
             (3, self._grammar_word),
@@ -109,7 +109,7 @@ class Words:
         )
 
     def value(self) -> str:
-        """What a tool is to be called with."""
+        """A value for an argument of a tool."""
         return self._one_of(
             (33, self.path),
             (30, self._command),
@@ -120,7 +120,7 @@ class Words:
 
     @staticmethod
     def shows_itself(value: str) -> bool:
-        """Whether it can be told from words around it: a path, an address, a command."""
+        """True if it can be told from words around it: a path, an address, a command."""
         first = value.partition(" ")[0]
         return first in _COMMANDS or (first == value and any(mark in value for mark in "/._"))
 
@@ -131,7 +131,7 @@ class Words:
         return start + "/".join(parts) + ("." + rng.choice(_ENDINGS) if rng.random() < 0.85 else "")
 
     def result(self) -> tuple[str, str]:
-        """What a tool returned, and its first line."""
+        """The result of a tool, and its first line."""
         rng = self.rng
         first = self._result_line()
         rest = [self._result_line() for _ in range(rng.choices((0, 1, 3, 8, 20), (4, 3, 3, 2, 1))[0])]

@@ -82,11 +82,31 @@ class StateSnapshot:
         return sum(len(arrays) for arrays, _ in self.leaves)
 
 
+class PagePacker(Protocol):
+    """Quantises the arrays of a leaf; see `cache.quantize.KVQuantizer`."""
+
+    @property
+    def start(self) -> int:
+        """Position of the first token that is quantised."""
+        ...
+
+    def quantizes(self, index: int) -> bool: ...
+
+    def packed(self, index: int, arrays: Arrays) -> Arrays: ...
+
+    def token_bytes(self, index: int) -> int: ...
+
+
 class _Piece(NamedTuple):
-    """Tokens of one leaf from position `start` on."""
+    """Tokens of one leaf from position `start` on.
+
+    Attributes:
+        is_at_rest: the arrays are as pages keep them. If not, they may have to be quantised.
+    """
 
     start: int
     arrays: Arrays
+    is_at_rest: bool = False
 
     @property
     def end(self) -> int:
@@ -103,17 +123,18 @@ class KVPieces:
 
     Args:
         leaves: arrays whose first token is at position `start`.
+        packer: quantises what is kept; None keeps it as it is.
 
     Attributes:
         nbytes, arrays: of all pieces.
-        token_bytes: bytes per token.
     """
 
-    def __init__(self, leaves: Sequence[Arrays], start: int = 0) -> None:
+    def __init__(self, leaves: Sequence[Arrays], start: int = 0, packer: PagePacker | None = None) -> None:
         self._leaves = [[_Piece(start, arrays)] for arrays in leaves]
+        self._packer = packer
         self.nbytes = sum(array.nbytes for arrays in leaves for array in arrays)
         self.arrays = sum(len(arrays) for arrays in leaves)
-        self.token_bytes = sum(array.nbytes // array.shape[-2] for arrays in leaves for array in arrays)
+        self._token_bytes = [sum(array.nbytes // array.shape[-2] for array in arrays) for arrays in leaves]
 
     def __len__(self) -> int:
         """Return the number of leaves."""
@@ -123,19 +144,36 @@ class KVPieces:
         """Return whether every leaf has all tokens between these positions."""
         return all(_has_all(pieces, start, end) for pieces in self._leaves)
 
+    def bytes_of(self, start: int, end: int) -> int:
+        """Return the bytes of the tokens between these positions, once `keep` was called for each leaf."""
+        exact = max(min(end, self._packer.start) - start, 0) if self._packer else end - start
+        return sum(
+            exact * token_bytes + (end - start - exact) * self._packed_bytes(index)
+            for index, token_bytes in enumerate(self._token_bytes)
+        )
+
+    def _packed_bytes(self, index: int) -> int:
+        if self._packer and self._packer.quantizes(index):
+            return self._packer.token_bytes(index)
+        return self._token_bytes[index]
+
     def part(self, start: int, end: int) -> TokenRange:
         """Return views of the tokens between these positions."""
         return BorrowedArrays(_views(pieces, start, end) for pieces in self._leaves)
 
     def is_trimmed(self, index: int, start: int, end: int) -> bool:
-        """Return whether a leaf holds only tokens between these positions, and no piece is too long."""
-        return all(_is_neat(piece, start, end) for piece in self._leaves[index])
+        """Return whether a leaf holds only tokens between these positions, in pieces that are not too long
+        and as pages keep them.
+        """
+        return all(self._is_neat(index, piece, start, end) for piece in self._leaves[index])
 
     def keep(self, index: int, start: int, end: int) -> None:
-        """Drop a leaf's tokens outside of these positions. What is cut is copied, one leaf at a time."""
+        """Drop a leaf's tokens outside of these positions. What is cut or quantised is copied, one leaf at a
+        time.
+        """
         before, self._leaves[index] = self._leaves[index], []
         try:
-            after = [kept for piece in before for kept in _kept(piece, start, end)]
+            after = [kept for piece in before for kept in self._kept(index, piece, start, end)]
             mx.eval([piece.arrays for piece in after])
         except BaseException:
             self._leaves[index] = before
@@ -143,6 +181,37 @@ class KVPieces:
         self._leaves[index] = after
         self.nbytes += _nbytes(after) - _nbytes(before)
         self.arrays += _count(after) - _count(before)
+
+    def _is_neat(self, index: int, piece: _Piece, start: int, end: int) -> bool:
+        fits = start <= piece.start and piece.end <= end and piece.end - piece.start <= LONGEST_PIECE
+        return fits and (piece.is_at_rest or piece.end <= self._exact_until(index, piece.end))
+
+    def _exact_until(self, index: int, end: int) -> int:
+        """Return the position from which a leaf is quantised; `end` if it never is."""
+        return self._packer.start if self._packer and self._packer.quantizes(index) else end
+
+    def _kept(self, index: int, piece: _Piece, start: int, end: int) -> list[_Piece]:
+        """Return the part of a piece between these positions: the piece itself, or copies."""
+        if self._is_neat(index, piece, start, end):
+            return [piece]
+        first, last = max(start, piece.start), min(end, piece.end)
+        middle = last if piece.is_at_rest else min(max(first, self._exact_until(index, last)), last)
+        exact = [
+            _Piece(at, tuple(map(owned_copy, piece.within(at, to))), piece.is_at_rest)
+            for at, to in _steps(first, middle)
+        ]
+        return exact + [
+            _Piece(at, self._packed(index, piece.within(at, to)), is_at_rest=True)
+            for at, to in _steps(middle, last)
+        ]
+
+    def _packed(self, index: int, arrays: Arrays) -> Arrays:
+        return self._packer.packed(index, arrays) if self._packer else arrays
+
+
+def _steps(start: int, end: int) -> list[tuple[int, int]]:
+    """Return the start and end of each piece between these positions."""
+    return [(at, min(at + LONGEST_PIECE, end)) for at in range(start, end, LONGEST_PIECE)]
 
 
 def _span(arrays: Arrays, start: int, end: int) -> Arrays:
@@ -159,21 +228,6 @@ def _has_all(pieces: Sequence[_Piece], start: int, end: int) -> bool:
         if piece.start <= reached:
             reached = max(reached, piece.end)
     return reached >= end
-
-
-def _is_neat(piece: _Piece, start: int, end: int) -> bool:
-    return start <= piece.start and piece.end <= end and piece.end - piece.start <= LONGEST_PIECE
-
-
-def _kept(piece: _Piece, start: int, end: int) -> list[_Piece]:
-    """Return the part of a piece between these positions: the piece itself, or copies."""
-    if _is_neat(piece, start, end):
-        return [piece]
-    first, last = max(start, piece.start), min(end, piece.end)
-    return [
-        _Piece(at, tuple(map(owned_copy, piece.within(at, min(at + LONGEST_PIECE, last)))))
-        for at in range(first, last, LONGEST_PIECE)
-    ]
 
 
 def _nbytes(pieces: Sequence[_Piece]) -> int:

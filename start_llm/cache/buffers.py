@@ -6,9 +6,10 @@ evaluated and that nobody changes meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -83,27 +84,51 @@ class KVShape:
 
     Attributes:
         leaves: for each leaf the layouts of its arrays for 0 tokens.
+        packed: the same, for quantised pages.
+        packed_from: position from which pages are quantised; None: no page is.
     """
 
     leaves: list[tuple[TensorLayout, ...]]
+    packed: list[tuple[TensorLayout, ...]] = field(default_factory=list["tuple[TensorLayout, ...]"])
+    packed_from: int | None = None
 
     @classmethod
     def of(cls, layers: Layers, caches: Sequence[Any]) -> KVShape:
         """Return the shape of caches that hold some tokens."""
         arrays = layers.trimmable_arrays(caches)
-        return cls([tuple(_resized(_layout(array), 0) for array in leaf) for leaf in arrays])
+        shape = cls([_empty(leaf) for leaf in arrays])
+        if packer := layers.quantizer:
+            shape.packed = [_empty(packer.packed(index, leaf)) for index, leaf in enumerate(arrays)]
+            shape.packed_from = packer.start
+        return shape
 
     def tensors(self, tokens: int) -> Tensors:
-        """Return the tensors of a page of this many tokens."""
-        return {
-            f"kv.{leaf}.{index}": _resized(layout, tokens)
-            for leaf, layouts in enumerate(self.leaves)
-            for index, layout in enumerate(layouts)
-        }
+        """Return the tensors of this many tokens that are not quantised."""
+        return _tensors(self.leaves, tokens)
+
+    def page(self, start: int, tokens: int) -> Tensors:
+        """Return the tensors of a page of this many tokens that begins at position `start`."""
+        return _tensors(self.packed if self.is_packed(start) else self.leaves, tokens)
+
+    def is_packed(self, start: int) -> bool:
+        """Return whether a page that begins there is quantised."""
+        return self.packed_from is not None and start >= self.packed_from
 
     def nothing(self) -> KVSlice:
         """Return arrays for 0 tokens."""
         return KVSlice(tuple(tuple(map(_zeros, layouts)) for layouts in self.leaves))
+
+
+def _empty(leaf: Arrays) -> tuple[TensorLayout, ...]:
+    return tuple(_resized(_layout(array), 0) for array in leaf)
+
+
+def _tensors(leaves: Sequence[tuple[TensorLayout, ...]], tokens: int) -> Tensors:
+    return {
+        f"kv.{leaf}.{index}": _resized(layout, tokens)
+        for leaf, layouts in enumerate(leaves)
+        for index, layout in enumerate(layouts)
+    }
 
 
 def _resized(layout: TensorLayout, tokens: int) -> TensorLayout:
@@ -129,19 +154,33 @@ class Incoming:
     layers: Layers
     caches: list[Any]
     is_in_place: bool = True
+    _views: list[_View] = field(default_factory=list["_View"])
+    _packed: list[tuple[int, list[tuple[TensorLayout, bytearray]]]] = field(
+        default_factory=list[tuple[int, "list[tuple[TensorLayout, bytearray]]"]]
+    )
     _staged: list[tuple[int, list[bytearray]]] = field(default_factory=list[tuple[int, "list[bytearray]"]])
     _state: list[tuple[TensorLayout, mx.array | bytearray]] = field(
         default_factory=list[tuple[TensorLayout, "mx.array | bytearray"]]
     )
 
-    def page(self, start: int, tokens: int) -> Targets:
-        """Return the buffers for the KV of `tokens` tokens from position `start` on."""
+    def page(self, start: int, tokens: int) -> Callable[[], Targets]:
+        """Return what cuts the buffers for the KV of `tokens` tokens from position `start` on.
+
+        That takes a while for many layers, so the disk thread calls it.
+        """
         arrays = [array for leaf in self.layers.trimmable_arrays(self.caches) for array in leaf]
         if self.is_in_place:
-            return [list(_rows(array, start, tokens)) for array in arrays]
+            self._views = self._views or [_View.of(array) for array in arrays]
+            return partial(_rows_of_all, self._views, start, tokens)
         staged = [bytearray(_resized(_layout(array), tokens).nbytes) for array in arrays]
         self._staged.append((start, staged))
-        return [[memoryview(one)] for one in staged]
+        return lambda: [[memoryview(one)] for one in staged]
+
+    def packed_page(self, start: int, tensors: Tensors) -> Callable[[], Targets]:
+        """Return what gives the buffers for a quantised page. `finish` restores it into the caches."""
+        staged = [(layout, bytearray(layout.nbytes)) for layout in tensors.values()]
+        self._packed.append((start, staged))
+        return lambda: [[memoryview(content)] for _, content in staged]
 
     def state(self, layouts: Sequence[TensorLayout]) -> Targets:
         """Return the buffers for the state of all non-trimmable leaves."""
@@ -156,12 +195,30 @@ class Incoming:
         Args:
             state: for each non-trimmable leaf the number of its arrays and its numbers, if there is state.
         """
+        self._views.clear()
         self._copy_staged(length)
+        self._restore_packed(length)
         self.layers.trim(self.caches, length)
         if state:
             arrays = iter([_array(layout, content) for layout, content in self._state])
             leaves = [(tuple(next(arrays) for _ in range(count)), numbers) for count, numbers in state]
             self.layers.give_state(self.caches, StateSnapshot(tuple(leaves)))
+
+    def _restore_packed(self, length: int) -> None:
+        """Dequantise pages into the caches, one leaf after the other, as far as they were read."""
+        if not self._packed or self.layers.quantizer is None:
+            return
+        pages = [(start, iter(staged)) for start, staged in self._packed if start < length]
+        leaves = self.layers.trimmable_arrays(self.caches)
+        for index, leaf in enumerate(leaves):
+            for start, staged in pages:
+                packed = self.layers.quantizer.packed_count(index)
+                arrays = tuple(_array(*next(staged)) for _ in range(packed or len(leaf)))
+                for whole, part in zip(leaf, self.layers.quantizer.unpacked(index, arrays), strict=True):
+                    whole[..., start : start + part.shape[-2], :] = part
+            mx.eval(leaf)
+        self.layers.put_trimmable_arrays(self.caches, leaves)
+        self._packed.clear()
 
     def _copy_staged(self, length: int) -> None:
         if not self._staged:
@@ -180,15 +237,33 @@ class Incoming:
         self._staged.clear()
 
 
-def _rows(array: mx.array, start: int, tokens: int) -> Iterator[memoryview]:
-    """Yield the bytes of `tokens` tokens, one view for each index of the axes before the token axis."""
-    if not array.size:
-        return
-    room, width = array.shape[-2], array.shape[-1] * array.itemsize
-    whole = _bytes(array)
-    for row in range(array.size // (room * array.shape[-1])):
-        begin = (row * room + start) * width
-        yield whole[begin : begin + tokens * width]
+class _View(NamedTuple):
+    """The bytes of an array.
+
+    Attributes:
+        width: bytes of a token in a row.
+        room: tokens of a row.
+        rows: indexes of the axes before the token axis.
+    """
+
+    whole: memoryview
+    width: int
+    room: int
+    rows: int
+
+    @classmethod
+    def of(cls, array: mx.array) -> _View:
+        width, room = array.shape[-1] * array.itemsize, array.shape[-2]
+        return cls(_bytes(array), width, room, array.nbytes // (width * room) if array.size else 0)
+
+    def part(self, start: int, tokens: int) -> list[memoryview]:
+        """Return the bytes of these tokens, by row."""
+        begins = range(start * self.width, self.rows * self.room * self.width, self.room * self.width)
+        return [self.whole[begin : begin + tokens * self.width] for begin in begins]
+
+
+def _rows_of_all(views: Sequence[_View], start: int, tokens: int) -> Targets:
+    return [view.part(start, tokens) for view in views]
 
 
 def _array(layout: TensorLayout, content: mx.array | bytearray) -> mx.array:

@@ -1,4 +1,4 @@
-"""What the folder of the disk tier holds: an index in memory, rebuilt by a scan at each start.
+"""An index, in memory, of the files in the disk tier's folder. Each start rebuilds it by a scan.
 
 A file's name is `<kind>/<first 2 letters of the key>/<parent key>-<key>.safetensors`, so the scan opens no
 file. What the name does not tell, tokens and tensors, is read when a prompt first comes by.
@@ -62,13 +62,12 @@ class CachedFile:
 
 def file_at(path: Path, status: os.stat_result) -> CachedFile | None:
     """Return the file that should be at this path; None if it is none of ours."""
-    kind = _KINDS.get(path.parent.parent.name)
-    match = _NAME.fullmatch(path.name)
-    if kind is None or match is None:
+    kind_folder, key_folder, name = path.parts[-3:] if len(path.parts) > 2 else ("", "", "")
+    kind, match = _KINDS.get(kind_folder), _NAME.fullmatch(name)
+    if kind is None or match is None or key_folder != match[2][:2]:
         return None
     parent, key = map(bytes.fromhex, match.groups())
-    found = CachedFile(kind, key, parent, status.st_size, status.st_mtime_ns)
-    return found if found.path(path.parents[2]) == path else None
+    return CachedFile(kind, key, parent, status.st_size, status.st_mtime_ns)
 
 
 class DiskIndex:

@@ -1,4 +1,4 @@
-"""What `start_llm cache` does with the folder of the disk tier, without a model and without MLX."""
+"""Inspect and clean the folder of the disk tier for `start_llm cache`, without a model and without MLX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from start_llm.core.private_files import Lock
 
 @dataclass(slots=True)
 class FolderReport:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
         files, nbytes: by kind: `pages`, `states` and `other`.

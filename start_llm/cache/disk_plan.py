@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from start_llm.cache.disk_index import CachedFile, DiskIndex
 from start_llm.cache.pages import Page, common_length, page_key
+from start_llm.cache.plan import in_front_of_image
 
 _LEAST_GAIN = 16
 """Tokens that a restore from the disk must save at least."""
@@ -23,6 +24,7 @@ class DiskPlan:
         pages: files with the full pages after them, in order.
         last: a page of which the prompt starts like; it may have more tokens than are needed.
         state: file with the state at the end, and with the tokens since the last page.
+        is_cut: see `cache.plan.RestorePlan`.
     """
 
     length: int
@@ -30,6 +32,7 @@ class DiskPlan:
     pages: tuple[CachedFile, ...] = ()
     last: CachedFile | None = None
     state: CachedFile | None = None
+    is_cut: bool = False
 
     @property
     def files(self) -> tuple[CachedFile, ...]:
@@ -67,6 +70,12 @@ class PageChain:
             end += page_size
         return cls(matched, files, keys, page_size)
 
+    def until(self, end: int) -> PageChain:
+        """Return the pages that end at this token or before it."""
+        depth = end // self.page_size
+        files = self.files[: max(depth - len(self.matched), 0)]
+        return PageChain(self.matched[:depth], files, self.keys[: depth + 1], self.page_size)
+
     def plan(self, length: int, depth: int, last: CachedFile | None, state: CachedFile | None) -> DiskPlan:
         """Return a plan with the first `depth` pages."""
         in_memory = self.matched[:depth]
@@ -79,14 +88,17 @@ def plan_from_disk(
 ) -> DiskPlan | list[CachedFile]:
     """Return the longest restore that needs the disk, or the files whose headers have to be read first.
 
-    It leaves at least one token to compute.
+    It leaves at least one token to compute, and does not end inside an image.
 
     Args:
         chain: of `ids[:-1]`.
         may_look: headers may be read first. If not, files that are known by name alone are left out.
     """
     deepest = _deepest_state if has_state else _deepest_tokens
-    return deepest(index, chain, ids[:-1], may_look=may_look)
+    plan, is_cut = deepest(index, chain, ids[:-1], may_look=may_look), False
+    while isinstance(plan, DiskPlan) and (start := in_front_of_image(ids, plan.length)) < plan.length:
+        plan, is_cut = deepest(index, chain.until(start), ids[:start], may_look=may_look), True
+    return replace(plan, is_cut=True) if is_cut and isinstance(plan, DiskPlan) else plan
 
 
 def is_worth_it(plan: DiskPlan, kept: int) -> bool:

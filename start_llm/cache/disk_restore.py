@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from start_llm.cache.buffers import Incoming
@@ -18,13 +19,14 @@ from start_llm.cache.page_file import TensorLayout
 from start_llm.cache.pages import Page, SequenceCache
 
 if TYPE_CHECKING:
+    from start_llm.cache.buffers import Targets
     from start_llm.cache.disk_index import CachedFile
     from start_llm.cache.layers import Layers
     from start_llm.cache.restore import Restorer
 
 
 class FromDisk(NamedTuple):
-    """What a prompt got from the disk: tokens, and the seconds that it waited for them."""
+    """A prompt's share from the disk: tokens, and the seconds that it waited for them."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -40,8 +42,11 @@ class DiskRestore:
 
     Attributes:
         seq_cache: active; its caches are the buffers.
+        saves: tokens that it is to give beyond what memory has.
         got: what came of it; set with `is_over`.
         is_over: its caches are kept, or dropped.
+        is_late: the prompt did not wait any longer. The buffers stay until the disk has answered.
+        followers: over with it; what others wait for who need the same files.
     """
 
     plan: DiskPlan
@@ -50,7 +55,10 @@ class DiskRestore:
     buffers: Incoming
     read: DiskRead
     began: float
+    saves: int
     is_over: bool = False
+    is_late: bool = False
+    followers: list[DiskWait] = field(default_factory=list[DiskWait])
     got: FromDisk = field(default_factory=FromDisk)
 
     def give_up(self) -> None:
@@ -83,6 +91,7 @@ class DiskRestorer:
         self._keep = keep
         self._drop = drop
         self._running: list[DiskRestore] = []
+        self._looks: list[DiskWait] = []
 
     def begin(
         self, root: Page, matched: list[Page], ids: tuple[int, ...], *, kept: int, room: int, may_look: bool
@@ -99,14 +108,42 @@ class DiskRestorer:
             may_look: headers of files may be read first.
         """
         tier = self._tier
+        if self._is_hanging() or not tier.is_on:
+            return None
         if not tier.scanned.is_over:
-            return tier.scanned if tier.is_on else None
+            return tier.scanned
         plan = self._plan(root, matched, ids, may_look=may_look)
         if isinstance(plan, list):
-            return tier.look(plan)
+            self._looks.append(tier.look(plan))
+            return self._looks[-1]
         if not is_worth_it(plan, kept):
             return None
-        return self._read(plan, root, ids, room)
+        saves = plan.length - kept
+        return self._follow(plan, saves) or self._read(plan, root, ids, room, saves)
+
+    def leave(self, wait: DiskWait | DiskRestore) -> None:
+        """Note that a prompt does not wait any longer. As long as this is not over, nobody waits for the
+        disk.
+        """
+        wait.is_late = True
+        self._tier.note_late()
+
+    def _is_hanging(self) -> bool:
+        self._looks = [one for one in self._looks if not one.is_over]
+        waits = (*self._running, *self._looks, self._tier.scanned)
+        is_hanging = any(one.is_late and not one.is_over for one in waits)
+        if not is_hanging:
+            self._tier.note_answer()
+        return is_hanging
+
+    def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
+        """Wait for a restore that reads the beginning of this plan, and not much else."""
+        for one in self._running:
+            same = sum(mine is other for mine, other in zip(plan.files, one.plan.files, strict=False))
+            if not one.read.is_given_up and 2 * same >= len(one.plan.files):
+                one.followers.append(DiskWait(saves=saves))
+                return one.followers[-1]
+        return None
 
     @property
     def is_busy(self) -> bool:
@@ -118,14 +155,25 @@ class DiskRestorer:
         plan = self._plan(root, matched, ids, may_look=False)
         return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, kept) else kept
 
+    def depth(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
+        """Return how many full pages of a prompt memory and disk have, as far as is known without reading.
+
+        A state may be missing at their end.
+        """
+        return len(self._chain(root, matched, ids).keys) - 1
+
+    def _chain(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> PageChain:
+        return PageChain.of(self._tier.index, root, matched, ids[:-1], self._restorer.page_size)
+
     def _plan(
         self, root: Page, matched: list[Page], ids: tuple[int, ...], *, may_look: bool
     ) -> DiskPlan | list[CachedFile]:
-        index = self._tier.index
-        chain = PageChain.of(index, root, matched, ids[:-1], self._restorer.page_size)
-        return plan_from_disk(index, chain, ids, has_state=self._layers.has_state, may_look=may_look)
+        chain = self._chain(root, matched, ids)
+        return plan_from_disk(
+            self._tier.index, chain, ids, has_state=self._layers.has_state, may_look=may_look
+        )
 
-    def _read(self, plan: DiskPlan, root: Page, ids: tuple[int, ...], room: int) -> DiskRestore:
+    def _read(self, plan: DiskPlan, root: Page, ids: tuple[int, ...], room: int, saves: int) -> DiskRestore:
         size = self._restorer.page_size
         end = plan.path[-1].end if plan.path else 0
         ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
@@ -141,6 +189,7 @@ class DiskRestorer:
                 buffers=buffers,
                 read=DiskRead(parts=parts),
                 began=time.perf_counter(),
+                saves=saves,
             )
             self._tier.touch([part.file for part in parts])
         self._running.append(restore)
@@ -153,20 +202,26 @@ class DiskRestorer:
         """Yield the files of a plan, with what they must say and where they are read to."""
         end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
         size = self._restorer.page_size
-        layouts = tuple(self._shape.tensors(size).values())
         for file in plan.pages:
-            yield FilePart(file, parent, ids[end : end + size], layouts, buffers.page(end, size))
+            yield self._page_part(file, parent, ids[end : end + size], end, buffers)
             parent, end = file.key, end + size
         if plan.last and plan.last.header:
-            tokens = plan.last.header.tokens
-            layouts = tuple(self._shape.tensors(len(tokens)).values())
-            yield FilePart(plan.last, parent, tokens, layouts, buffers.page(end, len(tokens)))
+            yield self._page_part(plan.last, parent, plan.last.header.tokens, end, buffers)
         if plan.state and plan.state.header:
             header = plan.state.header
             kv = self._shape.tensors(len(header.tokens))
             state = [layout for name, layout in header.tensors.items() if name not in kv]
-            targets = [*buffers.page(end, len(header.tokens)), *buffers.state(state)]
+            tail, rest = buffers.page(end, len(header.tokens)), buffers.state(state)
+            targets = partial(_both, tail, rest)
             yield FilePart(plan.state, parent, header.tokens, (*kv.values(), *state), targets)
+
+    def _page_part(
+        self, file: CachedFile, parent: bytes, tokens: tuple[int, ...], start: int, buffers: Incoming
+    ) -> FilePart:
+        layouts = self._shape.page(start, len(tokens))
+        is_packed = self._shape.is_packed(start)
+        targets = buffers.packed_page(start, layouts) if is_packed else buffers.page(start, len(tokens))
+        return FilePart(file, parent, tokens, tuple(layouts.values()), targets)
 
     def collect(self) -> None:
         """Complete the restores whose files are read, and let go of what was written."""
@@ -185,6 +240,8 @@ class DiskRestorer:
         nbytes = sum(file.nbytes for file in done)
         read.parts.clear()  # with the buffers
         restore.is_over = True
+        for one in restore.followers:
+            one.is_over = True
         tokens = list(restore.ids[:length])
         with self._restorer.rollback_on_error(restore.seq_cache):
             restore.buffers.finish(length, _state_of(plan) if is_whole else ())
@@ -201,6 +258,10 @@ class DiskRestorer:
         metrics.restored_tokens += tokens
         metrics.restored_bytes += nbytes
         metrics.restored_s += restore.got.seconds
+
+
+def _both(tail: Callable[[], Targets], state: Targets) -> Targets:
+    return [*tail(), *state]
 
 
 def _state_of(plan: DiskPlan) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -68,6 +68,14 @@ class DiskLimits:
     pause_s: float = 30.0
 
 
+type Reader = Callable[[CachedFile], FileHeader | None]
+"""Returns what a file says of itself; None if it cannot be used. On the disk thread."""
+
+
+type Superseded = Callable[[DiskIndex, Reader], list[CachedFile]]
+"""Returns the files that are worth nothing beside a new one."""
+
+
 @dataclass(slots=True)
 class FilePart:
     """A file that is read for a prompt.
@@ -75,21 +83,29 @@ class FilePart:
     Attributes:
         parent, tokens: what it must say of itself.
         tensors: the layouts that it must have.
-        targets: buffers for its tensors.
+        targets: returns the buffers for its tensors. Called on the disk thread.
     """
 
     file: CachedFile
     parent: bytes
     tokens: tuple[int, ...]
     tensors: tuple[TensorLayout, ...]
-    targets: Targets
+    targets: Callable[[], Targets]
 
 
 @dataclass(eq=False, slots=True)
 class DiskWait:
-    """Something that a prompt waits for. `is_over` is set on the disk thread."""
+    """Something that a prompt waits for.
+
+    Attributes:
+        is_over: set on the disk thread.
+        is_late: the prompt did not wait any longer.
+        saves: tokens that it is to give beyond what memory has, if that is known.
+    """
 
     is_over: bool = False
+    is_late: bool = False
+    saves: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -114,7 +130,7 @@ class DiskTier:
 
     Attributes:
         notify: called on the disk thread when something that may be waited for is over.
-        database_name: how the file with this model's conversations begins; files of other models may go.
+        database_names: how the names of databases begin that have to stay; empty: all have to.
     """
 
     def __init__(
@@ -128,7 +144,7 @@ class DiskTier:
         self.folder = folder
         self.index = DiskIndex()
         self.notify: Callable[[], None] = lambda: None
-        self.database_name = ""
+        self.database_names: tuple[str, ...] = ()
         self.metrics = metrics
         self._limits = limits
         self._thread = thread
@@ -141,7 +157,7 @@ class DiskTier:
         self._will_write_used = self._will_save_written = False
         self._foreign_bytes = 0
         self._reads: set[DiskRead] = set()
-        self._is_on = False
+        self._is_on = self._is_silent = False
         self._written_today = DailyWriteLimit(folder / WRITTEN, limits.max_write_per_day)
         self._scanned = DiskWait()
 
@@ -249,7 +265,7 @@ class DiskTier:
         header: FileHeader,
         content: Outgoing,
         used_ns: int,
-        superseded: Callable[[DiskIndex], list[CachedFile]],
+        superseded: Superseded,
     ) -> None:
         """Queue a file.
 
@@ -275,7 +291,7 @@ class DiskTier:
         header: FileHeader,
         content: Outgoing,
         used_ns: int,
-        superseded: Callable[[DiskIndex], list[CachedFile]],
+        superseded: Superseded,
     ) -> None:
         file = CachedFile(header.kind, header.key, header.parent, header.nbytes, used_ns, header)
         try:
@@ -286,7 +302,7 @@ class DiskTier:
                 self.index.add(file)
                 self._note_written(file.nbytes)
                 being_read = self._being_read
-                for one in superseded(self.index):
+                for one in superseded(self.index, self._header_of):
                     if one.name not in being_read:
                         self._remove(one)
                 self._goes_on()
@@ -306,6 +322,19 @@ class DiskTier:
             self._room.notify_all()
         self.metrics.queue = len(self._queued)
         self.notify()
+
+    def note_late(self) -> None:
+        """Count a prompt that did not wait any longer, and say that the disk does not answer."""
+        self.metrics.late += 1
+        if not self._is_silent:
+            self._is_silent = True
+            self._say("The disk tier of the prompt cache does not answer. Prompts are computed meanwhile.")
+
+    def note_answer(self) -> None:
+        """Say that the disk answers again."""
+        if self._is_silent:
+            self._is_silent = False
+            self._say("The disk tier of the prompt cache answers again.")
 
     def _step_back(self, error: OSError) -> None:
         self._paused_until = time.time() + self._limits.pause_s
@@ -335,10 +364,14 @@ class DiskTier:
     def _read(self, job: DiskRead) -> None:
         has_more = False
         try:
-            if not job.is_given_up and self._read_part(job.parts[job.done]):
+            if job.is_given_up:
+                pass
+            elif self._read_part(job.parts[job.done]):
                 job.done += 1
                 is_left = job.done < len(job.parts)
                 has_more = is_left and self._thread.submit(lambda: self._read(job), is_urgent=True)
+            else:
+                self._verify_later([part.file for part in job.parts[job.done + 1 :]])
         finally:
             if not has_more:
                 self._end(job)
@@ -350,9 +383,17 @@ class DiskTier:
                 raise HurtFile("tokens")
             if tuple(header.tensors.values()) != part.tensors:
                 raise HurtFile("layout")
-            opened.read_into(part.targets)
+            opened.read_into(part.targets())
 
         return self._is_right(part.file, read)
+
+    def _verify_later(self, files: list[CachedFile]) -> None:
+        """Check files after one that was hurt. Those that are too would otherwise never be written again."""
+        for file in files:
+            self._thread.submit(partial(self._verify, file))
+
+    def _verify(self, file: CachedFile) -> None:
+        self._is_right(file, OpenedFile.verify)
 
     def look(self, files: list[CachedFile]) -> DiskWait:
         """Read the headers of files that are known by name alone."""
@@ -361,13 +402,18 @@ class DiskTier:
         def look() -> None:
             try:
                 for file in files:
-                    self._is_right(file, partial(self._learn, file))
+                    self._header_of(file)
             finally:
                 self._end(wait)
 
         if not self._thread.submit(look, is_urgent=True):
             self._end(wait)
         return wait
+
+    def _header_of(self, file: CachedFile) -> FileHeader | None:
+        if file.header is None:
+            self._is_right(file, partial(self._learn, file))
+        return file.header
 
     def _learn(self, file: CachedFile, opened: OpenedFile) -> None:
         if opened.header.parent != file.parent:
@@ -444,9 +490,10 @@ class DiskTier:
         self.index.other_bytes = self._foreign_bytes + sum(one.nbytes for one in self._databases())
 
     def _remove_databases(self, before_ns: int) -> None:
-        """Remove what is known of conversations with other models, of those that were not used since."""
+        """Remove what is known of conversations with models that were not used since."""
         for one in self._databases():
-            if not one.path.name.startswith(self.database_name) and one.path.stat().st_mtime_ns < before_ns:
+            may_go = self.database_names and not one.path.name.startswith(self.database_names)
+            if may_go and one.path.stat().st_mtime_ns < before_ns:
                 one.path.unlink(missing_ok=True)
         self._count_databases()
 
@@ -487,7 +534,7 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class DiskAccess:
-    """What the prompt cache needs for its disk tier.
+    """The prompt cache's dependencies for its disk tier.
 
     Attributes:
         shape: of the network's KV.

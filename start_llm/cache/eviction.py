@@ -144,6 +144,9 @@ class Evictor:
             self._drop_end(end, lambda _: False)
 
     def _drop_end(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
+        if self.write_back:
+            for one in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
+                self.write_back.save(one)
         self._store.drop_conversation(end, spare)
         self.evicted += 1
 

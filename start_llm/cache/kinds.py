@@ -57,12 +57,14 @@ class CacheKind:
 
     Attributes:
         words: name of such a layer in the start-up summary.
+        attention: name of such a layer in `/stats`.
         reuse: how it is read and restored; None if it cannot be, or only its parts can.
         growth: returns its cost, from a leaf that holds some tokens; None for a composite.
         put_state: for classes whose `state` cannot be set.
     """
 
     words: str
+    attention: str
     reuse: TrimmableLeaf | NonTrimmableLeaf | None = None
     growth: Callable[[Any], Growth] | None = None
     put_state: Callable[[Any, Any], None] | None = None
@@ -191,36 +193,42 @@ def _flat(*values: Any) -> Iterable[Any]:
 KINDS = {
     "KVCache": CacheKind(
         words="full attention",
+        attention="global",
         reuse=TrimmableLeaf(_plain, _fill_plain),
         growth=_each_token,
     ),
     "QuantizedKVCache": CacheKind(
         words="quantised attention",
+        attention="global",
         reuse=TrimmableLeaf(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
         growth=_each_token,
     ),
     "RotatingKVCache": CacheKind(
         words="sliding window",
+        attention="sliding_window",
         reuse=NonTrimmableLeaf(_in_order, lambda cache: (cache.offset,), _fill_rotating),
         growth=_last_tokens("max_size"),
     ),
     "ChunkedKVCache": CacheKind(
         words="chunked attention",
+        attention="chunked",
         reuse=NonTrimmableLeaf(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
         growth=_last_tokens("chunk_size"),
     ),
     "ArraysCache": CacheKind(
         words="recurrent state",
+        attention="recurrent",
         reuse=NonTrimmableLeaf(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
         growth=_no_growth,
     ),
     "LayerCache": CacheKind(
         words="compressed attention",
+        attention="compressed",
         reuse=NonTrimmableLeaf(_compressed, _compressed_numbers, _fill_compressed),
         growth=_compressed_growth,
         put_state=_put_compressed,
     ),
-    "CacheList": CacheKind(words="composite"),
+    "CacheList": CacheKind(words="composite", attention="composite"),
 }
 
 
@@ -243,6 +251,12 @@ def label_of(cache: Any) -> str:
     """Return the name of a layer with this cache; its class name if it has no entry."""
     name = type(cache).__name__
     return KINDS[name].words if name in KINDS else name
+
+
+def attention_of(leaf: Any) -> str:
+    """Return the name of a leaf's kind in `/stats`; its class name if it has no entry."""
+    name = type(leaf).__name__
+    return KINDS[name].attention if name in KINDS else name
 
 
 def put_state(leaf: Any, state: Any) -> None:

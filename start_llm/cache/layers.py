@@ -10,7 +10,10 @@ large buffer alive and no array changes after it is stored.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +29,9 @@ from start_llm.cache.arrays import (
     joined,
     owned_copy,
 )
-from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, put_state, reuse_of
+from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of, put_state, reuse_of
+from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.quantize import KVQuantizer
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Returns freed memory to the system (lesson 14).
@@ -40,6 +45,21 @@ _SMALL_BYTES = 2**20
 """Bytes of an array beside which the 16 KiB that `mx.contiguous` may leave do not matter."""
 
 
+@dataclass(frozen=True, slots=True)
+class KVAtRest:
+    """How the KV of pages is kept, for `/stats`.
+
+    Attributes:
+        mode: uniform-kv8, uniform-kv4, or the type that most layers have.
+        layers: number of layers for each type of their KV or state.
+        attention: number of layers for each kind of attention.
+    """
+
+    mode: str
+    layers: Mapping[str, int]
+    attention: Mapping[str, int]
+
+
 class Layers:
     """The leaves of one network's caches.
 
@@ -50,6 +70,7 @@ class Layers:
         unknown: classes without an entry in `cache.kinds`; a network with one has no prompt caching.
         has_state: some leaves are non-trimmable, so a prompt can resume only where their state was kept.
         has_trimmable: some leaves are trimmable.
+        quantizer: quantises pages; None keeps them as they were computed.
     """
 
     def __init__(self, network: Any, room: int = 256) -> None:
@@ -59,6 +80,37 @@ class Layers:
         self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
         self.has_state = any(isinstance(reuse, NonTrimmableLeaf) for _, reuse in known)
         self.has_trimmable = any(isinstance(reuse, TrimmableLeaf) for _, reuse in known)
+        self.quantizer: KVQuantizer | None = None
+
+    def quantize_pages(self, form: KVFormat, caches: Sequence[Any]) -> bool:
+        """Quantise pages from now on. Returns False if no leaf of these filled caches can be quantised."""
+        quantizer = KVQuantizer.of(form, self.trimmable_arrays(caches))
+        if any(quantizer.sources):
+            self.quantizer = quantizer
+        return self.quantizer is not None
+
+    @property
+    def kv_format_tag(self) -> str:
+        """What tells the format of pages from others; empty if they are kept as they were computed."""
+        return self.quantizer.format.tag if self.quantizer else ""
+
+    def kv_at_rest(self, caches: Sequence[Any]) -> KVAtRest:
+        """Return how pages of caches like these, which hold some tokens, are kept."""
+        return KVAtRest(
+            mode=self.quantizer.format.mode if self.quantizer else _most_common(self._types(caches)),
+            layers=Counter(self._types(caches)),
+            attention=Counter(attention_of(leaf) for leaf in leaves(caches) if not leaf.empty()),
+        )
+
+    def _types(self, caches: Sequence[Any]) -> Iterator[str]:
+        """Yield for each filled leaf the type of its KV or state at rest: kv8, kv4, bf16, f32 and so on."""
+        trimmable = count()
+        for leaf in leaves(caches):
+            is_trimmable = isinstance(reuse_of(leaf), TrimmableLeaf)
+            if is_trimmable and self.quantizer and self.quantizer.quantizes(next(trimmable)):
+                yield f"kv{self.quantizer.format.bits}"
+            elif not leaf.empty():
+                yield _type_of(leaf)
 
     def fresh(self, room: int = 0) -> list[Any]:
         """Return empty caches, one for each entry that the network expects.
@@ -121,12 +173,12 @@ class Layers:
 
     def cut_out(self, caches: Sequence[Any], start: int, end: int) -> KVPieces:
         """Return copies of tokens `start` to `end` of all trimmable leaves, which keep their positions."""
-        return KVPieces(self.cut(caches, start, end).leaves, start)
+        return KVPieces(self.cut(caches, start, end).leaves, start, self.quantizer)
 
     def give_up(self, caches: Sequence[Any]) -> KVPieces:
         """Move the arrays of all trimmable leaves out of the caches, without a copy."""
         sliced = _sliced(caches)
-        pieces = KVPieces([kind.arrays(leaf) for leaf, kind in sliced])
+        pieces = KVPieces([kind.arrays(leaf) for leaf, kind in sliced], packer=self.quantizer)
         for leaf, _ in sliced:
             leaf.keys = leaf.values = None
         return pieces
@@ -145,7 +197,15 @@ class Layers:
     def copied(self, part: TokenRange) -> KVSlice:
         """Return copies of consecutive tokens of all trimmable leaves, which `part` holds as views."""
         count = len(_sliced(self.fresh()))
-        return KVSlice(tuple(_put_together([part], index, 0) for index in range(count)))
+        return KVSlice(tuple(self._put_together([part], index, 0) for index in range(count)))
+
+    def page(self, part: TokenRange, start: int) -> KVSlice:
+        """Return a copy of a page, which begins at position `start`, as pages are kept."""
+        packer = self.quantizer
+        if packer is None or start < packer.start:
+            return self.copied(part)
+        count = len(_sliced(self.fresh()))
+        return KVSlice(tuple(_packed([part], index, packer) for index in range(count)))
 
     def trimmable_arrays(self, caches: Sequence[Any]) -> list[Arrays]:
         """Return the arrays of each trimmable leaf, with their unused room."""
@@ -172,12 +232,19 @@ class Layers:
         """
         caches = self.fresh()
         for index, (leaf, kind) in enumerate(_sliced(caches)):
-            kind.fill(leaf, _put_together(parts, index, room))
+            kind.fill(leaf, self._put_together(parts, index, room))
             leaf.offset = length
             copied(index)
         if state is not None:
             self.set_state(caches, state)
         return caches
+
+    def _put_together(self, parts: Sequence[TokenRange], index: int, room: int) -> Arrays:
+        """Return a copy of one leaf of all parts, as sequences have it."""
+        pieces = [arrays for part in parts for arrays in part.take(index)]
+        if self.quantizer:
+            pieces = [self.quantizer.unpacked(index, arrays) for arrays in pieces]
+        return _joined(pieces, room)
 
     def set_state(self, caches: Sequence[Any], state: StateSnapshot) -> None:
         """Set the state of non-trimmable leaves, as copies, because some leaves write into their arrays."""
@@ -237,12 +304,26 @@ def materialize(caches: Sequence[Any]) -> None:
             mx.eval(leaf.state)
 
 
-def _put_together(parts: Sequence[TokenRange], index: int, room: int) -> Arrays:
-    """Return a copy of one leaf of all parts."""
-    columns = zip(*(arrays for part in parts for arrays in part.take(index)), strict=True)
-    whole = tuple(joined(column, room) for column in columns)
+def _packed(parts: Sequence[TokenRange], index: int, packer: KVQuantizer) -> Arrays:
+    """Return a quantised copy of one leaf of all parts."""
+    return _joined([packer.packed(index, arrays) for part in parts for arrays in part.take(index)], 0)
+
+
+def _joined(pieces: Sequence[Arrays], room: int) -> Arrays:
+    whole = tuple(joined(column, room) for column in zip(*pieces, strict=True))
     mx.eval(whole)
     return whole
+
+
+def _most_common(types: Iterable[str]) -> str:
+    return next((name for name, _ in Counter(types).most_common(1)), "none")
+
+
+def _type_of(leaf: Any) -> str:
+    """Return the type of a leaf's first array, in short: bf16, f16, f32."""
+    first = next(value for _, value in tree_flatten(leaf.state) if isinstance(value, mx.array))
+    name = str(first.dtype).removeprefix("mlx.core.")
+    return name.replace("bfloat", "bf").replace("float", "f").replace("uint", "u")
 
 
 def _room(leaf: Any, kind: TrimmableLeaf) -> int:

@@ -26,10 +26,10 @@ class NoReuse:
 
     def open(
         self,
-        ids: tuple[int, ...],  # noqa: ARG002
-        salt: bytes,  # noqa: ARG002
-        boundaries: Sequence[int],  # noqa: ARG002
-        repeated_tokens: int = 0,  # noqa: ARG002
+        _ids: tuple[int, ...],
+        _salt: bytes,
+        _boundaries: Sequence[int],
+        _repeated_tokens: int = 0,
         room: int = 0,
     ) -> OpenedSequence:
         self._metrics.lookups += 1
@@ -39,35 +39,34 @@ class NoReuse:
 
     def reopen(
         self,
-        ids: tuple[int, ...],  # noqa: ARG002
-        salt: bytes,  # noqa: ARG002
-        boundaries: Sequence[int],  # noqa: ARG002
-        repeated_tokens: int,  # noqa: ARG002
-        prompt_length: int,  # noqa: ARG002
+        _ids: tuple[int, ...],
+        _salt: bytes,
+        _boundaries: Sequence[int],
+        _repeated_tokens: int,
+        _prompt_length: int,
         room: int = 0,
     ) -> OpenedSequence:
         return OpenedSequence(SequenceCache(self._layers.fresh(room), self._root), (), Restored(0, "off"))
 
     def peek(
         self,
-        ids: tuple[int, ...],  # noqa: ARG002
-        salt: bytes,  # noqa: ARG002
-        boundaries: Sequence[int],  # noqa: ARG002
-        repeated_tokens: int = 0,  # noqa: ARG002
+        _ids: tuple[int, ...],
+        _salt: bytes,
+        _boundaries: Sequence[int],
+        _repeated_tokens: int = 0,
     ) -> Restored:
         return Restored(0, "off")
 
-    def record_chunk(self, seq_cache: SequenceCache, tokens: Sequence[int], *, keep_state: bool) -> None:  # noqa: ARG002
+    def record_chunk(self, seq_cache: SequenceCache, tokens: Sequence[int], **_options: bool) -> None:
         self._layers.grow_in_small_steps(seq_cache.caches)
         self._metrics.computed_tokens += len(tokens)
 
     def close(
         self,
         seq_cache: SequenceCache,
-        caches: list[Any],  # noqa: ARG002
-        tokens: Sequence[int],  # noqa: ARG002
-        *,
-        is_given_up: bool = False,  # noqa: ARG002
+        _caches: list[Any],
+        _tokens: Sequence[int],
+        **_options: bool,
     ) -> None:
         seq_cache.set_caches([])
 
@@ -77,6 +76,9 @@ class NoReuse:
     def wait_for_disk(
         self, ids: tuple[int, ...], salt: bytes, capacity: int, *, may_look: bool = True
     ) -> None:
+        pass
+
+    def leave_disk(self, wait: object) -> None:
         pass
 
     def collect_from_disk(self) -> None:
@@ -92,6 +94,9 @@ class NoReuse:
         pass
 
     def shrink(self, shortage: int = 0) -> None:
+        pass
+
+    def resize(self, budget_bytes: int) -> None:
         pass
 
     def tidy(self, budget_s: float) -> None:

@@ -66,7 +66,7 @@ class TensorLayout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What a file holds.
+    """The header of a file.
 
     Attributes:
         key: key of the prefix that ends with these tokens.
@@ -74,6 +74,7 @@ class FileHeader:
         tokens: the tokens between the two.
         tensors: by name, in the order of their data.
         numbers: for each non-trimmable leaf the numbers that it needs to be restored.
+        kv_format: how its KV is quantised; empty if it is not.
     """
 
     kind: FileKind
@@ -82,6 +83,7 @@ class FileHeader:
     tokens: tuple[int, ...]
     tensors: Mapping[str, TensorLayout]
     numbers: tuple[tuple[int, ...], ...] = ()
+    kv_format: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +109,8 @@ class FileHeader:
             "parent": self.parent.hex(),
             "numbers": json.dumps(self.numbers),
         }
+        if self.kv_format:
+            told["kv_format"] = self.kv_format
         entries: dict[str, Any] = {"__metadata__": told}
         place = 0
         for name, layout in self._all_tensors().items():
@@ -315,6 +319,7 @@ def _header(entries: Mapping[str, Any], tokens: tuple[int, ...]) -> FileHeader:
             tokens=tokens,
             tensors={name: _layout(entries[name]) for name in names},
             numbers=tuple(tuple(map(int, numbers)) for numbers in json.loads(told["numbers"])),
+            kv_format=told.get("kv_format", ""),
         )
     except (ValueError, KeyError, TypeError):
         raise HurtFile("header") from None

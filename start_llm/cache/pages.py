@@ -33,8 +33,7 @@ class TensorBlock(Protocol):
 class SliceableBlock(TensorBlock, Protocol):
     """Arrays of consecutive tokens, by leaf; see `cache.arrays.KVPieces`."""
 
-    @property
-    def token_bytes(self) -> int: ...
+    def bytes_of(self, start: int, end: int) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -67,9 +66,8 @@ class PageRun:
 
     @property
     def unused_run_bytes(self) -> int:
-        """Bytes that are freed when the arrays are trimmed to the pages."""
-        start, end = self.span
-        return self.stored.nbytes - self.stored.token_bytes * (end - start)
+        """Bytes that are freed when the arrays are trimmed to the pages, and quantised if pages are."""
+        return self.stored.nbytes - self.stored.bytes_of(*self.span)
 
 
 @dataclass(eq=False, slots=True)

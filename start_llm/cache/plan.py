@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache, common_length
+from start_llm.core.images import FIRST_IMAGE_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class RestorePlan:
         tail: source of the tokens after the pages; None if there are none.
         checkpoint: gives the state of non-trimmable leaves; None if there are none, or if the sequence cache
             has it.
+        is_cut: more is stored, but it ends inside an image, so that the plan ends in front of it.
     """
 
     length: int = 0
@@ -38,18 +40,33 @@ class RestorePlan:
     reused_in_place: SequenceCache | None = None
     tail: RestoreSource | None = None
     checkpoint: Checkpoint | None = None
+    is_cut: bool = False
 
 
 def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_state: bool) -> RestorePlan:
-    """Return the longest restore that leaves at least one token to compute.
+    """Return the longest restore that leaves at least one token to compute, and does not end inside an image.
 
     Args:
         matched: the full pages that `ids[:-1]` starts with.
     """
-    usable = ids[:-1]
-    if has_state:
-        return _deepest_state(root, matched, usable)
-    return _deepest_tokens(root, matched, usable)
+    deepest = _deepest_state if has_state else _deepest_tokens
+    plan, is_cut = deepest(root, matched, ids[:-1]), False
+    while (start := in_front_of_image(ids, plan.length)) < plan.length:
+        within = [page for page in matched if page.end <= start]
+        plan, is_cut = deepest(root, within, ids[:start]), True
+    return replace(plan, is_cut=True) if is_cut else plan
+
+
+def in_front_of_image(ids: Sequence[int], position: int) -> int:
+    """Return the start of the image inside which a position is; the position itself if it is in none.
+
+    Images without any token between them count as one.
+    """
+    if not 0 < position < len(ids) or ids[position] < FIRST_IMAGE_TOKEN:
+        return position
+    while position > 0 and ids[position - 1] >= FIRST_IMAGE_TOKEN:
+        position -= 1
+    return position
 
 
 def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestorePlan:

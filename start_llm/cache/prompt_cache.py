@@ -28,7 +28,7 @@ from start_llm.cache.disk_tier import DiskAccess, DiskWait
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
-from start_llm.cache.plan import RestorePlan, kept_length, plan_restore
+from start_llm.cache.plan import RestorePlan, in_front_of_image, kept_length, plan_restore
 from start_llm.cache.restore import Restorer
 from start_llm.cache.store import PageStore
 from start_llm.cache.write_back import WriteBack
@@ -72,6 +72,7 @@ class PromptCache:
         clock: returns seconds.
 
     Attributes:
+        identity: also changes with the format in which KV is kept.
         supports_reuse: computed tokens can be restored (False in `NoReuse`).
     """
 
@@ -87,7 +88,7 @@ class PromptCache:
         identity: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.identity = identity
+        self.identity = identity + layers.kv_format_tag.encode()
         self._layers = layers
         self._store = PageStore(layers, page_size)
         self._evictor = Evictor(self._store, limits)
@@ -156,6 +157,7 @@ class PromptCache:
         found = self._find(root, ids, boundaries, repeated_tokens)
         plan = found.plan
         self._use(plan, now)
+        self._metrics.cut_images += plan.is_cut
         seq_cache = self._restorer.restore(plan, root, ids, capacity)
         seq_cache.last_used = now
         seq_cache.boundaries = _ends(ids, boundaries)
@@ -163,9 +165,8 @@ class PromptCache:
         seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
         seq_cache.prompt_length = prompt_length
         seq_cache.repeated_tokens = found.restored.repeated_tokens
-        return OpenedSequence(
-            seq_cache, self._checkpoint_positions(seq_cache, found.matched), found.restored
-        ), plan
+        positions = self._checkpoint_positions(seq_cache, ids, found.matched)
+        return OpenedSequence(seq_cache, positions, found.restored), plan
 
     def peek(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
@@ -183,10 +184,17 @@ class PromptCache:
     def _find(
         self, root: Page, ids: tuple[int, ...], boundaries: Sequence[int], repeated_tokens: int
     ) -> _Match:
+        """Match a prompt in memory. Four lengths of its beginning, in tokens, decide what to say about it:
+
+        plan.length         can be restored now
+        kept                has KV in the cache, though perhaps no state to continue from
+        ever_computed       was computed once as these very tokens, and perhaps evicted since
+        repeated_tokens     belongs to messages that were computed once, perhaps rendered as other tokens
+        """
         rejected = self._store.tree.rejected_keys
         matched = self._store.tree.match(root, ids[:-1])
         plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
-        kept = kept_length(root, matched, ids)
+        kept = plan.length if plan.is_cut else kept_length(root, matched, ids)
         last = matched[-1] if matched else root
         ever_computed = max(
             self._computed_prefixes.known(last, ids[:-1], _ends(ids, boundaries)), plan.length
@@ -198,6 +206,7 @@ class PromptCache:
             rejected_keys=self._store.tree.rejected_keys - rejected,
             kept=max(kept, plan.length),
             repeated_tokens=repeated_tokens,
+            image_was_cut=plan.is_cut,
         )
         return _Match(matched, plan, restored)
 
@@ -206,13 +215,19 @@ class PromptCache:
         parts = (hashlib.blake2b(part, digest_size=16).digest() for part in (self.identity, salt))
         return self._store.tree.root(b"".join(parts))
 
-    def _checkpoint_positions(self, seq_cache: SequenceCache, matched: list[Page]) -> tuple[int, ...]:
+    def _checkpoint_positions(
+        self, seq_cache: SequenceCache, ids: tuple[int, ...], matched: list[Page]
+    ) -> tuple[int, ...]:
+        """Choose where to keep state; inside an image it could not be used."""
         if not self._layers.has_state:
             return ()
-        deepest = len(matched) * self._store.tree.page_size
-        return tuple(
-            choose_positions(seq_cache.boundaries, len(seq_cache.tokens), seq_cache.prompt_length, deepest)
-        )
+        depth = len(matched)
+        if self._disk_restorer:
+            depth = self._disk_restorer.depth(seq_cache.root, matched, ids)
+        done, deepest = len(seq_cache.tokens), depth * self._store.tree.page_size
+        chosen = choose_positions(seq_cache.boundaries, done, seq_cache.prompt_length, deepest)
+        positions = {in_front_of_image(ids, position) for position in chosen}
+        return tuple(sorted(position for position in positions if position > done))
 
     def _use(self, plan: RestorePlan, now: float) -> None:
         for page in plan.path:
@@ -241,7 +256,14 @@ class PromptCache:
         root = self._root(salt)
         matched = self._store.tree.match(root, ids[:-1])
         kept = plan_restore(root, matched, ids, has_state=self._layers.has_state).length
-        return self._disk_restorer.begin(root, matched, ids, kept=kept, room=capacity, may_look=may_look)
+        wait = self._disk_restorer.begin(root, matched, ids, kept=kept, room=capacity, may_look=may_look)
+        self._metrics.cut_images += isinstance(wait, DiskRestore) and wait.plan.is_cut
+        return wait
+
+    def leave_disk(self, wait: DiskWait | DiskRestore) -> None:
+        """Note that a prompt goes on without what it waited for. What comes of it later is kept."""
+        if self._disk_restorer:
+            self._disk_restorer.leave(wait)
 
     def collect_from_disk(self) -> None:
         """Complete the restores from the disk whose files have been read."""
@@ -384,6 +406,12 @@ class PromptCache:
         """
         self._shrink(shortage=shortage)
         self._note_kept()
+
+    def resize(self, budget_bytes: int) -> None:
+        """Change the budget, and evict what is beyond it."""
+        self._evictor.limits = replace(self._evictor.limits, budget_bytes=budget_bytes)
+        self._metrics.budget_bytes = budget_bytes
+        self.shrink()
 
     def _make_room(self, nbytes: int) -> None:
         """Evict until a sequence can take `nbytes`."""

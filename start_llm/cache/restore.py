@@ -128,5 +128,9 @@ class Restorer:
 
     def _bytes_beside(self, plan: RestorePlan, room: int) -> int:
         """Return the bytes of new caches, without pages in runs, whose memory is freed as they are copied."""
-        moved = sum(len(page.tokens) for page in plan.path if isinstance(page.holder, PageRun))
-        return self._store.token_bytes * (max(plan.length, room) - moved)
+        freed = sum(
+            page.holder.stored.bytes_of(page.start, page.end)
+            for page in plan.path
+            if isinstance(page.holder, PageRun)
+        )
+        return self._store.token_bytes * max(plan.length, room) - freed

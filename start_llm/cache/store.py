@@ -199,7 +199,8 @@ class PageStore:
             for page in held:
                 self.tree.hold(page, run)
             if tail:
-                self.tree.insert(seq_cache.end_page, tail, run, seq_cache.last_used)
+                page = self.tree.insert(seq_cache.end_page, tail, run, seq_cache.last_used)
+                page.uses = 0 if seq_cache.is_given_up else page.uses
         seq_cache.set_caches([])
 
     def _move_to_others(self, pages: list[Page]) -> None:
@@ -357,18 +358,31 @@ class PageStore:
         yield from (one for one in self._seq_caches.values() if not one.is_active)
         yield from (page for page in self.tree.pages() if not page.children and not page.seq_caches)
 
+    def conversation(
+        self, end: SequenceCache | Page, spare: Callable[[Page], bool]
+    ) -> list[SequenceCache | Checkpoint | Page]:
+        """Return what ends with `end`, without what is needed elsewhere or what `spare` protects.
+
+        The beginning comes first.
+        """
+        found: list[SequenceCache | Checkpoint | Page] = [end] if isinstance(end, SequenceCache) else []
+        below, page = end, end.end_page if isinstance(end, SequenceCache) else end
+        while page.parent is not None and _has_only(page, below) and not spare(page):
+            found += [*page.checkpoints, page]
+            below, page = page, page.parent
+        return found[::-1]
+
     def drop_conversation(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
         """Drop a conversation back to the first page that is needed elsewhere or that `spare` protects."""
-        page = end
-        if isinstance(page, SequenceCache):
-            self.forget(page)
-            page = page.end_page
-        while page.parent is not None and not (page.children or page.seq_caches or spare(page)):
-            for checkpoint in list(page.checkpoints):
-                self.drop_checkpoint(checkpoint)
-            if self.tree.has(page):
-                self.tree.remove(page)
-            page = page.parent
+        for one in reversed(self.conversation(end, spare)):
+            match one:
+                case SequenceCache():
+                    self.forget(one)
+                case Checkpoint():
+                    self.drop_checkpoint(one)
+                case Page():
+                    if self.tree.has(one):
+                        self.tree.remove(one)
         if isinstance(end, SequenceCache):
             self._give_up(end)
 
@@ -389,6 +403,11 @@ class PageStore:
             length = self.layers.length(seq_cache.caches)
             if length not in (None, len(seq_cache.tokens)):
                 raise BrokenInvariant(f"a sequence cache of {len(seq_cache.tokens)} tokens holds {length}")
+
+
+def _has_only(page: Page, below: SequenceCache | Page) -> bool:
+    """Return whether nothing but this is behind a page, besides checkpoints."""
+    return all(one is below for one in (*page.children.values(), *page.seq_caches))
 
 
 def _stretches(path: list[Page]) -> Iterator[tuple[PageRun | SequenceCache, int, int]]:

@@ -1,8 +1,10 @@
 """Choose what is written to the disk tier, and when.
 
-Pages are written when they were used twice, when nobody has used them for a while, and at the end. States are
-written when nobody has used them for a while, and at the end. Nothing of a sequence that was given up or that
-failed is written, unless another one has used it since.
+Pages are written when they were used twice, when nobody has used them for a while, when they are evicted, and
+at the end. States are written when nobody has used them for a while, and at the end. What a client has given
+up is as right as anything else, and its client often comes back, so it is written too; but not when it is
+evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
+the store.
 
 Owned by the engine thread.
 """
@@ -13,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from start_llm.cache.buffers import Outgoing, outgoing
 from start_llm.cache.page_file import FileHeader
@@ -22,7 +24,7 @@ from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache, page
 if TYPE_CHECKING:
     from start_llm.cache.arrays import KVSlice, StateSnapshot
     from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName
-    from start_llm.cache.disk_tier import DiskAccess
+    from start_llm.cache.disk_tier import DiskAccess, Reader
     from start_llm.cache.layers import Layers
     from start_llm.cache.store import PageStore
 
@@ -36,9 +38,11 @@ _TOKEN_NS = 1000
 """Of what was used together, the end is older by this much for each token, and goes first."""
 _MOST_STATES = 6
 """States up to and including a new one, of one conversation on the disk."""
+_MOST_READ = 32
+"""Files that were not read since the start and are read for one that is written."""
 
 type Writable = Page | Checkpoint | SequenceCache
-"""What can be written: a page, a checkpoint, or the end of an idle sequence cache."""
+"""Something that can be written: a page, a checkpoint, or the end of an idle sequence cache."""
 
 
 class _Candidate(NamedTuple):
@@ -46,6 +50,7 @@ class _Candidate(NamedTuple):
 
     Attributes:
         due: seconds on the cache's clock.
+        last_used: of it and of all that follows, so that no end is written before its beginning.
         end: tokens up to its end.
     """
 
@@ -134,7 +139,7 @@ class WriteBack:
 
     def save(self, victim: Writable) -> None:
         """Hand something over that is about to be evicted, if it is worth it and there is room."""
-        if not self._is_writable(victim):
+        if _is_given_up(victim) or not self._is_writable(victim):
             return
         if self._tier.can_take:
             self._write(victim)
@@ -147,8 +152,7 @@ class WriteBack:
 
     def is_spare(self, item: Writable) -> bool:
         """Return whether losing it costs little: it is on the disk, or its client gave it up."""
-        is_given_up = not item.uses if isinstance(item, Page) else getattr(item, "is_given_up", False)
-        return is_given_up or self.has(item)
+        return _is_given_up(item) or self.has(item)
 
     def touch(self, path: Sequence[Page]) -> None:
         """Record that memory has served these pages, so that the disk does not take them for unused."""
@@ -169,7 +173,7 @@ class WriteBack:
         return None
 
     def _candidates(self, idle_s: float) -> list[Writable]:
-        """Return what is due, the last first: pages of conversations that were used last, by position."""
+        """Return what is due, the last first: conversations that were used last, by position."""
         found = [one for one in self._all(idle_s) if self._is_writable(one.item)]
         now = self._clock()
         later = [one.due for one in found if one.due > now]
@@ -178,23 +182,36 @@ class WriteBack:
         return [one.item for one in sorted(due, key=lambda one: (one.last_used, -one.end))]
 
     def _all(self, idle_s: float) -> Iterator[_Candidate]:
-        for page in self._store.tree.pages():
+        last_uses = self._last_uses()
+        for page, last_used in last_uses.items():
             due = page.last_used + (idle_s if page.uses < 2 else 0)
-            yield _Candidate(due, page.last_used, page.end, page)
+            yield _Candidate(due, last_used, page.end, page)
         for one in self._store.seq_caches:
             yield _Candidate(one.last_used + idle_s, one.last_used, len(one.tokens), one)
         for one in self._store.checkpoints:
-            yield _Candidate(one.last_used + idle_s, one.last_used, one.position, one)
+            last_used = max(one.last_used, last_uses.get(one.page, 0))
+            yield _Candidate(one.last_used + idle_s, last_used, one.position, one)
+
+    def _last_uses(self) -> dict[Page, float]:
+        """Return when each page, or anything that follows it, was used last."""
+        pages = list(self._store.tree.pages())
+        latest = {page: page.last_used for page in pages}
+        for page in reversed(pages):  # children come before their parents
+            behind = [one.last_used for one in (*page.checkpoints, *page.seq_caches)]
+            latest[page] = max(latest[page], *behind, 0)
+            if page.parent in latest:
+                latest[page.parent] = max(latest[page.parent], latest[page])
+        return latest
 
     def _is_writable(self, item: Writable) -> bool:
         """Return whether it is worth writing, can be read now, and is not on the disk."""
         match item:
             case Page():
-                is_readable = item.uses > 0 and self._store.tree.has(item) and _is_at_rest(item.holder)
+                is_readable = self._store.tree.has(item) and _is_at_rest(item.holder)
             case Checkpoint():
                 is_readable = self._store.is_evictable(item)
             case SequenceCache():
-                is_readable = self._store.is_evictable(item) and not item.is_given_up and self._has_end(item)
+                is_readable = self._store.is_evictable(item) and self._has_end(item)
         return is_readable and not self.has(item)
 
     def _has_end(self, seq_cache: SequenceCache) -> bool:
@@ -216,7 +233,9 @@ class WriteBack:
     def _write(self, item: Writable) -> None:
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
-        header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers)
+        is_packed = kind == "pages" and self._shape.is_packed(parent.end)
+        form = self._layers.kv_format_tag if is_packed else ""
+        header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers, form)
         superseded = (
             partial(_shorter, header)
             if kind == "pages"
@@ -236,7 +255,7 @@ class WriteBack:
                 if item.parent is None or item.holder is None:
                     raise ValueError("a root, or a page whose KV is lost, cannot be written")
                 part = self._store.part(item.holder, item.start, item.end)
-                return item.parent, item.tokens, outgoing(self._layers.copied(part)), ()
+                return item.parent, item.tokens, outgoing(self._layers.page(part, item.start)), ()
             case Checkpoint():
                 state, page = cast("StateSnapshot", item.state), item.page
                 tail = cast("KVSlice | None", item.tail_cut)
@@ -245,16 +264,18 @@ class WriteBack:
             case SequenceCache():
                 page = item.end_page
                 tokens = tuple(item.tokens[page.end :])
-                kv = (
-                    self._layers.cut(item.caches, page.end, len(item.tokens))
-                    if tokens
-                    else self._shape.nothing()
-                )
+                kv = self._end(item.caches, page.end, len(item.tokens)) if tokens else self._shape.nothing()
                 state = self._layers.state(item.caches) if self._layers.has_state else None
                 return page, tokens, outgoing(kv, state), _numbers(state) if state else ()
 
+    def _end(self, caches: list[Any], start: int, end: int) -> KVSlice:
+        """Return the tokens after the last full page: beside a state as they are, else as a page."""
+        if self._layers.has_state:
+            return self._layers.cut(caches, start, end)
+        return self._layers.page(self._layers.borrow(caches, start, end), start)
 
-def _shorter(header: FileHeader, index: DiskIndex) -> list[CachedFile]:
+
+def _shorter(header: FileHeader, index: DiskIndex, _: Reader) -> list[CachedFile]:
     """Return the shorter pages that a new one begins with."""
     return [
         file
@@ -274,30 +295,46 @@ def _steps(page: Page | None, tail: tuple[int, ...]) -> list[tuple[bytes, tuple[
     return steps[::-1]
 
 
-def _states_beyond(
-    path: Sequence[tuple[bytes, tuple[int, ...]]], page_size: int, index: DiskIndex
-) -> list[CachedFile]:
+type _Path = Sequence[tuple[bytes, tuple[int, ...]]]
+"""The keys on the way to a state, each with the tokens that follow there."""
+
+
+def _states_beyond(path: _Path, page_size: int, index: DiskIndex, header_of: Reader) -> list[CachedFile]:
     """Return the states before a new one that are too many beside it.
 
-    The first one stays, because other conversations share it. Of the others those go that save the fewest
-    tokens. States of other conversations, and those that were not read yet, do not count.
+    The first one stays, because other conversations share it, and so does the last one: where the new one
+    is the end of a reply, a client that changes the reply goes on from the end of its prompt. Of the others
+    those go that save the fewest tokens. States of other conversations do not count.
 
     Args:
-        path: the keys on the way to the new state, each with the tokens that follow there.
+        path: to the new state.
     """
-    states: list[tuple[int, CachedFile]] = []
     end = (len(path) - 1) * page_size + len(path[-1][1])
-    for depth, (key, tokens) in enumerate(path):
-        for file in index.after("states", key):
-            tail = file.header.tokens if file.header else None
-            if tail is not None and tail == tokens[: len(tail)] and depth * page_size + len(tail) < end:
-                states.append((depth * page_size + len(tail), file))
-    states.sort(key=lambda one: one[0])
+    found = _states_on(path, page_size, index, header_of)
+    states = sorted((one for one in found if one[0] < end), key=lambda one: one[0])
     beyond: list[CachedFile] = []
     while len(states) >= _MOST_STATES:
-        saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states))}
+        saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states) - 1)}
         beyond.append(states.pop(min(saved, key=lambda place: saved[place]))[1])
     return beyond
+
+
+def _states_on(
+    path: _Path, page_size: int, index: DiskIndex, header_of: Reader
+) -> Iterator[tuple[int, CachedFile]]:
+    """Yield the states on a path, each with the tokens up to it. Reads what was not read since the start."""
+    left = _MOST_READ
+    for depth, (key, tokens) in enumerate(path):
+        for file in index.after("states", key):
+            left -= file.header is None
+            header = file.header or (header_of(file) if left >= 0 else None)
+            if header and header.tokens == tokens[: len(header.tokens)]:
+                yield depth * page_size + len(header.tokens), file
+
+
+def _is_given_up(item: Writable) -> bool:
+    """Return whether a client gave it up, and nobody else has used it."""
+    return not item.uses if isinstance(item, Page) else getattr(item, "is_given_up", False)
 
 
 def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:

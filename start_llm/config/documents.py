@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from start_llm.config.settings import TEXT, all_rows
+from start_llm.config.settings import TEXT, WITHOUT_EFFECT, SettingSpec, all_rows
 
 
 def as_env_file() -> str:
@@ -17,18 +17,20 @@ def as_env_file() -> str:
         if row.section != section:
             section = row.section
             lines += ["", f"# --- {section} ---"]
-        lines += ["", f"# {row.help}"]
-        if row.issue:
-            lines.append(f"# Not read: it acts {row.acts}.")
+        lines += ["", f"# {_help(row)}"]
         lines.append(f"#{row.name}={row.default}")
     return "\n".join(lines) + "\n"
 
 
 def as_markdown() -> str:
     """Return the table of `docs/settings.md`."""
-    lines = ["| Variable | Default | What it does in this design | Acts |", "|---|---|---|---|"]
+    lines = ["| Variable | Default | What it does |", "|---|---|---|"]
     for row in all_rows():
         default = f"`{row.default}`" if row.default else "unset"
         expected = "" if row.kind is TEXT else f" Expects {row.kind.documented or row.kind.expected}."
-        lines.append(f"| `{row.name}` | {default} | {row.help}{expected} | {row.acts} |")
+        lines.append(f"| `{row.name}` | {default} | {_help(row)}{expected} |")
     return "\n".join(lines) + "\n"
+
+
+def _help(row: SettingSpec) -> str:
+    return f"Has no effect. {row.help}" if row in WITHOUT_EFFECT else row.help

@@ -84,6 +84,21 @@ _UNITS = {
 BYTES = SettingKind(
     _memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave"
 )
+
+
+def _cache_bytes(text: str) -> int | float:
+    """Parse the size of the prompt cache. 0% is refused: it may mean "no cap", as 0 does, or "no cache"."""
+    size = _memory(text)
+    if isinstance(size, float) and not size:
+        raise ValueError(text)
+    return size
+
+
+CACHE_BYTES = SettingKind(
+    _cache_bytes,
+    "bytes from 0 on (0 = no cap), such as 4GB or 8GiB, or more than 0% and up to 100% of the memory that "
+    "the weights leave",
+)
 DISK_BYTES = SettingKind(
     _memory, "bytes, such as 100GB, or from 0% to 100% of the disk space that is free or the cache's own"
 )
@@ -105,6 +120,11 @@ def choice(words: Sequence[str], documented: str = "") -> SettingKind:
     )
 
 
+def number_choice(numbers: Sequence[int]) -> SettingKind:
+    words = choice([str(one) for one in numbers])
+    return SettingKind(lambda text: int(words.read(text)), words.expected)
+
+
 def _list_of(entry: re.Pattern[str]) -> Reader:
     def read(text: str) -> tuple[str, ...]:
         entries = tuple(one.strip() for one in text.split(","))
@@ -115,7 +135,26 @@ def _list_of(entry: re.Pattern[str]) -> Reader:
     return read
 
 
+def _always(text: str) -> bool:
+    if not _WORDS[text.lower()]:
+        raise ValueError(text)
+    return True
+
+
+def always(why: str) -> SettingKind:
+    """Return the type of a setting that cannot be turned off."""
+    return SettingKind(_always, f"one of true, yes, on, 1: {why}")
+
+
 BOOLEAN = SettingKind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
+KV_BITS = SettingKind(
+    lambda text: {"off": None, "4": 4, "8": 8}[text.lower()],
+    "one of OFF, 4, 8 (neither fractions nor a mix by layer)",
+)
+KV_SCHEME = SettingKind(
+    lambda text: {"uniform": "uniform"}[text.lower()],
+    "one of uniform (turboquant is refused: neither mlx nor mlx-lm implements it)",
+)
 TEXT = SettingKind(str, "text")
 PORT = integer(0, 65535)
 SECONDS = number(Range(0.01, 86400))
@@ -124,6 +163,14 @@ KEYS = SettingKind(
     _list_of(re.compile(r"[!-+\--~]([ -+\--~]*[!-+\--~])?")),
     "one or more keys of the characters from ! to ~, with commas between",
     is_secret=True,
+)
+MODELS = SettingKind(
+    _list_of(re.compile(r"[^\s,]([^,]*[^\s,])?")),
+    "one or more names of models, with commas between",
+)
+ALIASES = SettingKind(
+    _list_of(re.compile(r"[^\s,=]([^,=]*[^\s,=])?\s*=\s*[^\s,=]([^,=]*[^\s,=])?")),
+    "one or more ALIAS=MODEL, with commas between",
 )
 HOSTS = SettingKind(
     _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")),

@@ -11,25 +11,30 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from start_llm.config.kinds import (
+    ALIASES,
     BOOLEAN,
     BYTES,
+    CACHE_BYTES,
     DISK_BYTES,
     HOSTS,
     KEYS,
+    KV_BITS,
+    KV_SCHEME,
+    MODELS,
     PORT,
     SECONDS,
     SIZE,
     TEXT,
     SettingKind,
+    always,
     choice,
     integer,
     number,
+    number_choice,
 )
 from start_llm.core.errors import SettingsError
 from start_llm.core.sampling import RANGES, Range
 from start_llm.formats.registry import FAMILIES
-
-NEVER = "never"
 
 
 class SettingSpec(NamedTuple):
@@ -37,8 +42,8 @@ class SettingSpec(NamedTuple):
 
     Attributes:
         default: the default as it would be written in `.env`; empty if there is none.
+        help: what it does; of a variable without effect, why it has nothing to do.
         section: the heading under which documents list it.
-        issue: the issue that makes it act. None: it acts now. NEVER: the choice that it gave is gone.
     """
 
     name: str
@@ -46,14 +51,6 @@ class SettingSpec(NamedTuple):
     default: str
     help: str
     section: str
-    issue: str | None = None
-
-    @property
-    def acts(self) -> str:
-        """When the variable acts, in words."""
-        if self.issue is None:
-            return "now"
-        return NEVER if self.issue == NEVER else f"from issue {self.issue} on"
 
 
 def _variable(
@@ -73,18 +70,48 @@ _SERVER = "Server"
 _GENERATION = "Generation"
 _KV = "KV cache"
 _PROMPT_CACHE = "Prompt cache"
+_IMAGES = "Images"
 _PROXY = "Proxy"
 _LOGS = "Logging"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings that act in this version. None means unset; each row's help says what then happens."""
+    """The settings. None means unset; each row's help says what then happens."""
 
     model_path: str | None = _variable(
         "MODEL_PATH", TEXT, None,
         "Model folder, or Hugging Face repository (owner/name) to download. Unset: "
         "lmstudio-community/GLM-4.7-Flash-MLX-4bit on Apple silicon, the demo model elsewhere.", _MODEL,
+    )  # fmt: skip
+    model_dir: str | None = _variable(
+        "MODEL_DIR", TEXT, None,
+        "Folder with models (NAME or OWNER/NAME). Requests load the one that they name. MODEL_PATH is the "
+        "name of the one to begin with; unset: the first one. --model-dir says the same.", _MODEL,
+    )  # fmt: skip
+    max_loaded: int = _variable(
+        "MAX_LOADED_MODELS", integer(0, 1000), 0,
+        "Models that stay loaded beside each other at most; 0 = as many as have room for a prompt of their "
+        "whole context window.", _MODEL,
+    )  # fmt: skip
+    model_idle_s: float = _variable(
+        "MODEL_IDLE_SECONDS", number(Range(0, 10**9)), 0,
+        "Time without a request after which a model is unloaded, if another one is loaded; 0 = never.",
+        _MODEL,
+    )  # fmt: skip
+    pinned: tuple[str, ...] = _variable(
+        "MODEL_PINS", MODELS, (),
+        "Models that stay loaded once they are, with commas between. --pin says the same.", _MODEL, shown="",
+    )  # fmt: skip
+    aliases: tuple[str, ...] = _variable(
+        "MODEL_ALIASES", ALIASES, (),
+        "Other names for models, as ALIAS=MODEL with commas between. With claude-haiku-4-5=small, requests "
+        "for the first load the second.", _MODEL, shown="",
+    )  # fmt: skip
+    adapter_dir: str | None = _variable(
+        "ADAPTER_DIR", TEXT, None,
+        "Folder below which LoRA adapters are, in mlx_lm's format. Requests mount them (docs/api.md); unset: "
+        "none. --adapter-dir says the same.", _MODEL,
     )  # fmt: skip
     family: str | None = _variable(
         "MODEL_FAMILY", choice(tuple(FAMILIES), "the name of a format"), None,
@@ -202,14 +229,34 @@ class Settings:
         "Most tokens of prompt and reply together. The model's own window applies if it is smaller. A longer "
         "prompt is refused; nothing is ever dropped from its middle.", _KV,
     )  # fmt: skip
+    kv_bits: int | None = _variable(
+        "KV_BITS", KV_BITS, None,
+        "Bits per element of KV at rest: pages in memory and on disk are quantised when they are cut, and "
+        "dequantised when they are restored. Running sequences are never quantised. A hit may then change an "
+        "answer (docs/prompt-cache.md). OFF: pages are exact. --kv-quant says the same.", _KV, shown="OFF",
+    )  # fmt: skip
+    kv_group_size: int = _variable(
+        "KV_GROUP_SIZE", number_choice((32, 64, 128)), 64,
+        "Elements that share a scale in quantised KV, as far as it divides the width of a head.",
+        _KV,
+    )  # fmt: skip
+    kv_quant_start: int = _variable(
+        "QUANTIZED_KV_START", integer(0, 2**31 - 1), 5000,
+        "Position in the prompt from which pages are quantised; what is before it stays exact.", _KV,
+    )  # fmt: skip
+    kv_quant_scheme: Literal["uniform"] = _variable(
+        "KV_QUANT_SCHEME", KV_SCHEME, "uniform",
+        "How KV is quantised: uniform is the same for all layers, with a scale for each group.", _KV,
+    )  # fmt: skip
     prompt_cache: bool = _variable(
         "PROMPT_CACHE", BOOLEAN, True,
         "Keep what was computed for later prompts; off is what --no-cache says.", _PROMPT_CACHE, shown="true",
     )  # fmt: skip
     cache_bytes: int | float = _variable(
-        "PROMPT_CACHE_MAX_BYTES", BYTES, 0.5,
+        "PROMPT_CACHE_MAX_BYTES", CACHE_BYTES, 0.5,
         "Memory for everything computed, what running requests hold included: those are never cut short, the "
-        "rest gives way to them. --hot-cache-max-size says the same.",
+        "rest gives way to them. 0 = no cap of its own: all that MEMORY_BUDGET leaves. --hot-cache-max-size "
+        "says the same.",
         _PROMPT_CACHE, shown="50%",
     )  # fmt: skip
     block_size: int = _variable(
@@ -285,6 +332,30 @@ class Settings:
         "Show the content of past `write` calls as a digest. Dangerous: the model no longer sees what it "
         "wrote, and may write it again from memory.", _PROMPT_CACHE, shown="false",
     )  # fmt: skip
+    identifies_images: bool = _variable(
+        "CACHE_VLM_IMAGE_IDENTITY", always("what was computed of an image belongs to its exact pixels"), True,
+        "What was computed of an image is reused for the same image alone.", _PROMPT_CACHE, shown="true",
+    )  # fmt: skip
+    image_tokens: int = _variable(
+        "IMAGE_MAX_TOKENS", integer(64, 2**20), 4096,
+        "Most tokens of an image. Larger images are made smaller until they fit.", _IMAGES,
+    )  # fmt: skip
+    image_bytes: int = _variable(
+        "IMAGE_MAX_BYTES", integer(1, 2**33), 32 * 2**20, "Largest file of an image, in bytes.", _IMAGES
+    )
+    image_pixels: int = _variable(
+        "IMAGE_MAX_PIXELS", integer(1, 2**31 - 1), 50_000_000,
+        "Most pixels of an image. It is decoded in memory, with three or four bytes for each.", _IMAGES,
+    )  # fmt: skip
+    image_count: int = _variable(
+        "IMAGE_MAX_COUNT", integer(1, 100_000), 100,
+        "Most images of a request, those of earlier messages included.", _IMAGES,
+    )  # fmt: skip
+    fetches_images: bool = _variable(
+        "IMAGE_URLS", BOOLEAN, False,
+        "Fetch images at http:// and https:// addresses of the public internet. Off: the server fetches "
+        "nothing, and takes data: URLs alone.", _IMAGES, shown="false",
+    )  # fmt: skip
     temperature: float | None = _variable(
         "DEFAULT_TEMPERATURE", number(RANGES["temperature"]), None,
         "Sampling temperature, 0 = greedy. Unset: the model's generation_config.json, else 0.1.", _GENERATION,
@@ -301,6 +372,28 @@ class Settings:
         "DEFAULT_MIN_P", number(RANGES["min_p"]), None,
         "Least probability, as a share of the most likely token's, 0 = off. Unset: the model's, else 0.05.",
         _GENERATION,
+    )  # fmt: skip
+    hlg: bool = _variable(
+        "HLG_SAMPLING", BOOLEAN, False,
+        "Sample with a tone curve (hybrid log-gamma) in place of top-p, top-k and min-p, unless `hlg` in the "
+        "request says otherwise; the temperature is its slope. --hlg-sampling says the same.", _GENERATION,
+        shown="false",
+    )  # fmt: skip
+    hlg_width: float | None = _variable(
+        "HLG_WIDTH", number(RANGES["hlg_width"]), None,
+        "Distance from the pivot within which the curve is linear, in nats. Unset: 4.", _GENERATION,
+    )  # fmt: skip
+    hlg_shoulder: float | None = _variable(
+        "HLG_SHOULDER", number(RANGES["hlg_shoulder"]), None,
+        "Scale in which the contrast fades above the pivot; smaller fades sooner. Unset: 4.", _GENERATION,
+    )  # fmt: skip
+    hlg_toe: float | None = _variable(
+        "HLG_TOE", number(RANGES["hlg_toe"]), None,
+        "Scale in which the contrast fades below the pivot. Unset: 6.", _GENERATION,
+    )  # fmt: skip
+    hlg_pivot_offset: float | None = _variable(
+        "HLG_PIVOT_OFFSET", number(RANGES["hlg_pivot_offset"]), None,
+        "Distance of the pivot below the most likely token, in nats. Unset: 6.", _GENERATION,
     )  # fmt: skip
     repetition_penalty: float | None = _variable(
         "DEFAULT_REPETITION_PENALTY", number(RANGES["repetition_penalty"]), None,
@@ -345,6 +438,11 @@ class Settings:
         "LOG_PROMPTS", BOOLEAN, False,
         "Write prompts and replies into the trace too, in clear.", _LOGS, shown="false",
     )  # fmt: skip
+    shows_images: bool = _variable(
+        "VLM_CACHE_DEBUG", BOOLEAN, False,
+        "Print for each prompt with images its first 64 tokens, and where each image stands, by the start of "
+        "its name, and whether the cache had it.", _LOGS, shown="false",
+    )  # fmt: skip
 
     @classmethod
     def rows(cls) -> Iterator[tuple[Field[Any], SettingSpec]]:
@@ -383,9 +481,9 @@ def load(*sources: SettingSource) -> Settings:
     return Settings(**values)
 
 
-def waiting_for_later(*sources: SettingSource) -> list[SettingSpec]:
-    """Return the variables that are set but do not act in this version, so that the user can be told."""
-    return [row for row in LATER if _find(row.name, sources) is not None]
+def set_without_effect(*sources: SettingSource) -> list[SettingSpec]:
+    """Return the variables that are set and have no effect, so that the user can be told."""
+    return [row for row in WITHOUT_EFFECT if _find(row.name, sources) is not None]
 
 
 def _find(name: str, sources: tuple[SettingSource, ...]) -> tuple[str, str] | None:
@@ -396,35 +494,22 @@ def _find(name: str, sources: tuple[SettingSource, ...]) -> tuple[str, str] | No
     return None
 
 
-def _later(name: str, default: str, issue: str, section: str, help: str) -> SettingSpec:  # noqa: A002
-    return SettingSpec(name, TEXT, default, help, section, issue)
+def _without_effect(name: str, default: str, section: str, help: str) -> SettingSpec:  # noqa: A002
+    return SettingSpec(name, TEXT, default, help, section)
 
 
-# Variables of the project's first documents that this version does not read. A row moves into Settings when
-# its issue makes it act.
-LATER: tuple[SettingSpec, ...] = (
-    _later("KV_GROUP_SIZE", "64", "later than I", _KV,
-           "Group size of KV quantisation (uniform scheme)."),
-    _later("KV_BITS", "OFF", "later than I", _KV,
-           "Bits of KV quantisation: 4, 8 or OFF."),
-    _later("KV_QUANT_SCHEME", "uniform", "later than I", _KV,
-           "uniform or turboquant."),
-    _later("QUANTIZED_KV_START", "5000", "later than I", _KV,
-           "Token position at which KV quantisation begins."),
-    _later("PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "2", NEVER, _PROMPT_CACHE,
-           "Leaves kept for each session. Titles, sub-agents and branches share a session's id; memory and "
-           "PROMPT_CACHE_MAX_ENTRIES_GLOBAL decide for all together."),
-    _later("CACHE_USE_BLOCK_INDEX", "true", NEVER, _PROMPT_CACHE,
-           "Look pages up by chain hash. It was read and never applied before; now there is no other way."),
-    _later("CACHE_VLM_IMAGE_IDENTITY", "true", "later than I", _PROMPT_CACHE,
-           "Key pages by the images that they overlap."),
-    _later("VLM_CACHE_DEBUG", "false", "later than I", _LOGS,
-           "Diagnostic lines for image prompts."),
+# Variables of the project's first documents that have nothing to choose here.
+WITHOUT_EFFECT: tuple[SettingSpec, ...] = (
+    _without_effect("PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "2", _PROMPT_CACHE,
+           "Titles, sub-agents and branches share a session's id, so no session has a limit of its own; "
+           "memory and PROMPT_CACHE_MAX_ENTRIES_GLOBAL decide for all together."),
+    _without_effect("CACHE_USE_BLOCK_INDEX", "true", _PROMPT_CACHE,
+           "Pages are looked up by chain hash; there is no other way."),
 )  # fmt: skip
 
 
 def all_rows() -> list[SettingSpec]:
     """Return every row, grouped by section in the order in which sections first appear."""
-    rows = [*(row for _, row in Settings.rows()), *LATER]
+    rows = [*(row for _, row in Settings.rows()), *WITHOUT_EFFECT]
     sections = list(dict.fromkeys(row.section for row in rows))
     return sorted(rows, key=lambda row: sections.index(row.section))

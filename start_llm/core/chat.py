@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from start_llm.core.images import Image
 from start_llm.core.sampling import SamplingChoice
 
 type Role = Literal["system", "user", "assistant", "tool"]
@@ -27,7 +28,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message of a conversation, its text parts joined.
+    """A message of a conversation, its text parts joined. An image in `content` is its word (`Image.word`).
 
     `tool_references` names the late tools of the request that this message introduces. `reply_name` is the
     random name of the reply that the client says this message is (`core.ids`).
@@ -67,6 +68,7 @@ class GenerationOptions:
         stop: strings that end the reply if they occur in its answer. They are not part of the reply.
         sampling, presence_penalty, frequency_penalty, logit_bias, seed: see `core.sampling.Sampling`.
         top_logprobs: None reports no log-probabilities; 0..20 alternatives beside the chosen token.
+        adapter: the names of adapters, as in `core.adapters.adapter_names`.
     """
 
     max_tokens: int | None = None
@@ -77,6 +79,7 @@ class GenerationOptions:
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
     seed: int | None = None
     top_logprobs: int | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,7 @@ class ChatRequest:
     """A conversation to continue.
 
     Attributes:
+        images: the images whose words are in the messages, by their digests.
         tools: function schemas as the client sent them, for the chat template.
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
         form: constraint on the reply; the prompt contains nothing of it.
@@ -159,6 +163,7 @@ class ChatRequest:
     """
 
     messages: tuple[Message, ...]
+    images: Mapping[bytes, Image] = field(default_factory=dict[bytes, Image])
     tools: tuple[Mapping[str, Json], ...] = ()
     late_tools: tuple[Mapping[str, Json], ...] = ()
     form: OutputConstraint = field(default_factory=OutputConstraint)

@@ -1,4 +1,6 @@
-"""Tables that outlive the process. The disk thread writes them behind.
+"""Tables that outlive the process. A disk thread of their own writes them behind.
+
+It is not the one that reads files for prompts, which should not wait for a checkpoint of SQLite.
 
 A change is noted in memory, and written about a second later with all changes of all tables, in one
 transaction. So whenever the process is killed, the file holds what the tables held at some earlier moment. A
@@ -79,7 +81,7 @@ class Database:
     Args:
         path: the file, which belongs to this process alone.
         thread: writes the file.
-        tell: called with a sentence for the user, on the disk thread too.
+        tell: called with a sentence for the user, on its thread too.
         write_after_s: seconds from a change until it is written.
         wall_clock: returns nanoseconds.
     """
@@ -135,7 +137,7 @@ class Database:
         return DatabaseTable(self, table, rows)
 
     def close(self) -> None:
-        """Make the disk thread write everything and close the file. Call this before the thread's `close`.
+        """Make its thread write everything and close the file. Call this before the thread's `close`.
 
         Changes that are noted later are lost.
         """
@@ -193,11 +195,11 @@ class Database:
         self._changes[name] = change
 
     def _forget_pending(self) -> None:
-        """Give up keeping anything. The disk thread deletes the file, which would be of an earlier time."""
+        """Give up keeping anything. Its thread deletes the file, which would be of an earlier time."""
         self.metrics.is_on = False
         self._changes, self._changes_nbytes, self._touches = {}, 0, {}
 
-    # ------------------------------------------------------------------------------------ on the disk thread
+    # ------------------------------------------------------------------------------------ on its own thread
 
     def _write(self) -> None:
         with self._lock:

@@ -36,7 +36,7 @@ _FREE_SHARE = 4
 """Free pages are given back to the file system when they are more than a quarter of the file."""
 _MAX_TIME_NS = 2**62
 UNREADABLE = (ValueError, TypeError, KeyError, IndexError, RecursionError)
-"""What decoding a row can raise if it does not hold what it should."""
+"""Errors that decoding a row can raise if it does not hold what it should."""
 _NO_DAMAGE = frozenset(
     {
         sqlite3.SQLITE_BUSY,

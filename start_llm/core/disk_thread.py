@@ -1,4 +1,4 @@
-"""One thread for all disk work, so that no other thread waits for the disk.
+"""A thread for disk work, so that no other thread waits for the disk.
 
 Jobs see file descriptors, bytes and memory views. None of them calls MLX, whose arrays belong to the engine
 thread.
@@ -24,11 +24,15 @@ class DiskThread:
 
     Args:
         on_error: called on this thread with what a job has raised.
+        name: of the thread.
         clock: returns seconds.
     """
 
     def __init__(
-        self, on_error: Callable[[Exception], None], clock: Callable[[], float] = time.monotonic
+        self,
+        on_error: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "disk",
     ) -> None:
         self._on_error = on_error
         self._clock = clock
@@ -37,7 +41,7 @@ class DiskThread:
         self._later: list[tuple[float, int, Job]] = []
         self._condition = threading.Condition()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from start_llm.core.adapters import BASE_MODEL, AdapterStack
+from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 
@@ -54,7 +56,8 @@ class EngineRequest:
     """One prompt to continue, with all choices made.
 
     Attributes:
-        prompt: exact token ids.
+        prompt: exact token ids; those of images name them, and the last one is no image's.
+        images: the runs of all images in the prompt, one for each image.
         max_tokens: at least 1; prompt and reply fit the context window.
         sampling: values that MLX accepts for this vocabulary.
         boundaries: numbers of prompt tokens at which messages end, ascending; other prompts may continue from
@@ -67,11 +70,13 @@ class EngineRequest:
         reasoning: None for unlimited reasoning.
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
         guide: None for an unconstrained reply.
+        adapters: computed under these, prompt and reply. `salt` tells them apart.
     """
 
     prompt: ModelTokens
     max_tokens: int
     sampling: Sampling
+    images: tuple[ImageRun, ...] = ()
     boundaries: tuple[int, ...] = ()
     repeated_tokens: int = 0
     salt: bytes = b""
@@ -81,7 +86,10 @@ class EngineRequest:
     reasoning: ReasoningLimit | None = None
     trims_leading_space: bool = False
     guide: Guide | None = None
+    adapters: AdapterStack = BASE_MODEL
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.prompt.ids[-1:] >= (FIRST_IMAGE_TOKEN,):
+            raise ValueError("a prompt must not end with an image: a reply follows a text")

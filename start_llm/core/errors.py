@@ -4,10 +4,12 @@ StartLLMError
 ├── StartupError                 the server cannot start: message on stderr, exit status 2
 │   ├── SettingsError
 │   ├── ModelError
+│   │   └── HubError             the hub cannot be reached
 │   ├── PortError
 │   └── LaunchError              a client cannot be started
 ├── RequestError                 refused before the status line, with a body in the protocol's form
 │   ├── InvalidRequest           400
+│   │   ├── InvalidImage         400
 │   │   └── ContextOverflow      400
 │   │       └── OverBudget       400
 │   ├── Unauthorized             401
@@ -15,11 +17,13 @@ StartLLMError
 │   ├── NotFound                 404
 │   ├── MethodNotAllowed         405
 │   ├── RequestTimeout           408
+│   ├── Conflict                 409
 │   ├── LengthRequired           411
 │   ├── BodyTooLarge             413
 │   ├── UnsupportedMediaType     415
 │   ├── HeadersTooLarge          431
 │   ├── InternalError            500
+│   ├── BadGateway               502
 │   └── Overloaded               503
 ├── EngineDied                   the engine thread is gone: 500
 ├── GuideLost                    a reply cannot follow its output constraint
@@ -29,6 +33,22 @@ StartLLMError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_type(status: int) -> str:
+    """Return Anthropic's error type for a status. OpenAI's clients look at the status alone."""
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error")
 
 
 class StartLLMError(Exception):
@@ -45,6 +65,10 @@ class SettingsError(StartupError):
 
 class ModelError(StartupError):
     """The model cannot be found, downloaded or loaded."""
+
+
+class HubError(ModelError):
+    """The hub cannot be reached, or stopped in the middle of a file."""
 
 
 class PortError(StartupError):
@@ -79,6 +103,14 @@ class RequestError(StartLLMError):
 
 class InvalidRequest(RequestError):
     """The endpoint does not accept the body; `param` names the field."""
+
+
+class InvalidImage(InvalidRequest):
+    """An image of the request is not accepted; `code` is OpenAI's name for what is wrong."""
+
+    def __init__(self, message: str, *, param: str, code: str | None) -> None:
+        super().__init__(message, param=param)
+        self.code = code
 
 
 class ContextOverflow(InvalidRequest):
@@ -165,6 +197,13 @@ class RequestTimeout(RequestError):
     kind = "timeout_error"
 
 
+class Conflict(RequestError):
+    """The object is not in a state in which this can be done to it."""
+
+    status = 409
+    kind = "conflict_error"
+
+
 class LengthRequired(RequestError):
     """The body has no usable Content-Length."""
 
@@ -194,6 +233,13 @@ class InternalError(RequestError):
 
     status = 500
     kind = "server_error"
+
+
+class BadGateway(RequestError):
+    """Another server, such as the hub of models, did not give what is needed."""
+
+    status = 502
+    kind = "upstream_error"
 
 
 class Overloaded(RequestError):

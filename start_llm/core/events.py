@@ -30,6 +30,7 @@ class Restored:
         kept: prompt tokens that are stored, whether or not there is state at their end.
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
         disk_tokens, disk_s: those of `tokens` that were read from the disk, and the seconds that this took.
+        image_was_cut: more was stored, but only a part of an image, so that the image is computed as a whole.
     """
 
     tokens: int
@@ -39,6 +40,7 @@ class Restored:
     repeated_tokens: int = 0
     disk_tokens: int = 0
     disk_s: float = 0.0
+    image_was_cut: bool = False
 
     @property
     def lost(self) -> int:

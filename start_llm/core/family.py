@@ -16,6 +16,7 @@ class ReasoningMarks:
         cut: text that the server writes to close reasoning that has used up its budget.
         is_unmistakable: ordinary text never contains these markers, so they are markers wherever they occur.
         ended_by: texts that only start tool calls; they end reasoning that is still open.
+        misspelt: openings that models write by mistake.
     """
 
     opening: str
@@ -23,6 +24,11 @@ class ReasoningMarks:
     cut: str
     is_unmistakable: bool = False
     ended_by: tuple[str, ...] = ()
+    misspelt: tuple[str, ...] = ()
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return (self.opening, *self.misspelt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +41,12 @@ class Family:
         channels: messages have headers with a channel and a recipient (Harmony).
         orphan_close: a reply may start inside its reasoning without an opening marker.
         answer_marks: markers around an answer that are not part of it; models write them nowhere else.
-        around_answer: text that a model writes before and after an answer, for each kind of template.
+        around_answer: text that a model writes before and after an answer, for each kind of template. Without
+            `answer_marks` ordinary text may contain it, and it counts only at the start and the end.
+        reply_end: the answer mark that every reply ends with, also one that consists of calls.
         formats: names of tool call formats (`formats.registry`), the most likely first; the others follow.
         around_text: text that a model writes before and after a text that precedes its calls.
+        calls_begin_answers: calls without a marker are recognised only at the start of an answer.
         call_ids: form of the call ids that the chat template gets: `call0`, nine characters,
             `functions.NAME:0`.
     """
@@ -48,6 +57,8 @@ class Family:
     orphan_close: bool = False
     answer_marks: tuple[str, ...] = ()
     around_answer: tuple[tuple[str, str], ...] = ()
+    reply_end: str = ""
     formats: tuple[str, ...] = ()
     around_text: tuple[str, str] = ("", "")
+    calls_begin_answers: bool = False
     call_ids: CallIds = "ordinal"

@@ -12,21 +12,21 @@ def longest_beginning(text: str, markers: Sequence[str]) -> int:
 
     The caller has to hold this suffix back until more text arrives.
     """
-    longest = max((len(marker) for marker in markers), default=0) - 1
-    match = _beginning_of_any(tuple(markers)).search(text, max(0, len(text) - longest))
-    return len(text) - match.start() if match else 0
+    size, longest = len(text), 0
+    for marker in markers:
+        start = text.find(marker[:1], max(0, size - len(marker) + 1), size - longest)
+        while start >= 0:
+            if marker.startswith(text[start:]):
+                longest = size - start
+                break
+            start = text.find(marker[:1], start + 1, size - longest)
+    return longest
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     """Return the position of the first marker and the marker; of two at one position, the longer."""
     match = _any_of(tuple(markers)).search(text)
     return (match.start(), match[0]) if match else None
-
-
-@lru_cache(maxsize=64)
-def _beginning_of_any(markers: tuple[str, ...]) -> re.Pattern[str]:
-    beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
-    return re.compile(rf"(?:{_alternatives(beginnings)})\Z")
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from start_llm.core.canonical import Conversation
+from start_llm.core.images import ImageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Prompt:
     """A request as the model reads it.
 
     Attributes:
+        images: the runs of the request's images, one for each image.
         boundaries: in ascending order; a message has none if its end cannot be determined exactly.
         conversation: the form in which it is compared with others; None for texts.
         has_transient: it ends with messages that the next request will not have. They are not part of the
@@ -54,6 +56,7 @@ class Prompt:
     """
 
     tokens: ModelTokens
+    images: tuple[ImageRun, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     conversation: Conversation | None = None
     has_transient: bool = False

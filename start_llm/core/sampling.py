@@ -31,6 +31,10 @@ RANGES: Mapping[str, Range] = {
     "repetition_context_size": Range(0, 2**20),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
+    "hlg_width": Range(0, 10**6),
+    "hlg_shoulder": Range(0.01, 10**6),
+    "hlg_toe": Range(0.01, 10**6),
+    "hlg_pivot_offset": Range(0, 10**6),
 }
 # Far below this, a logit divided by the temperature is infinite in float32, and every token is equally
 # likely.
@@ -49,6 +53,11 @@ class SamplingChoice:
     min_p: float | None = None
     repetition_penalty: float | None = None
     repetition_context_size: int | None = None
+    hlg: bool | None = None
+    hlg_width: float | None = None
+    hlg_shoulder: float | None = None
+    hlg_toe: float | None = None
+    hlg_pivot_offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,10 @@ class Sampling:
         temperature: 0 or almost 0 is greedy decoding.
         top_p, min_p: probability mass; 0 is off, and so is 1 for `top_p`.
         top_k: number of candidates; 0 is off.
+        hlg: sample with a tone curve (hybrid log-gamma), in place of top-p, top-k and min-p. Logits within
+            `hlg_width` of the pivot keep their contrast. It fades above them with `hlg_shoulder`, and below
+            them with `hlg_toe`; smaller values fade sooner. The pivot is `hlg_pivot_offset` below the
+            highest logit.
         repetition_penalty: factor on the logits of the last `repetition_context_size` tokens; 1 is off.
         presence_penalty, frequency_penalty: subtracted from the logits of tokens generated so far.
         logit_bias: token id to a number added to its logit.
@@ -77,6 +90,11 @@ class Sampling:
     min_p: float = 0.05
     repetition_penalty: float = 1.0
     repetition_context_size: int = 256
+    hlg: bool = False
+    hlg_width: float = 4.0
+    hlg_shoulder: float = 4.0
+    hlg_toe: float = 6.0
+    hlg_pivot_offset: float = 6.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])

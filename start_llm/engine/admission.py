@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from start_llm.core.engine_request import EngineRequest
-from start_llm.engine.cost import SequenceCost
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.sequence import EngineSequence
 
 _REPLY = 1024
@@ -16,12 +16,13 @@ _REPLY = 1024
 _ANY = 2**62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admission:
     """The memory for running sequences' KV caches, and checks against it.
 
     Attributes:
-        usable_bytes: memory that remains after the model's weights and the activations.
+        usable_bytes: memory that remains after the weights and the activations. It changes when another model
+            is loaded or unloaded.
         cost: KV cache bytes of a sequence by its length.
     """
 

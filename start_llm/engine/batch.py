@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
+from start_llm.core.adapters import AdapterStack
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.sampling import BatchSampler
 from start_llm.engine.scores import Scores
 from start_llm.engine.sequence import EngineSequence, Sampled
+from start_llm.engine.shifted_cache import shifted
 
 _STEPS_BETWEEN_CLEARS = 256
 _CHEAP_PADDING = 2048
@@ -52,10 +54,23 @@ class BatchGroup:
 
     A single sequence keeps its own caches; the caches of several are merged. A sequence that joins is
     appended at the end and is fed from the next step on.
+
+    Args:
+        mount: makes the network compute under adapters.
+
+    Attributes:
+        adapters: all sequences of the group have the same.
     """
 
-    def __init__(self, network: Any, sequence: EngineSequence) -> None:
+    def __init__(
+        self,
+        network: Any,
+        sequence: EngineSequence,
+        mount: Callable[[AdapterStack], None] = lambda _: None,
+    ) -> None:
         self._network = network
+        self._mount = mount
+        self.adapters = sequence.adapters
         self._sequences = [sequence]
         self._caches: list[Any] = sequence.layer_caches
         self._contexts: dict[int, TokenBuffer] = {}
@@ -97,10 +112,11 @@ class BatchGroup:
         """Add a sequence. If this raises, no sequence of the group has usable caches."""
         if len(self._sequences) == 1:
             lone = self._sequences[0]
-            self._caches = merging.merge([self._caches, sequence.layer_caches])
+            shifts = [lone.images.shift, sequence.images.shift]
+            self._caches = merging.merge([self._caches, sequence.layer_caches], shifts)
             self._lend(lone)
         else:
-            merging.extend(self._caches, sequence.layer_caches)
+            merging.extend(self._caches, sequence.layer_caches, sequence.images.shift)
         self._sequences.append(sequence)
         self._lend(sequence)
         self._plan_growth()
@@ -188,13 +204,20 @@ class BatchGroup:
 
     def _launch(self, tokens: mx.array) -> _Launched:
         """Feed `tokens` [sequences] and sample. Waits only for the tokens that guided sequences must know."""
-        logits = self._processed(tokens, self._network(tokens[:, None], cache=self._caches)[:, -1, :])
+        self._mount(self.adapters)
+        logits = self._processed(tokens, self._network(tokens[:, None], cache=self._positioned)[:, -1, :])
         if self._sampler is None:
             self._sampler = BatchSampler([sequence.chooser for sequence in self._sequences], logits.shape[-1])
         sampled, chances = self._sampler(logits)
         scores = [self._scores(place, logits, sampled) for place in range(len(self._sequences))]
         mx.async_eval(sampled, chances, [one.arrays for one in scores if one])
         return _Launched(sampled, chances, scores)
+
+    @property
+    def _positioned(self) -> list[Any]:
+        """The caches as the network reads them. Merged ones have the sequences' positions themselves."""
+        is_lone = len(self._sequences) == 1
+        return shifted(self._caches, self._sequences[0].images.shift) if is_lone else self._caches
 
     def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
         wanted = self._sequences[place].generation.request.top_logprobs
@@ -219,7 +242,7 @@ class BatchGroup:
         if not sequence.processors:
             return logits
         if id(sequence) not in self._contexts:
-            self._contexts[id(sequence)] = TokenBuffer(sequence.tokens[:-1])
+            self._contexts[id(sequence)] = TokenBuffer(sequence.network_ids[:-1])
         context = self._contexts[id(sequence)].update_and_fetch(token)
         for processor in sequence.processors:
             logits = processor(context, logits)
@@ -278,12 +301,19 @@ class Decoder:
             own.
         has_room: whether sequences of these lengths, in tokens, fit into memory. Every sequence of a batch
             counts as long as the longest, with the largest growth.
+        mount: makes the network compute under adapters.
     """
 
     def __init__(
-        self, network: Any, batches: bool, has_room: Callable[[Sequence[int]], bool] = lambda _: True
+        self,
+        network: Any,
+        batches: bool,
+        has_room: Callable[[Sequence[int]], bool] = lambda _: True,
+        *,
+        mount: Callable[[AdapterStack], None] = lambda _: None,
     ) -> None:
         self._network = network
+        self._mount = mount
         self._can_batch = batches
         self._has_room = has_room
         self._resting: list[EngineSequence] = []
@@ -352,7 +382,7 @@ class Decoder:
         if self._joining:
             self._joining.join(sequence)
         else:
-            self._groups.append(BatchGroup(self._network, sequence))
+            self._groups.append(BatchGroup(self._network, sequence, self._mount))
         self._joining = None
         del self._resting[0]
 
@@ -383,7 +413,9 @@ class Decoder:
 
     def _may_join(self, sequence: EngineSequence, group: BatchGroup) -> bool:
         sequences = [*group.sequences, sequence]
-        if any(one.excluded_from_batches for one in sequences) or not fits(_lengths(sequences)):
+        if sequence.adapters != group.adapters or any(one.excluded_from_batches for one in sequences):
+            return False
+        if not fits(_lengths(sequences)):
             return False
         others = [one.sequences for one in self._groups if one is not group]
         return self._has_room([width(some) for some in (sequences, *others) for _ in some])

@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from start_llm.cache.kinds import Growth, growth_of
 from start_llm.cache.layers import leaves
+from start_llm.core.sequence_cost import SequenceCost, WindowCost
 
 _PROBE, _TIMES = 64, 4
 """Tokens of a probe, and the number of probes after the first.
 
 Those together are 256 tokens, the step by which mlx_lm's caches grow.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class WindowCost:
-    """The cost of sliding-window layers: bytes per token, and the window's length in tokens."""
-
-    token_bytes: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceCost:
-    """KV cache bytes of one sequence, by the kind of its layers.
-
-    Attributes:
-        token_bytes: per token, of layers that keep every token.
-        windows: of sliding-window layers.
-        state_bytes: of layers whose state does not grow.
-    """
-
-    token_bytes: int = 0
-    windows: tuple[WindowCost, ...] = ()
-    state_bytes: int = 0
-
-    def bytes_of(self, tokens: int) -> int:
-        """Return the bytes that a sequence of `tokens` tokens needs."""
-        sliding = sum(window.token_bytes * min(tokens, window.tokens) for window in self.windows)
-        return self.token_bytes * tokens + sliding + self.state_bytes
-
-    def tokens_in(self, nbytes: int) -> int:
-        """Return the largest number of tokens that fits into `nbytes`."""
-        low, high = 0, 2**31
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.bytes_of(middle) <= nbytes else (low, middle - 1)
-        return low
 
 
 def measure_sequence(network: Any, caches: Sequence[Any]) -> SequenceCost:

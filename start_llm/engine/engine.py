@@ -1,21 +1,22 @@
-"""Start, feed and stop the engine thread: the engine's interface for all other threads."""
+"""The engine of one model: its interface for all other threads."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
-
-import mlx.core as mx
-from mlx_lm.generate import generation_stream
+from typing import Any
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
 from start_llm.core.events import Failed, Restored
 from start_llm.engine.cache_probe import CacheProbe
+from start_llm.engine.engine_task import EngineTask
+from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.generation import Generation
-from start_llm.engine.inbox import DiskNews, Inbox, StopRequest
+from start_llm.engine.inbox import DiskNews, Inbox, MemoryShare, StopRequest
 from start_llm.engine.loop import STOPPING, EngineLoop
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import EngineMetrics
@@ -24,37 +25,48 @@ _CLIENT_CHECK_INTERVAL_S = 0.5
 
 
 class Engine:
-    """The engine thread's owner. Safe to use from any thread.
+    """Feeds the loop of one model, which runs on an engine thread. Safe to use from any thread.
 
     Args:
         assemble: loads the model. Called on the engine thread, which owns every array from then on.
         metrics: written by the engine thread only.
         max_waiting: number of requests that may wait in the queue.
+        thread: runs other models' loops too, and is running. None: a thread for this engine alone.
     """
 
     def __init__(
-        self, assemble: Callable[[], EngineResources], metrics: EngineMetrics, *, max_waiting: int
+        self,
+        assemble: Callable[[], EngineResources],
+        metrics: EngineMetrics,
+        *,
+        max_waiting: int,
+        thread: EngineThread | None = None,
     ) -> None:
         self._max_waiting = max_waiting
         self._assemble = assemble
         self._metrics = metrics
-        self._inbox = Inbox()
-        self._ready = threading.Event()
+        self._has_own_thread = thread is None
+        self._thread = thread or EngineThread()
+        self._inbox = Inbox(self._thread.bell)
+        self._ready, self._ended = threading.Event(), threading.Event()
         self._startup_error: StartLLMError | None = ModelError(
             "Loading failed; the traceback above says where."
         )
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and wait until the model is loaded.
+        """Wait until the model is loaded.
 
         Raises:
-            StartLLMError: `assemble` raised it, or the thread died of another exception.
+            StartLLMError: `assemble` raised it, or another exception, which the thread prints.
         """
-        self._thread.start()
+        if self._has_own_thread:
+            self._thread.start()
+        if not self._thread.submit(self._load):
+            raise EngineDied(STOPPING)
         self._ready.wait()
         if self._startup_error:
-            self._thread.join()  # it still has its streams to clear
+            if self._has_own_thread:
+                self._thread.close()  # it still has its streams to clear
             raise self._startup_error
 
     def submit(self, request: EngineRequest) -> Generation:
@@ -66,7 +78,7 @@ class Engine:
         """
         if not self.is_alive():
             raise EngineDied("The engine has stopped.")
-        if self._metrics.waiting + len(self._inbox) >= self._max_waiting:
+        if self._metrics.waiting + self._inbox.requests >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests are waiting already; try again in a moment.")
         generation = Generation(request)
         if not self._inbox.put(generation):
@@ -89,41 +101,54 @@ class Engine:
                 return restored
         raise EngineDied("The engine cannot tell what it has of this prompt.")
 
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Do some work on the engine thread, between two steps, and return what it returns.
+
+        Raises:
+            RequestError: the work raised it.
+            EngineDied: the engine has stopped.
+        """
+        task = EngineTask(work)
+        self._inbox.put(task)
+        while self.is_alive():
+            with suppress(queue.Empty):
+                return task.wait(_CLIENT_CHECK_INTERVAL_S)
+        raise EngineDied(STOPPING)
+
+    def share_memory(self, usable_bytes: int, cache_bytes: int) -> None:
+        """Tell the engine how much memory it may use from now on; see `inbox.MemoryShare`."""
+        self._inbox.put(MemoryShare(usable_bytes, cache_bytes))
+
     def note_disk(self) -> None:
         """Tell the engine that the disk thread has written or read something."""
         self._inbox.put(DiskNews())
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return not self._ended.is_set() and self._thread.is_alive()
 
     def stop(self, timeout_s: float, flush_s: float = 0.0) -> bool:
-        """Fail all requests, write what is cached to the disk and stop the thread.
+        """Fail all requests, write what is cached to the disk and leave the thread.
 
-        Returns False if the thread still runs after both times.
+        Returns False if the loop still runs after both times.
 
         Args:
             flush_s: seconds for writing; as many as are needed are taken.
         """
         self._inbox.put(StopRequest(flush_s))
-        self._thread.join(timeout_s + flush_s)
-        return not self.is_alive()
+        if self._has_own_thread:
+            return self._thread.close(timeout_s + flush_s)
+        return self._ended.wait(timeout_s + flush_s)
 
-    def _run(self) -> None:
-        try:
-            # One stream for prefill and decode: mlx_lm's batches run on this one.
-            with mx.stream(generation_stream):
-                self._load_and_serve()
-        finally:
-            # Without this the process aborts when it ends: MLX's stream threads would be joinable (lesson 4).
-            mx.clear_streams()
-
-    def _load_and_serve(self) -> None:
+    def _load(self) -> None:
         try:
             loop = EngineLoop(self._assemble(), self._inbox, self._metrics)
+            self._thread.add(loop, on_end=self._ended.set)
             self._startup_error = None
         except StartLLMError as error:
             self._startup_error = error
-            return
+        except Exception:  # noqa: BLE001 - whatever it is, the message of the error leads here
+            traceback.print_exc()
         finally:
+            if self._startup_error:
+                self._ended.set()
             self._ready.set()
-        loop.run()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import queue
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
 from start_llm.engine.cache_probe import CacheProbe
+from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.generation import Generation
 
 
@@ -26,37 +28,66 @@ class StopRequest:
     flush_s: float = 0.0
 
 
-type InboxItem = Generation | CacheProbe | DiskNews | StopRequest
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """Tells the engine how much memory its model has from now on, because others were loaded or unloaded.
+
+    Attributes:
+        usable_bytes: for the KV caches of running sequences.
+        cache_bytes: of these, for the prompt cache.
+    """
+
+    usable_bytes: int
+    cache_bytes: int
+
+
+type InboxItem = Generation | CacheProbe | EngineTask | DiskNews | MemoryShare | StopRequest
 
 
 class Inbox:
-    """A queue that HTTP threads fill with `put`; only the engine thread calls the other methods."""
+    """A queue that other threads fill with `put`; only the engine thread calls the other methods.
 
-    def __init__(self) -> None:
+    Args:
+        bell: set when something is put in. Several inboxes may share one.
+
+    Attributes:
+        requests: requests for a reply that are in it.
+    """
+
+    def __init__(self, bell: threading.Event | None = None) -> None:
+        self._bell = bell or threading.Event()
         self._queue: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
         self._is_closed = False
-
-    def __len__(self) -> int:
-        return self._queue.qsize()
+        self._lock = threading.Lock()
+        self.requests = 0
 
     def put(self, asked: InboxItem) -> bool:
         """Add an item. Returns False if the inbox is closed, so that the engine may never read the item."""
+        self._count(asked, 1)
         self._queue.put(asked)
+        self._bell.set()
         return not self._is_closed
 
-    def wait(self, timeout_s: float | None = None) -> list[InboxItem]:
-        """Wait for the next item and return it; return nothing if none comes in this time."""
-        with suppress(queue.Empty):
-            return [self._queue.get(timeout=timeout_s)]
-        return []
+    @property
+    def is_empty(self) -> bool:
+        return self._queue.empty()
 
     def take_all(self) -> list[InboxItem]:
         """Return all items that are available, without waiting."""
         taken: list[InboxItem] = []
         with suppress(queue.Empty):
             while True:
-                taken.append(self._queue.get_nowait())
+                taken.append(self._taken(self._queue.get_nowait()))
         return taken
+
+    def _taken(self, item: InboxItem) -> InboxItem:
+        self._count(item, -1)
+        return item
+
+    def _count(self, item: InboxItem, change: int) -> None:
+        if isinstance(item, Generation):
+            with self._lock:
+                self.requests += change
 
     def close(self) -> None:
         """Make `put` return False from now on. Items that are already queued must still be taken."""

@@ -1,6 +1,6 @@
-"""The engine's scheduler loop: receive, preempt, prefill a chunk, decode a step, repeat.
+"""The scheduler loop of one model: receive, preempt, prefill a chunk, decode a step, repeat.
 
-Everything here runs on the engine thread, which owns all MLX arrays.
+Everything here runs on the engine thread, which owns all MLX arrays and calls `step` while there is work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 
 import mlx.core as mx
 
-from start_llm.cache.disk_restore import DiskRestore
 from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache
@@ -21,8 +20,11 @@ from start_llm.core.events import Failed
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.cache_probe import CacheProbe
+from start_llm.engine.disk_waits import DiskWaits
+from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.generation import Generation
-from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, StopRequest
+from start_llm.engine.image_reader import ImageReader
+from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, StopRequest
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.resources import EngineResources
@@ -35,8 +37,6 @@ STOPPING = "The server is stopping."
 _STEPS_BETWEEN_MEMORY_CHECKS = 64
 _QUEUE_CHECK_S = 1.0
 """Seconds after which the engine looks whether a request that waits for the disk was cancelled."""
-_MOST_DISK_WAITS, _MOST_DISK_LOOKS = 8, 3
-"""How often a request waits for the disk, and how often for more than the files that it needs."""
 _CACHE_TIDY_S = 0.01
 """Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
@@ -69,36 +69,78 @@ class EngineLoop:
         self._schedule = Schedule(clock)
         self._time = EngineTime(resources, metrics, clock)
         self._cache = resources.cache or NoReuse(Layers(resources.network))
+        self._disk_waits = DiskWaits(self._cache, metrics, clock)
+        self._reader = (
+            ImageReader(resources.vision, metrics, resources.image_bytes) if resources.vision else None
+        )
         self._steps = 0
         self._starting: QueuedRequest | None = None  # taken from the schedule, not being prefilled yet
         self._starting_cache: SequenceCache | None = None  # what was restored for it
         self._prefill: Prefill | None = None
-        self._decoder = Decoder(resources.network, resources.batches, resources.admission.fits)
-        self._given_up: list[Generation] = []  # requests that have failed and are not told yet
+        self._decoder = Decoder(
+            resources.network, resources.batches, resources.admission.fits, mount=resources.mount
+        )
+        self._failed: list[Generation] = []  # requests whose clients are not told yet
         self._stop: StopRequest | None = None
 
-    def run(self) -> None:
-        """Run steps until asked to stop. At the end, also after an error, fail every request that is left."""
-        try:
-            while not self._stop:
-                self.step()
-        finally:
-            self._fail_the_rest()
-        with self._on_failure(_abandon_nothing):
-            self._cache.flush_to_disk(self._stop.flush_s)
+    @property
+    def is_stopping(self) -> bool:
+        """True once somebody has asked the loop to stop. Then call `finish`, and `step` no more."""
+        return self._stop is not None
 
-    def _fail_the_rest(self) -> None:
+    @property
+    def rest_s(self) -> float | None:
+        """Seconds for which there is nothing to do unless something comes in; None if there is no limit."""
+        if self._has_work or not self._inbox.is_empty:
+            return 0
+        until_disk = self._cache.seconds_until_disk()
+        return min(_QUEUE_CHECK_S, until_disk or _QUEUE_CHECK_S) if self._schedule else until_disk
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._startable or self._prefill or self._decoder.sequences)
+
+    def rest(self) -> None:
+        """Note that the loop does not go on at once: no pause is measured, and no decode time is owed."""
+        self._time.rest()
+
+    def finish(self) -> None:
+        """Fail every request that is left, and write what is cached to the disk."""
+        try:
+            self._keep_running()
+        finally:
+            self.fail_the_rest()
+        with self._on_failure(_abandon_nothing):
+            self._cache.flush_to_disk(self._stop.flush_s if self._stop else 0.0)
+
+    def _keep_running(self) -> None:
+        """Take what still runs at the end out of the engine. The cache keeps what was computed."""
+        for sequence in self._running:
+            with self._blaming(sequence):
+                if self._decoder.contains(sequence):
+                    self._retire(sequence, is_given_up=True)
+                else:
+                    self._stop_prefill(is_given_up=True)
+                self._failed.append(sequence.generation)
+
+    def fail_the_rest(self) -> None:
+        """Fail every request that is left. What they computed is lost."""
         self._inbox.close()
         self._receive_all()
         try:
             self._abandon_everything()
         finally:
-            self._tell_given_up(STOPPING)
+            self._tell_failed(STOPPING)
 
     def step(self) -> None:
-        self._receive()
+        self._metrics.step_began = time.monotonic()
+        if not self._has_work:
+            self.rest()
+        self._receive_all()
+        self._metrics.waiting = len(self._schedule)
         with self._on_failure(self._abandon_decoding):
             self._drop_cancelled()
+        self._disk_waits.end_late(self._schedule.restoring)
         with self._on_failure(self._abandon_decoding):
             self._end_overdue()
         with self._on_failure(self._abandon_decoding):
@@ -113,27 +155,9 @@ class EngineLoop:
         with self._on_failure(_abandon_nothing):
             self._cache.write_to_disk(is_busy=bool(self._running))
         self._report()
+        self._metrics.step_began = None
 
     # ------------------------------------------------------------------------------------- receive and cancel
-
-    def _receive(self) -> None:
-        """Take new requests. Block until one comes if there is nothing else to do."""
-        if not (self._startable or self._prefill or self._decoder.sequences):
-            self._time.rest()
-            self._metrics.step_began = None
-            items = self._inbox.wait(self._longest_rest_s)
-            self._metrics.step_began = time.monotonic()
-            for item in items:
-                self._accept_item(item)
-        self._metrics.step_began = time.monotonic()
-        self._receive_all()
-        self._metrics.waiting = len(self._schedule)
-
-    @property
-    def _longest_rest_s(self) -> float | None:
-        """Seconds after which there is something to do even if nothing comes; None if there is not."""
-        until_disk = self._cache.seconds_until_disk()
-        return min(_QUEUE_CHECK_S, until_disk or _QUEUE_CHECK_S) if self._schedule else until_disk
 
     def _receive_all(self) -> None:
         for item in self._inbox.take_all():
@@ -146,9 +170,15 @@ class EngineLoop:
             case CacheProbe():
                 with self._on_failure(partial(item.answer, None)):
                     self._answer(item)
+            case EngineTask():
+                item.run()
             case DiskNews():
                 with self._on_failure(_abandon_nothing):
                     self._cache.collect_from_disk()
+            case MemoryShare(usable_bytes, cache_bytes):
+                self._resources.admission.usable_bytes = usable_bytes
+                with self._on_failure(_abandon_nothing):
+                    self._cache.resize(cache_bytes)
             case StopRequest():
                 self._stop = item
 
@@ -212,6 +242,7 @@ class EngineLoop:
             mx.clear_cache()
 
     def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
+        """True if a queued request can run beside these sequences, which stay in the engine."""
         restoring = self._schedule.restoring
         has_slot = len(beside) + len(restoring) < self._resources.max_sequences
         reserved = [planned_tokens(one.generation.request, one.tokens) for one in restoring]
@@ -277,34 +308,22 @@ class EngineLoop:
         """Start or resume a request, unless it has to wait for the disk first."""
         self._starting = first
         self._schedule.take(first)
-        if self._has_to_wait(first):
+        if self._disk_waits.has_to_wait(first, self._time.speed):
             self._schedule.put_back(first)
             self._starting = None
             return
         sequence, checkpoint_positions = (
             self._reopen(first.sequence) if first.sequence else self._open_new(first)
         )
-        self._prefill = Prefill(self._resources.network, sequence, checkpoint_positions)
+        self._prefill = Prefill(
+            self._resources.network,
+            sequence,
+            checkpoint_positions,
+            self._reader,
+            mount=self._resources.mount,
+        )
         self._starting = self._starting_cache = None
         self._report()
-
-    def _has_to_wait(self, first: QueuedRequest) -> bool:
-        """Begin to restore what only the disk has of a request, and return whether it has to wait for it."""
-        if isinstance(first.wait, DiskRestore):
-            first.from_disk = first.wait.got.after(first.from_disk)
-        request = first.generation.request
-        capacity = planned_tokens(request, first.tokens)
-        while first.waits < _MOST_DISK_WAITS:
-            first.waits += 1
-            try:
-                may_look = first.waits <= _MOST_DISK_LOOKS
-                first.wait = self._cache.wait_for_disk(first.ids, request.salt, capacity, may_look=may_look)
-            except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
-                self._metrics.failures += 1
-                first.wait = None
-            if first.wait is None or first.is_restoring:
-                break
-        return first.is_restoring
 
     def _open_new(self, waiting: QueuedRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = waiting.generation.request
@@ -353,6 +372,8 @@ class EngineLoop:
                 group.wait()
 
     def _prefill_chunk(self, prefill: Prefill) -> None:
+        if prefill.look():
+            return  # that was enough for one step
         computed = self._time.compute_chunk(prefill, is_decoding=bool(self._decoder.sequences))
         sequence, done = prefill.sequence, prefill.done
         self._cache.record_chunk(
@@ -413,7 +434,7 @@ class EngineLoop:
 
     @contextmanager
     def _on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
-        """If the block raises, run `abandon` and tell the requests in `_given_up` that they failed.
+        """If the block raises, run `abandon` and tell the requests in `_failed` that they failed.
 
         The loop goes on.
         """
@@ -425,36 +446,36 @@ class EngineLoop:
                 abandon()
             except Exception:  # noqa: BLE001 - nothing that is here can be trusted; later requests must survive
                 self._abandon_everything()
-            self._tell_given_up(f"The engine failed: {type(error).__name__}: {error}")
+            self._tell_failed(f"The engine failed: {type(error).__name__}: {error}")
             mx.clear_cache()
 
     def _blaming(self, sequence: EngineSequence) -> AbstractContextManager[None]:
         """If the block raises, this sequence alone fails."""
         return self._on_failure(partial(self._abandon_sequence, sequence))
 
-    def _tell_given_up(self, message: str) -> None:
-        for generation in dict.fromkeys(self._given_up):
+    def _tell_failed(self, message: str) -> None:
+        for generation in dict.fromkeys(self._failed):
             generation.emit(Failed(message))
-        self._given_up.clear()
+        self._failed.clear()
 
-    def _give_up(self, sequences: Sequence[EngineSequence]) -> None:
+    def _fail(self, sequences: Sequence[EngineSequence]) -> None:
         """Fail these sequences and discard their caches, each of them even if another one raises."""
-        self._given_up += [sequence.generation for sequence in sequences]
+        self._failed += [sequence.generation for sequence in sequences]
         with ExitStack() as discards:
             for sequence in sequences:
                 discards.callback(self._cache.discard, sequence.seq_cache)
 
     def _abandon_everything(self) -> None:
-        self._given_up += self._schedule.take_all()
+        self._failed += self._schedule.take_all()
         sequences = [*self._decoder.abandon(), *self._take_prefill()]
         try:
-            self._give_up(sequences)
+            self._fail(sequences)
         finally:
             self._abandon_starting()
 
     def _abandon_sequence(self, sequence: EngineSequence) -> None:
         """Fail a sequence. If it cannot be taken out of its batch, everything fails with it."""
-        self._give_up([sequence])
+        self._fail([sequence])
         self._decoder.remove(sequence)
 
     def _abandon_joining(self) -> None:
@@ -464,28 +485,29 @@ class EngineLoop:
         self._retry_alone(self._decoder.drop(group))
 
     def _abandon_decoding(self) -> None:
+        """Which sequence is at fault is not known here, so each that is being decoded is retried alone."""
         self._retry_alone(self._decoder.abandon())
 
     def _retry_alone(self, sequences: list[EngineSequence]) -> None:
         """Retry each sequence of a failed batch outside batches, so that only the faulty one fails again."""
-        self._give_up(sequences)
+        self._fail(sequences)
         for sequence in sequences:
             if len(sequences) > 1 and sequence.can_resume:
                 sequence.excluded_from_batches = True
                 sequence.pause(self._clock())
                 self._schedule.requeue(sequence)
-                self._given_up.remove(sequence.generation)
+                self._failed.remove(sequence.generation)
 
     def _abandon_starting(self) -> None:
         if self._starting is not None:
-            self._given_up.append(self._starting.generation)
+            self._failed.append(self._starting.generation)
             self._starting = None
         if self._starting_cache is not None:
             self._cache.discard(self._starting_cache)
             self._starting_cache = None
 
     def _abandon_prefill(self) -> None:
-        self._give_up(self._take_prefill())
+        self._fail(self._take_prefill())
 
     def _take_prefill(self) -> list[EngineSequence]:
         prefill, self._prefill = self._prefill, None

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from start_llm.cache.layers import leaves, materialize
+from start_llm.engine.shifted_cache import shift_merged
 
 
 def can_merge(caches: Sequence[Any]) -> bool:
@@ -19,20 +20,24 @@ def can_merge(caches: Sequence[Any]) -> bool:
     return all(hasattr(cache, "merge") for cache in caches)
 
 
-def merge(sequences: Sequence[list[Any]]) -> list[Any]:
-    """Merge the caches of several sequences into one batch. Empties the sequences' lists on the way."""
+def merge(sequences: Sequence[list[Any]], shifts: Sequence[int] = ()) -> list[Any]:
+    """Merge the caches of several sequences into one batch. Empties the sequences' lists on the way.
+
+    Args:
+        shifts: of the sequences' positions; see `engine.shifted_cache`.
+    """
     merged: list[Any] = []
     for index in range(len(sequences[0])):
         parts = [sequence[index] for sequence in sequences]
-        merged.append(_computed(type(parts[0]).merge(parts)))
+        merged.append(_computed(_merged(parts, shifts)))
         _let_go(sequences, index)
     return merged
 
 
-def extend(merged: list[Any], sequence: list[Any]) -> None:
+def extend(merged: list[Any], sequence: list[Any], shift: int = 0) -> None:
     """Add a sequence to a batch. Empties its list on the way."""
     for index, cache in enumerate(merged):
-        cache.extend(type(sequence[index]).merge([sequence[index]]))
+        cache.extend(_merged([sequence[index]], [shift]))
         _computed(cache)
         _let_go([sequence], index)
 
@@ -70,6 +75,12 @@ def unmerge(merged: list[Any]) -> None:
         sequence = cache.extract(0)
         materialize([sequence])
         merged[index] = sequence
+
+
+def _merged(parts: Sequence[Any], shifts: Sequence[int]) -> Any:
+    merged = type(parts[0]).merge(parts)
+    shift_merged([merged], shifts)
+    return merged
 
 
 def _computed(cache: Any) -> Any:

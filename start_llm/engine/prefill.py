@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
+from start_llm.core.adapters import AdapterStack
 from start_llm.core.events import Prefilling
+from start_llm.core.images import ImageSpan
+from start_llm.engine.image_reader import ImageReader
 from start_llm.engine.sequence import EngineSequence
+from start_llm.engine.shifted_cache import shifted
+from start_llm.models.vision import ImageChunk, ImageFeatures
 
 
 class Prefill:
     """Computes a sequence's prompt into its caches, all but the last token.
 
-    The first decode step computes the last token. So there is always a token to sample from (lesson 3).
+    The first decode step computes the last token. So there is always a token to sample from (lesson 3). A
+    chunk is text, or belongs to one image. Before the first chunk of an image, `look` has to be called.
 
     Args:
         checkpoint_positions: positions at which a chunk has to end.
+        reader: reads the images; None if the model has no eyes.
+        mount: makes the network compute under adapters.
+
+    Raises:
+        ValueError: the prompt has images, and the model has no eyes.
     """
 
     def __init__(
-        self, network: Any, sequence: EngineSequence, checkpoint_positions: tuple[int, ...] = ()
+        self,
+        network: Any,
+        sequence: EngineSequence,
+        checkpoint_positions: tuple[int, ...] = (),
+        reader: ImageReader | None = None,
+        *,
+        mount: Callable[[AdapterStack], None] = lambda _: None,
     ) -> None:
+        if sequence.images.spans and reader is None:
+            raise ValueError("this model reads no images")
         self._network = network
+        self._mount = mount
         self._checkpoint_positions = checkpoint_positions
+        self._reader = reader
+        self._seen: tuple[ImageSpan, ImageFeatures] | None = None
         self.sequence = sequence
         self.done = len(sequence.seq_cache.tokens)
 
@@ -44,18 +67,58 @@ class Prefill:
     def is_at_checkpoint(self) -> bool:
         return self.done in self._checkpoint_positions
 
+    @property
+    def image(self) -> ImageSpan | None:
+        """The image to which the next chunk belongs."""
+        return self.sequence.images.span_at(self.done)
+
+    def look(self) -> bool:
+        """Make the next image ready. Returns whether the tower had to run for it, which takes its time."""
+        span = self.image
+        if span is None or self._reader is None or (self._seen and self._seen[0] is span):
+            return False
+        salt = self.sequence.generation.request.salt
+        known = self._reader.known(span.run, salt)
+        self._seen = (span, known or self._reader.look(span.run, salt))
+        return known is None
+
     def step(self, most: int) -> int:
-        """Compute one chunk of at most `most` tokens and report progress. Returns its length."""
-        next_stop = next((stop for stop in self._checkpoint_positions if stop > self.done), self.total)
-        end = min(self.done + most, self.total - 1, next_stop)
+        """Compute one chunk of at most `most` tokens and report progress. Returns its length.
+
+        An image that has to be computed as a whole is one chunk, however long it is.
+        """
+        end = self._end(most)
         if end == self.done:
             return 0
-        chunk = mx.array([self.sequence.tokens[self.done : end]])
-        self._network(chunk, cache=self.sequence.layer_caches)
+        self._mount(self.sequence.adapters)
+        if self.image:
+            self._compute_image(end)
+        else:
+            shift = self.sequence.images.shift_at(self.done)
+            chunk = mx.array([self.sequence.tokens[self.done : end]])
+            self._network(chunk, cache=shifted(self.sequence.layer_caches, shift))
         mx.eval([layer.state for layer in self.sequence.layer_caches])
         mx.clear_cache()
         computed = end - self.done
         self.done = end
+        if self._seen and self._seen[0].end <= end:
+            self._seen = None
         if not self.sequence.has_begun:
             self.sequence.generation.emit(Prefilling(self.done, self.total))
         return computed
+
+    def _end(self, most: int) -> int:
+        edge = self.sequence.images.edge_after(self.done, self.total)
+        if self.image and self._reader and self._reader.vision.reads_both_ways:
+            return edge
+        next_stop = next((stop for stop in self._checkpoint_positions if stop > self.done), self.total)
+        return min(self.done + most, self.total - 1, next_stop, edge)
+
+    def _compute_image(self, end: int) -> None:
+        if self._seen is None or self._reader is None:
+            raise ValueError("nobody has looked at the image")
+        span, features = self._seen
+        start, stop = self.done - span.start, end - span.start
+        positions = self.sequence.images.positions(span, self.done, end)
+        chunk = ImageChunk(start, stop, span.run.network_ids[start:stop], positions)
+        self._reader.vision.compute(features, chunk, self.sequence.layer_caches)

@@ -8,8 +8,10 @@ from typing import Any
 
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.adapters import AdapterStack
 from start_llm.engine.admission import Admission
 from start_llm.engine.pacing import DECODE_SHARE, LONGEST_CHUNK, STALL_S, Chunk
+from start_llm.models.vision import Vision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,9 @@ class EngineResources:
         measured: chunks that were timed at start-up.
         longest_chunk: returns the longest chunk, in tokens, that memory allows after this many tokens.
         shortage: returns the bytes to free because memory is short.
+        vision: reads images; None if the model has no eyes.
+        mount: makes the network compute under adapters.
+        image_bytes: limit for the images that are kept as the vision tower has seen them.
     """
 
     network: Any
@@ -56,3 +61,6 @@ class EngineResources:
     measured: tuple[Chunk, ...] = ()
     longest_chunk: Callable[[int], int] = lambda _: LONGEST_CHUNK
     shortage: Callable[[], int] = lambda: 0
+    vision: Vision | None = None
+    mount: Callable[[AdapterStack], None] = lambda _: None
+    image_bytes: int = 2**28

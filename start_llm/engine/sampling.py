@@ -70,8 +70,8 @@ class Chooser:
 class BatchSampler:
     """Draws one token for each sequence, in a few operations for all of them.
 
-    The order is temperature, top-k, top-p, min-p, which authors' generation_config.json assumes. A new
-    sampler is made whenever sequences join or leave.
+    The order is temperature, top-k, top-p, min-p, which authors' generation_config.json assumes. A tone curve
+    (HLG) takes the place of all four. A new sampler is made whenever sequences join or leave.
 
     Args:
         vocabulary: width of the logits.
@@ -103,6 +103,10 @@ class _Columns(NamedTuple):
     top_k: mx.array
     top_p: mx.array
     min_p: mx.array
+    width: mx.array
+    shoulder: mx.array
+    toe: mx.array
+    pivot_offset: mx.array
     candidates: int
     uniform: mx.array
 
@@ -120,6 +124,10 @@ class _Group:
             top_k=_column([one.top_k for one in wanted]),
             top_p=_column([one.top_p if 0 < one.top_p < 1 else _OFF for one in wanted]),
             min_p=_column([one.min_p for one in wanted]),
+            width=_column([one.hlg_width for one in wanted]),
+            shoulder=_column([one.hlg_shoulder for one in wanted]),
+            toe=_column([one.hlg_toe for one in wanted]),
+            pivot_offset=_column([one.hlg_pivot_offset for one in wanted]),
             candidates=max(one.top_k for one in wanted),
             uniform=_column([0.0]),
         )
@@ -142,6 +150,8 @@ def _grouped(choosers: Sequence[Chooser], vocabulary: int) -> list[_Group]:
 def _way(sampling: Sampling, vocabulary: int) -> _Draw:
     if sampling.is_greedy:
         return _max_likely
+    if sampling.hlg:
+        return _of_the_curve
     if 0 < sampling.top_k < vocabulary:
         return _of_the_likeliest
     return _of_the_nucleus if 0 < sampling.top_p < 1 else _of_all
@@ -176,6 +186,32 @@ def _of_all(logits: mx.array, columns: _Columns) -> Drawn:
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
     floor = columns.min_p * probabilities.max(axis=-1, keepdims=True)
     return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)
+
+
+def _of_the_curve(logits: mx.array, columns: _Columns) -> Drawn:
+    """Sample with the tone curve alone."""
+    probabilities = mx.softmax(_tone_curve(logits, columns) / columns.temperature, axis=-1)
+    return _drawn(probabilities, columns.uniform)
+
+
+def _tone_curve(logits: mx.array, columns: _Columns) -> mx.array:
+    """Return logits [sequences, vocabulary] with their contrast faded away from the pivot.
+
+    The curve is linear within `width` of the pivot, and logarithmic beyond: with a distance d from there, it
+    gains b ln(1 + d/b) in place of d, where b is the shoulder above and the toe below. It is monotone with a
+    continuous slope. A masked token (-inf) stays masked.
+    """
+    pivot = logits.max(axis=-1, keepdims=True) - columns.pivot_offset
+    distance = logits - pivot
+    above = pivot + columns.width + _faded(distance - columns.width, columns.shoulder)
+    below = pivot - columns.width - _faded(-distance - columns.width, columns.toe)
+    # Unshifted, so that an infinite width is the same as no curve, to the bit.
+    linear_or_above = mx.where(distance > columns.width, above, logits)
+    return mx.where(distance < -columns.width, below, linear_or_above)
+
+
+def _faded(distance: mx.array, scale: mx.array) -> mx.array:
+    return scale * mx.log1p(distance / scale)
 
 
 def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) -> mx.array:

@@ -42,6 +42,7 @@ class QueuedRequest:
         sequence: its sequence, if it was preempted.
         wait: what it waits for before it can start.
         waits: how often it has had to wait for the disk.
+        waits_until: seconds on the engine's clock at which it waits no longer.
         from_disk: what the disk has given it.
     """
 
@@ -50,6 +51,7 @@ class QueuedRequest:
     sequence: EngineSequence | None = None
     wait: DiskWait | DiskRestore | None = None
     waits: int = 0
+    waits_until: float = 0.0
     from_disk: FromDisk = field(default_factory=FromDisk)
 
     @property

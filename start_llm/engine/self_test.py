@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from start_llm.cache.layers import leaves
 from start_llm.engine import merging
+from start_llm.engine.shifted_cache import shifted
 
 _LENGTHS = (9, 4, 14, 6, 11, 3, 8, 5)
 """Tokens of the prompts. All differ, so that every sequence but the longest is padded."""
@@ -23,6 +24,9 @@ _ROUNDING = 4.0
 """Allowed difference, as a multiple of the difference between equal sequences without padding."""
 _LEAST, _MOST = 0.1, 0.5
 """Bounds of the allowed difference, in standard deviations of the logits: bfloat16 rounds to 1/256."""
+
+_SHIFT = 3
+"""Positions by which each sequence is moved more than the one before it, if positions may be shifted."""
 
 _WRONG_IN_LONG_BATCHES = {
     "minimax_m3_vl": "its sparse attention counts the blocks that it drops from the padding on"
@@ -45,13 +49,16 @@ class BatchVerdict:
     reason: str = ""
 
 
-def check_batching(network: Any, fresh: Callable[[], Caches], max_sequences: int) -> BatchVerdict:
+def check_batching(
+    network: Any, fresh: Callable[[], Caches], max_sequences: int, *, shifts: bool = False
+) -> BatchVerdict:
     """Merge sequences one by one, remove the first, and compare their logits with those of each alone.
 
     Args:
         fresh: makes empty caches.
         max_sequences: sequences that decode at once. At most eight are tried; more are assumed to behave
             alike.
+        shifts: positions of sequences may be shifted, as behind images.
     """
     if max_sequences < 2:
         return BatchVerdict(batches=False, reason="one reply at a time is all that BATCH allows")
@@ -60,7 +67,8 @@ def check_batching(network: Any, fresh: Callable[[], Caches], max_sequences: int
     if not merging.can_merge(fresh()):
         return BatchVerdict(batches=False, reason="its caches cannot be merged")
     sequences = [
-        _TrialSequence(network, fresh(), place) for place in range(min(max_sequences, len(_LENGTHS)))
+        _TrialSequence(network, fresh(), place, shift=_SHIFT * place if shifts else 0)
+        for place in range(min(max_sequences, len(_LENGTHS)))
     ]
     try:
         worst = _worst_difference(network, sequences)
@@ -78,9 +86,10 @@ def check_batching(network: Any, fresh: Callable[[], Caches], max_sequences: int
 class _TrialSequence:
     """A prefilled prompt, and the logits of the tokens after it when the sequence runs alone."""
 
-    def __init__(self, network: Any, caches: Caches, place: int) -> None:
+    def __init__(self, network: Any, caches: Caches, place: int, shift: int = 0) -> None:
         self._network = network
         self._place = place
+        self.shift = shift
         network(mx.array([[self._token(-index) for index in range(_LENGTHS[place], 0, -1)]]), cache=caches)
         mx.eval([leaf.state for leaf in leaves(caches)])
         self.start = copy.deepcopy(caches)
@@ -96,7 +105,7 @@ class _TrialSequence:
 
     def step(self) -> mx.array:
         """Return the logits [vocabulary] after the next token, computed alone."""
-        logits = _logits(self._network, [self.next_token], self._alone)[0]
+        logits = _logits(self._network, [self.next_token], shifted(self._alone, self.shift))[0]
         self.steps += 1
         return logits
 
@@ -109,10 +118,11 @@ def _worst_difference(network: Any, sequences: Sequence[_TrialSequence]) -> int 
     """
     rounding = max(_rounding(network, sequences[0], count) for count in (2, len(sequences)))
     allowed = min(max(_ROUNDING * rounding, _LEAST), _MOST)
-    caches = merging.merge([sequences[0].start, sequences[1].start])
+    shifts = [sequence.shift for sequence in sequences]
+    caches = merging.merge([sequences[0].start, sequences[1].start], shifts[:2])
     for count in range(2, len(sequences) + 1):
         if count > 2:
-            merging.extend(caches, sequences[count - 1].start)
+            merging.extend(caches, sequences[count - 1].start, shifts[count - 1])
         if count in (2, 3, len(sequences)) and not _is_right(network, sequences[:count], caches, allowed):
             return count
     leaving = merging.take_out(caches, 0, len(sequences))
@@ -120,6 +130,7 @@ def _worst_difference(network: Any, sequences: Sequence[_TrialSequence]) -> int 
         return len(sequences)
     if len(sequences) == 2:
         merging.unmerge(caches)
+        caches = shifted(caches, sequences[1].shift)
     return None if _is_right(network, sequences[1:], caches, allowed) else len(sequences) - 1
 
 

@@ -6,10 +6,12 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from start_llm.cache.pages import SequenceCache
+from start_llm.core.adapters import AdapterStack
 from start_llm.core.errors import ConstraintViolated
 from start_llm.core.events import Finished, TokenLogprobs
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
+from start_llm.engine.prompt_images import PromptImages
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.sampling import Chooser, make_processors
 
@@ -23,6 +25,7 @@ class EngineSequence:
     Attributes:
         generation: receives the events.
         tokens: prompt and reply so far.
+        images: those of the prompt.
         seq_cache: the prompt cache's record of this sequence.
         layer_caches: one entry for each cache of the network, in mlx_lm's classes; empty while a batch has
             them.
@@ -46,6 +49,7 @@ class EngineSequence:
         request = generation.request
         self.generation = generation
         self.tokens = list(request.prompt.ids)
+        self.images = PromptImages(request.prompt.ids, request.images)
         self.seq_cache = seq_cache
         self.layer_caches: list[Any] = seq_cache.caches
         self.chooser = Chooser(request.sampling)
@@ -59,6 +63,10 @@ class EngineSequence:
         self.running_since = now
         self._reply = reply
         self._run_time_s = 0.0
+
+    @property
+    def adapters(self) -> AdapterStack:
+        return self.generation.request.adapters
 
     @property
     def cancelled(self) -> bool:
@@ -78,6 +86,11 @@ class EngineSequence:
     def has_begun(self) -> bool:
         """True if the reply has at least one token."""
         return len(self.tokens) > len(self.generation.request.prompt)
+
+    @property
+    def network_ids(self) -> list[int]:
+        """Prompt and reply so far as the network reads them."""
+        return self.images.network_ids(self.tokens)
 
     @property
     def can_resume(self) -> bool:

@@ -68,13 +68,17 @@ class EngineTime:
         self._share.note_decode(seconds)
 
     def compute_chunk(self, prefill: Prefill, *, is_decoding: bool) -> int:
-        """Compute the next chunk of a prompt, record its time and return its length."""
-        before, began = prefill.done, self._clock()
+        """Compute the next chunk of a prompt, record its time and return its length.
+
+        A chunk of an image is paced like text. Its time is not recorded, because it would tell wrong of text.
+        """
+        before, began, is_text = prefill.done, self._clock(), prefill.image is None
         paced = self._pacer.length(
             before, stalls=is_decoding, share_s=self._share.prefill_s(self._take_step_s())
         )
         computed = prefill.step(min(paced, self._longest_chunk(before)))
-        self._pacer.record(Chunk(computed, before, self._clock() - began))
+        if is_text:
+            self._pacer.record(Chunk(computed, before, self._clock() - began))
         self._metrics.prefilled_tokens += computed
         return computed
 

@@ -11,12 +11,17 @@ import mlx.core as mx
 
 from start_llm.cache.layers import Layers, leaves
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
+from start_llm.models.vision import Vision
+from start_llm.models.vision_families import blank
 
 _SHORT, _LONGER, _LONG, _BEHIND = 64, 128, 512, 16
 """Tokens of the measured chunks; `_BEHIND` short chunks are put before the later ones."""
 _PATIENCE_S = 2.0
 """Predicted seconds up to which the long chunk is tried. It tells more of what a mixture of experts takes."""
 _SHORTEST = 16
+_SIDES = (224, 448)
+"""Pixels of the sides of the images that the tower is tried on: 49 and 196 tokens of a Qwen3-VL."""
+_MOST_TOKENS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,52 @@ def measure_work(
     if _seconds_of_a_long_one(after.chunk, longer.chunk) <= _PATIENCE_S:
         tried.append(probe.compute(far, _LONG, before + 2 * _SHORT + _LONGER))
     return PrefillProfile(_cost_of(short, after, longer), tuple(one.chunk for one in tried))
+
+
+@dataclass(frozen=True, slots=True)
+class TowerMemoryCost:
+    """Bytes that the vision tower takes for one image of T tokens: T (token + pair T).
+
+    Attributes:
+        token_bytes: pixels and activations per token.
+        pair_bytes: attention scores per pair of tokens, if attention is not fused.
+        most_tokens: no image has more.
+    """
+
+    token_bytes: float = 0.0
+    pair_bytes: float = 0.0
+    most_tokens: int = _MOST_TOKENS
+
+    def bytes_of(self, tokens: int) -> int:
+        tokens = min(tokens, self.most_tokens)
+        return int(tokens * (self.token_bytes + self.pair_bytes * tokens))
+
+    def longest(self, nbytes: int) -> int:
+        """Return the most tokens of an image for which the tower takes at most `nbytes`, but at least 16."""
+        low, high = _SHORTEST, _MOST_TOKENS
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes_of(middle) <= nbytes else (low, middle - 1)
+        return low
+
+
+def measure_tower(vision: Vision) -> TowerMemoryCost:
+    """Let the vision tower look at two blank images, and return what it costs."""
+    (small, less), (large, more) = [_looked(vision, side) for side in _SIDES]
+    if large == small:
+        return TowerMemoryCost(more / large, most_tokens=large)
+    pair = max(more / large - less / small, 0.0) / (large - small)
+    return TowerMemoryCost(max(more / large - pair * large, 0.0), pair)
+
+
+def _looked(vision: Vision, side: int) -> tuple[int, int]:
+    """Look at a square image, and return the number of its tokens and the bytes that this took."""
+    done = vision.processor.preprocess(blank((side, side)))
+    mx.clear_cache()
+    active = mx.get_active_memory()
+    mx.reset_peak_memory()
+    vision.look(done.inputs, done.network_ids)
+    return len(done.network_ids), max(mx.get_peak_memory() - active, 0)
 
 
 def _seconds_of_a_long_one(short: Chunk, longer: Chunk) -> float:

@@ -6,6 +6,7 @@ accepts tools that were not offered.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
@@ -16,7 +17,10 @@ from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.gemma_arguments import GemmaArguments
 
 _QUOTE = '<|"|>'
-_REASONING = unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>")
+_REASONING = replace(
+    unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>"),
+    misspelt=("<|channel><|channel>thought",),
+)
 
 GEMMA4 = ModelFormat(
     name="gemma4",

@@ -1,5 +1,7 @@
 """Granite 3: `<|tool_call|>[{"name": NAME, "arguments": {…}}]`. Phi 4 mini ends it with `<|/tool_call|>`.
 
+Granite 3.3 puts `<response>` around an answer after its reasoning. Phi 4 mini often writes `functools[{…}]`.
+
 Own parser, because mlx_lm has none.
 """
 
@@ -30,7 +32,13 @@ _NOTATION = Notation(
 )
 _FUNCTOOLS = replace(json_list(), head=r"(?:functools)?(?:\s{0,64}[\[,])?\s{0,64}(?=\{)")
 
-GRANITE = ModelFormat(name="granite", marks=(_OPENER,), types=("granite",), notations=(_NOTATION,))
+GRANITE = ModelFormat(
+    name="granite",
+    marks=(_OPENER,),
+    types=("granite",),
+    around_answer=(("<response>", "</response>"),),
+    notations=(_NOTATION,),
+)
 PHI4 = ModelFormat(
     name="phi4",
     marks=(_END, "functools["),
@@ -44,8 +52,7 @@ PHI4 = ModelFormat(
         ),
         Notation(
             name="functools",
-            openers=(),
-            bare=("functools[",),
+            openers=("functools[",),
             reader=partial(ObjectReader, _FUNCTOOLS),
             text=replace(_TEXT, mark="functools[", before="functools["),
         ),

@@ -77,6 +77,7 @@ KIMI_K3 = ModelFormat(
     reasoning=_REASONING,
     answer_marks=(_ANSWER, _ANSWER_END, _MESSAGE_END),
     around_answer=((_ANSWER, _ANSWER_END + _MESSAGE_END),),
+    reply_end=_MESSAGE_END,
     notations=(
         Notation(
             name="kimi_k3",

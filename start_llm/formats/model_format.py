@@ -39,7 +39,8 @@ class ModelFormat:
         types: prefixes of `model_type` in config.json, used if no marks are found.
         notations: of calls, the likeliest first.
         reasoning: the usual marks, tried before `REASONING_MARKS`; None: only those are tried.
-        channels, orphan_close, answer_marks, around_answer, around_text, call_ids: see `core.family.Family`.
+        channels, orphan_close, answer_marks, around_answer, reply_end, around_text, call_ids: see
+            `core.family.Family`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelFormat:
     orphan_close: bool = False
     answer_marks: tuple[str, ...] = ()
     around_answer: tuple[tuple[str, str], ...] = ()
+    reply_end: str = ""
     around_text: tuple[str, str] = ("", "")
     call_ids: CallIds = "ordinal"
 
@@ -64,7 +66,11 @@ class ModelFormat:
             orphan_close=self.orphan_close,
             answer_marks=self.answer_marks,
             around_answer=self.around_answer,
+            reply_end=self.reply_end,
             around_text=self.around_text,
             formats=tuple(one.name for one in self.notations),
+            calls_begin_answers=any(
+                one.bare and one.text and not one.text.mark for one in self.notations[:1]
+            ),
             call_ids=self.call_ids,
         )

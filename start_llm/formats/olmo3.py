@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.json_calls import ObjectReader
-from start_llm.formats.reading.pythonic import call_lines
+from start_llm.formats.reading.pythonic import PythonCallReader, call_lines
 from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.python_arguments import PythonArguments
@@ -25,7 +24,7 @@ OLMO3 = ModelFormat(
         Notation(
             name="olmo3",
             openers=(_OPENER,),
-            reader=partial(ObjectReader, call_lines(_END)),
+            reader=partial(PythonCallReader, call_lines(_END)),
             text=CallText(
                 mark=_OPENER,
                 before=_OPENER,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.json_calls import ObjectReader
-from start_llm.formats.reading.pythonic import call_list
+from start_llm.formats.reading.pythonic import PythonCallReader, call_list
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.python_arguments import PythonArguments
 
@@ -23,7 +22,7 @@ PYTHONIC = ModelFormat(
             name="pythonic",
             openers=("<|python_start|>",),
             bare=("[",),
-            reader=partial(ObjectReader, call_list("<|python_end|>")),
+            reader=partial(PythonCallReader, call_list("<|python_end|>")),
             text=CallText(
                 mark="",
                 before="[",

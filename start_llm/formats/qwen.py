@@ -5,7 +5,8 @@
 
 Own parser: mlx_lm's parser reads only finished blocks, ends a value at the first `</parameter>`, and
 converts the text "null" to None. The first tag may be missing: Qwen3-Coder drops it in up to half of the
-turns that contain text before the call (measured in ollama/ollama#17742).
+turns that contain text before the call (measured in ollama/ollama#17742). Granite 3.1 and xLAM put a JSON
+list into the tag; Qwen2.5-Coder often repeats the tag of its prompt's tools, `<tools>`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.reading.lists import json_list
 from start_llm.formats.reading.tagged import TaggedReader, Tags
 from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.arguments import TaggedArguments
@@ -32,11 +34,6 @@ TAGS = Tags(
 )
 _BARE = replace(TAGS, head=r"(?:\s{0,64}<function=)?" + _NAME)
 
-_OBJECTS = Objects(
-    head=r"\s{0,64}(?=\{)",
-    next_call=r"\s{0,64}(?=\{)",
-    block_end=r"\s{0,64}</tool_call>",
-)
 QWEN = ModelFormat(
     name="qwen3",
     marks=("<tool_call>",),
@@ -60,7 +57,7 @@ QWEN = ModelFormat(
         Notation(
             name="hermes",
             openers=("<tool_call>",),
-            reader=partial(ObjectReader, _OBJECTS),
+            reader=partial(ObjectReader, json_list("</tool_call>")),
             text=CallText(
                 mark="<tool_call>",
                 head='<tool_call>\n{"name": "NAME", "arguments": ',
@@ -70,4 +67,7 @@ QWEN = ModelFormat(
         ),
     ),
 )
-QWEN_BARE = Notation(name="qwen_bare", openers=("<function=",), reader=partial(TaggedReader, _BARE))
+QWEN_READ_ONLY = (
+    Notation(name="qwen_bare", openers=("<function=",), reader=partial(TaggedReader, _BARE)),
+    Notation(name="qwen_tools", openers=("<tools>",), reader=partial(ObjectReader, json_list("</tools>"))),
+)

@@ -8,19 +8,24 @@ from functools import cache
 
 from start_llm.core.chat import Json
 from start_llm.core.family import Family, ReasoningMarks
+from start_llm.formats.apertus import APERTUS
+from start_llm.formats.apriel import APRIEL
 from start_llm.formats.cohere import COHERE
 from start_llm.formats.deepseek import DEEPSEEK
-from start_llm.formats.dsml import DSML
+from start_llm.formats.dsml import DSML, DSML_READ_ONLY
+from start_llm.formats.ernie import ERNIE
 from start_llm.formats.function_gemma import FUNCTION_GEMMA
 from start_llm.formats.gemma4 import GEMMA4
 from start_llm.formats.gigachat import GIGACHAT
 from start_llm.formats.glm import GLM
 from start_llm.formats.granite import GRANITE, PHI4
 from start_llm.formats.harmony import HARMONY
+from start_llm.formats.hunyuan import HUNYUAN
+from start_llm.formats.internlm import INTERNLM
 from start_llm.formats.kimi import KIMI
 from start_llm.formats.kimi_k3 import KIMI_K3
 from start_llm.formats.lfm2 import LFM2
-from start_llm.formats.llama import LLAMA
+from start_llm.formats.llama import LLAMA, LLAMA_READ_ONLY
 from start_llm.formats.longcat import LONGCAT
 from start_llm.formats.minicpm import MINICPM
 from start_llm.formats.minimax import MINIMAX
@@ -31,9 +36,10 @@ from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.nemotron import NEMOTRON
 from start_llm.formats.olmo3 import OLMO3
 from start_llm.formats.pythonic import PYTHONIC
-from start_llm.formats.qwen import QWEN, QWEN_BARE
+from start_llm.formats.qwen import QWEN, QWEN_READ_ONLY
 from start_llm.formats.reasoning_marks import OTHER_MARKS, THINK
 from start_llm.formats.seed import SEED
+from start_llm.formats.step3 import STEP3
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.xlam import XLAM
 
@@ -49,6 +55,7 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     KIMI_K3,
     KIMI,
     LONGCAT,
+    HUNYUAN,
     GLM,
     MINICPM,
     MISTRAL,
@@ -59,6 +66,11 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     LFM2,
     OLMO3,
     PHI4,
+    APERTUS,
+    APRIEL,
+    INTERNLM,
+    STEP3,
+    ERNIE,
     QWEN,
     GRANITE,
     MINIMAX_M1,
@@ -75,8 +87,11 @@ _OWN_MARKS = tuple(one.reasoning for one in MODEL_FORMATS if one.reasoning and o
 REASONING_MARKS: tuple[ReasoningMarks, ...] = (*_OWN_MARKS, *OTHER_MARKS)
 """Those that any model may have, whatever its calls are: the more unmistakable first."""
 
+_READ_ONLY = (*QWEN_READ_ONLY, *DSML_READ_ONLY, *LLAMA_READ_ONLY)
+"""Notations that models write without being shown them."""
+
 NOTATIONS: Mapping[str, Notation] = {
-    one.name: one for one in (*(one for family in MODEL_FORMATS for one in family.notations), QWEN_BARE)
+    one.name: one for one in (*(one for family in MODEL_FORMATS for one in family.notations), *_READ_ONLY)
 }
 """Notations by name. Harmony is missing because its calls are messages."""
 

@@ -181,6 +181,9 @@ def _opencode_files(served: ServerInfo, _folder: Path) -> Files:
         "limit": {"context": served.window, "output": served.reply},
         "tool_call": True,
         "reasoning": True,
+        # Without both, opencode puts a text in place of each image.
+        "attachment": served.sees,
+        "modalities": {"input": ["text", "image"] if served.sees else ["text"], "output": ["text"]},
     }
     provider: Json = {
         "npm": "@ai-sdk/openai-compatible",
@@ -250,7 +253,7 @@ def _pi_model(served: ServerInfo) -> dict[str, Json]:
         "id": served.model,
         "name": served.model,
         "reasoning": True,
-        "input": ["text"],
+        "input": ["text", "image"] if served.sees else ["text"],
         "contextWindow": served.window,
         "maxTokens": served.reply,
         "cost": _FREE,

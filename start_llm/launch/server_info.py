@@ -21,6 +21,7 @@ _ASK_S = 15.0
 _MAX_BYTES = 2**20
 _WINDOW_NAMES = ("context_window", "max_input_tokens", "max_model_len", "context_length")
 _REPLY_NAMES = ("max_output_tokens",)
+_VISION_NAMES = ("vision", "supports_vision")
 _REFUSALS: Mapping[int, str] = {
     401: "does not take the key: set PROXY_API_KEY or MLX_API_KEY to the server's"
 }
@@ -38,6 +39,7 @@ class ServerInfo:
         model: the model's name.
         window: the context window, prompt and reply together, in tokens.
         reply: the longest reply to ask for, in tokens. Clients keep this part of the window free.
+        sees: the model sees images.
     """
 
     url: str
@@ -45,6 +47,7 @@ class ServerInfo:
     model: str
     window: int
     reply: int
+    sees: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -133,7 +136,10 @@ def _served(url: str, key: str, told: bytes) -> ServerInfo:
             f"{url}/v1/models names no model with a context window, as this server does. It says: {beginning}"
         ) from None
     most = next(_numbers(entry, _REPLY_NAMES), window)
-    return ServerInfo(url=url, key=key, model=model, window=window, reply=reply_limit(window, most))
+    sees = any(entry.get(name) is True for name in _VISION_NAMES)
+    return ServerInfo(
+        url=url, key=key, model=model, window=window, reply=reply_limit(window, most), sees=sees
+    )
 
 
 def _name(said: str) -> str:

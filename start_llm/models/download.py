@@ -2,63 +2,76 @@
 
 from __future__ import annotations
 
-import re
-import time
-from contextlib import suppress
+import sys
 from pathlib import Path
 
-from httpx import HTTPError
-from huggingface_hub import snapshot_download
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from huggingface_hub.file_download import repo_folder_name
-
-from start_llm.core.errors import ModelError
-
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# Weights, tokenizer, template, configuration. No Python files: code from a model is never run.
-_FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
-# huggingface_hub drops a connection that is silent for a minute, so no process still writes to older files.
-_ABANDONED_S = 600
+from start_llm.core.errors import HubError, ModelError
+from start_llm.models.hub import REPOSITORY, Hub
+from start_llm.models.progress import Progress, ProgressLine
+from start_llm.models.weight_files import missing_files
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, hub: Hub | None = None) -> Path:
     """Return the model folder for `name`; download missing files and show the progress.
 
     Raises:
         ModelError: `name` is neither a folder nor a repository, or the download failed.
     """
-    folder = _as_path(name)
+    folder = as_path(name)
     if folder.is_dir():
         return folder.resolve()
-    if not _REPOSITORY.fullmatch(name) or name.startswith("."):
+    if not REPOSITORY.fullmatch(name):
         raise ModelError(
             f"MODEL_PATH={name!r}: no such folder, and not the name of a repository (owner/name)."
         )
-    _drop_partial_files(name)
+    hub = hub or Hub()
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except (HfHubHTTPError, HFValidationError) as error:
-        raise ModelError(f"The model {name!r} cannot be downloaded: {error}") from error
-    except (LocalEntryNotFoundError, OSError, HTTPError) as error:
+        return pull(name, hub, Progress())
+    except ModelError as error:
+        if (whole := on_disk(name, hub)) is not None:
+            return whole
+        if not isinstance(error, HubError):
+            raise
         raise ModelError(
             f"The model {name!r} is not on this machine, and the network did not give it: {error} "
             "Start again to resume the download, or name a folder with --model."
         ) from error
 
 
-def _as_path(name: str) -> Path:
+def pull(repo_id: str, hub: Hub, progress: Progress) -> Path:
+    """Download what is missing of a repository, show the progress, and return its folder.
+
+    Raises:
+        ModelError: see `Hub.describe` and `Hub.fetch`.
+    """
+    line = ProgressLine(progress, sys.stderr)
+    progress.on_piece = line.update
+    try:
+        return hub.fetch(hub.describe(repo_id), progress)
+    finally:
+        if progress.received_bytes:
+            line.end()
+
+
+def on_disk(repo_id: str, hub: Hub) -> Path | None:
+    """Return the snapshot of a repository; None if there is none, or files are missing."""
+    folder = hub.snapshot(repo_id)
+    if folder is None or not (folder / "config.json").is_file() or missing_files(folder):
+        return None
+    return folder
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a model by its folder: of a snapshot in the hub's cache that of the repository."""
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return folder.name
+
+
+def as_path(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError:
         # `~name` without such a user: treat it as the literal name of a folder.
         return Path(name)
-
-
-def _drop_partial_files(name: str) -> None:
-    """Remove files of interrupted downloads: each download writes to a new name and never reads them."""
-    blobs = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
-    for partial in blobs.glob("*.incomplete"):
-        with suppress(OSError):
-            if time.time() - partial.stat().st_mtime > _ABANDONED_S:
-                partial.unlink()

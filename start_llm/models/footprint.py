@@ -35,7 +35,7 @@ class Footprint:
 
     Attributes:
         model_type: from config.json.
-        weights_bytes: bytes of all parameters.
+        weights_bytes: bytes of all parameters, those of a vision tower included.
         layers: number of caches by kind, as users know the kinds.
         context_window: longest sequence in tokens that the model was made for; None if the config does not
             say.
@@ -55,15 +55,16 @@ def measure(model: LoadedModel, words_of: Callable[[Any], str]) -> Footprint:
     """
     caches: list[Any] = make_prompt_cache(model.network)
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
+    tower = model.vision.parameters.values() if model.vision else ()
     return Footprint(
         model_type=str(model.config.get("model_type", "unknown")),
-        weights_bytes=sum(array.nbytes for _, array in parameters),
+        weights_bytes=sum(array.nbytes for array in (*(array for _, array in parameters), *tower)),
         layers=dict(Counter(words_of(cache) for cache in caches)),
-        context_window=_context_window(model.config),
+        context_window=context_window(model.config),
     )
 
 
-def _context_window(config: Mapping[str, Json]) -> int | None:
+def context_window(config: Mapping[str, Json]) -> int | None:
     """Return the window that the config states, or the one that YaRN extends it to if that is longer.
 
     With YaRN some configs state the original window (Qwen: 32,768 positions, times 4), others the extended

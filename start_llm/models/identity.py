@@ -28,6 +28,8 @@ PAGE_FORMAT = 2
 IDENTITY_BYTES = 16
 LIBRARIES = ("mlx", "mlx-lm")
 """A corrected error in one of them may change KV."""
+VISION_LIBRARIES = ("mlx-vlm", "transformers", "pillow")
+"""The same for a model that reads images: these prepare the pixels and compute what is made of them."""
 
 _ROW = 1 << 14
 _PIECE = 1 << 20
@@ -41,12 +43,13 @@ def identity(model: LoadedModel, weights: bytes) -> bytes:
     Args:
         weights: digest of the weights; see `digest_of`.
     """
+    libraries = (*LIBRARIES, *(VISION_LIBRARIES if model.vision else ()))
     return _digest(
         PAGE_FORMAT.to_bytes(4, "little"),
         weights,
         json.dumps(model.config, sort_keys=True).encode(),
         model.tokenizer.definition().encode(),
-        *(f"{name} {version(name)}".encode() for name in LIBRARIES),
+        *(f"{name} {version(name)}".encode() for name in libraries),
     )
 
 
@@ -56,8 +59,12 @@ def transcripts_identity(model: LoadedModel, identity: bytes) -> bytes:
 
 
 def digest_of(model: LoadedModel) -> bytes:
-    """Return the digest of a model's weights. Call it on the thread that loaded the model."""
-    return weights_digest(cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters())))
+    """Return the digest of a model's weights, with those of its vision tower.
+
+    Call it on the thread that loaded the model.
+    """
+    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
+    return weights_digest([*parameters, *(model.vision.parameters.items() if model.vision else ())])
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -14,7 +14,10 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import ModelError
 from start_llm.core.sampling import RANGES, SamplingChoice
 from start_llm.models import mlx_lm_utils
+from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
 from start_llm.models.tokenizer import Tokenizer
+from start_llm.models.vision import Blind, Vision, load_vision
+from start_llm.models.vision_families import VISION_FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ class LoadedModel:
         config: content of config.json.
         vocabulary: width of the logits; at least the tokenizer's size, often padded.
         sampling: the model author's defaults, from generation_config.json.
+        vision: reads images; None if the model has no eyes, or they cannot be used.
+        blind_reason: why a model that has eyes does not use them, for the person who runs the server; else
+            empty.
     """
 
     network: Any
@@ -34,6 +40,8 @@ class LoadedModel:
     config: Mapping[str, Json]
     vocabulary: int
     sampling: SamplingChoice
+    vision: Vision | None = None
+    blind_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +63,20 @@ def read(folder: Path) -> ReadModel:
     try:
         config = cast("dict[str, Json]", mlx_lm_utils.load_config(folder))
         wrapper = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-        tokenizer = Tokenizer(wrapper)
+        tokenizer = _tokenizer(wrapper, folder)
     except Exception as error:
         # The libraries may raise anything, as in `load`.
         raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_told(error)}") from error
     return ReadModel(tokenizer, config, author_sampling(folder))
 
 
-def load(folder: Path) -> LoadedModel:
+def load(folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS) -> LoadedModel:
     """Load weights and tokenizer, and run one token through the model.
 
-    Code from the folder is never executed.
+    Code from the folder is never executed. A model whose vision tower cannot be used serves text.
+
+    Args:
+        image_max_tokens: see `models.image_processor.ImageProcessor`.
 
     Raises:
         ModelError: the folder is not a model that mlx_lm can run.
@@ -75,16 +86,55 @@ def load(folder: Path) -> LoadedModel:
         network, wrapper, config = cast(
             "tuple[Any, Any, dict[str, Json]]", mlx_lm_utils.load(str(folder), return_config=True)
         )
-        tokenizer = Tokenizer(wrapper)
+        tokenizer = _tokenizer(wrapper, folder)
     except Exception as error:
         # The libraries may raise anything for a broken or unknown folder; the cause is chained.
-        raise ModelError(f"The model in {folder} cannot be loaded: {_told(error)}") from error
+        raise ModelError(
+            f"The model in {folder} cannot be loaded: {_told(error)}{_advice(folder, error)}"
+        ) from error
+    width = _logits_width(network, folder)
+    vision, blind_reason = _eyes(folder, network, config, image_max_tokens)
     return LoadedModel(
         network=network,
         tokenizer=tokenizer,
         config=config,
-        vocabulary=_logits_width(network, folder),
+        vocabulary=width,
         sampling=author_sampling(folder),
+        vision=vision,
+        blind_reason=blind_reason,
+    )
+
+
+def _tokenizer(wrapper: Any, folder: Path) -> Tokenizer:
+    """Return the tokenizer, with the template that older vision models keep in a file of their processor."""
+    path = folder / "chat_template.json"
+    if not wrapper.has_chat_template and path.is_file():
+        said = json.loads(path.read_text(encoding="utf-8"))
+        wrapper._tokenizer.chat_template = str(said["chat_template"])
+        wrapper.has_chat_template = True
+    return Tokenizer(wrapper)
+
+
+def _eyes(
+    folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int
+) -> tuple[Vision | None, str]:
+    """Load the vision tower. If there is none, or it cannot be used, return None and the reason."""
+    if not config.get("vision_config"):
+        return None, ""
+    try:
+        return load_vision(folder, network, config, max_tokens), ""
+    except Blind as reason:
+        return None, str(reason)
+
+
+def _advice(folder: Path, error: Exception) -> str:
+    """Return what to know about a vision model for which mlx_lm has no network."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not config.get("vision_config") or "not supported" not in str(error):
+        return ""
+    return (
+        ". It is a vision model, and mlx_lm, which runs the text of every model, has no network for it. "
+        f"Images are served for {', '.join(sorted(VISION_FAMILIES))}."
     )
 
 

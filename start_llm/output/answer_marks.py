@@ -16,13 +16,13 @@ class AnswerUnwrapper:
         pairs: marks that may come before and after an answer (`Family.around_answer`).
 
     Attributes:
-        was_cut: the reply ended inside a mark.
+        was_cut: the reply was cut inside a mark, or before the mark after the answer.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self._pairs = tuple(pairs)
         self._is_first = bool(pairs)
-        self._after = ""
+        self._ends: tuple[str, ...] = ()
         self._held = ""
         self.was_cut = False
 
@@ -33,11 +33,10 @@ class AnswerUnwrapper:
     def close(self, complete: bool) -> list[Output]:
         """End the reply. Return the held text, unless it is a mark or, in a cut reply, the start of one."""
         held, self._held = self._held, ""
-        marks = [before for before, _ in self._pairs] if self._is_first else [self._after]
-        if not held or held in marks:
-            return []
-        self.was_cut = not complete and is_half_a_mark(held, marks)
-        return [] if self.was_cut else [Content(held)]
+        marks = tuple(before for before, _ in self._pairs) if self._is_first else self._ends
+        is_mark, is_half = held.rstrip() in marks, not complete and is_half_a_mark(held, marks)
+        self.was_cut = not complete and bool(is_half or self._ends) and (self._is_first or not is_mark)
+        return [] if is_half or is_mark or not held else [Content(held)]
 
     def _without(self, events: Sequence[Output]) -> Iterator[Output]:
         for event in events:
@@ -54,10 +53,13 @@ class AnswerUnwrapper:
                 return ""
             self._is_first = False
             pair = next((pair for pair in self._pairs if buffer.startswith(pair[0])), ("", ""))
-            self._after, buffer = pair[1], buffer.removeprefix(pair[0])
-        if not self._after:
+            # A newline before the last mark is part of it, and lacks where a call stands between them.
+            self._ends = tuple(dict.fromkeys((pair[1], pair[1].lstrip("\n")))) if pair[1] else ()
+            buffer = buffer.removeprefix(pair[0])
+        if not self._ends:
             return buffer
-        is_over = buffer.endswith(self._after)
-        keep = len(self._after) if is_over else longest_beginning(buffer, (self._after,))
-        self._held = buffer[len(buffer) - keep :]
-        return buffer[: len(buffer) - keep]
+        said = buffer.rstrip()
+        mark = next((end for end in self._ends if said.endswith(end)), None)
+        end = len(said) - len(mark) if mark else len(buffer) - longest_beginning(buffer, self._ends)
+        self._held = buffer[end:]
+        return buffer[:end]

@@ -30,7 +30,8 @@ class Splitter(Protocol):
         calls: number of calls that were read to their end.
         call_is_open: a call has begun and not ended.
         was_cut_in_call: the reply was cut inside a call, or inside text that might have become one.
-        has_loose_end: the reply ended in markup that no event represents.
+        has_loose_end: the reply ended in markup that no event represents, or without the mark that an answer
+            ends with.
     """
 
     @property
@@ -98,11 +99,12 @@ class TagSplitter:
     Models also write about these marks, so an ordinary mark counts only before the answer has begun; later it
     is answer text. Unmistakable marks (`ReasoningMarks`) also count inside an answer: an opening mark begins
     more reasoning, and a closing mark without an opening one is dropped. The marks around an answer are
-    dropped too. Newlines next to reasoning belong to the template.
+    dropped too: `answer_marks` wherever they stand, others only at its start and its end. Newlines next to
+    reasoning belong to the template.
 
     A family with `orphan_close` may begin inside its reasoning although nothing opened it. Then the text is
     assumed to be reasoning until the closing mark. If the mark never comes, the text was the answer, and is
-    emitted again as the answer, unless the reply was cut.
+    emitted again as the answer, unless the reply was cut. A text that begins with a call is the answer.
 
     Args:
         calls_come_first: an answer that does not begin with a call has none. Such a reply has an enforced
@@ -127,7 +129,12 @@ class TagSplitter:
         self._finder = CallFinder(
             self._formats, self._text, marks=in_answer, calls_come_first=calls_come_first
         )
-        self._around = AnswerUnwrapper(family.around_answer if calls_come_first else ())
+        may_be_quoted = calls_come_first or not family.answer_marks
+        self._around = AnswerUnwrapper(family.around_answer if may_be_quoted else ())
+        self._missing_mark = "" if calls_come_first else family.reply_end
+        self._mark_after = {
+            before: family.reply_end or after for before, after in family.around_answer if not may_be_quoted
+        }
         self._may_assume = family.orphan_close and thinking and not reasoning_is_open
         self._reasoning: ReasoningReader | None = None
         self._may_begin_reasoning = family.reasoning is not None
@@ -135,7 +142,7 @@ class TagSplitter:
         self._space = TrailingSpace()
         self._assumed: list[str] | None = None
         self._after_reasoning = False
-        self._was_cut_in_mark = False
+        self._was_cut_in_mark = self._was_cut_in_answer = False
         if reasoning_is_open and family.reasoning:
             self._reasoning = self._opened(family.reasoning)
 
@@ -157,7 +164,8 @@ class TagSplitter:
 
     @property
     def has_loose_end(self) -> bool:
-        return self._finder.was_cut_in_block or self._was_cut_in_mark or self._around.was_cut
+        was_cut_in_mark = self._finder.was_cut_in_block or self._was_cut_in_mark
+        return was_cut_in_mark or self._was_cut_in_answer or self._around.was_cut
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
@@ -170,6 +178,7 @@ class TagSplitter:
         while self._end_part(complete, events):
             self._read(events)
         self._finder.close(complete, events)
+        self._was_cut_in_answer = bool(self._missing_mark) and not complete
         return [*self._around.without(events), *self._around.close(complete)]
 
     def _read(self, events: list[Output]) -> None:
@@ -190,23 +199,31 @@ class TagSplitter:
         buffer, self._held = self._held + piece, ""
         begun = buffer.lstrip()
         self._space.pass_on(buffer[: len(buffer) - len(begun)])
-        if begun.startswith(marks.opening):
+        opening = next((one for one in marks.openings if begun.startswith(one)), None)
+        if opening is not None:
             self._space.drop()
             self._reasoning = self._opened(marks)
-            self._text.give_back(begun.removeprefix(marks.opening))
+            self._text.give_back(begun.removeprefix(opening))
         elif begun.startswith(marks.closing):
             self._space.drop()
             self._end_reasoning()
             self._text.give_back(begun.removeprefix(marks.closing))
-        elif begun and any(mark.startswith(begun) for mark in (marks.opening, marks.closing)):
+        elif begun and self._may_become_mark(begun, marks):
             self._held = begun
-        elif begun and self._may_assume:
+        elif begun and self._may_assume and not begun.startswith(self._formats.openers):
             self._assumed = []
             self._reasoning = ReasoningReader(marks, self._text, self._no_calls)
             self._read_reasoning(self._reasoning, self._space.release() + begun, events)
         elif begun:
             self._begin_answer(events)
             self._text.give_back(begun)
+
+    def _may_become_mark(self, begun: str, marks: ReasoningMarks) -> bool:
+        """Return True if the next character is needed to tell a mark, or a call from assumed reasoning."""
+        calls = self._formats.openers if self._may_assume else ()
+        return any(
+            mark.startswith(begun) and mark != begun for mark in (*marks.openings, marks.closing, *calls)
+        )
 
     def _begin_answer(self, events: list[Output]) -> None:
         """Begin the answer, without the newlines between reasoning and answer."""
@@ -216,8 +233,12 @@ class TagSplitter:
 
     def _read_answer(self, piece: str, events: list[Output]) -> None:
         mark = self._finder.read(piece, events)
-        if self._marks and mark == self._marks.opening:
+        if self._marks and mark in self._marks.openings:
             self._reasoning = self._opened(self._marks)
+        elif mark in self._mark_after:
+            self._missing_mark = self._mark_after[mark]
+        elif mark == self._missing_mark:
+            self._missing_mark = ""
 
     def _read_reasoning(self, reasoning: ReasoningReader, piece: str, events: list[Output]) -> None:
         before = len(events)
@@ -261,7 +282,7 @@ class TagSplitter:
         """Close a reply that ends where reasoning might have begun."""
         held, self._held = self._held, ""
         is_text = complete and not marks.is_unmistakable
-        if not is_text and is_half_a_mark(held, (marks.opening, marks.closing)):
+        if not is_text and is_half_a_mark(held, (*marks.openings, marks.closing)):
             self._was_cut_in_mark = not complete
             return
         self._begin_answer(events)
@@ -269,4 +290,4 @@ class TagSplitter:
 
 
 def _unmistakable(marks: ReasoningMarks | None) -> tuple[str, ...]:
-    return (marks.opening, marks.closing) if marks and marks.is_unmistakable else ()
+    return (*marks.openings, marks.closing) if marks and marks.is_unmistakable else ()

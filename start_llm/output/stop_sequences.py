@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from start_llm.core.markers import longest_beginning
+
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
@@ -34,7 +36,7 @@ class StopSequenceMatcher:
             start, stop = match
             self._held = ""
             return StopMatch(buffer[:start], stop)
-        keep = self._longest_beginning(buffer)
+        keep = longest_beginning(buffer, self._stops)
         self._held = buffer[len(buffer) - keep :]
         return StopMatch(buffer[: len(buffer) - keep])
 
@@ -52,15 +54,3 @@ class StopSequenceMatcher:
             return None
         _, start, stop = min(found)
         return start, stop
-
-    def _longest_beginning(self, buffer: str) -> int:
-        """Return the length of the longest suffix of `buffer` that is a proper prefix of a stop string.
-
-        `core.markers` does this with a pattern of all prefixes, which is too long for a client's strings.
-        """
-        longest = min(len(buffer), max(len(stop) for stop in self._stops) - 1)
-        for length in range(longest, 0, -1):
-            tail = buffer[len(buffer) - length :]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0

@@ -13,7 +13,6 @@ from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt import changes
 from start_llm.prompt.changes import PromptTurn
 from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.schemas import fitted
 from start_llm.prompt.template import TemplateMessage
 
 
@@ -49,6 +48,11 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation("", lambda _: True, changes.show_late_tools),
     Adaptation("", lambda _: True, changes.tell_unknown_results),
     Adaptation(
+        "results with the names of their tools",
+        lambda facts: facts.results_need_names,
+        changes.name_results,
+    ),
+    Adaptation(
         "an empty system message beside tools",
         lambda facts: facts.tools_need_system,
         changes.put_system_beside_tools,
@@ -66,6 +70,11 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         changes.serialise_calls,
     ),
     Adaptation(
+        "images of results in a user message behind them",
+        lambda facts: not facts.images_in_results and facts.takes_user_after_result,
+        changes.show_images_behind_results,
+    ),
+    Adaptation(
         "late system messages as marked user turns",
         lambda facts: not facts.takes_late_system,
         changes.mark_late_systems,
@@ -79,6 +88,11 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         "system message in the first user turn",
         lambda facts: not facts.takes_system,
         changes.fold_system,
+    ),
+    Adaptation(
+        "an empty question before a first answer",
+        lambda facts: not facts.takes_reply_first,
+        changes.ask_before_replies,
     ),
     Adaptation(
         "user text after a result joined to it",
@@ -112,9 +126,14 @@ IN_THE_FORM: tuple[tuple[str, Callable[[TemplateFacts], bool]], ...] = (
     ("marks that a reply quotes kept from the template", lambda facts: bool(facts.stand_ins.quoted)),
     ("no reasoning beside answers", lambda facts: "answers" in facts.reasoning_hide),
     ("no reasoning beside calls", lambda facts: "calls" in facts.reasoning_hide),
+    ("texts in calls escaped", lambda facts: facts.quotes_texts is not None),
     ("empty messages as a space", lambda facts: bool(facts.refuses_empty)),
     ("empty descriptions and parameters for tools without", lambda facts: not facts.takes_bare_tools),
-    ("schemas told in the descriptions of tools", lambda facts: facts.schema_parts is not None),
+    (
+        "images in results, where its template shows none",
+        lambda facts: not facts.images_in_results and not facts.takes_user_after_result,
+    ),
+    ("schemas told in the descriptions of tools", lambda facts: not facts.shows_schemas),
 )
 """Adaptations of the form in which messages and tools are passed: description and condition."""
 
@@ -123,7 +142,8 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
     """Apply every adaptation that this template needs, then convert the messages to the template's form.
 
     Args:
-        request: its messages are in native form (`call_ids.in_native_form`).
+        request: its messages are in native form (`call_ids.in_native_form`), its tools in the form that the
+            template needs (`tool_forms.ToolForms`).
     """
     turns = list(map(PromptTurn, request.messages, range(len(request.messages))))
     for row in ADAPTATIONS:
@@ -132,7 +152,7 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
     return Adapted(
         messages=[_seen(turn.message, facts) for turn in turns],
         lasts=[turn.last for turn in turns],
-        tools=tuple(fitted(tool, facts) for tool in request.tools) if facts.takes_tools else (),
+        tools=request.tools if facts.takes_tools else (),
     )
 
 
@@ -168,6 +188,15 @@ def _content(message: Message, facts: TemplateFacts) -> str:
 
 def _seen_call(call: ToolCall, facts: TemplateFacts) -> Json:
     arguments: Json = dict(call.arguments)
+    if facts.quotes_texts:
+        arguments = {name: _escaped(value, facts.quotes_texts) for name, value in call.arguments.items()}
     if facts.arguments_as_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _escaped(value: Json, quote: str) -> Json:
+    """Return a text as Python writes it between these quotes, without them."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace(quote, f"\\{quote}")

@@ -11,6 +11,7 @@ from start_llm.prompt.answer_probes import answer_facts
 from start_llm.prompt.boundaries import TurnClosers
 from start_llm.prompt.call_probes import beside_facts, call_facts, samples_for, with_reasoning_facts
 from start_llm.prompt.facts import Moving, TemplateFacts
+from start_llm.prompt.image_probes import image_facts
 from start_llm.prompt.losses import losses
 from start_llm.prompt.probe import NEXT, REPLY, SYSTEM, TOOL, USER, TemplateProbe
 from start_llm.prompt.reasoning_probes import ReasoningFacts, options_described
@@ -18,8 +19,12 @@ from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
 from start_llm.prompt.tool_probes import tool_facts
 
 
-def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
-    """Return what the chat template of this tokenizer does."""
+def audit(tokenizer: TemplateTokenizer, family: Family, placeholder: str | None = None) -> TemplateFacts:
+    """Return what the chat template of this tokenizer does.
+
+    Args:
+        placeholder: what it writes for an image; None for a model that sees none.
+    """
     probe = TemplateProbe.of(tokenizer)
     facts = _role_facts(probe, call_facts(probe, family))
     reasoning_texts = _reasoning_facts(probe, facts)
@@ -27,6 +32,8 @@ def audit(tokenizer: TemplateTokenizer, family: Family) -> TemplateFacts:
     with_tools = _with_system(probe) if facts.tools_need_system else probe
     said = tool_facts(with_tools, answer_facts(probe, beside, family))
     said = replace(said, lead=_lead(probe))
+    if placeholder is not None:
+        said = image_facts(probe, said, placeholder)
     return replace(
         said,
         losses=tuple(losses(probe, said)),
@@ -46,11 +53,13 @@ def _role_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
         facts,
         takes_tools=needs_system or _takes_tools(probe, facts),
         tools_need_system=needs_system,
+        lists_no_tools=probe.lists_no_tools,
         takes_system=_takes_system(probe, facts),
     )
     return replace(
         facts,
         takes_lone_system=not facts.takes_system or _takes_lone_system(probe, facts),
+        takes_reply_first=_takes_reply_first(probe, facts),
         takes_late_system=_takes_late_system(probe),
         takes_neighbours=probe.shows(("probefirst", "probesecond"), USER, NEXT)
         and probe.shows(("probereply", "probeother", "probesecond"), USER, REPLY, _OTHER, NEXT),
@@ -88,6 +97,17 @@ def _takes_lone_system(probe: TemplateProbe, facts: TemplateFacts) -> bool:
     """Return whether a conversation may be a system message alone, with and without tools."""
     texts = [probe.text(SYSTEM, tools=tools, add_generation_prompt=True) for tools in ((), (TOOL,))]
     return all("probesystem" in text for text in texts) and ("probetool" in texts[1] or not facts.takes_tools)
+
+
+def _takes_reply_first(probe: TemplateProbe, facts: TemplateFacts) -> bool:
+    """Return whether a conversation may begin with a reply, behind a system message that is shown too."""
+    leads = probe.leads if facts.takes_system else ((),)
+    texts = (
+        probe.text(*lead, REPLY, *more, add_generation_prompt=True)
+        for lead in leads
+        for more in ((), (NEXT,))
+    )
+    return all("probereply" in text for text in texts)
 
 
 def _takes_tools(probe: TemplateProbe, facts: TemplateFacts) -> bool:
@@ -171,6 +191,7 @@ def described(facts: TemplateFacts) -> str:
     parts = [
         reasoning_texts,
         "tools" if facts.takes_tools else "no tools",
+        *(["images"] if facts.image_text is not None else []),
         *options_described(facts),
         f"writes dates ({', '.join(facts.dates)})" if facts.dates else "writes no dates",
         *([] if facts.can_be_cut else ["cannot be cut"]),

@@ -8,10 +8,12 @@ there a message reaches to its closer, which is an added token, so the text can 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
@@ -154,14 +156,17 @@ def _spans(
     if not closing:
         return {}, None
     mark = re.compile(f"{opening}([0-9]+)([a-z]){closing}")
+    tried: list[TemplateMessage] = []
     for marked in markings:
         try:
-            rendering = render(
-                [marked(seen, f"{opening}{i}", closing) for i, seen in enumerate(rendered.messages)]
-            )
-        except (InvalidRequest, RecursionError):
-            # The template depends on what a text says, or arguments are nested too deeply to be marked. The
-            # next, weaker marking may work.
+            messages = [marked(seen, f"{opening}{i}", closing) for i, seen in enumerate(rendered.messages)]
+            if messages == tried:
+                continue
+            tried = messages
+            rendering = render(messages)
+        except (InvalidRequest, RecursionError, ValueError, TypeError):
+            # The template depends on what a text says, or arguments are nested too deeply to be marked or are
+            # no JSON text. The next, weaker marking may work.
             continue
         if mark.sub("", rendering) == rendered.text:
             return _measured(rendered, list(mark.finditer(rendering))), marked
@@ -226,7 +231,28 @@ def mark_everything(seen: TemplateMessage, mark: str, closing: str) -> TemplateM
     return {**marked, "tool_calls": [*calls[:-1], last]}
 
 
-MARKINGS: tuple[Marking, ...] = (mark_everything, mark_contents)
+def mark_parsed(seen: TemplateMessage, mark: str, closing: str) -> TemplateMessage:
+    """Mark everything, and the inside of arguments that are JSON text: a renderer may parse them.
+
+    Raises:
+        ValueError, TypeError: they are no JSON text.
+    """
+    marked = mark_everything(_with_arguments(seen, json.loads), mark, closing)
+    return _with_arguments(marked, partial(json.dumps, ensure_ascii=False))
+
+
+def _with_arguments(seen: TemplateMessage, change: Callable[[Any], Json]) -> TemplateMessage:
+    """Return the message with other arguments in its last call."""
+    calls = seen.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return seen
+    last = cast("dict[str, Json]", calls[-1])
+    function = cast("dict[str, Json]", last["function"])
+    changed: Json = {**function, "arguments": change(function["arguments"])}
+    return {**seen, "tool_calls": [*calls[:-1], {**last, "function": changed}]}
+
+
+MARKINGS: tuple[Marking, ...] = (mark_everything, mark_parsed, mark_contents)
 """All markings, the strongest first."""
 
 

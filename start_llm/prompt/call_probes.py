@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import product, takewhile
 
 from start_llm.core.family import CallIds, Family
 from start_llm.prompt.boundaries import TurnClosers
@@ -16,20 +16,21 @@ from start_llm.prompt.template import TemplateMessage
 _CALL_IDS: tuple[CallIds, ...] = ("ordinal", "nine", "kimi")
 _REASONING = ("probethoughtone", "probethoughttwo")
 _TEXTS = ("probetextone", "probetexttwo")
+_BOTH_QUOTES = "probe'single\"double"
 
 
 def call_facts(probe: TemplateProbe, family: Family) -> TemplateFacts:
     """Return facts for the first form of ids and arguments in which calls and results are shown."""
-    for as_text in (False, True):
-        for ids in dict.fromkeys((family.call_ids, *_CALL_IDS)):
-            samples = Samples(ids, as_text)
-            if _shows_call(probe, samples):
-                return _of_calls(probe, samples)
+    forms = product((False, True), (False, True), dict.fromkeys((family.call_ids, *_CALL_IDS)))
+    for named, as_text, ids in forms:
+        samples = Samples(ids, as_text, named)
+        if _shows_call(probe, samples):
+            return _of_calls(probe, samples)
     return TemplateFacts(takes_calls=False, call_ids=family.call_ids)
 
 
 def samples_for(facts: TemplateFacts) -> Samples:
-    return Samples(facts.call_ids, facts.arguments_as_text)
+    return Samples(facts.call_ids, facts.arguments_as_text, facts.results_need_names)
 
 
 def _shows_call(probe: TemplateProbe, samples: Samples) -> bool:
@@ -48,10 +49,19 @@ def _of_calls(probe: TemplateProbe, samples: Samples) -> TemplateFacts:
     return TemplateFacts(
         arguments_as_text=samples.as_text,
         call_ids=samples.ids,
+        results_need_names=samples.named,
+        quotes_texts=_quote_around_texts(probe, samples),
         takes_calls_without_tools=all(word in alone for word in ("probevalueone", "proberesultone")),
         takes_parallel_calls=probe.shows(words, USER, both, one, two),
         takes_user_after_result=probe.shows(("proberesultone", "probesecond"), USER, calling, one, NEXT),
     )
+
+
+def _quote_around_texts(probe: TemplateProbe, samples: Samples) -> str | None:
+    """Return the quote around a text that contains both quotes, if the rendering escapes neither."""
+    call = samples.call(value=_BOTH_QUOTES)
+    text = probe.text(USER, {**samples.calling(), "tool_calls": [call]}, samples.result(), tools=(TOOL,))
+    return next((quote for quote in "'\"" if f"probekey={quote}{_BOTH_QUOTES}{quote}" in text), None)
 
 
 # --------------------------------------------------------------------------------- reasoning beside the rest
@@ -67,10 +77,18 @@ def _hidden_by_reasoning(probe: TemplateProbe, facts: TemplateFacts) -> Iterator
     if key is None:
         return
     reply, calling = ({**one, key: _REASONING[0]} for one in (REPLY, samples.calling()))
-    if not probe.has(("probereply", "probesecond"), USER, reply, NEXT):
+    if not probe.has(("probereply", "probesecond"), USER, reply, NEXT) or _takes_answer_for_reasoning(
+        probe, reply, facts
+    ):
         yield "answers"
     if facts.takes_calls and not probe.has(("probevalueone",), USER, calling, samples.result()):
         yield "calls"
+
+
+def _takes_answer_for_reasoning(probe: TemplateProbe, reply: TemplateMessage, facts: TemplateFacts) -> bool:
+    """Return whether reasoning beside an answer is not shown, but changes how the answer is."""
+    beside, alone = (probe.texts(USER, one, NEXT) for one in (reply, REPLY))
+    return not facts.preserve and beside != alone and not any(_REASONING[0] in text for text in beside)
 
 
 # ------------------------------------------------------------------------------------- text beside calls
@@ -82,19 +100,21 @@ class _Beside:
 
     Attributes:
         parted: the text becomes a message of its own.
+        needs_marker: a token must stand between the text and the calls.
     """
 
     probe: TemplateProbe
     samples: Samples
     reasoning_key: str | None
     parted: bool = False
+    needs_marker: bool = False
 
     def shows_all(self) -> bool:
         """Return whether texts, calls and results are shown in order.
 
         All reasoning that is shown without the texts must be shown with them too.
         """
-        return all(
+        return (not self.needs_marker or self._has_marker()) and all(
             self._shows(count, ending, reasoning_texts=reasoning_texts)
             for count in (1, 2)
             for ending in ((), (REPLY, NEXT))
@@ -111,6 +131,13 @@ class _Beside:
             and all(reasoning in one for reasoning in _REASONING if reasoning in other)
             for one, other in zip(told, plain, strict=True)
         )
+
+    def _has_marker(self) -> bool:
+        text = self.probe.text(
+            USER, self.samples.calling(content=_TEXTS[0]), self.samples.result(), tools=(TOOL,)
+        )
+        inside = between(text, _TEXTS[0], "probetool")
+        return any(token in inside for token in self.probe.tokenizer.added_tokens)
 
     @staticmethod
     def _words(count: int, ending: Sequence[TemplateMessage]) -> list[str]:
@@ -141,7 +168,7 @@ def beside_facts(probe: TemplateProbe, facts: TemplateFacts, family: Family) -> 
     stand_ins = StandIns(call_head=_call_head(probe, samples), around_text=family.around_text)
     set_in = replace(probe, stand_ins=stand_ins)
     ways: tuple[tuple[TextBesideCalls, _Beside], ...] = (
-        ("kept", _Beside(probe, samples, key)),
+        ("kept", _Beside(probe, samples, key, needs_marker=family.calls_begin_answers)),
         ("set in", _Beside(set_in, samples, key)),
         ("parted", _Beside(probe, samples, key, parted=True)),
     )

@@ -22,6 +22,7 @@ from start_llm.core.canonical import (
     text_digest,
 )
 from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.images import PlacedImage, without_images
 from start_llm.prompt.changes import tool_name
 from start_llm.prompt.drift import RULES, Rule
 
@@ -71,9 +72,10 @@ def canonical(
 def _canonical(
     message: Message, schemas: Mapping[str, Mapping[str, Json]], rules: Sequence[Rule]
 ) -> CanonicalMessage:
-    """Encode a message: JSON of the other parts, a zero byte (which JSON never has), the text.
+    """Encode a message: JSON of the other parts, a zero byte (which JSON never has), the text without images.
 
-    The text is not encoded as JSON because it is long.
+    The text is not encoded as JSON because it is long. Images are in the JSON, where no text can pretend to
+    be one.
     """
     cut = _cut(message, rules)
     text = cut.text if message.role == "tool" else cut.text.rstrip()
@@ -84,7 +86,8 @@ def _canonical(
     ]
     if len(text) < len(cut.text):
         omitted.append(OmittedText(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
-    data = _encoded_parts(message, schemas) + b"\0" + text.encode(errors="surrogatepass")
+    said, images = without_images(text)
+    data = _encoded_parts(message, schemas, images) + b"\0" + said.encode(errors="surrogatepass")
     return CanonicalMessage(data, tuple(omitted), len(message.content) - len(text))
 
 
@@ -169,25 +172,31 @@ def _cut(message: Message, rules: Sequence[Rule]) -> _Cut:
     return _Cut(left, pieces) if pieces and left.strip() else _Cut(text, [])
 
 
-def _encoded_parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> bytes:
+def _encoded_parts(
+    message: Message, schemas: Mapping[str, Mapping[str, Json]], images: Sequence[PlacedImage]
+) -> bytes:
     """Encode everything except the text."""
-    has_more = message.tool_calls or message.tool_references or message.name is not None
+    has_more = message.tool_calls or message.tool_references or message.name is not None or images
     if has_more or message.role == "tool":
-        return _encoded(_parts(message, schemas))
+        return _encoded(_parts(message, schemas, images))
     return _of_role(message.role)
 
 
 @cache
 def _of_role(role: Role) -> bytes:
-    return _encoded(_parts(Message(role=role, content=""), {}))
+    return _encoded(_parts(Message(role=role, content=""), {}, ()))
 
 
-def _parts(message: Message, schemas: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
+def _parts(
+    message: Message, schemas: Mapping[str, Mapping[str, Json]], images: Sequence[PlacedImage]
+) -> dict[str, Json]:
     parts: dict[str, Json] = {"role": message.role}
     if message.tool_calls:
         parts["calls"] = [_call(call) for call in message.tool_calls]
     if message.role == "tool":
         parts["result_of"] = message.tool_call_id
+    if images:
+        parts["images"] = [[place, digest.hex()] for place, digest in images]
     if message.name is not None:
         parts["name"] = message.name
     if message.tool_references:

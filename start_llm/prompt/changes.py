@@ -1,6 +1,7 @@
 """Changes conversations that a template cannot show as they are: one function for each row of `adapt`.
 
 Each function takes the turns of a conversation and the request that they come from, and returns new turns.
+One that needs no more than the turns names the request `_request`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, zip_longest
 from typing import NamedTuple
 
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
+from start_llm.core.images import has_image, image_words
 
 _SYSTEM_IN_PLACE = "[System message]\n"
 _USER_BEHIND_RESULT = "[User message]\n"
 _TEXT_BESIDE_CALL = "[Text before the call]\n"
+_IMAGE, _IMAGE_BELOW = "[Image {}]\n{}", "[Image {}: below]"
 _BETWEEN = "\n\n"
 
 
@@ -47,13 +50,24 @@ def tool_name(tool: Mapping[str, Json]) -> str:
     return str(function.get("name")) if isinstance(function, dict) else ""
 
 
-def tell_unknown_results(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def tell_unknown_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Turn results of calls that are not in the conversation into user messages: templates refuse them."""
     if not any(_is_unknown(turn.message) for turn in turns):
         return turns
     return [
         PromptTurn(_told_result(turn.message, turn.message.name or "a tool"), turn.last)
         if _is_unknown(turn.message)
+        else turn
+        for turn in turns
+    ]
+
+
+def name_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
+    """Give each result the name of the tool that it comes from."""
+    names = {call.id: call.name for turn in turns for call in turn.message.tool_calls}
+    return [
+        PromptTurn(replace(turn.message, name=names[turn.message.tool_call_id or ""]), turn.last)
+        if turn.message.role == "tool"
         else turn
         for turn in turns
     ]
@@ -88,7 +102,7 @@ def put_system_beside_tools(turns: list[PromptTurn], request: ChatRequest) -> li
     return turns if has_system or not request.tools else [PromptTurn(Message(role="system"), -1), *turns]
 
 
-def write_calls(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001 - every change has this signature
+def write_calls(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Write calls as text in the form that `tell_tools` asks for, and results as user messages."""
     names = {call.id: call.name for turn in turns for call in turn.message.tool_calls}
 
@@ -113,7 +127,7 @@ def _call_text(call: ToolCall) -> str:
     return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
 
 
-def part_text_from_calls(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def part_text_from_calls(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Move text and reasoning into a turn of their own before the calls."""
     parted: list[PromptTurn] = []
     for turn in turns:
@@ -126,23 +140,32 @@ def part_text_from_calls(turns: list[PromptTurn], request: ChatRequest) -> list[
     return parted
 
 
-def move_text_to_results(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def move_text_to_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Move text beside calls to the beginning of the first result.
 
     For templates that show such text neither beside the calls nor before them. The message then ends
-    with that result, so no boundary is set after the turn with its calls.
+    with that result, so no boundary is set after the turn with its calls. Without a result the text becomes
+    a message before the calls.
     """
-    moved = list(turns)
-    for index, (turn, following) in enumerate(pairwise(turns)):
-        calling, result = turn.message, following.message
-        if calling.tool_calls and calling.content.strip() and result.role == "tool":
-            told = _joined(_TEXT_BESIDE_CALL + calling.content, result.content)
-            moved[index] = PromptTurn(replace(calling, content=""), following.last)
-            moved[index + 1] = PromptTurn(replace(result, content=told), following.last)
+    moved: list[PromptTurn] = []
+    told: str = ""
+    for turn, following in zip_longest(turns, turns[1:]):
+        calling, text = turn.message, turn.message.content
+        if told:
+            moved.append(PromptTurn(replace(calling, content=_joined(told, text)), turn.last))
+            told = ""
+        elif not calling.tool_calls or not text.strip():
+            moved.append(turn)
+        elif following and following.message.role == "tool":
+            told = _TEXT_BESIDE_CALL + text
+            moved.append(PromptTurn(replace(calling, content=""), following.last))
+        else:
+            moved.append(PromptTurn(Message(role="assistant", content=text), turn.last))
+            moved.append(PromptTurn(replace(calling, content=""), turn.last))
     return moved
 
 
-def serialise_calls(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def serialise_calls(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Put each call in a message of its own, followed by its results."""
     results: dict[str, list[PromptTurn]] = {
         call.id: [] for turn in turns if len(turn.message.tool_calls) > 1 for call in turn.message.tool_calls
@@ -166,9 +189,38 @@ def _one_by_one(turn: PromptTurn, results: Mapping[str, list[PromptTurn]]) -> li
     return serial
 
 
-def mark_late_systems(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def show_images_behind_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
+    """Move images of neighbouring results into a user message behind them, and leave a pointer in each place.
+
+    Results from the first one with an image on end with that message.
+    """
+    shown: list[PromptTurn] = []
+    for is_result, run in groupby(turns, key=lambda turn: turn.message.role == "tool"):
+        neighbours = list(run)
+        shown += _with_images_behind(neighbours) if is_result else neighbours
+    return shown
+
+
+def _with_images_behind(results: Sequence[PromptTurn]) -> Sequence[PromptTurn]:
+    first = next((at for at, turn in enumerate(results) if has_image(turn.message.content)), None)
+    if first is None:
+        return results
+    last, words, told = max(turn.last for turn in results), list[str](), list(results[:first])
+    for turn in results[first:]:
+        content, after = "", 0
+        for word in image_words(turn.message.content):
+            words.append(word.group())
+            content += turn.message.content[after : word.start()] + _IMAGE_BELOW.format(len(words))
+            after = word.end()
+        content += turn.message.content[after:]
+        told.append(PromptTurn(replace(turn.message, content=content), last))
+    images = [_IMAGE.format(number, word) for number, word in enumerate(words, 1)]
+    return [*told, PromptTurn(Message(role="user", content="\n".join(images)), last)]
+
+
+def mark_late_systems(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Merge the system messages at the start. Turn later ones into marked user turns in their place."""
-    count = next((i for i, turn in enumerate(turns) if turn.message.role != "system"), len(turns))
+    count = _leading_systems(turns)
     head = (
         [PromptTurn(_merged([turn.message for turn in turns[:count]]), turns[count - 1].last)]
         if count
@@ -183,31 +235,51 @@ def _as_user(turn: PromptTurn, mark: str) -> PromptTurn:
     return PromptTurn(Message(role="user", content=mark + turn.message.content), turn.last)
 
 
-def ask_nothing(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def ask_nothing(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Add an empty question after the system text if there is none, for templates that require one."""
     if any(turn.message.role == "user" for turn in turns):
         return turns
-    count = next((i for i, turn in enumerate(turns) if turn.message.role != "system"), len(turns))
+    count = _leading_systems(turns)
     return [*turns[:count], PromptTurn(Message(role="user"), -1), *turns[count:]]
 
 
-def fold_system(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def ask_before_replies(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
+    """Add an empty question before a reply that nothing but system text precedes."""
+    count = _leading_systems(turns)
+    if count == len(turns) or turns[count].message.role != "assistant":
+        return turns
+    return [*turns[:count], PromptTurn(Message(role="user"), -1), *turns[count:]]
+
+
+def _leading_systems(turns: Sequence[PromptTurn]) -> int:
+    return next((i for i, turn in enumerate(turns) if turn.message.role != "system"), len(turns))
+
+
+def fold_system(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Turn system messages into user turns, for templates without a system role."""
     return [_as_user(turn, "") for turn in turns]
 
 
-def merge_neighbours(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
-    """Merge neighbouring turns of one role, except results and turns that follow calls."""
+def merge_neighbours(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
+    """Merge neighbouring turns of one role, except results and turns that follow calls.
+
+    Turns that share their last message with the first of two neighbours, as results do with the images behind
+    them, are complete only with the second one.
+    """
     merged: list[PromptTurn] = []
     for turn in turns:
         if merged and _may_merge(merged[-1].message, turn.message):
-            merged[-1] = PromptTurn(_merged([merged[-1].message, turn.message]), turn.last)
-        else:
-            merged.append(turn)
+            left = merged.pop()
+            for at in range(len(merged) - 1, -1, -1):
+                if merged[at].last != left.last:
+                    break
+                merged[at] = merged[at]._replace(last=turn.last)
+            turn = PromptTurn(_merged([left.message, turn.message]), turn.last)  # noqa: PLW2901
+        merged.append(turn)
     return merged
 
 
-def join_to_results(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def join_to_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Append user text to the result before it; after a call without a result, make it the result."""
     joined: list[PromptTurn] = []
     for turn in turns:
@@ -224,7 +296,7 @@ def join_to_results(turns: list[PromptTurn], request: ChatRequest) -> list[Promp
     return joined
 
 
-def leave_out_empty_replies(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:  # noqa: ARG001
+def leave_out_empty_replies(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Remove empty replies, for templates that refuse them even with a placeholder."""
     return [turn for turn in turns if not _is_empty_reply(turn.message)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from start_llm.core.chat import Message, Role
+from start_llm.core.images import has_image
 
 type Drift = Literal["transport", "own", "live", "block", "transient"]
 """The meaning of a change.
@@ -54,7 +55,7 @@ class Rule:
         return self.drift in ("live", "block")
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the start and end of each match."""
+        """Return the start and end of each match. Text with an image in it is content, whatever it is."""
         if self.mark not in text:
             return []
         around = [one.span() for one in self.within.finditer(text)] if self.within else [(0, len(text))]
@@ -62,6 +63,7 @@ class Rule:
             (start + found.start(), start + found.end())
             for start, end in around
             for found in self.pattern.finditer(text[start:end])
+            if not has_image(found.group())
         ]
 
     def without(self, text: str) -> str:

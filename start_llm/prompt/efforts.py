@@ -49,8 +49,12 @@ def words_for(texts: Texts) -> dict[str, str | None]:
 
 def word_for_off(texts: Texts) -> str | None:
     """Return the word that turns reasoning off, or None."""
-    others = ["", *(texts[word] for word in (*WORDS, UNKNOWN))]
-    found = (word for word in OFF if texts[word] not in others)
+    others = {"", *(texts[word] for word in WORDS if texts[word] != texts[UNKNOWN])}
+    found = (
+        word
+        for word in OFF
+        if texts[word] not in others and (texts[word] != texts[UNKNOWN] or word in texts[word])
+    )
     return None if _prints_any(texts) else next(found, None)
 
 
@@ -63,7 +67,8 @@ def _levels(texts: Texts) -> Iterator[tuple[str | None, str]]:
     known = {word: text for word, text in texts.items() if word and text not in ("", texts[UNKNOWN])}
     levels = {word: told.get(word, word) for word in WORDS if word in known}
     yield from levels.items()
-    if texts[None] and texts[None] not in known.values():
+    off = word_for_off(texts)
+    if texts[None] and texts[None] not in known.values() and not (off and texts[None] == texts[off]):
         yield None, told.get(None) or _silent_default(levels.values())
 
 

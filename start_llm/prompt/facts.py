@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from start_llm.core.chat import Json
 from start_llm.core.family import CallIds
@@ -13,7 +13,17 @@ from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 type OldReasoning = Literal["kept", "dropped"]
 type Moving = Literal["tools", "system"]
 type TextBesideCalls = Literal["kept", "set in", "parted", "moved"]
+BUDGET_OPTION = "thinking_budget"
+"""The template option for a number of tokens of reasoning."""
+
 type HiddenByReasoning = Literal["answers", "calls"]
+
+
+class ImageText(NamedTuple):
+    """What a template writes before and after the placeholder of an image."""
+
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +70,11 @@ class TemplateFacts:
     Attributes:
         takes_system: a system message at the start is shown.
         takes_lone_system: a conversation may have no other message.
+        takes_reply_first: a conversation may begin with a reply.
         takes_late_system: a later system message is shown in its place.
         takes_neighbours: two messages of one role may follow each other.
         takes_tools: schemas of tools are shown.
+        lists_no_tools: a request without tools must have an empty list of them.
         tools_need_system: they are shown only beside a system message, which may be empty.
         takes_calls: calls and their results are shown.
         takes_parallel_calls: a message may hold several calls.
@@ -74,12 +86,14 @@ class TemplateFacts:
             without being cut or refused.
         refuses_empty: roles whose messages must not be empty, but may be a space.
         refuses_blank_replies: a reply without text is refused whatever placeholder it has.
-        takes_bare_tools: tools need neither a description nor parameters.
-        schema_parts: parts of tool schemas that are shown (`prompt.schemas`); None: all.
-        refused_parts: parts of tool schemas that the template refuses.
+        takes_bare_tools: tools need no parameters, and neither they nor their arguments a description.
+        shows_schemas: all parts of tool schemas are shown (`prompt.tool_forms`).
+        results_need_names: a result must name its tool.
         losses: what is lost or refused in spite of adaptations, in words (`prompt.losses`).
         takes_user_after_result: a user message may follow a result.
         arguments_as_text: arguments must be JSON text, not an object.
+        quotes_texts: the quote around texts in calls in Python's notation, if the template escapes nothing in
+            them; None for all other templates.
         call_ids: form of call ids that the template takes.
         reasoning_key: key of a message's reasoning; None if reasoning is never shown.
         old_reasoning: whether reasoning before the last user message is shown.
@@ -88,18 +102,23 @@ class TemplateFacts:
             answer.
         switch: the option that turns reasoning on and off; None if there is none.
         effort: the option for the reasoning effort; None if there is none.
+        tells_budget: the template tells the model how many tokens of reasoning a request allows.
         generation_prompt_options: options that change only the generation prompt.
         moving: what is shown with the last question, and so in another place in each turn.
         dates: formats of the dates that the template itself writes.
         closers: texts of added tokens that end an assistant message.
+        image_text: what is written around the placeholder of an image; None for models that see none.
+        images_in_results: an image in a tool result is shown in its place.
         can_be_cut: pieces cut before added tokens tokenise to the same ids as the whole.
     """
 
     takes_system: bool = True
     takes_lone_system: bool = True
+    takes_reply_first: bool = True
     takes_late_system: bool = True
     takes_neighbours: bool = True
     takes_tools: bool = True
+    lists_no_tools: bool = False
     tools_need_system: bool = False
     takes_calls: bool = True
     takes_parallel_calls: bool = True
@@ -110,11 +129,12 @@ class TemplateFacts:
     refuses_empty: frozenset[str] = frozenset()
     refuses_blank_replies: bool = False
     takes_bare_tools: bool = True
-    schema_parts: frozenset[str] | None = None
-    refused_parts: frozenset[str] = frozenset()
+    shows_schemas: bool = True
+    results_need_names: bool = False
     losses: tuple[str, ...] = ()
     takes_user_after_result: bool = True
     arguments_as_text: bool = False
+    quotes_texts: str | None = None
     call_ids: CallIds = "ordinal"
     reasoning_key: str | None = None
     old_reasoning: OldReasoning = "dropped"
@@ -122,8 +142,11 @@ class TemplateFacts:
     lead: str = ""
     switch: Switch | None = None
     effort: Effort | None = None
+    tells_budget: bool = False
     generation_prompt_options: frozenset[str] = frozenset()
     moving: frozenset[Moving] = frozenset()
     dates: tuple[str, ...] = ()
     closers: frozenset[str] = frozenset()
+    image_text: ImageText | None = None
+    images_in_results: bool = True
     can_be_cut: bool = True

@@ -10,6 +10,7 @@ from start_llm.prompt.adapt import adapt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.probe import TOOL, TemplateProbe
+from start_llm.prompt.tool_forms import ToolForms
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,10 @@ def _samples(facts: TemplateFacts) -> Mapping[str, _Sample]:
 
 def losses(probe: TemplateProbe, facts: TemplateFacts) -> Iterator[str]:
     """Yield what is lost or refused, in words. Stop at a template that does not show the question."""
-    probe = replace(probe, stand_ins=facts.stand_ins)
+    probe, forms = replace(probe, stand_ins=facts.stand_ins), ToolForms(probe.tokenizer, facts)
     for told, sample in _samples(facts).items():
         messages = in_native_form(sample.messages, facts.call_ids)
-        adapted = adapt(ChatRequest(messages=messages, tools=sample.tools), facts)
+        adapted = adapt(ChatRequest(messages=messages, tools=forms.shown(sample.tools)), facts)
         prompt = probe.text(*adapted.messages, tools=adapted.tools, add_generation_prompt=True)
         if not all(word in prompt for word in sample.words.split()):
             yield told

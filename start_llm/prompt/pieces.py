@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import getsizeof
+from typing import NamedTuple
 
+from start_llm.core.images import ImageRun
 from start_llm.prompt.template import TemplateTokenizer
 
 _MAX_BYTES = 16 * 2**20
@@ -22,6 +24,13 @@ class Encoded:
 
     ids: tuple[int, ...]
     cuts: tuple[int, ...]
+
+
+class PlacedRun(NamedTuple):
+    """An image in a text: its placeholder, one added token, begins at character `place`."""
+
+    place: int
+    run: ImageRun
 
 
 class PieceEncoder:
@@ -43,19 +52,24 @@ class PieceEncoder:
         self.encoded_characters = 0
         """Number of characters that went through the tokenizer."""
 
-    def encode(self, text: str, cuts: Sequence[int]) -> Encoded:
+    def encode(self, text: str, cuts: Sequence[int], images: Sequence[PlacedRun] = ()) -> Encoded:
         """Tokenise a text.
 
         Args:
             cuts: ascending character offsets in `text`, each before an added token.
+            images: the runs that take the place of placeholders.
         """
-        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        runs = dict(images)
+        ends = sorted({*cuts, *runs}) if runs else cuts
+        pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
         ids = array("I")
-        counts: list[int] = []
-        for piece, known in zip(pieces, self._remembered(pieces), strict=True):
-            ids.extend(self._piece(piece) if known is None else known)
-            counts.append(len(ids))
-        return Encoded(tuple(ids), tuple(counts[:-1]))
+        counts: dict[int, int] = {}
+        for start, piece, known in zip([0, *ends], pieces, self._remembered(pieces), strict=True):
+            counts[start] = len(ids)
+            read = self._piece(piece) if known is None else known
+            run = runs.get(start) if piece else None
+            ids.extend(array("I", (*run.tokens, *read[1:])) if run else read)
+        return Encoded(tuple(ids), tuple(counts[cut] for cut in cuts))
 
     def _remembered(self, pieces: Sequence[str]) -> list[array[int] | None]:
         with self._lock:

@@ -39,7 +39,8 @@ from start_llm.prompt.canonical import (
     rules_of,
 )
 from start_llm.prompt.drift import is_transient
-from start_llm.prompt.facts import TemplateFacts
+from start_llm.prompt.facts import BUDGET_OPTION, TemplateFacts
+from start_llm.prompt.images import ImageEncoder, ImageExpander
 from start_llm.prompt.inline_reasoning import without_assumed_reasoning
 from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.remembered import ConversationScan, RememberedConversations
@@ -47,6 +48,7 @@ from start_llm.prompt.render import RenderedText, Renderer
 from start_llm.prompt.scan import MessageScan, ScanRules
 from start_llm.prompt.shorten import with_short_contents
 from start_llm.prompt.template import TemplateTokenizer
+from start_llm.prompt.tool_forms import ToolForms
 from start_llm.prompt.visible_reasoning import shown_reasoning
 
 
@@ -83,6 +85,7 @@ class Preparer:
     """Makes prompts for one model. Safe to use from any thread.
 
     Args:
+        vision: the model's image processor; None if it sees no images.
         restore_reasoning: returns the reasoning of the replies at some indices of a conversation, None if
             unknown.
         now: clock for templates that write dates.
@@ -93,6 +96,7 @@ class Preparer:
         tokenizer: TemplateTokenizer,
         family: Family,
         *,
+        vision: ImageExpander | None = None,
         policy: PromptPolicy = _AS_THE_TEMPLATE_DOES,
         restore_reasoning: RestoreReasoning = lambda _, replies: [None] * len(replies),
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
@@ -103,10 +107,13 @@ class Preparer:
         self._rules = rules_of(policy.drift) if policy.with_rules else ()
         self._restore_reasoning = restore_reasoning
         self._now = now
-        self.facts = audit(tokenizer, family) if tokenizer.has_chat_template else TemplateFacts()
+        placeholder = vision.placeholder if vision else None
+        self.facts = audit(tokenizer, family, placeholder) if tokenizer.has_chat_template else TemplateFacts()
         self._remembered = RememberedConversations(ScanRules(self.facts.call_ids, self._marks, self._rules))
         self._pieces = PieceEncoder(tokenizer)
+        self._images = ImageEncoder(tokenizer, self._pieces, vision, self.facts.image_text)
         self._renderer = Renderer(tokenizer, self.facts)
+        self._tools = ToolForms(tokenizer, self.facts)
 
     def prepare(self, request: GenerationRequest) -> Prompt:
         """Render and tokenise a request.
@@ -126,6 +133,7 @@ class Preparer:
         options = self._options(request)
         with _shallow("tools"):
             root = self._root(request, options, now)
+            request = replace(request, tools=self._tools.shown(request.tools))
         with _shallow("messages"):
             looked = self._remembered.look(sent, request.late_tools, root.key(request.tenant))
             request = replace(request, messages=tuple(look.native for look in looked.looks))
@@ -135,18 +143,20 @@ class Preparer:
             text = self._render(replace(request, messages=shown), transient, options, now)
             words = partial(self._words, request, transient, options, now)
             reasoning_texts = shown_reasoning(shown, text, self._marks, words)
-        encoded = self._pieces.encode(text.whole, [place.offset for place in text.places])
+        runs = self._images.runs(request.images)
+        encoded = self._images.encode(text.whole, [place.offset for place in text.places], runs)
         ends = [place.message for place in text.places]
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
+            images=tuple(runs.values()),
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
             conversation=None
             if transient and self._has_moving(request)
             else replace(asked, shown=reasoning_texts),
             has_transient=bool(transient),
-            lasting_end=self._pieces.encode(text.lasting_end, ()).ids if text.lasting_end else None,
+            lasting_end=self._images.encode(text.lasting_end, (), runs).ids if text.lasting_end else None,
             omitted_chars=sum(message.omitted_chars for message in asked.messages),
-            reasoning_is_open=self._opens_reasoning(text.tail),
+            reasoning_is_open=self._opens_reasoning(text.tail or text.behind(len(shown) - 1)),
             thinking=self._thinks(request.thinking),
         )
 
@@ -311,9 +321,11 @@ class Preparer:
         return next(said, own)
 
     def _thinking_options(self, thinking: Thinking) -> dict[str, Json]:
-        """Return the template options for reasoning and its effort."""
+        """Return the template options for reasoning, its effort and its budget."""
         on, switch, effort = self._thinks(thinking), self.facts.switch, self.facts.effort
         switched = switch.options(on=on) if switch else {}
+        if on and self.facts.tells_budget and thinking.budget is not None:
+            switched[BUDGET_OPTION] = thinking.budget
         word = thinking.effort if on or switch else "minimal"
         if effort is None or word is None:
             return switched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,12 +26,13 @@ TOOL: Mapping[str, Json] = {
         "description": "probedescription",
         "parameters": {
             "type": "object",
-            "properties": {"probekey": {"type": "string"}},
+            "properties": {"probekey": {"type": "string", "description": "probewhat"}},
             "required": ["probekey"],
         },
     },
 }
 _NUMBERS = ("one", "two")
+_NAMES = ("probetool", "probeother")
 SYSTEM: TemplateMessage = {"role": "system", "content": "probesystem"}
 USER: TemplateMessage = {"role": "user", "content": "probefirst"}
 REPLY: TemplateMessage = {"role": "assistant", "content": "probereply"}
@@ -43,17 +45,22 @@ class TemplateProbe:
 
     Attributes:
         leads: the alternatives for the messages before a conversation.
+        lists_no_tools: the template takes an empty list of tools, but not None.
     """
 
     tokenizer: TemplateTokenizer
     dates: list[str] = field(default_factory=list[str])
     stand_ins: StandIns = NO_STAND_INS
     leads: tuple[tuple[TemplateMessage, ...], ...] = ((),)
+    lists_no_tools: bool = False
 
     @classmethod
     def of(cls, tokenizer: TemplateTokenizer) -> TemplateProbe:
         """Return a probe that also tries a leading system message, if the template takes one."""
         probe = cls(tokenizer)
+        if not probe.text(USER):
+            listing = replace(probe, lists_no_tools=True)
+            probe = listing if listing.text(USER) else probe
         taken = all(probe.text(SYSTEM, USER, tools=tools) for tools in ((), (TOOL,)))
         return replace(probe, leads=((), (SYSTEM,))) if taken else probe
 
@@ -70,7 +77,9 @@ class TemplateProbe:
             self.dates.append(form)
             return form
 
-        rendering = Rendering(self.tokenizer, tools, options or {}, note, self.stand_ins)
+        rendering = Rendering(
+            self.tokenizer, tools, options or {}, note, self.stand_ins, lists_no_tools=self.lists_no_tools
+        )
         try:
             return rendering.text(messages, add_generation_prompt=add_generation_prompt)
         except InvalidRequest:
@@ -129,11 +138,12 @@ class Samples:
 
     ids: CallIds = "ordinal"
     as_text: bool = False
+    named: bool = False
 
-    def call(self, number: int = 0) -> Json:
-        key, value = "probekey", f"probevalue{_NUMBERS[number]}"
-        made: Json = f'{{"{key}": "{value}"}}' if self.as_text else {key: value}
-        function: Json = {"name": ("probetool", "probeother")[number], "arguments": made}
+    def call(self, number: int = 0, value: str | None = None) -> Json:
+        arguments: Json = {"probekey": value or f"probevalue{_NUMBERS[number]}"}
+        made: Json = json.dumps(arguments) if self.as_text else arguments
+        function: Json = {"name": _NAMES[number], "arguments": made}
         return {"id": SAMPLE_IDS[self.ids][number], "type": "function", "function": function}
 
     def calling(self, number: int = 0, content: str = "") -> TemplateMessage:
@@ -141,4 +151,6 @@ class Samples:
 
     def result(self, number: int = 0) -> TemplateMessage:
         call_id = SAMPLE_IDS[self.ids][number]
-        return {"role": "tool", "content": f"proberesult{_NUMBERS[number]}", "tool_call_id": call_id}
+        name: TemplateMessage = {"name": _NAMES[number]} if self.named else {}
+        content = f"proberesult{_NUMBERS[number]}"
+        return {"role": "tool", "content": content, "tool_call_id": call_id} | name

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from start_llm.core.chat import Json
 from start_llm.prompt import efforts
-from start_llm.prompt.facts import Effort, Switch, TemplateFacts
+from start_llm.prompt.facts import BUDGET_OPTION, Effort, Switch, TemplateFacts
 from start_llm.prompt.template import SYSTEM_WORDS, TemplateMessage
 
 _SWITCHES = (
@@ -18,8 +18,9 @@ _SWITCHES = (
     Switch(option="thinking_mode", on="thinking", off="chat"),
     Switch(option="thinking_mode", on="on", off="off"),
     Switch(option="reasoning"),
-    Switch(option="thinking_budget", on=None, off=0),
+    Switch(option=BUDGET_OPTION, on=None, off=0),
 )
+_BUDGETS = (512, 1024)
 _THINK, _NO_THINK = "/think", "/no_think"
 _FLAGS = {"low_effort": "low", "medium_effort": "medium"}
 _PRESERVING: tuple[Mapping[str, Json], ...] = (
@@ -77,6 +78,7 @@ class ReasoningFacts:
             preserve=preserve,
             switch=self._with_default(switch or by_effort),
             effort=effort,
+            tells_budget=self._tells_budget(switch or by_effort),
         )
         return replace(facts, generation_prompt_options=frozenset(self._tail_options(facts)))
 
@@ -153,6 +155,11 @@ class ReasoningFacts:
                 return Effort(option=option, words=words), by_word
         return self._flag(thinking), None
 
+    def _tells_budget(self, switch: Switch | None) -> bool:
+        thinking = switch.options(on=True) if switch else {}
+        one, other = (self._openings({**thinking, BUDGET_OPTION: tokens}) for tokens in _BUDGETS)
+        return any(one) and any(other) and one != other
+
     def _flag(self, thinking: Mapping[str, Json]) -> Effort | None:
         """Return an on/off option that sets one effort, also used for the efforts below it."""
         plain = self._openings(thinking)
@@ -185,17 +192,21 @@ def _thinking(message: TemplateMessage, key: str) -> TemplateMessage:
 
 
 def _values(facts: TemplateFacts) -> dict[str, list[Mapping[str, Json]]]:
-    """Return the possible values of each option for reasoning.
+    """Return the possible values of each option for reasoning, of effort and budget with reasoning turned on.
 
     Words in the system message are left out: they are part of the conversation.
     """
     values: dict[str, list[Mapping[str, Json]]] = {}
+    switch = facts.switch if facts.switch and facts.switch.option != SYSTEM_WORDS else None
+    thinking = switch.options(on=True) if switch else {}
     if facts.effort:
         words = dict.fromkeys(facts.effort.words)
-        values[facts.effort.option] = [facts.effort.options(word) for word in words]
-    if facts.switch and facts.switch.option != SYSTEM_WORDS:
-        sides = [facts.switch.options(on=on) for on in (True, False)]
-        values[facts.switch.option] = [*values.get(facts.switch.option, []), *sides]
+        values[facts.effort.option] = [{**thinking, **facts.effort.options(word)} for word in words]
+    if facts.tells_budget:
+        values[BUDGET_OPTION] = [thinking, *({**thinking, BUDGET_OPTION: tokens} for tokens in _BUDGETS)]
+    if switch:
+        sides = [switch.options(on=on) for on in (True, False)]
+        values[switch.option] = [*values.get(switch.option, []), *sides]
     return values
 
 
@@ -204,6 +215,7 @@ def options_described(facts: TemplateFacts) -> list[str]:
     switch, effort = facts.switch, facts.effort
     told = f"{switch.option} switches thinking" if switch else "thinking cannot be switched"
     told += "" if switch is None or switch.thinks else ", which is off unless asked for"
+    told += f", {BUDGET_OPTION} is told" if facts.tells_budget else ""
     return [told, *([f"{effort.option} {_words_of(effort)}"] if effort else [])]
 
 

@@ -39,6 +39,14 @@ class RenderedText:
         """Return the end of a message, or None if it is not known."""
         return next((place.offset for place in self.places if place.message == message), None)
 
+    def behind(self, message: int) -> str:
+        """Return the text after the end of a message; empty if that end is not known.
+
+        A template may write what begins a reply at the end of a result, and add no generation prompt.
+        """
+        end = self.end_of(message)
+        return "" if end is None else self.whole[end:]
+
 
 class Renderer:
     """Renders for one template. Safe to use from any thread."""
@@ -67,7 +75,14 @@ class Renderer:
         return RenderedText(whole, tail, places)
 
     def _rendering(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> Rendering:
-        return Rendering(self._tokenizer, adapted.tools, options, now.strftime, self._facts.stand_ins)
+        return Rendering(
+            self._tokenizer,
+            adapted.tools,
+            options,
+            now.strftime,
+            self._facts.stand_ins,
+            lists_no_tools=self._facts.lists_no_tools,
+        )
 
     def whole(self, adapted: Adapted, options: Mapping[str, Json], now: datetime) -> str:
         """Return the prompt's text alone."""

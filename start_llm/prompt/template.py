@@ -7,6 +7,7 @@ from typing import Protocol
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
+from start_llm.core.images import hide_images
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
 type TemplateMessage = dict[str, Json]
@@ -58,6 +59,7 @@ class Rendering:
     Args:
         strftime_now: clock for templates that write dates.
         stand_ins: placeholders for what the template must not see.
+        lists_no_tools: give the template an empty list if there are no tools, not None.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class Rendering:
         options: Mapping[str, Json],
         strftime_now: Callable[[str], str],
         stand_ins: StandIns = NO_STAND_INS,
+        *,
+        lists_no_tools: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._tools = [dict(tool) for tool in tools] or None
+        self._tools = [dict(tool) for tool in tools] if tools or lists_no_tools else None
         self._options = {name: value for name, value in options.items() if name != SYSTEM_WORDS}
         self._system_words = options.get(SYSTEM_WORDS)
         self._strftime_now = strftime_now
@@ -95,7 +99,7 @@ class Rendering:
         except Exception as error:
             # A template is a program by the model's author that runs on the client's data. Any error is a
             # mismatch of the two, and only the client can change its side.
-            said = str(error) or type(error).__name__
+            said = hide_images(str(error)) or type(error).__name__
             raise InvalidRequest(
                 f"The chat template of the model refuses these messages: {said}", param="messages"
             ) from error

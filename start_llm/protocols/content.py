@@ -7,26 +7,21 @@ from collections.abc import Mapping
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, parse_embedded, type_name
+from start_llm.protocols.images import IMAGE_PARTS, ImageParser
 
 TOOL_REFERENCE = "tool_reference"
-UNSEEN_IMAGE = "[image: this model cannot see images]"
 UNSEEN_FILE = "[file: this model cannot read files]"
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_UNSEEN_PARTS = {
-    **dict.fromkeys(("image_url", "input_image", "image"), UNSEEN_IMAGE),
-    **dict.fromkeys(("file", "input_file"), UNSEEN_FILE),
-}
-_REFUSALS = {
-    UNSEEN_IMAGE: "is an image, and this model cannot see images",
-    UNSEEN_FILE: "is a file, and this model cannot read files",
-}
+_FILE_PARTS = ("file", "input_file")
 
 
-def read_content(item: Fields, name: str = "content", *, may_hold_images: bool) -> str:
+def read_content(item: Fields, name: str = "content", *, images: ImageParser, may_hold_unseen: bool) -> str:
     """Return a string, or an array of parts joined.
 
     Args:
-        may_hold_images: replace parts that the model cannot see by a note; otherwise refuse them.
+        images: reads the images among them.
+        may_hold_unseen: replace parts that the model cannot see by a note; otherwise refuse them. Clients
+            would send a refused part again in every turn, so only those of the current question are.
 
     Raises:
         InvalidRequest: names a part that is malformed or refused.
@@ -44,13 +39,13 @@ def read_content(item: Fields, name: str = "content", *, may_hold_images: bool) 
         if isinstance(part, str):
             parts.append(part)
         elif isinstance(part, dict):
-            parts.append(_part(Fields(part, item.path_of(where)), may_hold_images=may_hold_images))
+            parts.append(_part(Fields(part, item.path_of(where)), images, may_hold_unseen=may_hold_unseen))
         else:
             raise item.fail(where, f"must be a string or an object, not {type_name(part)}")
     return "".join(parts)
 
 
-def _part(part: Fields, *, may_hold_images: bool) -> str:
+def _part(part: Fields, images: ImageParser, *, may_hold_unseen: bool) -> str:
     kind = part.required_text("type")
     if kind == TOOL_REFERENCE:
         return ""
@@ -59,9 +54,11 @@ def _part(part: Fields, *, may_hold_images: bool) -> str:
         if text is None:
             raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
         return text
-    if kind in _UNSEEN_PARTS:
-        return _unseen(part, _UNSEEN_PARTS[kind], is_refused=not may_hold_images)
-    if may_hold_images:
+    if kind in IMAGE_PARTS:
+        return images.read(part, is_refused=not may_hold_unseen)
+    if kind in _FILE_PARTS:
+        return _file(part, is_refused=not may_hold_unseen)
+    if may_hold_unseen:
         return text_or_note(part, kind)
     raise part.fail("type", f"is {kind!r}; this model reads text")
 
@@ -72,19 +69,10 @@ def text_or_note(part: Fields, kind: str) -> str:
     return text if isinstance(text, str) else f"[{kind}: this model cannot read it]"
 
 
-def _unseen(part: Fields, note: str, *, is_refused: bool) -> str:
-    """Return the note for a part that the model cannot see.
-
-    Args:
-        is_refused: the part belongs to the current question. Older parts become the note, because clients
-            would send a refused part again in every turn.
-
-    Raises:
-        InvalidRequest: names a part that is refused.
-    """
+def _file(part: Fields, *, is_refused: bool) -> str:
     if is_refused:
-        raise InvalidRequest(f"'{part.path}' {_REFUSALS[note]}.", param=part.path)
-    return note
+        raise InvalidRequest(f"'{part.path}' is a file, and this model cannot read files.", param=part.path)
+    return UNSEEN_FILE
 
 
 def read_arguments(call: Fields) -> Mapping[str, Json]:

@@ -16,6 +16,7 @@ from typing import cast
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.sampling import Range
+from start_llm.protocols.long_texts import with_long_texts, without_long_texts
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONGEST_INTEGER = 1000
@@ -36,7 +37,9 @@ def parse_body(raw: bytes) -> Fields:
         InvalidRequest: not UTF-8, not JSON, not an object, too deep, or text that is not Unicode.
     """
     try:
-        value = _parse_json(raw.decode("utf-8-sig"))
+        short, texts = without_long_texts(raw)
+        value = _parse_json(short.decode("utf-8-sig"))
+        value = with_long_texts(value, texts) if texts else value
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from error
     except RecursionError as error:

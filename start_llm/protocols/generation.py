@@ -28,10 +28,12 @@ def read_generation(
         logit_bias=_logit_bias(body, vocabulary),
         seed=body.integer("seed", SEED_RANGE),
         top_logprobs=top_logprobs,
+        adapter=body.text("adapter") or "",
     )
 
 
 def _sampling(body: Fields) -> SamplingChoice:
+    curve = _tone_curve(body)
     return SamplingChoice(
         temperature=body.number("temperature", RANGES["temperature"]),
         top_p=body.number("top_p", RANGES["top_p"]),
@@ -39,7 +41,25 @@ def _sampling(body: Fields) -> SamplingChoice:
         min_p=body.number("min_p", RANGES["min_p"]),
         repetition_penalty=body.number("repetition_penalty", RANGES["repetition_penalty"]),
         repetition_context_size=body.integer("repetition_context_size", RANGES["repetition_context_size"]),
+        hlg=_switch(curve, "enabled"),
+        hlg_width=curve.number("width", RANGES["hlg_width"]),
+        hlg_shoulder=curve.number("shoulder", RANGES["hlg_shoulder"]),
+        hlg_toe=curve.number("toe", RANGES["hlg_toe"]),
+        hlg_pivot_offset=curve.number("pivot_offset", RANGES["hlg_pivot_offset"]),
     )
+
+
+def _tone_curve(body: Fields) -> Fields:
+    """Return the members of `hlg`: an object, or a boolean for its `enabled` alone."""
+    value = body.value("hlg")
+    if isinstance(value, bool):
+        return Fields({"enabled": value}, body.path_of("hlg"))
+    return body.object("hlg") or Fields({})
+
+
+def _switch(fields: Fields, name: str) -> bool | None:
+    """Return a boolean; None if it is absent."""
+    return fields.boolean(name) if fields.value(name) is not None else None
 
 
 def _stops(body: Fields, name: str) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ class ProxyConfig:
         port: the port on 127.0.0.1.
         backend: the server's own address, such as `http://127.0.0.1:8080`.
         model: the model name that the proxy lists; any other name reaches the same model.
+        sees: the model sees images.
         window: the context window (prompt and reply together) that `/v1/models` reports, in tokens.
         keys: a client must send one of these; if empty, no key is required.
         backend_key: the key that the proxy sends to the server.
@@ -63,6 +64,7 @@ class ProxyConfig:
     port: int
     backend: str
     model: str
+    sees: bool
     window: int
     keys: tuple[str, ...]
     backend_key: str
@@ -119,6 +121,7 @@ def _entry(config: ProxyConfig, name: str, target: str) -> Json:
             # Reported in /v1/models. Clients use it to decide when to compact.
             "max_input_tokens": config.window,
             "max_output_tokens": config.window,
+            "supports_vision": config.sees,
         },
     }
 
@@ -140,6 +143,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
         "START_LLM_PROXY_MOST_BYTES": str(config.max_body_bytes),
+        "START_LLM_PROXY_SEES": "1" if config.sees else "",
         _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,
         "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),

@@ -10,9 +10,11 @@ get the server's own error.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+from start_llm.core.errors import anthropic_type
 
 type Send = Callable[[Any], Awaitable[None]]
 type Receive = Callable[[], Awaitable[Any]]
@@ -20,16 +22,6 @@ type Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _MESSAGES = "/v1/messages"
 _QUOTED = " - {"
-_KINDS: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-}
-"""Anthropic's error types by status. OpenAI's clients look at the status alone."""
 _AMBIGUOUS_STATUSES = (400, 413, 422, 500)
 """Statuses for which LiteLLM may give a wrong reason."""
 
@@ -44,7 +36,7 @@ class ErrorResponse:
 
 def error_body(path: str, status: int, message: str) -> bytes:
     """Return an error body in the form of the protocol that the path belongs to."""
-    error: dict[str, Any] = {"type": _KINDS.get(status, "invalid_request_error"), "message": message}
+    error: dict[str, Any] = {"type": anthropic_type(status), "message": message}
     if _is_anthropics(path):
         return json.dumps({"type": "error", "error": error}).encode()
     return json.dumps({"error": {**error, "param": None, "code": None}}).encode()

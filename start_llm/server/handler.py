@@ -6,11 +6,13 @@ import io
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
+from urllib.parse import parse_qsl
 
 from start_llm.core.access_policy import body_length, demand_json
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
@@ -27,14 +29,19 @@ from start_llm.core.errors import (
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
-from start_llm.protocols.fields import parse_body
+from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
+from start_llm.server.library_pages import LibraryRequest
 from start_llm.server.listener import Listener
 from start_llm.server.routes import (
     OPENAI,
+    AdapterRoute,
     Ask,
+    Endpoint,
+    FactsRoute,
     GenerateRoute,
+    LibraryRoute,
     QueryRoute,
     StatusRoute,
     StoredRoute,
@@ -47,6 +54,7 @@ from start_llm.server.sse import EventStream
 from start_llm.service import Answer, Service
 
 _CLIENT_CHECK_INTERVAL_S = 0.05
+_READING = ("GET", "HEAD")
 _STDLIB_REFUSALS = {414: HeadersTooLarge, 431: HeadersTooLarge, 501: MethodNotAllowed}
 
 
@@ -94,21 +102,30 @@ class Handler(BaseHTTPRequestHandler):
         self._unread_body = self._may_have_body()
         try:
             self._admit()
-            match find(self.command, self.path):
-                case StatusRoute(render):
-                    self._send_json(*render(self.server.context.status))
-                case StoredRoute(render):
-                    self._send_json(200, render(self._request_context(self.server.context.models.default)))
-                case QueryRoute(wire, ask):
-                    self._handle_query(wire, ask)
-                case GenerateRoute() as wire:
-                    self._generate(wire)
+            self._answer(find(self.command, self.path))
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
             self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
+
+    def _answer(self, endpoint: Endpoint) -> None:
+        match endpoint:
+            case StatusRoute(render, takes_time=False):
+                self._send_json(*render(self.server.context.models))
+            case StatusRoute(render):
+                with self.server.context.drain.admit_request():
+                    self._send_json(*render(self.server.context.models))
+            case StoredRoute(render):
+                self._send_json(200, render(self._request_context(self.server.context.models.default)))
+            case LibraryRoute() | AdapterRoute() | FactsRoute() as route:
+                with self._fields(route) as asked:
+                    self._send_json(*self._page(route, asked))
+            case QueryRoute(wire, ask):
+                self._handle_query(wire, ask)
+            case GenerateRoute() as wire:
+                self._generate(wire)
 
     def _may_have_body(self) -> bool:
         """Return True if a body may follow. A body of unknown length leaves the connection unusable."""
@@ -125,14 +142,15 @@ class Handler(BaseHTTPRequestHandler):
         tenant = context.tenants.of(self._lower_headers())
         return RequestContext(model.facts, tenant, context.seal, context.responses, context.notices)
 
-    def _read_call(self, wire: GenerateRoute) -> tuple[ServedModel, ParsedRequest, GenerationRequest]:
-        """Parse the body, choose the model that it names, and attach the tenant."""
+    @contextmanager
+    def _call(self, wire: GenerateRoute) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
+        """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
         body = parse_body(self._read_body())
-        model = self.server.context.models.named(body.value("model"))
-        context = self._request_context(model)
-        call = wire.parse(body, self._lower_headers(), context)
-        is_background = background(self._lower_headers())
-        return model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
+        with self.server.context.models.lease(body.value("model")) as model:
+            context = self._request_context(model)
+            call = wire.parse(body, self._lower_headers(), context)
+            is_background = background(self._lower_headers())
+            yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
     def _admit(self) -> None:
         """Apply the access policy. Must run before the request is parsed and its body is read."""
@@ -146,13 +164,34 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def _handle_query(self, wire: GenerateRoute, ask: Ask) -> None:
-        with self.server.context.drain.admit_request():
-            model, _, request = self._read_call(wire)
+        with self.server.context.drain.admit_request(), self._call(wire) as (model, _, request):
             self._send_json(200, ask(model.service, request))
 
-    def _generate(self, wire: GenerateRoute) -> None:
+    @contextmanager
+    def _fields(self, route: LibraryRoute | AdapterRoute | FactsRoute) -> Generator[Fields]:
+        """Return the fields of the body or of the query. The server waits for what is sent to it."""
+        if self.command in _READING:
+            yield Fields(dict(parse_qsl(route.query)))
+            return
         with self.server.context.drain.admit_request():
-            model, call, request = self._read_call(wire)
+            yield parse_body(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
+
+    def _page(
+        self, route: LibraryRoute | AdapterRoute | FactsRoute, asked: Fields
+    ) -> tuple[int, Mapping[str, Json]]:
+        context = self.server.context
+        match route:
+            case LibraryRoute(answer):
+                tenant = context.tenants.of(self._lower_headers())
+                return answer(context.library, LibraryRequest(tenant, asked))
+            case AdapterRoute(answer):
+                return answer(context.adapters, asked)
+            case FactsRoute(answer):
+                with context.models.lease(asked.value("model")) as model:
+                    return 200, answer(asked, model.facts)
+
+    def _generate(self, wire: GenerateRoute) -> None:
+        with self.server.context.drain.admit_request(), self._call(wire) as (model, call, request):
             origin = RequestOrigin(call.reply.id, wire.path, model.facts.id)
             self._respond(model.service, call, request, origin)
 

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 
 from start_llm.core.access_policy import AccessPolicy
@@ -20,9 +21,10 @@ from start_llm.protocols.notices import Notices
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
+from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.drain import RequestDrain
+from start_llm.server.library_pages import LibraryPages
 from start_llm.server.served_models import ServedModels
-from start_llm.server.status import Status
 
 _BUSY: Final = float("inf")
 _POLL_S: Final = 0.1
@@ -60,16 +62,25 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
-    """Everything that handlers need to answer requests."""
+    """Everything that handlers need to answer requests.
+
+    Attributes:
+        adapter_root: see `server.adapter_pages.AdapterPages`.
+    """
 
     models: ServedModels
-    status: Status
+    library: LibraryPages
     seal: Seal
     tenants: Tenants = field(default_factory=Tenants)
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
     access_policy: AccessPolicy = field(default_factory=AccessPolicy)
     drain: RequestDrain = field(default_factory=RequestDrain)
+    adapter_root: Path | None = None
+
+    @property
+    def adapters(self) -> AdapterPages:
+        return AdapterPages(self.models, self.adapter_root)
 
 
 class Connections:
@@ -159,7 +170,7 @@ class Listener(ThreadingHTTPServer):
     @property
     def context(self) -> ServerContext:
         if self._context is None:
-            raise RuntimeError("requests are accepted only once there is a site")
+            raise RuntimeError("requests are accepted only after `open`")
         return self._context
 
     def open(self, context: ServerContext) -> None:
@@ -170,6 +181,8 @@ class Listener(ThreadingHTTPServer):
     def stop_accepting(self) -> None:
         """Accept no more connections. Open ones continue."""
         if self._context is not None:
+            with suppress(OSError):  # macOS refuses; then the listening thread sees its end at the next poll
+                self.socket.shutdown(socket.SHUT_RDWR)
             self.shutdown()
         self.server_close()
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, unquote
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
+from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.protocols.base import Parser, RequestContext, openai_refusal
+from start_llm.protocols.base import ModelFacts, Parser, RequestContext, openai_refusal
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.responses.listing import input_items
-from start_llm.server.status import Status
+from start_llm.server import model_pages
+from start_llm.server.adapter_pages import AdapterPages
+from start_llm.server.library_pages import LibraryPages, LibraryRequest, Page
+from start_llm.server.served_models import ServedModels
 from start_llm.service import Service
 
 type Ask = Callable[[Service, GenerationRequest], Mapping[str, Json]]
@@ -53,6 +58,15 @@ class QueryRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class FactsRoute:
+    """An endpoint that answers a body from the facts about its model."""
+
+    answer: Callable[[Fields, ModelFacts], Mapping[str, Json]]
+    has_body: bool = True
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredRoute:
     """An endpoint that reads or changes a tenant's stored responses."""
 
@@ -61,9 +75,32 @@ class StoredRoute:
 
 @dataclass(frozen=True, slots=True)
 class StatusRoute:
-    """An endpoint that reports status: returns a status code and a JSON body."""
+    """An endpoint about the models that are served: returns a status code and a JSON body.
 
-    render: Callable[[Status], tuple[int, Mapping[str, Json]]]
+    Attributes:
+        takes_time: a model may be loaded or unloaded, so the server waits for it when it stops.
+    """
+
+    render: Callable[[ServedModels], tuple[int, Mapping[str, Json]]]
+    takes_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryRoute:
+    """An endpoint about models on disk. Its fields come from the query, or from a body."""
+
+    answer: Callable[[LibraryPages, LibraryRequest], Page]
+    has_body: bool = False
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRoute:
+    """An endpoint about adapters. Its fields come from the query, or from a body."""
+
+    answer: Callable[[AdapterPages, Fields], Page]
+    has_body: bool = False
+    query: str = ""
 
 
 def _count(wire: GenerateRoute, told: Callable[[int], Mapping[str, Json]]) -> QueryRoute:
@@ -85,10 +122,18 @@ _MESSAGE_TOKENS = _count(
 _RESPONSES = GenerateRoute("/v1/responses", openai_responses.parse)
 _RESPONSE_TOKENS = _count(_RESPONSES, openai_responses.input_token_count_body)
 _EXPLAIN = QueryRoute(_CHAT, lambda service, request: explanation_body(service.explain(request)))
-_MODELS = StatusRoute(Status.models)
+_TOKENIZE = QueryRoute(
+    GenerateRoute("/tokenize", tokenization.parse),
+    lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
+)
+_MODELS = StatusRoute(model_pages.model_list)
 
-type Endpoint = GenerateRoute | QueryRoute | StoredRoute | StatusRoute
-POST_ROUTES: Mapping[str, GenerateRoute | QueryRoute] = {
+_DOWNLOADS = "/downloads"
+_ADAPTERS = "/v1/adapters"
+
+type PostRoute = GenerateRoute | QueryRoute | FactsRoute | LibraryRoute | AdapterRoute
+type Endpoint = PostRoute | StoredRoute | StatusRoute
+POST_ROUTES: Mapping[str, PostRoute] = {
     _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
     _TEXT.path: _TEXT,
@@ -100,16 +145,26 @@ POST_ROUTES: Mapping[str, GenerateRoute | QueryRoute] = {
     f"{_RESPONSES.path}/input_tokens": _RESPONSE_TOKENS,
     "/responses/input_tokens": _RESPONSE_TOKENS,
     "/v1/cache/explain": _EXPLAIN,
+    _TOKENIZE.wire.path: _TOKENIZE,
+    "/detokenize": FactsRoute(tokenization.text_body),
+    _DOWNLOADS: LibraryRoute(LibraryPages.start, has_body=True),
+    _ADAPTERS: AdapterRoute(AdapterPages.mount, has_body=True),
 }
-STATUS_ROUTES: Mapping[str, StatusRoute] = {
-    "/": StatusRoute(Status.greeting),
-    "/api/hello": StatusRoute(Status.greeting),
-    "/health": StatusRoute(Status.health),
-    "/stats": StatusRoute(Status.stats),
+STATUS_ROUTES: Mapping[str, StatusRoute | LibraryRoute | AdapterRoute] = {
+    "/": StatusRoute(model_pages.greeting),
+    "/api/hello": StatusRoute(model_pages.greeting),
+    "/health": StatusRoute(model_pages.health),
+    "/stats": StatusRoute(model_pages.stats),
     "/v1/models": _MODELS,
     "/models": _MODELS,
+    "/library": LibraryRoute(LibraryPages.models),
+    "/fit": LibraryRoute(LibraryPages.fit),
+    _DOWNLOADS: LibraryRoute(LibraryPages.downloads),
+    _ADAPTERS: AdapterRoute(AdapterPages.listed),
 }
+_ONE_DOWNLOAD = re.compile(rf"{_DOWNLOADS}/(?P<name>[^/]+)(?P<action>/pause|/resume)?")
 _MODEL_PREFIX = "/v1/models/"
+_ONE_MODEL = re.compile("(?P<name>.+?)(?P<action>/load|/unload)?", re.DOTALL)
 _RESPONSE_PREFIXES = ("/v1/responses/", "/responses/")
 _INPUT_ITEMS = "/input_items"
 _DIALECTS: Mapping[str, Dialect] = {
@@ -148,7 +203,9 @@ def find(method: str, target: str) -> Endpoint:
     path = path.rstrip("/") or "/"
     endpoints = _endpoints(path, query)
     if not endpoints:
-        raise NotFound(f"There is nothing at {path}. Endpoints: {', '.join([*POST_ROUTES, *STATUS_ROUTES])}.")
+        raise NotFound(
+            f"There is nothing at {path}. Endpoints: {', '.join({**POST_ROUTES, **STATUS_ROUTES})}."
+        )
     if method not in endpoints:
         allowed = tuple(endpoints)
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)
@@ -157,17 +214,52 @@ def find(method: str, target: str) -> Endpoint:
 
 def _endpoints(path: str, query: str) -> Mapping[str, Endpoint]:
     """Return the endpoints of a path, by method."""
+    page = STATUS_ROUTES.get(path)
+    if isinstance(page, LibraryRoute | AdapterRoute):
+        page = replace(page, query=query)
+    found: dict[str, Endpoint] = dict.fromkeys(_READING, page) if page else {}
     if path in POST_ROUTES:
-        return {"POST": POST_ROUTES[path]}
-    page = STATUS_ROUTES.get(path) or _one_model(path)
-    return dict.fromkeys(_READING, page) if page else _one_response(path, query)
+        found["POST"] = POST_ROUTES[path]
+    if found:
+        return found
+    return _one_model(path) or _one_download(path) or _one_adapter(path, query) or _one_response(path, query)
 
 
-def _one_model(path: str) -> StatusRoute | None:
+def _one_download(path: str) -> Mapping[str, Endpoint]:
+    """Return the endpoints of a download."""
+    match = _ONE_DOWNLOAD.fullmatch(path)
+    if match is None:
+        return {}
+    name = unquote(match["name"])
+    answers: Mapping[str | None, tuple[str, Callable[[LibraryPages, LibraryRequest, str], Page]]] = {
+        None: ("DELETE", LibraryPages.remove),
+        "/pause": ("POST", LibraryPages.pause),
+        "/resume": ("POST", LibraryPages.resume),
+    }
+    method, answer = answers[match["action"]]
+    return {method: LibraryRoute(lambda pages, request: answer(pages, request, name))}
+
+
+def _one_adapter(path: str, query: str) -> Mapping[str, Endpoint]:
+    """Return the endpoint of an adapter."""
+    name = unquote(path.removeprefix(f"{_ADAPTERS}/"))
+    if not path.startswith(f"{_ADAPTERS}/") or "/" in name:
+        return {}
+    return {"DELETE": AdapterRoute(lambda pages, asked: pages.unmount(asked, name), query=query)}
+
+
+def _one_model(path: str) -> Mapping[str, Endpoint]:
+    """Return the endpoints of a model. Its name may have a slash."""
     if not path.startswith(_MODEL_PREFIX):
-        return None
-    name = unquote(path.removeprefix(_MODEL_PREFIX))
-    return StatusRoute(lambda status: status.model(name))
+        return {}
+    match = _ONE_MODEL.fullmatch(path.removeprefix(_MODEL_PREFIX))
+    if match is None:
+        return {}
+    name, action = unquote(match["name"]), match["action"]
+    if action is None:
+        return dict.fromkeys(_READING, StatusRoute(lambda models: model_pages.one_model(models, name)))
+    change = model_pages.load_model if action == "/load" else model_pages.unload_model
+    return {"POST": StatusRoute(lambda models: change(models, name), takes_time=True)}
 
 
 def _one_response(path: str, query: str) -> Mapping[str, Endpoint]:

@@ -2,31 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
 
+from start_llm.core.adapters import MountedAdapter
 from start_llm.protocols.base import ModelFacts
+from start_llm.server.status import ModelCard, Status
 from start_llm.service import Service
+
+type ModelState = Literal["loaded", "loading", "available"]
+
+
+class ServedAdapters(Protocol):
+    """The adapters of a loaded model. Safe to use from any thread."""
+
+    def listed(self) -> Sequence[MountedAdapter]: ...
+
+    def mount(self, name: str, folder: Path) -> MountedAdapter:
+        """Mount an adapter, or replace one.
+
+        Raises:
+            InvalidRequest: it is none for this model.
+        """
+        ...
+
+    def unmount(self, name: str) -> None:
+        """Unmount an adapter.
+
+        Raises:
+            NotFound: it is not mounted.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: the service that answers its requests, and the facts that parsers need."""
+    """A loaded model: the service that answers its requests, the facts that parsers need, and its status."""
 
     service: Service
     facts: ModelFacts
+    status: Status
+    adapters: ServedAdapters
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModels:
-    """Loaded models by id, and the one that answers requests for any other name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """A model that requests can name.
 
-    Clients send names of their own (`gpt-5`, `claude-haiku`), so an unknown name is no error.
+    Attributes:
+        card: None if it is not loaded.
+        in_flight: requests that it is answering.
+        aliases: its other names.
     """
 
-    default: ServedModel
-    by_id: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
+    id: str
+    state: ModelState
+    card: ModelCard | None = None
+    in_flight: int = 0
+    aliases: tuple[str, ...] = ()
 
-    def named(self, name: object) -> ServedModel:
-        """Return the model of this id, else the default."""
-        return self.by_id.get(name, self.default) if isinstance(name, str) else self.default
+
+class ServedModels(Protocol):
+    """The models of a server. Safe to use from any thread."""
+
+    @property
+    def started_at(self) -> int:
+        """Seconds since 1970 at which the server has started."""
+        ...
+
+    @property
+    def default(self) -> ServedModel:
+        """The loaded model that was used last; it answers requests for names that no model has.
+
+        Raises:
+            RequestError: it has gone, and another one is being loaded in its place.
+        """
+        ...
+
+    def lease(self, name: object) -> AbstractContextManager[ServedModel]:
+        """Return the model of this name, loaded, for the time of a request; for an unknown name the default.
+
+        Clients send names of their own (`gpt-5`, `claude-haiku`), so an unknown name is no error, and never
+        loads a model.
+
+        Raises:
+            RequestError: it cannot be loaded.
+        """
+        ...
+
+    def listed(self) -> Sequence[ListedModel]:
+        """Return all models: the loaded ones first, of these the one that was used last."""
+        ...
+
+    def load(self, name: str) -> None:
+        """Load a model.
+
+        Raises:
+            NotFound: there is no such model.
+            RequestError: it cannot be loaded.
+        """
+        ...
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that is free beside a prompt of the whole context window of each loaded model."""
+        ...
+
+    def divide_memory(self) -> None:
+        """Divide the memory anew, because a model has more or fewer adapters."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Free the memory of a model once it has answered its requests.
+
+        Raises:
+            NotFound: there is no such model.
+            RequestError: it has to stay.
+        """
+        ...

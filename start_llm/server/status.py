@@ -1,4 +1,4 @@
-"""Builds the server's status replies: `/health`, `/stats`, `/v1/models`."""
+"""Builds the status replies of a model: `/health`, `/stats`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
 from start_llm.core.database import DatabaseMetrics
-from start_llm.core.errors import NotFound
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.telemetry.metrics import (
@@ -27,16 +26,32 @@ class ModelCard:
     Attributes:
         context_window: maximum tokens of prompt and reply together, limited by the available memory.
         reasons: the model can think before it answers.
+        sees: the model sees images.
         budget_bytes, usable_bytes: memory for everything, and the part left for running requests.
     """
 
     id: str
     context_window: int
     reasons: bool
+    sees: bool
     weights_bytes: int
     budget_bytes: int
     usable_bytes: int
     model_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVStorage:
+    """How the prompt cache keeps KV.
+
+    Attributes:
+        mode: uniform-kv8, uniform-kv4, or the type that most layers have.
+        layers, attention: number of layers for each type of KV, and for each kind of attention.
+    """
+
+    mode: str
+    layers: Mapping[str, int]
+    attention: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,7 @@ class Status:
         batch: maximum number of replies generated at once.
         unbatched_reason: why replies do not share forward passes, from a test at load; empty: they do.
         engine_is_alive: returns True while requests can be served.
+        image_input_bytes: returns the memory of the images that are kept as the vision tower takes them.
         drain: shows if new requests are accepted.
     """
 
@@ -73,13 +89,12 @@ class Status:
     database: DatabaseMetrics
     transcripts: TranscriptMetrics
     responses: ResponseStore
+    kv: KVStorage
     limits: HealthLimits
     engine_is_alive: Callable[[], bool]
+    image_input_bytes: Callable[[], int] = lambda: 0
     drain: RequestDrain = field(default_factory=RequestDrain)
     started_at: int = field(default_factory=lambda: int(time.time()))
-
-    def greeting(self) -> tuple[int, Mapping[str, Json]]:
-        return 200, {"server": "start_llm", "model": self.card.id}
 
     def health(self) -> tuple[int, Mapping[str, Json]]:
         if not self.engine_is_alive():
@@ -97,36 +112,19 @@ class Status:
             return 503, {"status": "degraded", "reason": reason, "model": self.card.id}
         return 200, {"status": "ok", "model": self.card.id}
 
-    def models(self) -> tuple[int, Mapping[str, Json]]:
-        return 200, {"object": "list", "data": [self._entry()]}
-
-    def model(self, name: str) -> tuple[int, Mapping[str, Json]]:
-        """Return the loaded model. It has only its own id, so a client can find out which model is loaded."""
-        if name != self.card.id:
-            raise NotFound(f"The model {name!r} is not loaded; {self.card.id!r} is.", param="model")
-        return 200, self._entry()
-
-    def _entry(self) -> dict[str, Json]:
-        return {
-            "id": self.card.id,
-            "object": "model",
-            "created": self.started_at,
-            "owned_by": "start_llm",
-            "context_window": self.card.context_window,
-            "max_output_tokens": self.card.context_window,
-            "vision": False,
-            "reasoning": self.card.reasons,
-        }
-
     def stats(self) -> tuple[int, Mapping[str, Json]]:
-        """Return the sections and keys that clients of similar servers know. Unbuilt features are null."""
+        """Return the sections and keys that clients of similar servers know."""
         return 200, {
             "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
             "prompt_cache": self._prompt_cache(),
             "ssd": self._disk(),
             "transcripts": self._transcripts(),
             "response_store": self.responses.counts(),
-            "kv_quant": dict.fromkeys(("mode", "layers", "attention")),
+            "kv_quant": {
+                "mode": self.kv.mode,
+                "layers": dict(self.kv.layers),
+                "attention": dict(self.kv.attention),
+            },
             "admission": {
                 "max_safe_context": self.card.context_window,
                 "memory_budget_bytes": self.card.budget_bytes,
@@ -138,6 +136,12 @@ class Status:
                 "batched": not self.unbatched_reason,
                 "unbatched_reason": self.unbatched_reason,
                 "active_rows": self.engine.active_sequences,
+            },
+            "images": {
+                "tower_runs": self.engine.tower_runs,
+                "tower_seconds": round(self.engine.tower_s, 3),
+                "kept_bytes": self.engine.image_bytes,
+                "input_bytes": self.image_input_bytes(),
             },
             "requests": self._requests(),
             "engine": self._engine(),
@@ -186,6 +190,7 @@ class Status:
             "restored_tokens": disk.restored_tokens,
             "restored_bytes": disk.restored_bytes,
             "restored_seconds": round(disk.restored_s, 3),
+            "late": disk.late,
             "rejected_files": {reason: disk.rejected[reason] for reason in sorted(disk.rejected)},
             "queue": disk.queue,
             "written_files": disk.written_files,
@@ -220,7 +225,7 @@ class Status:
             "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
             "notes": told.notes,
             "note_tokens": told.note_tokens,
-            "restored_reasoning": told.healed,
+            "restored_reasoning": told.restored_reasoning,
         }
 
     def _requests(self) -> dict[str, Json]:

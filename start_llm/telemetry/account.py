@@ -15,11 +15,17 @@ from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The receivers of reports. `trace` is None if no trace is written."""
+    """The receivers of reports.
+
+    Attributes:
+        trace: None if no trace is written.
+        shows_images: the terminal shows where images stand in prompts (VLM_CACHE_DEBUG).
+    """
 
     metrics: RequestMetrics
     terminal: Terminal
     trace: Trace | None = None
+    shows_images: bool = False
 
 
 type Explain = Callable[[Restored], Explanation]
@@ -47,12 +53,7 @@ class RequestAccount:
         """Handle the next event of the request."""
         match event:
             case Restored():
-                self._restored = event
-                self._explanation = self._explain(event)
-                if event.disk_tokens:
-                    self._reports.terminal.restored(self._line, event)
-                if self._explanation.is_miss:
-                    self._reports.terminal.missed(self._line, self._explanation)
+                self._note_restored(event)
             case Prefilling():
                 self._prefilled = event.done
                 self._reports.terminal.prefilling(self._line, event)
@@ -66,6 +67,17 @@ class RequestAccount:
                 self._reports.terminal.failed(self._line, event.message)
             case _:
                 pass
+
+    def _note_restored(self, restored: Restored) -> None:
+        self._restored = restored
+        self._explanation = self._explain(restored)
+        terminal = self._reports.terminal
+        if self._line.images and self._reports.shows_images:
+            terminal.images(self._line, restored)
+        if restored.disk_tokens:
+            terminal.restored(self._line, restored)
+        if self._explanation.is_miss:
+            terminal.missed(self._line, self._explanation)
 
     def end(self, reply_length: int, texts: Texts) -> None:
         """Report the end of the request.
@@ -103,7 +115,7 @@ class RequestAccount:
             drift_class=cause.drift if cause else None,
             drift_rule=cause.rule if cause else None,
             cache_metrics_bumped_this_request={
-                "vlm_retreat": 0,
+                "vlm_retreat": int(restored.image_was_cut),
                 "hybrid_trim_miss": int(restored.miss == "no_state"),
                 "exact_key_rejected_by_model_lcp": restored.rejected_keys,
             },

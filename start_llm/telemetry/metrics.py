@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,8 +21,11 @@ class EngineMetrics:
         prefilled_tokens, generated_tokens: since the start.
         failures: engine actions that raised.
         preemptions: preempted replies, to be continued later.
+        tower_runs, tower_s: images that the vision tower has seen, and the seconds that this took.
+        image_bytes: memory of the images that are kept as the tower has seen them.
         step_began: on the clock of `time.monotonic`; None while the engine is idle.
         stalls: the last 500 pauses of running replies between two steps, in seconds; `worst_stall` of all.
+        stepped_at: seconds since 1970 of the last of them.
     """
 
     waiting: int = 0
@@ -31,13 +35,18 @@ class EngineMetrics:
     generated_tokens: int = 0
     failures: int = 0
     preemptions: int = 0
+    tower_runs: int = 0
+    tower_s: float = 0.0
+    image_bytes: int = 0
     step_began: float | None = None
     stalls: list[float] = field(default_factory=list[float])
     worst_stall: float = 0.0
+    stepped_at: float = 0.0
 
     def note_stall(self, seconds: float) -> None:
         self.stalls = [*self.stalls[1 - _STALLS :], seconds]
         self.worst_stall = max(self.worst_stall, seconds)
+        self.stepped_at = time.time()
 
 
 @dataclass(slots=True)
@@ -55,6 +64,7 @@ class CacheMetrics:
         unavoidable_tokens: those of them that were never computed before.
         reused_in_place: prompts that continued in their last turn's caches without a copy.
         evictions: evicted conversations, pages, checkpoints and sequence caches.
+        cut_images: restores that went back to the start of an image, because only a part of it is stored.
         budget_bytes: for all of the following together; 0 is no cache.
         page_bytes, seq_cache_bytes, checkpoint_bytes, live_bytes: memory of pages, idle sequence caches,
             checkpoints, and the caches of running sequences.
@@ -80,12 +90,13 @@ class CacheMetrics:
     unavoidable_tokens: int = 0
     reused_in_place: int = 0
     evictions: int = 0
+    cut_images: int = 0
 
     @property
     def correctness(self) -> dict[str, int]:
-        """Counters that stay 0 if all is well. `vlm_retreat` counts cut images, which do not exist yet."""
+        """Counters that stay 0 if all is well."""
         return {
-            "vlm_retreat": 0,
+            "vlm_retreat": self.cut_images,
             "hybrid_trim_miss": self.misses["no_state"],
             "exact_key_rejected_by_model_lcp": self.rejected_keys,
         }
@@ -107,6 +118,7 @@ class DiskMetrics:
         hits: prompts of which something was restored from the disk.
         restored_tokens, restored_bytes, restored_s: tokens and bytes that were read for prompts, and the
             seconds that these prompts waited.
+        late: prompts that did not wait for the disk any longer, because it took more time than computing.
         rejected: files that could not be used, by reason; see `cache.page_file.HurtFile`.
         queue: files that wait to be written.
         written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
@@ -124,6 +136,7 @@ class DiskMetrics:
     restored_tokens: int = 0
     restored_bytes: int = 0
     restored_s: float = 0.0
+    late: int = 0
     rejected: Counter[str] = field(default_factory=Counter[str])
     queue: int = 0
     written_files: int = 0
@@ -147,7 +160,7 @@ class TranscriptMetrics:
         refused: bindings that were given up, by reason: `too_long` for the window, `costly` because of what
             the model would have had to be told.
         notes: prompts with notes on changed values; `note_tokens` counts the notes' tokens.
-        healed: reasoning that was restored to a message that came without it.
+        restored_reasoning: reasoning that was restored to a message that came without it.
     """
 
     nodes: int = 0
@@ -161,7 +174,7 @@ class TranscriptMetrics:
     refused: Counter[str] = field(default_factory=Counter[str])
     notes: int = 0
     note_tokens: int = 0
-    healed: int = 0
+    restored_reasoning: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note_binding(
@@ -180,9 +193,9 @@ class TranscriptMetrics:
             self.bound_tokens += recorded
             self.kept_tokens += recorded - replaced
 
-    def note_healed(self, count: int) -> None:
+    def note_restored_reasoning(self, count: int) -> None:
         with self._lock:
-            self.healed += count
+            self.restored_reasoning += count
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from start_llm.core.events import Prefilling, Restored, Usage
 from start_llm.core.explanation import Explanation
+from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageSpan
 
 _QUIET_PREFILL_S = 2.0
 _BETWEEN_PROGRESS_S = 2.0
@@ -18,11 +19,18 @@ _BETWEEN_PROGRESS_S = 2.0
 
 @dataclass(slots=True)
 class RequestLine:
-    """One request's name and times, on the clock of `time.perf_counter`."""
+    """One request's name and times, on the clock of `time.perf_counter`.
+
+    Attributes:
+        beginning: the first tokens of a prompt with images.
+        images: where they stand in it.
+    """
 
     session: str | None
     prompt_tokens: int
     began: float
+    beginning: tuple[int, ...] = ()
+    images: Sequence[ImageSpan] = ()
     first_text: float | None = None
     last_progress: float = 0.0
 
@@ -88,6 +96,14 @@ class Terminal:
         told = f"restored {restored.disk_tokens:,} tokens from disk in {restored.disk_s:.1f} s"
         self.say(f"{_clock()} {line.name:<12}  {told}")
 
+    def images(self, line: RequestLine, restored: Restored) -> None:
+        """Print where images stand in a prompt, by the names of their tokens, and what the cache had."""
+        begins = f"{_clock()} {line.name:<12}"
+        self.say(f"{begins}  begins {' '.join(map(_token_name, line.beginning))}")
+        for start, end, run in line.images:
+            kept = "restored" if end <= restored.tokens else "cut" if start < restored.tokens else "computed"
+            self.say(f"{begins}  image {_token_name(run.tokens[0])} at {start:,} to {end:,}  {kept}")
+
     def missed(self, line: RequestLine, explanation: Explanation) -> None:
         """Print why a known conversation has to be read again."""
         self.say(f"{_clock()} {line.name:<12}  {explanation.line}")
@@ -107,6 +123,11 @@ class Terminal:
 
     def failed(self, line: RequestLine, message: str) -> None:
         self.say(f"{_clock()} {line.name:<12}  {message}")
+
+
+def _token_name(token: int) -> str:
+    """Return a token; one of an image in hexadecimal digits, which begin the digest that names the image."""
+    return str(token) if token < FIRST_IMAGE_TOKEN else f"{token:08x}"
 
 
 def _clock() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import threading
@@ -34,6 +35,7 @@ class TracedRequest:
     endpoint: str
     model: str
     messages: int
+    images: int
     prompt_tokens: int
     stable_prefix_msg_count: int
     cache_key_delta_chars: int
@@ -102,6 +104,12 @@ class Trace:
 
     def __str__(self) -> str:
         return f"{self._files.root}{', with prompts and replies in clear' if self._with_prompts else ''}"
+
+    def of(self, cache: CacheMetrics) -> Trace:
+        """Return a trace into the same files, whose lines show the counters of another cache."""
+        other = copy.copy(self)
+        other._cache = cache
+        return other
 
     def start(self) -> None:
         """Check that the trace can be written, and report it if not.

@@ -3,18 +3,22 @@
 The *fresh rendering* of a request, the chat template's output, differs from what the model read and wrote
 before: clients leave out reasoning and serialise calls anew. The recorded tokens are most likely in the KV
 cache still, so taking them saves prefill. Some of what they say may have changed since, such as a date in the
-system prompt; a *note* then tells the model the new value. A message's *closer* is the special token that
-ends it in the template; its boundary lies before the closer.
+system prompt; a *note* then tells the model the new value.
+
+The *depth* of a recorded prefix is the index of its last message. A message's *closer* is the special token
+that ends it in the template. Its *boundary* lies before the closer, because the model's own reply is recorded
+without one: the next rendering writes it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from start_llm.core.canonical import Conversation
+from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun, image_spans
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts import drift
 from start_llm.transcripts.guard import Claims, Guard, MessageDetails
@@ -23,8 +27,8 @@ from start_llm.transcripts.store import PrefixNode, TranscriptStore, Variant
 type Encode = Callable[[str], Sequence[int]]
 
 _MAX_UNUSABLE_NOTES = 32
-"""After so many candidates whose notes are impossible or too costly, only those are tried that equal the
-request: what a note would say takes a pass over all messages.
+"""After so many candidates whose notes are impossible or too costly, only candidates that need no note are
+tried: to find out what a note would say takes a pass over all messages.
 """
 
 
@@ -81,13 +85,13 @@ def _details(conversation: Conversation, first: int) -> tuple[MessageDetails, ..
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _BindingCandidate:
     """Recorded tokens that a conversation may go on from.
 
     Attributes:
-        fresh_end: number of tokens of the fresh rendering that they replace.
-        changes: what a note must tell.
-        note: the tokens of that note.
+        fresh_end: number of tokens of the fresh rendering that they replace; they may be more or fewer.
+        changes: values that have changed since, which a note must tell.
+        note: the tokens of that note; empty if nothing has changed.
     """
 
     variant: Variant
@@ -102,12 +106,14 @@ class PromptBinder:
 
     Attributes:
         encode: tokenises a text.
+        images: the runs of the conversation's images, by their first tokens.
     """
 
     store: TranscriptStore
     conversation: Conversation
     guard: Guard
     encode: Encode
+    images: Mapping[int, ImageRun] = field(default_factory=dict[int, ImageRun])
 
     def bind(self, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt | None:
         """Replace the beginning of a fresh rendering by recorded tokens.
@@ -116,14 +122,17 @@ class PromptBinder:
         note included. A recorded prefix can only end with a message whose boundary in the rendering is known;
         the fresh tokens from that boundary on, beginning with the message's closer, follow it.
 
+        A note stands at the end of the last message that can hold one. It must not lie inside the recorded
+        prefix, whose tokens stay as they are, so a prefix that ends behind that message cannot have a note.
+
         Returns:
-            The fresh rendering if nothing usable is recorded; None if nothing is used because the note of
-            some prefix would cost more than the prefix saves.
+            The fresh rendering if nothing usable is recorded. None if the only usable prefixes need notes
+            that cost more than they save: the caller takes the fresh rendering then, and reports why.
         """
         last_note_holder = max(
             (one.message for one in boundaries if self.conversation.can_hold_note[one.message]), default=-1
         )
-        best: _Candidate | None = None
+        best: _BindingCandidate | None = None
         costly_notes = impossible_notes = 0
         for one in self._candidates(boundaries):
             if best and len(ids) - one.fresh_end > _cost(best, len(ids)):
@@ -145,15 +154,29 @@ class PromptBinder:
         self.store.use(best.variant)
         return self._bound(best, ids, boundaries)
 
-    def _candidates(self, boundaries: Sequence[Boundary]) -> Iterator[_Candidate]:
+    def _candidates(self, boundaries: Sequence[Boundary]) -> Iterator[_BindingCandidate]:
         """Yield the recorded prefixes that the guard admits, the longest first."""
         ends = {boundary.message: boundary.tokens for boundary in boundaries}
         for depth in sorted(ends, reverse=True):
             for variant in self.store.at(self.conversation.keys[depth]):
-                if self.guard.admits(variant):
-                    yield _Candidate(variant, ends[depth])
+                if self._knows_images(variant) and self.guard.admits(variant):
+                    yield _BindingCandidate(variant, ends[depth])
 
-    def _rank(self, one: _Candidate, fresh_length: int) -> tuple[int, bool, float]:
+    def _knows_images(self, variant: Variant) -> bool:
+        """Return whether all image tokens are those that the model would read now.
+
+        A server that was started with another IMAGE_MAX_TOKENS may have recorded others.
+        """
+        tokens = variant.tokens() if self.images else ()
+        if max(tokens, default=0) < FIRST_IMAGE_TOKEN:
+            return True
+        try:
+            spans = image_spans(tokens, self.images)
+        except KeyError:
+            return False
+        return all(tuple(tokens[span.start : span.end]) == span.run.tokens for span in spans)
+
+    def _rank(self, one: _BindingCandidate, fresh_length: int) -> tuple[int, bool, float]:
         """Return a sort key, smallest first: tokens left to compute, own session, newest."""
         is_foreign = one.variant.session != self.conversation.session
         return _cost(one, fresh_length), is_foreign, -one.variant.last_used
@@ -164,16 +187,19 @@ class PromptBinder:
         return tuple(drift.changes((*variant.all_details(), *new), self.conversation.messages))
 
     def _with_paid_note(
-        self, one: _Candidate, changes: tuple[drift.Change, ...], fresh_length: int
-    ) -> _Candidate | None:
+        self, one: _BindingCandidate, changes: tuple[drift.Change, ...], fresh_length: int
+    ) -> _BindingCandidate | None:
         """Return the candidate with its note, or None if the note does not pay."""
         note = tuple(self.encode(drift.note(changes)))
         earlier = sum(details.note_tokens for details in one.variant.all_details())
         prompt = fresh_length - one.fresh_end + one.variant.length
         pays = drift.is_worth_telling(len(note), before=earlier, saved=one.fresh_end, prompt=prompt)
-        return _Candidate(one.variant, one.fresh_end, changes, note) if pays else None
+        return _BindingCandidate(one.variant, one.fresh_end, changes, note) if pays else None
 
-    def _bound(self, best: _Candidate, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt:
+    def _bound(
+        self, best: _BindingCandidate, ids: tuple[int, ...], boundaries: Sequence[Boundary]
+    ) -> BoundPrompt:
+        """Put the recorded prefix and the rest of the fresh rendering together."""
         prefix, shift = best.variant, best.variant.length - best.fresh_end
         recorded = [Boundary(one.depth, one.length) for one in prefix.path()]
         rest = [
@@ -189,7 +215,7 @@ class PromptBinder:
         )
         return self._with_note(bound, best) if best.note else bound
 
-    def _with_note(self, bound: BoundPrompt, best: _Candidate) -> BoundPrompt:
+    def _with_note(self, bound: BoundPrompt, best: _BindingCandidate) -> BoundPrompt:
         """Insert the note at the end of the last message that can hold one, before its closer."""
         can_hold_note = self.conversation.can_hold_note
         place = next(one for one in reversed(bound.boundaries) if can_hold_note[one.message])
@@ -211,7 +237,8 @@ class PromptBinder:
         )
 
 
-def _cost(one: _Candidate, fresh_length: int) -> int:
+def _cost(one: _BindingCandidate, fresh_length: int) -> int:
+    """Return the number of tokens that are likely not cached: those behind the prefix, and the note."""
     return fresh_length - one.fresh_end + len(one.note)
 
 
@@ -233,7 +260,7 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
     last, ids = bound.prefix, array("I", bound.ids)
     for boundary in bound.boundaries:
         if last is not None and boundary.tokens <= last.length:
-            continue
+            continue  # it is recorded already; behind a note the last message of the prefix is not
         last = store.add(
             PrefixNode(conversation.keys[boundary.message], boundary.message, boundary.tokens),
             ids,
@@ -246,7 +273,10 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
 
 
 def _shorter(variant: Variant | None, depth: int) -> Variant | None:
-    """Return the nearest variant on the path of `variant` that ends before message `depth`."""
+    """Return the nearest variant on the path of `variant` that ends before message `depth`.
+
+    That is `variant` itself, unless a note follows its last message, which is then recorded once more.
+    """
     while variant is not None and variant.depth >= depth:
         variant = variant.parent
     return variant

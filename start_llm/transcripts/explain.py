@@ -59,9 +59,11 @@ def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored
     """
     said = Counter((*computed.conversation.messages, *computed.reply))
     spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
-    known = [
-        span for span, message in zip(spans, asked.conversation.messages, strict=True) if said[message] > 0
-    ]
+    known = list[_TokenSpan]()
+    for span, message in zip(spans, asked.conversation.messages, strict=True):
+        if said[message] > 0:
+            said[message] -= 1  # the same words a second time are new
+            known.append(span)
     if 2 * len(known) < computed.messages:
         return 0
     return sum(max(span.end - max(span.start, restored), 0) for span in dict.fromkeys(known))

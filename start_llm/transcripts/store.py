@@ -18,7 +18,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from sys import getsizeof
 from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey
@@ -34,6 +33,8 @@ _LOOKS_IN_AN_AGE = 10
 _TOKEN, _TOKEN_BYTES = "I", 4
 _VARIANT_BYTES = 400
 """Approximate size of a variant without its tokens."""
+_TEXT_BYTES = 64
+"""Approximate size of a text without its characters."""
 
 
 class PrefixNode(NamedTuple):
@@ -77,7 +78,7 @@ class Variant:
         """Size in bytes. Texts of details count in full, although the variants of a request share them."""
         said = (text for one in self.details for item in one.omitted for text in (item.text, item.said))
         told = (text for one in self.details for _, text in one.told if text)
-        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(getsizeof, (*said, *told)))
+        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, (*said, *told)))
 
     def path(self) -> list[Variant]:
         """Return this variant and its ancestors, the first message first."""
@@ -342,3 +343,12 @@ def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: 
         last_used=now - row.idle_s,
         number=number,
     )
+
+
+def _text_bytes(text: str) -> int:
+    """Return the same size for a text whenever it is asked.
+
+    `sys.getsizeof` does not: it counts the UTF-8 form too, from the moment that something has asked for it.
+    """
+    width = 1 if text.isascii() else 2 if max(text) <= "\uffff" else 4
+    return _TEXT_BYTES + width * len(text)

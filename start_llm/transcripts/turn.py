@@ -9,12 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalMessage, Conversation, exact_after, reasoning_digest
 from start_llm.core.chat import KeptReasoning, Message
 from start_llm.core.events import Finished, Output, Restored
 from start_llm.core.explanation import Against, Explanation
+from start_llm.core.images import FIRST_IMAGE_TOKEN, HIDDEN_IMAGE
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.bind import BoundPrompt, Encode, PromptBinder, fresh, record_prompt
@@ -91,7 +93,7 @@ class Transcripts:
         """Return the reasoning of these replies, which the client did not send; None where unknown."""
         name = self._proving(conversation)
         reasoning_texts = [self.reasoning_texts.get(conversation, index, name) for index in replies]
-        self.metrics.note_healed(sum(reasoning is not None for reasoning in reasoning_texts))
+        self.metrics.note_restored_reasoning(sum(reasoning is not None for reasoning in reasoning_texts))
         return reasoning_texts
 
     def _proving(self, conversation: Conversation) -> str | None:
@@ -114,7 +116,8 @@ class Transcripts:
             keeps_reasoning=self.kept_reasoning == "true",
         )
         ids = prompt.tokens.ids
-        binder = PromptBinder(self.store, conversation, guard, self.encode)
+        images = {run.tokens[0]: run for run in prompt.images}
+        binder = PromptBinder(self.store, conversation, guard, self.encode, images)
         bound = binder.bind(ids, prompt.boundaries)
         refusal = _refusal(bound, len(ids), window)
         seen = self.seen.depth(conversation.keys)
@@ -131,7 +134,11 @@ class Transcripts:
 
     def text(self, ids: Sequence[int]) -> str:
         """Decode tokens to text, markup included."""
-        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+        pieces = (
+            HIDDEN_IMAGE.encode() if is_image else b"".join(map(self.token_bytes, run))
+            for is_image, run in groupby(ids, FIRST_IMAGE_TOKEN.__le__)
+        )
+        return b"".join(pieces).decode(errors="replace")
 
 
 class _Reply(NamedTuple):

@@ -36,6 +36,7 @@ def test_one_slow_round_of_three_does_not_fail_a_demand():
     assert not Rates("", 0.98, bare, [Speed(9.0, 5.0), Speed(1.0, 5.0), Speed(9.7, 5.0)]).holds
 
 
+@pytest.mark.thorough
 def test_both_sides_compute_a_prompt_and_decode_after_it():
     rates = list(measure("glm4_moe_lite", [96], 1, vocabulary=2048))
     assert [one.name.split(" | ")[-1] for one in rates] == ["prefill", "decode, 1", "decode, 8"]

@@ -6,18 +6,20 @@ Shared by `tests/cache/test_truth.py` and `benchmarks/truth.py`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.kv_format import KVFormat
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Text
+from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.engine.harness import Stepper, Watched, engine_request
@@ -42,12 +44,19 @@ def tokens(rng: random.Random, low: int, high: int) -> Tokens:
 
 
 class Cached(Stepper):
-    """A loop with a prompt cache, whose order is checked after every step."""
+    """A loop with a prompt cache, whose order is checked after every step.
 
-    def __init__(self, resources: EngineResources, budget: int = PLENTY, **changes: Any) -> None:
+    Args:
+        kv: how pages are quantised; None: they are not.
+    """
+
+    def __init__(
+        self, resources: EngineResources, budget: int = PLENTY, kv: KVFormat | None = None, **changes: Any
+    ) -> None:
         self.cached = CacheMetrics()
+        self.layers = layers_of(resources.network, kv)
         self.cache = PromptCache(
-            Layers(resources.network),
+            self.layers,
             limits=EvictionLimits(budget_bytes=budget),
             page_size=PAGE,
             metrics=self.cached,
@@ -59,15 +68,33 @@ class Cached(Stepper):
             super().step()
             self.cache.check_integrity()
 
-    def say(self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = ()) -> Watched:
-        watched = self.submit(engine_request(prompt, max_tokens, boundaries=boundaries))
+    def say(
+        self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = (), **more: Any
+    ) -> Watched:
+        watched = self.submit(engine_request(prompt, max_tokens, boundaries=boundaries, **more))
         self.finish(watched)
         return watched
 
 
-def reference(plain: Stepper, prompt: Tokens, length: int) -> Reference:
-    """What an engine without a cache says, and by how much it was sure."""
-    watched = plain.submit(engine_request(prompt, length, top_logprobs=2))
+def filled(layers: Layers, network: Any) -> list[Any]:
+    """Caches that hold two tokens."""
+    caches = layers.fresh()
+    with mx.stream(generation_stream):
+        network(mx.array([[1, 2]]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    return caches
+
+
+def layers_of(network: Any, kv: KVFormat | None = None) -> Layers:
+    layers = Layers(network)
+    if kv:
+        assert layers.quantize_pages(kv, filled(layers, network))
+    return layers
+
+
+def reference(plain: Stepper, prompt: Tokens, length: int, images: tuple[ImageRun, ...] = ()) -> Reference:
+    """Return the reply of an engine without a cache, and by how much it was sure."""
+    watched = plain.submit(engine_request(prompt, length, top_logprobs=2, images=images))
     plain.finish(watched)
     scored = [one.top for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
     return Reference(tuple(watched.tokens), tuple(first.logprob - second.logprob for first, second in scored))
@@ -115,7 +142,7 @@ def _differences(network: Any, ids: Tokens, logits: mx.array) -> Iterator[float]
 
 
 def says_too(network: Any, ids: Tokens, token: int) -> bool:
-    """Whether `token` comes after `ids` in any of several ways to compute them without a cache.
+    """True if `token` comes after `ids` in any of several ways to compute them without a cache.
 
     Where two experts are almost equally good, the way decides which one is taken, and logits are quite others
     (lesson 16).
@@ -124,6 +151,40 @@ def says_too(network: Any, ids: Tokens, token: int) -> bool:
     with mx.stream(generation_stream):
         ways = (_computed(network, ids, _pieces(rng, ids)) for _ in range(_WAYS))
         return any(mx.argmax(logits).item() == token for logits in ways)
+
+
+def chunked(resources: EngineResources, turn: Turn) -> Iterator[Watched]:
+    """What engines without a cache say that compute the prompt in other pieces.
+
+    For prompts with images, which no network computes alone.
+    """
+    for longest in (512, 61, 48, 31, 17, 11, 7, 5):
+        plain = Stepper(resources, longest_chunk=longest)
+        watched = plain.submit(engine_request(turn.prompt, turn.length, top_logprobs=20, images=turn.images))
+        plain.finish(watched)
+        yield watched
+
+
+def nearest_difference(resources: EngineResources, engine: Cached, turn: Turn) -> float:
+    """The largest one between the likeliest next tokens' log-probabilities, restored and computed.
+
+    Of several ways to compute the prompt, the nearest counts.
+    """
+    watched = engine.say(turn.prompt, 1, turn.boundaries, images=turn.images, top_logprobs=20)
+    ours, smallest = likeliest(watched), float("inf")
+    for other in chunked(resources, replace(turn, length=1)):
+        theirs = likeliest(other)
+        both = ours.keys() & theirs.keys()
+        smallest = min(smallest, max((abs(ours[token] - theirs[token]) for token in both), default=1.0))
+        if smallest < _NEAR:
+            break
+    return smallest
+
+
+def likeliest(watched: Watched) -> dict[int, float]:
+    """The log-probabilities of the likeliest first tokens of a reply."""
+    first = next(event.logprobs[0] for event in watched.seen if isinstance(event, Text) and event.logprobs)
+    return {one.token: one.logprob for one in first.top}
 
 
 def _pieces(rng: random.Random, ids: Tokens) -> list[int]:
@@ -150,6 +211,7 @@ class Turn:
     boundaries: tuple[int, ...]
     length: int
     patience: int | None
+    images: tuple[ImageRun, ...] = ()
     watched: Watched = field(init=False)
 
     @property
@@ -175,11 +237,39 @@ WAYS: Mapping[Callable[[random.Random, Tokens], Tokens], int] = {_continued: 6, 
 """How a prompt is made from what was said before, and how often."""
 
 
+class Picture(NamedTuple):
+    """An image as it stands in a prompt: its run, and the tokens around it."""
+
+    ids: Tokens
+    run: ImageRun
+
+
+def whole_images(ids: Tokens, runs: Iterable[ImageRun]) -> Tokens:
+    """The prompt without those image tokens that are not a whole image."""
+    known = {run.tokens[0]: run.tokens for run in runs}
+    kept, place = list[int](), 0
+    while place < len(ids):
+        run = known.get(ids[place], ())
+        if run and ids[place : place + len(run)] == run:
+            kept += run
+            place += len(run)
+            continue
+        if ids[place] < FIRST_IMAGE_TOKEN:
+            kept.append(ids[place])
+        place += 1
+    return tuple(kept)
+
+
 @dataclass
 class Talkers:
-    """Clients that begin, go on, branch off, edit, ask again and leave, most with the same beginnings."""
+    """Clients that begin, go on, branch off, edit, ask again and leave, most with the same beginnings.
+
+    Attributes:
+        pictures: what they send, if anything.
+    """
 
     rng: random.Random
+    pictures: Sequence[Picture] = ()
     threads: list[Tokens] = field(default_factory=list[Tokens])
     asked: list[Turn] = field(default_factory=list[Turn])
 
@@ -191,7 +281,7 @@ class Talkers:
             prompt = self.prompt()
             boundaries = self.boundaries(prompt)
         patience = self.rng.choice([0, 0, 1, 2, 3, 5, 7]) if self.rng.random() < 0.25 else None
-        turn = Turn(prompt, boundaries, self.rng.randint(1, 9), patience)
+        turn = Turn(prompt, boundaries, self.rng.randint(1, 9), patience, self.images_of(prompt))
         self.asked.append(turn)
         return turn
 
@@ -203,7 +293,18 @@ class Talkers:
         if len(before) > LONGEST:
             before = self.threads[0]
         (way,) = self.rng.choices(list(WAYS), list(WAYS.values()))
-        return way(self.rng, before)
+        prompt = way(self.rng, before)
+        return self._with_picture(prompt) if self.pictures else prompt
+
+    def _with_picture(self, prompt: Tokens) -> Tokens:
+        """Mend images that were cut, and send another one now and then."""
+        mended = whole_images(prompt, [picture.run for picture in self.pictures])
+        sent = self.rng.choice(self.pictures).ids if self.rng.random() < 0.4 else ()
+        return (*mended, *sent, *tokens(self.rng, 1, 9))
+
+    def images_of(self, prompt: Tokens) -> tuple[ImageRun, ...]:
+        present = set(prompt)
+        return tuple(picture.run for picture in self.pictures if picture.run.tokens[0] in present)
 
     def boundaries(self, prompt: Tokens) -> tuple[int, ...]:
         """Anywhere, and often just before the end, as in a prompt that ends by asking for a reply."""
@@ -243,5 +344,7 @@ def talk(engine: Stepper, talkers: Talkers) -> list[Turn]:
 
 
 def _ask(engine: Stepper, turn: Turn, step: int) -> None:
-    turn.watched = engine.submit(engine_request(turn.prompt, turn.length, boundaries=turn.boundaries))
+    turn.watched = engine.submit(
+        engine_request(turn.prompt, turn.length, boundaries=turn.boundaries, images=turn.images)
+    )
     turn.patience = None if turn.patience is None else step + turn.patience

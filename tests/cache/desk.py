@@ -42,7 +42,7 @@ def prompt_cache(
 
 
 def is_pinned(cache: PromptCache) -> bool:
-    """Whether all that is left lies before a sequence that runs."""
+    """True if all that is left lies before a sequence that runs."""
     store = cache._store
     if store.checkpoints or any(not seq_cache.is_active for seq_cache in store.seq_caches):
         return False

@@ -12,14 +12,14 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.buffers import KVShape
+from start_llm.cache.disk_restore import DiskRestorer
 from start_llm.cache.disk_tier import DiskAccess, DiskLimits, DiskTier
-from start_llm.cache.layers import Layers
 from start_llm.core.disk_thread import DiskThread
 from start_llm.engine.inbox import DiskNews
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import DiskMetrics
-from tests.cache.conversations import PLENTY, Cached
+from tests.cache.conversations import PLENTY, Cached, filled
 from tests.conftest import TinyModel
 
 
@@ -32,15 +32,6 @@ def settled(condition: Callable[[], object], seconds: float = 10) -> None:
 
 
 ROOMY = DiskLimits(max_size=10**9)
-
-
-def kv_shape(network: Any) -> KVShape:
-    layers = Layers(network)
-    caches = layers.fresh()
-    with mx.stream(generation_stream):
-        network(mx.array([[1, 2]]), cache=caches)
-        mx.eval([cache.state for cache in caches])
-        return KVShape.of(layers, caches)
 
 
 def resources_of(tiny_model: TinyModel, family: str) -> EngineResources:
@@ -56,6 +47,11 @@ class OnDisk(Cached):
     Args:
         idle_s: seconds after which what nobody uses is written.
     """
+
+    @property
+    def restorer(self) -> DiskRestorer:
+        assert self.cache._disk_restorer
+        return self.cache._disk_restorer
 
     def __init__(
         self,
@@ -75,7 +71,8 @@ class OnDisk(Cached):
         self.tier = DiskTier(folder, limits, self.thread, self.disk, self.said.append)
         super().__init__(resources, budget, **changes)
         self.tier.notify = self.note_disk
-        self.cache.attach_disk(DiskAccess(self.tier, kv_shape(resources.network), is_in_place, idle_s))
+        shape = KVShape.of(self.layers, filled(self.layers, resources.network))
+        self.cache.attach_disk(DiskAccess(self.tier, shape, is_in_place, idle_s))
         self.thread.start()
         self.tier.start()
 

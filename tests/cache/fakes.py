@@ -63,6 +63,9 @@ class FakePieces:
     def __len__(self) -> int:
         return 1
 
+    def bytes_of(self, start: int, end: int) -> int:
+        return self.token_bytes * (end - start)
+
     def covers(self, start: int, end: int) -> bool:
         return not self.entries or (self.start <= start and end <= self.start + len(self.entries))
 
@@ -89,7 +92,7 @@ def run(tokens: Sequence[int], start: int = 0) -> PageRun:
 
 @dataclass(frozen=True)
 class FakeState:
-    """What is known of all tokens together."""
+    """A state that all tokens share, as a recurrent layer's."""
 
     digest: int
 
@@ -126,7 +129,7 @@ class FakeCache:
         return FakeCache(self.has_trimmable, self.has_state, list(self.entries), self.offset, self.digest)
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether this is what a fresh cache holds that was fed with these tokens."""
+        """True if a fresh cache that was fed with these tokens would hold the same."""
         expected = digests(tokens)
         if self.has_trimmable and self.entries[: self.offset] != expected:
             return False
@@ -134,7 +137,7 @@ class FakeCache:
 
 
 class OutOfMemory(Exception):
-    """What `FakeLayers` raises when it is told to."""
+    """`FakeLayers` raises this when a test tells it to."""
 
 
 class FakeLayers(Layers):
@@ -144,6 +147,7 @@ class FakeLayers(Layers):
         self.unknown = []
         self.has_trimmable = has_trimmable
         self.has_state = has_state
+        self.quantizer = None
         self.fails_after: int | None = None
         self.reserved = 0
 

@@ -1,4 +1,4 @@
-"""What is counted of prompts: what they cost, what they had to cost, and why it was more."""
+"""The counters of prompts: their cost, the unavoidable part of it, and the reasons for the rest."""
 
 from __future__ import annotations
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
 from start_llm.cache.disk_index import LOCK, WRITTEN, CachedFile
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits, DiskRead, FilePart
-from start_llm.core.events import Finished, Restored
+from start_llm.core.events import Failed, Finished, Restored
 from start_llm.core.private_files import Lock
+from start_llm.engine.inbox import StopRequest
+from start_llm.engine.loop import STOPPING
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE, memory_for, reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled
@@ -53,7 +59,7 @@ def cached(watched: Watched) -> int:
 
 
 def written(engine: OnDisk, count: int) -> bool:
-    """Whether so many files have been written; the engine is called as its loop calls it."""
+    """True once so many files have been written; the engine is called as its loop calls it."""
     engine.cache.write_to_disk(is_busy=False)
     engine.cache.collect_from_disk()
     return engine.disk.written_files >= count and not engine.disk.queue
@@ -63,6 +69,14 @@ def written(engine: OnDisk, count: int) -> bool:
 def stored(resources: EngineResources, tmp_path: Path) -> Path:
     """A folder with a conversation."""
     with on_disk(resources, tmp_path) as engine:
+        engine.say(PROMPT, 6, boundaries=ENDS)
+    return tmp_path
+
+
+@pytest.fixture
+def stored_plain(plain: EngineResources, tmp_path: Path) -> Path:
+    """A folder with a conversation with the plain model."""
+    with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
     return tmp_path
 
@@ -93,7 +107,20 @@ HURTS: dict[str, Callable[[Path, bytes, random.Random], object]] = {
 }
 
 
+REASONS = {
+    "a bit is flipped": {"checksum", "header", "format", "truncated"},
+    "it is cut": {"truncated", "header"},
+    "its end is zeros": {"checksum"},
+    "it is empty": {"header"},
+    "it is another one": {"key"},
+    "it is of another version": {"format"},
+    "it is a link": {"unreadable"},
+}
+
+
+@pytest.mark.product
 @pytest.mark.parametrize("hurt", HURTS)
+@pytest.mark.sample(6)
 def test_a_hurt_file_is_a_miss_and_goes(resources, stored: Path, expected: list[int], hurt: str):
     rng = random.Random(hurt)
     before = {path: path.read_bytes() for path in files(stored)}
@@ -104,6 +131,7 @@ def test_a_hurt_file_is_a_miss_and_goes(resources, stored: Path, expected: list[
             watched = engine.say(PROMPT, 6, boundaries=ENDS)
             assert watched.tokens == expected
             assert sum(engine.disk.rejected.values()) <= 1
+            assert engine.disk.rejected.keys() <= REASONS[hurt]
             if engine.disk.rejected:
                 met.append(path)
                 assert not path.exists()
@@ -129,6 +157,7 @@ def test_a_hurt_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["pages", "states"])
+@pytest.mark.sample(2)
 def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], kind: str):
     with on_disk(resources, stored) as engine:
         settled(lambda: engine.tier.scanned.is_over)
@@ -173,20 +202,55 @@ def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: Engine
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["its client left", "it met a stop sequence"])
-def test_what_was_given_up_is_written_if_another_uses_it(
-    plain: EngineResources, tmp_path: Path, is_over: bool
+def test_what_ended_early_goes_on_after_a_restart(
+    resources: EngineResources, tmp_path: Path, expected: list[int], is_over: bool
 ):
-    with on_disk(plain, tmp_path, idle_s=0) as engine:
+    with on_disk(resources, tmp_path) as engine:
         watched = engine.submit(engine_request(PROMPT, 50, boundaries=ENDS))
         engine.step_until(lambda: watched.look() and len(watched.tokens) > 3)
         watched.generation.cancel(is_over=is_over)
         engine.step()
-        engine.cache.flush_to_disk(5)
-        settled(lambda: not engine.disk.queue)
-        assert (engine.disk.written_files > 0) == is_over
-        engine.say(PROMPT, 6, boundaries=ENDS)
-        engine.cache.flush_to_disk(5)
-        settled(lambda: engine.disk.written_files >= 300 // PAGE)
+    with on_disk(resources, tmp_path) as engine:
+        again = engine.say(PROMPT, 6, boundaries=ENDS)
+        assert again.tokens == expected
+        assert cached(again) >= 296
+
+
+def test_a_prompt_that_was_given_up_in_the_middle_goes_on_from_there(
+    resources: EngineResources, tmp_path: Path, expected: list[int]
+):
+    with on_disk(resources, tmp_path) as engine:
+        watched = engine.submit(engine_request(PROMPT, 50))
+        engine.step_until(lambda: engine.metrics.prefill and engine.metrics.prefill[0] >= 128)
+        done = engine.metrics.prefill[0] if engine.metrics.prefill else 0
+        watched.generation.cancel()
+        engine.step()
+    assert done < 299
+    with on_disk(resources, tmp_path) as engine:
+        again = engine.say(PROMPT, 6)
+        assert again.tokens == expected
+        assert cached(again) == done
+
+
+@pytest.mark.parametrize("steps", [3, 12], ids=["in a prompt", "in a reply"])
+def test_what_the_end_of_the_server_cuts_goes_on_after_a_restart(
+    resources: EngineResources, tmp_path: Path, expected: list[int], steps: int
+):
+    with on_disk(resources, tmp_path) as engine:
+        watched = engine.submit(engine_request(PROMPT, 50, boundaries=ENDS))
+        engine.step(steps)
+        engine.inbox.put(StopRequest(flush_s=20))
+        with mx.stream(generation_stream):
+            engine.loop.step()
+            engine.loop.finish()
+        assert watched.look()
+        assert watched.ending == Failed(STOPPING)
+        engine.kill()
+        known = engine.cached.computed_tokens
+    with on_disk(resources, tmp_path) as engine:
+        again = engine.say(PROMPT, 6, boundaries=ENDS)
+        assert again.tokens == expected
+        assert cached(again) >= min(known, ENDS[-1]) > 100
 
 
 def test_of_a_failed_sequence_nothing_is_written(plain: EngineResources, tmp_path: Path):
@@ -240,6 +304,41 @@ def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: Tin
             assert cached(engine.say((*prompt, *reply, 7), 2)) == 116 + 6
 
 
+def test_a_conversation_keeps_a_few_states_over_restarts(tiny_model: TinyModel, tmp_path: Path):
+    """Those that an earlier process wrote count too, although nobody has read them since."""
+    resources, prompt = resources_of(tiny_model, "qwen3_5"), PROMPT
+    for turn in range(12):
+        with on_disk(resources, tmp_path) as engine:
+            watched = engine.say(prompt, 6, boundaries=(100, len(prompt) - 4))
+            assert turn == 0 or cached(watched) == len(prompt) - 20
+        prompt = (*prompt, *watched.tokens, *tokens(random.Random(turn), 20, 20))
+        assert len(list((tmp_path / "states").rglob("*.safetensors"))) <= 6
+    with on_disk(resources, tmp_path) as engine:
+        branch = engine.say((*PROMPT[:100], 5, 5, 5), 4, boundaries=(100,))
+        assert cached(branch) == 100, "the first one stays"
+
+
+@pytest.mark.parametrize("limits", [{"max_conversations": 1}, {"cache_ttl_s": 1.0}], ids=["count", "age"])
+def test_what_its_age_or_their_number_evicts_is_handed_over(
+    plain: EngineResources, tmp_path: Path, limits: dict[str, float]
+):
+    with on_disk(plain, tmp_path) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        engine.say(PROMPT, 6, boundaries=ENDS)
+        (seq_cache,) = engine.cache._store.seq_caches
+        keys = {page.key.hex() for page in seq_cache.path[:MOST_IN_FLIGHT]}
+        seq_cache.last_used -= 10
+        for page in seq_cache.path:
+            page.last_used -= 10
+        evictor = engine.cache._evictor
+        evictor.limits = replace(evictor.limits, **limits)
+        engine.say((1, 2, 3), 2)
+        settled(lambda: not engine.disk.queue)
+        assert {path.stem[-32:] for path in files(tmp_path)} >= keys, "its beginning, as far as there is room"
+        assert len(files(tmp_path)) + engine.disk.lost == 305 // PAGE + 1
+        evictor.limits = replace(evictor.limits, max_conversations=None, cache_ttl_s=0)
+
+
 def test_beginnings_stay_longer_than_ends_although_they_were_written_first(
     plain: EngineResources, tmp_path: Path
 ):
@@ -284,7 +383,7 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
     with on_disk(plain, tmp_path) as engine:
         settled(lambda: engine.tier.scanned.is_over)
         file = engine.tier.index.oldest_first()[0]
-        parts = [FilePart(file, file.parent, (), (), [])]
+        parts = [FilePart(file, file.parent, (), (), list)]
         reads = [DiskRead(parts=parts * 3) for _ in range(300)]
         for read in reads:
             engine.tier.read(read)
@@ -361,6 +460,7 @@ def test_the_limit_of_a_day_holds_over_restarts(plain: EngineResources, tmp_path
     ("call", "code"),
     [("writev", errno.ENOSPC), ("writev", errno.EIO), ("open", errno.EROFS), ("statvfs", errno.EIO)],
 )
+@pytest.mark.sample(2)
 def test_a_disk_that_cannot_be_written_stops_no_reply(
     plain: EngineResources, tmp_path: Path, monkeypatch, call: str, code: int
 ):
@@ -396,10 +496,39 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
     engine.stop()
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
+    plain: EngineResources, tmp_path: Path, monkeypatch, code: int
+):
+    real, left = os.writev, [3]  # calls until the disk is full; the fourth one writes half a file
+
+    def filling(file: int, parts: list[memoryview]) -> int:
+        left[0] -= 1
+        if left[0] < -1:
+            raise OSError(code, os.strerror(code))
+        return real(file, [parts[0][: parts[0].nbytes // 2]] if left[0] < 0 else parts)
+
+    engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
+    settled(lambda: engine.tier.scanned.is_over)
+    monkeypatch.setattr(os, "writev", filling)
+    expected = engine.say(PROMPT, 6, boundaries=ENDS).tokens
+    settled(lambda: written(engine, 3) and engine.disk.state == "paused")
+    assert (len(files(tmp_path)), list(tmp_path.rglob("*.tmp"))) == (3, [])
+    monkeypatch.setattr(os, "writev", real)
+    settled(lambda: written(engine, 300 // PAGE))
+    assert engine.disk.state == "on"
+    engine.said.clear()
+    engine.stop()
+    with on_disk(plain, tmp_path) as engine:
+        again = engine.say(PROMPT, 6, boundaries=ENDS)
+        assert (again.tokens, cached(again)) == (expected, 299)
+
+
 def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.thorough
 def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, tmp_path: Path, monkeypatch):
     limit, largest, sizes = 2_000_000, 0, list[int]()
     from start_llm.cache import disk_tier
@@ -525,6 +654,126 @@ def test_nobody_waits_for_the_disk_who_does_not_read_from_it(resources, stored: 
         assert restored.disk_s >= 0.05
 
 
+class Hanging:
+    """A disk whose reads wait until `goes_on` is set, and the engine's clock, which stands still."""
+
+    def __init__(self) -> None:
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def pass_time(self, engine: OnDisk, seconds: float) -> None:
+        self.now += seconds
+        engine.note_disk()
+        engine.step()
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    one, real = Hanging(), os.preadv
+
+    def waits(*arguments) -> int:
+        one.hangs.set()
+        assert one.goes_on.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", waits)
+    yield one
+    one.goes_on.set()
+
+
+def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
+    resources, stored: Path, expected: list[int], hanging: Hanging
+):
+    with on_disk(resources, stored, clock=hanging.clock) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
+        engine.step_until(lambda: engine.restorer.is_busy)
+        settled(hanging.hangs.is_set)
+        hanging.pass_time(engine, 4.9)
+        assert engine.loop._schedule.restoring
+        for seconds in (0.5, 1):
+            hanging.pass_time(engine, seconds)
+        assert not engine.loop._schedule.restoring
+        engine.finish(watched)
+        assert watched.tokens == expected
+        assert cached(watched) == 0
+        another = engine.say((*PROMPT[:150], 7, 7), 2, boundaries=(100,))
+        assert cached(another) >= 100, "nobody waits again; what was computed is in memory"
+        assert engine.disk.late == 1
+
+        hanging.goes_on.set()
+        settled(lambda: engine.restorer._running[0].read.is_over)
+        engine.say((9, 9, 9), 2)
+        assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
+        said = [engine.said.pop(0).partition("cache ")[2] for _ in range(2)]
+        assert said == ["does not answer. Prompts are computed meanwhile.", "answers again."]
+        engine.cache.shrink(10**9)
+        assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) > 280
+        assert (engine.disk.hits > 0, engine.metrics.failures) == (True, 0)
+
+
+def test_a_header_that_nobody_can_read_is_not_waited_for(
+    plain: EngineResources, stored_plain: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Headers are read when a prompt first comes by, and are read otherwise than data."""
+    go, real, now = threading.Event(), os.pread, [0.0]
+    monkeypatch.setattr(os, "pread", lambda *those: go.wait(30) and real(*those))
+    with on_disk(plain, stored_plain, clock=lambda: now[0]) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        watched = engine.submit(engine_request(PROMPT[:290], 6))
+        engine.step_until(lambda: engine.loop._schedule.restoring)
+        now[0] += 6.5
+        engine.note_disk()
+        engine.step()
+        assert not engine.loop._schedule.restoring
+        engine.finish(watched)
+        assert cached(watched) == 0
+        go.set()
+        engine.said.clear()
+
+
+@pytest.mark.thorough
+def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
+    plain: EngineResources, stored_plain: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hanging, real = Hanging(), os.preadv
+
+    def slow(*arguments) -> int:
+        hanging.now += 1.9
+        settled(lambda: hanging.now < 5 or not waiting or waiting[0].wait.read.is_given_up)
+        return real(*arguments)
+
+    with on_disk(plain, stored_plain, clock=hanging.clock) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        waiting: list[Any] = []
+        expected = list(reference(Stepper(plain), PROMPT, 6).ids)
+        monkeypatch.setattr(os, "preadv", slow)
+        watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
+        engine.step_until(lambda: engine.restorer.is_busy)
+        waiting += engine.loop._schedule.restoring
+        engine.finish(watched)
+        assert watched.tokens == expected
+        assert 0 < cached(watched) < 200
+        assert not engine.disk.late
+
+
+def test_a_writer_that_is_slow_holds_nobody_up(plain: EngineResources, tmp_path: Path, monkeypatch):
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda *those: time.sleep(1.5) or real(*those))
+    with on_disk(plain, tmp_path, idle_s=0) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        engine.say(PROMPT, 6, boundaries=ENDS)
+        settled(lambda: written(engine, 0) or engine.disk.queue == MOST_IN_FLIGHT)
+        began = time.monotonic()
+        engine.say((*PROMPT, 5, 5), 6)
+        assert time.monotonic() - began < 1.2
+        assert engine.disk.queue
+        monkeypatch.undo()
+
+
 def test_who_leaves_while_it_waits_harms_nobody(resources, stored: Path, expected, slow_reads):
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
@@ -538,6 +787,7 @@ def test_who_leaves_while_it_waits_harms_nobody(resources, stored: Path, expecte
         assert engine.metrics.failures == 0
 
 
+@pytest.mark.thorough
 def test_several_that_wait_have_room_reserved(plain: EngineResources, tmp_path: Path, slow_reads):
     prompts = [tokens(random.Random(seed), 300, 300) for seed in range(6)]
     with on_disk(plain, tmp_path) as engine:

@@ -93,7 +93,7 @@ def test_a_conversation_that_runs_counts_for_nothing_and_stays():
 
 @pytest.mark.parametrize(("others", "stays"), [(24, False), (23, True)])
 def test_if_memory_is_short_24_conversations_are_enough(others, stays):
-    """What is beyond goes, the oldest first, although it is worth more than a younger one."""
+    """The oldest beyond them go first, although they are worth more than younger ones."""
     clock = Clock()
     desk = Desk(max_conversations=None, clock=clock)
     long = talk(desk, 99, length=100)

@@ -58,7 +58,7 @@ class Counter:
         )
 
     def open(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
-        """What is given back was computed from these very tokens."""
+        """Everything that is given back was computed from these very tokens."""
         opened = self.cache.open(tuple(ids), salt, boundaries)
         known = opened.seq_cache.tokens
         assert known == list(ids[: len(known)])
@@ -306,7 +306,7 @@ def test_a_seq_cache_whose_state_cannot_be_kept_goes_as_a_whole():
 
 @pytest.mark.parametrize("copies", range(3))
 def test_caches_that_cannot_be_put_together_leave_nothing_that_could_be_read(copies):
-    """What had been moved into them is lost, and what is behind it stays."""
+    """Arrays that had been moved into them are lost, and those behind them stay."""
     counter = Counter()
     counter.serve(PROMPT)
     counter.cut_up()

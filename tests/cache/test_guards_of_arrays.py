@@ -1,4 +1,4 @@
-"""What the cache keeps of MLX's arrays can be read on any thread, and keeps nothing else alive."""
+"""Arrays that the cache keeps can be read on any thread, and keep nothing else alive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fed(length: int = LENGTH, width: int = 64) -> list[Any]:
 
 
 def on_a_thread(work: Callable[[], Any]) -> Any:
-    """What `work` gives, made on a thread with a stream of its own that has ended since."""
+    """Return the result of `work`, made on a thread with a stream of its own that has ended since."""
     made: list[Any] = []
 
     def run() -> None:
@@ -153,7 +153,7 @@ def test_what_is_kept_of_caches_that_were_given_up_keeps_nothing_else_of_them():
     pieces = layers.give_up(caches)
     assert active_bytes() - before == pytest.approx(pieces.nbytes, abs=SLACK)
     pieces.keep(0, 64, 256)
-    assert pieces.nbytes == 192 * pieces.token_bytes
+    assert pieces.nbytes == pieces.bytes_of(64, 256)
     assert active_bytes() - before < pieces.nbytes + SLACK
 
 

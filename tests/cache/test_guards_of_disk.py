@@ -1,8 +1,10 @@
-"""What the disk tier restores, read token by token: `tests/mutants` takes these guards away."""
+"""The guards of the disk tier, read token by token: `tests/mutants` takes these guards away."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +63,10 @@ def test_what_is_restored_is_what_its_tokens_give(has_state: bool, is_in_place: 
         other = engine.say((*PROMPT[:100], 7, 7, 7), 5)
         assert cached(other) == (0 if has_state else 100)
         check(engine)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.safetensors"))
 
 
 def rewritten(path: Path, **changes: Any) -> None:
@@ -124,14 +130,31 @@ def test_without_the_state_at_their_end_pages_are_kept_and_give_nothing(tmp_path
         check(engine)
 
 
-@pytest.mark.parametrize("leaves_after", [3, 10])
-def test_of_a_client_that_left_nothing_is_written(leaves_after: int, tmp_path: Path):
-    with on_disk(resources(), tmp_path, idle_s=0) as engine:
-        watched = engine.submit(engine_request(PROMPT, 50))
-        engine.step(leaves_after)
-        watched.generation.cancel()
-        engine.step()
-    assert not list((tmp_path / "pages").rglob("*.safetensors"))
+def left_by_its_client(engine: OnDisk, steps: int) -> None:
+    watched = engine.submit(engine_request(PROMPT, 50))
+    engine.step(steps)
+    watched.generation.cancel()
+    engine.step()
+
+
+@pytest.mark.parametrize("steps", [3, 10], ids=["in its prompt", "in its reply"])
+def test_what_a_client_left_is_written_at_the_end(steps: int, tmp_path: Path):
+    with on_disk(resources(), tmp_path) as engine:
+        left_by_its_client(engine, steps)
+    with on_disk(resources(), tmp_path) as engine:
+        assert cached(engine.say((*PROMPT, 300, 301), 3)) >= 64 * (steps - 1) * (steps < 5)
+        check(engine)
+        assert engine.disk.hits == 1
+
+
+@pytest.mark.parametrize("steps", [3, 10], ids=["in its prompt", "in its reply"])
+def test_what_a_client_left_is_not_written_when_it_is_evicted(steps: int, tmp_path: Path):
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        left_by_its_client(engine, steps)
+        engine.cache.shrink(10**9)
+        assert not list(engine.cache._store.tree.pages())
+    assert not files_in(tmp_path)
 
 
 def test_a_foreign_file_counts_and_stays(tmp_path: Path):
@@ -192,3 +215,134 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     write_file(tmp_path / "x.safetensors", header, [])
     assert seen == [[]]
     assert (tmp_path / "x.safetensors").exists()
+
+
+class Held:
+    """A disk whose reads wait until `go` is set, for an engine whose clock stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.hangs, self.now = threading.Event(), threading.Event(), 0.0
+        self._real = os.preadv
+        monkeypatch.setattr(os, "preadv", self._read)
+
+    def _read(self, *those: Any) -> int:
+        self.hangs.set()
+        assert self.go.wait(30)
+        return self._real(*those)
+
+    def clock(self) -> float:
+        return self.now
+
+    def pass_time(self, engine: OnDisk) -> None:
+        for seconds in (5.5, 1):
+            self.now += seconds
+            engine.note_disk()
+            engine.step()
+
+
+def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    prompts = [tuple(range(start, start + 300)) for start in (0, 400)]
+    for prompt in prompts:
+        said_before(tmp_path, prompt)
+    with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        first = engine.submit(engine_request(prompts[0], 3))
+        engine.step_until(lambda: engine.restorer.is_busy)
+        settled(held.hangs.is_set)
+        held.pass_time(engine)
+        assert not engine.loop._schedule.restoring
+        second = engine.submit(engine_request(prompts[1], 3))
+        engine.note_disk()
+        engine.step()
+        assert not engine.loop._schedule.restoring
+        engine.finish(first, second)
+        assert [cached(first), cached(second)] == [0, 0]
+        held.go.set()
+        engine.said.clear()
+
+
+def test_what_comes_late_is_right_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said_before(tmp_path)
+    with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        watched = engine.submit(engine_request((*PROMPT, 300, 7, 7), 3))
+        engine.step_until(lambda: engine.restorer.is_busy)
+        settled(held.hangs.is_set)
+        held.pass_time(engine)
+        watched.generation.cancel()
+        engine.step()
+        engine.cache.shrink(10**9)
+        held.go.set()
+        (late,) = engine.restorer._running
+        settled(lambda: late.read.is_over)
+        engine.note_disk()
+        engine.step()
+        assert late.is_over
+        check(engine)
+        again = engine.say((*PROMPT, 300, 8, 8), 3)
+        assert again.tokens == [9, 10, 11]
+        check(engine)
+        engine.said.clear()
+
+
+def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda *those: time.sleep(0.02) or real(*those))
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        watched = engine.say(PROMPT, 60)
+        engine.say((*PROMPT, *watched.tokens, 7, 7), 40)
+        keys = [page.key.hex() for page in engine.cache._store.seq_caches[-1].path]
+        engine.cache.flush_to_disk(0.1)
+        settled(lambda: not engine.disk.queue)
+        found = {path.stem[-32:] for path in files_in(tmp_path)}
+        assert 2 <= len(found) < len(keys)
+        assert found == {*keys[: len(found)]}
+
+
+def test_one_beginning_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said_before(tmp_path)
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.scanned.is_over)
+        real = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda *those: time.sleep(0.01) or real(*those))
+        prompts = [(*PROMPT, 300 + number, 5, 5) for number in range(4)]
+        everyone = [engine.submit(engine_request(prompt, 3)) for prompt in prompts]
+        engine.finish(*everyone)
+        assert engine.disk.restored_tokens <= 305
+        assert all(cached(watched) >= 288 for watched in everyone)
+        check(engine)
+
+
+def test_a_client_that_changes_each_reply_goes_on_from_its_prompt(tmp_path: Path):
+    """The state at the end of a prompt stays, although it saves less and less beside older ones."""
+    prompt, end = PROMPT, 0
+    for turn in range(10):
+        with on_disk(resources(has_state=True), tmp_path) as engine:
+            assert cached(engine.say(prompt, 5, boundaries=(100, len(prompt) - 4))) == end
+            check(engine)
+        end = len(prompt) - 4
+        prompt = (*prompt[:end], *range(1000 * turn, 1000 * turn + 40 - 2 * turn))
+
+
+def test_files_behind_a_hurt_one_are_checked(tmp_path: Path):
+    said_before(tmp_path)
+    for path in files(tmp_path)[2:6]:
+        path.write_bytes(bytes(path.stat().st_size))
+    with on_disk(resources(), tmp_path) as engine:
+        assert cached(engine.say(PROMPT, 3)) == 2 * PAGE
+        settled(lambda: engine.disk.rejected == {"header": 4})
+    with on_disk(resources(), tmp_path) as engine:
+        assert cached(engine.say(PROMPT, 3)) == 299
+        check(engine)
+
+
+def test_state_is_kept_where_an_earlier_conversation_diverged_before_the_restart(tmp_path: Path):
+    ends = (100, 200, 290)
+    with on_disk(resources(has_state=True), tmp_path) as engine:
+        engine.say(PROMPT, 5, boundaries=ends)
+    for number, known in ((1000, 100), (2000, 200)):
+        with on_disk(resources(has_state=True), tmp_path) as engine:
+            branch = (*PROMPT[:230], *range(number, number + 50))
+            assert cached(engine.say(branch, 5, boundaries=(100, 200, 276))) == known
+            check(engine)

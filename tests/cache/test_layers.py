@@ -1,4 +1,4 @@
-"""What is taken out of any kind of cache can be put into a fresh one, and never changes in between."""
+"""A slice taken out of any kind of cache can be put into a fresh one, and never changes in between."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Feeder:
     value: int = 64
 
     def feed(self, leaf: Any, done: int, count: int) -> Any:
-        """What attention, or a recurrence, gets to see of it."""
+        """Return the keys, values or state that attention, or a recurrence, gets to see of it."""
         if isinstance(leaf, CacheList):
             return [self.feed(inner, done, count) for inner in leaf.caches]
         if isinstance(leaf, ArraysCache):
@@ -132,7 +132,7 @@ def arrays_of(value: Any) -> list[np.ndarray]:
 
 
 def content(caches: list[Any]) -> list[np.ndarray]:
-    """What the caches hold, whatever room they have left and wherever a window is turned to."""
+    """Return the values in the caches, whatever room they have left and wherever a window is turned to."""
     found: list[Any] = []
     for leaf in leaves(caches):
         if isinstance(leaf, RotatingKVCache):
@@ -182,6 +182,7 @@ def cases(kinds: dict[str, Kind]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "length", "chunk"), cases(SLICED | WHOLE | MIXED))
+@pytest.mark.sample(4)
 def test_what_is_taken_out_is_all_that_is_needed_to_go_on(kind, length, chunk):
     source = fed(kind, length, chunk)
     layers = Layers(Caches(kind.make))
@@ -468,7 +469,7 @@ def test_leaves_that_are_cut_one_by_one_hold_the_same_tokens_as_before(kind, lon
             pieces.keep(index, first, last)
             assert pieces.covers(first, last) and pieces.is_trimmed(index, first, last)
             assert_parts_equal(pieces.part(12, 50), expected)
-    assert pieces.nbytes == expected.nbytes == 38 * pieces.token_bytes
+    assert pieces.nbytes == expected.nbytes == pieces.bytes_of(12, 50)
     assert not pieces.covers(11, 50) and not pieces.covers(12, 51)
     for index in range(len(pieces)):
         pieces.keep(index, 0, 0)
@@ -496,7 +497,7 @@ def test_caches_that_are_taken_apart_are_hardly_ever_there_twice():
 
 
 def test_caches_are_hardly_ever_there_twice_when_they_are_put_together():
-    """What they are copied from goes leaf by leaf."""
+    """The caches that they are copied from go leaf by leaf."""
     kind = Kind(lambda: [KVCache() for _ in range(16)], Feeder(4, key=128, value=128))
     before = active_bytes()
     layers = Layers(Caches(kind.make))

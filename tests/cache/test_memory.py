@@ -1,4 +1,4 @@
-"""What is counted is what is there: no more memory is in use than the budget and the running sequences
+"""The counted memory is the real one: no more memory is in use than the budget and the running sequences
 explain.
 """
 
@@ -164,7 +164,7 @@ class Restoring(Cached):
 
 
 @pytest.mark.parametrize("common", [900, 1760], ids=["a short fork", "a longer fork"])
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 def test_a_conversation_that_goes_on_from_pages_is_never_there_twice(deep, common):
     """There is room for it and a tenth of it: the fork is gone when it is in the way."""
     rng = random.Random(11)

@@ -39,7 +39,7 @@ def tried(
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.sample(9)
+@pytest.mark.sample(20)
 def test_a_type_of_each_class_of_cache_answers_rightly(model_type: str):
     finding = tried(model_type)
     assert finding.wrong == {}
@@ -80,7 +80,7 @@ class FormerState(Layers):
         ("deepseek_v41", FormerState),
     ],
 )
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_what_is_planted_is_found(model_type: str, planted: Callable[[Any], Layers]):
     assert tried(model_type, planted, together=()).wrong
 

@@ -264,7 +264,7 @@ TAMPERINGS: dict[str, Tampering] = {
         path[2], seq_cache
     ),
 }
-"""What the complaint says, and what is done to deserve it."""
+"""The words of the complaint, and an action that deserves it."""
 
 
 @pytest.mark.parametrize("complaint", [None, *TAMPERINGS])

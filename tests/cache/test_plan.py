@@ -63,7 +63,7 @@ def stored() -> Stored:
 
 
 def spans(plan: RestorePlan) -> list[tuple[int, int]]:
-    """What is copied, from place to place."""
+    """Return the copied spans, from place to place."""
     tail = [(plan.tail.start, plan.tail.end)] if plan.tail else []
     return [*((page.start, page.end) for page in plan.path), *tail]
 

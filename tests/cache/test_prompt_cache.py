@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
             self.promised.append((salt, tokens))
 
     def _settled(self) -> None:
-        """What holds whenever the cache had an opportunity to let things go."""
+        """Assert the laws that hold whenever the cache had an opportunity to let things go."""
         self._forget_promises()
         store = self.cache._store
         stored, held = store.usage, store.usage + store.active_usage
@@ -575,7 +575,7 @@ def test_without_a_cache_nothing_is_ever_given_back():
         opened.seq_cache.caches[0].feed(PROMPT)
         none.record_chunk(opened.seq_cache, PROMPT, keep_state=True)
         none.close(opened.seq_cache, opened.seq_cache.caches, PROMPT)
-        assert opened.seq_cache.caches == [], "an interrupted row keeps its strand"
+        assert opened.seq_cache.caches == [], "an interrupted sequence keeps its caches"
 
 
 def test_without_a_cache_a_failed_sequence_holds_nothing():

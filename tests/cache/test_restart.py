@@ -16,8 +16,8 @@ from tests.conftest import TinyModel
 from tests.engine.harness import Stepper, Watched
 from tests.ties import Tally
 
-FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
-"""Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""
+FAMILIES = ["qwen3_5", "gemma3_text", "qwen3", "glm4_moe_lite", "gpt_oss"]
+"""Recurrent layers; windows of 128; plain; latent; windows of 128 with sinks."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -37,7 +37,9 @@ def usage(watched: Watched) -> Usage:
     return watched.ending.usage
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
+@pytest.mark.sample(2)
 def test_a_conversation_goes_on_after_a_restart(resources, tally, tmp_path: Path, is_in_place: bool):
     rng, plain = random.Random(1), Stepper(resources)
     prompt = tokens(rng, 300, 300)
@@ -50,6 +52,7 @@ def test_a_conversation_goes_on_after_a_restart(resources, tally, tmp_path: Path
         prompt = (*prompt, *watched.tokens, *tokens(rng, 20, 20))
 
 
+@pytest.mark.thorough
 def test_random_conversations_with_restarts_are_what_they_are_without_a_cache(
     resources, tally, tmp_path: Path
 ):

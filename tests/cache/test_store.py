@@ -1,4 +1,4 @@
-"""What is kept lies in one place only, and goes as a whole."""
+"""Everything that is kept lies in one place only, and goes as a whole."""
 
 from __future__ import annotations
 

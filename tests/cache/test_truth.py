@@ -84,6 +84,7 @@ def counting(resources: EngineResources) -> tuple[Cached, list[int]]:
     return Cached(resources, network=network), forwarded
 
 
+@pytest.mark.sample(2)
 def test_cached_tokens_are_those_that_were_not_computed(resources):
     """A reply of n tokens takes a step for the last token of its prompt, and one for each of its own."""
     engine, forwarded = counting(resources)
@@ -97,6 +98,7 @@ def test_cached_tokens_are_those_that_were_not_computed(resources):
         assert told.prompt - 1 - told.cached == sum(forwarded) - 1 - 5
 
 
+@pytest.mark.sample(2)
 def test_a_conversation_computes_only_what_is_new(resources):
     engine, rng = Cached(resources), random.Random(2)
     prompt = tokens(rng, 150, 150)
@@ -130,6 +132,7 @@ def test_requests_that_start_together_compute_what_they_share_once(resources, ta
         tally.compare(watched.tokens, reference(plain, prompt, 6))
 
 
+@pytest.mark.sample(2)
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(resources, tally):
     engine, prompt = Cached(resources), tokens(random.Random(5), 400, 400)
     engine.say((1, 2, 3))
@@ -213,7 +216,7 @@ def test_after_a_cache_has_failed_it_is_used_again(resources, tally, method):
 
 @pytest.mark.sample(5)
 def test_a_token_that_no_way_to_compute_gives_is_wrong(resources):
-    """What a comparison lets pass as a tie inside of the network has to be said without a cache."""
+    """A token that a comparison lets pass as a tie inside of the network has to be said without a cache."""
     ids = tokens(random.Random(9), 90, 90)
     said = reference(Stepper(resources), ids, 1).ids[0]
     assert says_too(resources.network, ids, said)

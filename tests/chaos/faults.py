@@ -71,7 +71,7 @@ class Recorded(Generation):
 
 
 class Faults:
-    """What breaks, and when.
+    """The faults to cause, and their times.
 
     Args:
         poison: the network raises whenever it is fed this token.
@@ -142,7 +142,7 @@ class Faults:
     def planted(self) -> Generator[None]:
         """Every application that starts now is breakable."""
         with (
-            patch("start_llm.app.EngineResources", self._resources),
+            patch("start_llm.model_runtime.EngineResources", self._resources),
             patch("start_llm.engine.engine.Generation", self._note),
         ):
             yield
@@ -199,7 +199,7 @@ class _Errand(CacheProbe):
 
 
 def on_engine_thread[T](engine: Engine, run: Callable[[], T]) -> T:
-    """What `run` returns there.
+    """Return the result of `run` there.
 
     Raises:
         AssertionError: `run` did.

@@ -75,7 +75,7 @@ TROUBLES = (
 
 @dataclass
 class Outcome:
-    """What a stretch came to. `problems` has a sentence for each thing that must not be."""
+    """The result of a stretch. `problems` has a sentence for each thing that must not be."""
 
     name: str
     seconds: float = 0.0
@@ -93,7 +93,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Who comes.
+    """The clients of a stretch.
 
     Attributes:
         every_s: seconds between two faults, about.
@@ -163,7 +163,7 @@ def _free_port() -> int:
 
 
 def _settled(before: Held) -> Held:
-    """What is held once all threads had a moment to end."""
+    """Return the resources once all threads had a moment to end."""
     deadline = time.monotonic() + 10
     while before.differences(now := Held.now()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -201,7 +201,7 @@ class _Stretch:
         self._crowd = crowd
         self._rng = rng
         self._outcome = outcome
-        self._engine: Any = server.app._engine
+        self._engine: Any = server.app.runtime.engine
         self._proxy: Any = server.app._proxy
         self._kills = 0
         self._is_dying = False
@@ -225,7 +225,7 @@ class _Stretch:
         now = self._quiet((threads, descriptors))
         for name, first, last in zip(("threads", "descriptors"), (threads, descriptors), now, strict=False):
             if first != last:
-                self._outcome.problems.append(f"{name} of the running server: {first} before, {last} after")
+                self._outcome.problems.append(f"{name}: {first - last} have gone, {last - first} are new")
         self._outcome.active = (active, now[2])
         if abs(now[2] - active) > 0.02 * active:
             self._outcome.problems.append(f"MLX held {active:,} bytes, and {now[2]:,} after")
@@ -237,12 +237,12 @@ class _Stretch:
             self._server.get(path)
         self._server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2})
 
-    def _quiet(self, expected: tuple[Any, int] | None = None) -> tuple[Any, int, int]:
+    def _quiet(self, expected: tuple[Any, Any] | None = None) -> tuple[Any, Any, int]:
         """Threads and descriptors once nobody is connected but the proxy, and MLX's bytes with no cache."""
 
-        def now() -> tuple[Any, int]:
+        def now() -> tuple[Any, Any]:
             held = Held.now()
-            return Counter(re.sub("[0-9]+", "", name) for name in held.threads), held.descriptors
+            return Counter(re.sub("[0-9]+", "", name) for name in held.threads), Counter(held.descriptors)
 
         if expected:
             _until(lambda: now() == expected, 15)

@@ -12,7 +12,7 @@ from tests.chaos.talk import Account, Endpoints
 from tests.server.client import Client, CutOff, message
 
 _NO_LONGER = (OSError, CutOff, ValueError)
-"""What a connection that is half dead may raise."""
+"""Errors that a connection which is half dead may raise."""
 _MARGIN_S = 10.0
 
 

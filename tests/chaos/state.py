@@ -1,10 +1,11 @@
-"""What a process holds: threads, descriptors, memory, children, temporary files. Linux only."""
+"""The resources of a process: threads, descriptors, memory, children, temporary files. Linux only."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,15 +16,15 @@ from pathlib import Path
 import mlx.core as mx
 
 _KERNELS = "mlx"
-"""Where MLX puts what it compiles, for as long as the machine likes."""
+"""MLX puts what it compiles here, for as long as the machine likes."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What is there after all is over has to be what was there before."""
+    """Resources of a process. After all is over they have to be what they were before."""
 
     threads: tuple[str, ...]
-    descriptors: int
+    descriptors: tuple[str, ...]
     children: tuple[str, ...]
     files: tuple[str, ...]
 
@@ -32,7 +33,7 @@ class Held:
         gc.collect()
         return cls(
             tuple(sorted(thread.name for thread in threading.enumerate())),
-            len(list(Path("/proc/self/fd").iterdir())),
+            tuple(sorted(_descriptors())),
             tuple(sorted(_children())),
             tuple(
                 sorted(file.name for file in Path(tempfile.gettempdir()).iterdir() if file.name != _KERNELS)
@@ -45,6 +46,18 @@ class Held:
             for name in ("threads", "descriptors", "children", "files")
             if getattr(self, name) != getattr(now, name)
         ]
+
+
+def _descriptors() -> Iterator[str]:
+    """What the open descriptors of this process are: files by their paths, others by their kinds.
+
+    Without what is read of `/proc`: fixtures of other tests watch their proxies in there.
+    """
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            name = str(descriptor.readlink())
+            if not name.startswith("/proc/"):
+                yield re.sub("[0-9]+", "", name)
 
 
 def _children() -> Iterator[str]:

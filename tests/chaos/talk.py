@@ -24,7 +24,7 @@ type Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where clients go.
+    """The ports that clients use.
 
     Attributes:
         proxy_port: 0 if there is no proxy.
@@ -47,7 +47,7 @@ class Heard:
 
 @dataclass
 class Account:
-    """What all clients have met. Safe to use from any thread."""
+    """Everything that all clients have met. Safe to use from any thread."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     problems: list[str] = field(default_factory=list[str])

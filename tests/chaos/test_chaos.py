@@ -14,6 +14,7 @@ QUICK = Crowd(talkers=3, rude=4, every_s=0.3, kill_s=0, least=5, sampled=15)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc, which this system does not have")
+@pytest.mark.thorough
 def test_nothing_is_left_broken_after_trouble(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model("qwen3", hidden=64, layers=2)
     trouble = Trouble("a small cache", {"cache_bytes": 3 * 2**20})

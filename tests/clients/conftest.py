@@ -1,4 +1,4 @@
-"""Where the clients are, and one server for all of them: on its own port, and through the proxy."""
+"""The installed clients, and one server for all of them: on its own port, and through the proxy."""
 
 from __future__ import annotations
 

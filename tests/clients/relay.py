@@ -24,7 +24,7 @@ _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 
 
 def can_be_alone(environment: Mapping[str, str]) -> bool:
-    """Whether this machine lets us make such a namespace.
+    """True if this machine lets us make such a namespace.
 
     Args:
         environment: of the command. A library that is preloaded and starts threads makes the kernel refuse.

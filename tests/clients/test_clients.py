@@ -42,7 +42,7 @@ def test_three_turns(name: str, port: int, endpoints: Endpoints, clients_home: P
 def test_the_older_claude_changes_its_header_with_every_request(
     endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
-    """What `test_three_turns` says of it would say nothing otherwise."""
+    """Without this, `test_three_turns` would say nothing about it."""
     agent, tunnel = installed(AGENTS["claude-2.1.126"], clients_home), Tunnel(endpoints.ports[8080])
     (turn,) = converse(agent, clients_home, tunnel.port, endpoints.trace, tmp_path, turns=1)
     tunnel.close()

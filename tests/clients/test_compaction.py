@@ -79,7 +79,7 @@ def test_codex_does_not_compact_after_every_step(
 
 
 class Overflow(NamedTuple):
-    """What a client does when a prompt has become too long before it saw that.
+    """The reaction of a client to a prompt that has become too long before it saw that.
 
     Attributes:
         agent: the client; one that is not launched has not been told how small the window is.

@@ -1,4 +1,4 @@
-"""What the tests with real clients stand on, without them."""
+"""The harness of the tests with real clients, tried without them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,22 @@ from tests.clients.model import (
     SUMMARY,
     write_agents_model,
 )
+from tests.clients.pictures import (
+    LOOK,
+    OPENERS,
+    PICTURE,
+    SEEN,
+    Opener,
+    Witness,
+    places,
+    png,
+    write_seeing_model,
+)
 from tests.clients.table import AGENTS, Place
 from tests.clients.talk import _run, efficiency
 from tests.http.forms import tool
 from tests.http.reading import post
+from tests.images.files import data_url
 from tests.serving import Server, serving
 
 PATH = {"PATH": "/usr/bin:/bin"}
@@ -39,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, thinking: bool):
     tools = [tool("other"), tool(name, **dict.fromkeys(CALLS[name][1], "string"))]
     messages = [{"role": "user", "content": f"{QUESTION} (1)"}]
@@ -131,3 +144,51 @@ def test_a_client_is_told_of_nothing_but_its_own_place(name: str, tmp_path: Path
     assert [url for url in urls if not url.startswith(place.url)] == []
     assert "hello" in agent.first(place, "hello")
     assert "hello" in agent.later(place, "hello")
+
+
+# -------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.fixture(scope="module")
+def witness() -> Witness:
+    return Witness()
+
+
+@pytest.fixture(scope="module")
+def seeing(witness: Witness, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(write_seeing_model(tmp_path_factory.mktemp("seeing")), witness.app) as one:
+        yield one
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.sample(4)
+def test_a_picture_is_opened_and_described(seeing: Server, witness: Witness, opener: Opener):
+    file = png(OPENERS.index(opener))
+    tools = [tool("other"), tool(opener.tool, **{opener.argument: "string"})]
+    messages: list[Any] = [{"role": "user", "content": f"{LOOK} (1)"}]
+    said = post(seeing, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
+    (call,) = said["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        opener.tool,
+        {opener.argument: PICTURE},
+    )
+    image = {"type": "image_url", "image_url": {"url": data_url(file)}}
+    messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": [image]}]
+    witness.new_prompts()
+    for aside in ([], [{"role": "user", "content": "Nobody asked for this."}]):
+        asked = {"messages": [*messages, *aside], "tools": tools}
+        assert post(seeing, asked).json["choices"][0]["message"]["content"] == SEEN
+    for prompt in witness.new_prompts():
+        (shown,) = prompt.images
+        assert (shown.image.data, shown.size) == (file, (320, 200))
+        assert shown.tokens == witness.names_of(file) != witness.names_of(png(99))
+
+
+def test_where_images_stand_is_read_from_a_prompt():
+    image = "<|vision_start|>[image]<|vision_end|>"
+    prompt = (
+        f"<|im_start|>system\nA {image}<|im_end|>\n<|im_start|>user\n{image} and {image}<|im_end|>\n"
+        f"<|im_start|>user\n<tool_response>\nno\n</tool_response>\n<tool_response>\n{image}\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert places({"prompt": prompt, "images": 4}) == ["system", "user", "user", "tool"]

@@ -23,7 +23,7 @@ OWN: Mapping[str, str] = {
     ".openclaw/openclaw.json": '{"agents": {"defaults": {"model": {"primary": "elsewhere/model"}}}}',
     ".pi/agent/settings.json": '{"defaultProvider": "elsewhere", "defaultModel": "model"}',
 }
-"""What the user of the clients has written, and leads them elsewhere. opencode adds the schema itself."""
+"""A user's own configuration, which leads elsewhere. opencode adds the schema itself."""
 _PACKAGES = {".gitignore", "bun.lock", "node_modules", "package.json", "package-lock.json"}
 """opencode's, for plugins, wherever a configuration of it stands."""
 

@@ -32,8 +32,7 @@ from tests.clients.party import Guest, Visit, ask_all, invite
 from tests.clients.slow import Brake
 from tests.clients.table import AGENTS, LAUNCHED, Agent
 from tests.clients.talk import Line, Trace
-from tests.proxy.conftest import free_port, until
-from tests.proxy.test_launcher import answers
+from tests.proxy.conftest import answers, free_port, until
 from tests.serving import wait_for_health
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
@@ -53,7 +52,7 @@ GIVE_UP = {
     ("codex", 4000),
     ("opencode", 8080),
 }
-"""Who does not wait for five minutes without a sign of life from the server. LiteLLM has its own sign, a
+"""Clients that give up within five minutes without a sign of life of the server. LiteLLM has its own, a
 comment, which all but Codex count."""
 
 
@@ -145,7 +144,7 @@ def requests(place: Place, visits: Sequence[Visit]) -> dict[tuple[str, int], int
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """What became of all who waited, with signs of life and without.
+    """The fate of all who waited, with signs of life and without.
 
     Attributes:
         efficiency: share of what the first server computed until then that had to be computed.
@@ -214,7 +213,7 @@ def test_a_full_queue_is_come_back_to_when_it_was_said(
     name: str, nominal_port: int, lively: Place, tmp_path: Path
 ):
     guest = guest_of(name, nominal_port, lively, tmp_path)
-    engine, full = lively.endpoints.server.app._engine, FullAtFirst()
+    engine, full = lively.endpoints.server.app.runtime.engine, FullAtFirst()
     assert engine is not None
     usual, engine._max_waiting = engine._max_waiting, cast("int", full)
     try:
@@ -237,7 +236,7 @@ def test_what_was_read_for_a_client_that_left_is_not_read_again(
     """One of each protocol."""
     guest, metrics = (
         guest_of(name, nominal_port, lively, tmp_path),
-        lively.endpoints.server.app._engine_metrics,
+        lively.endpoints.server.app.runtime.metrics.engine,
     )
     rules = "".join(f"- {secrets.token_hex(3)} {secrets.token_hex(3)}\n" for _ in range(RULES))
     for file in ("AGENTS.md", "CLAUDE.md"):

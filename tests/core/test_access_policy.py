@@ -1,4 +1,4 @@
-"""Who is let in, and what a body has to say of itself."""
+"""The access policy, and the headers that a body needs."""
 
 import hmac
 
@@ -15,7 +15,7 @@ OUTSIDE = "192.168.1.5"
 def admits(
     access_policy: AccessPolicy, address: str = HERE, *, asks_key: bool = True, **headers: str
 ) -> bool:
-    """Whether it lets a request with these headers in. `x_api_key` is x-api-key."""
+    """True if it lets a request with these headers in. `x_api_key` is x-api-key."""
     try:
         access_policy.admit(
             [(name.replace("_", "-"), text) for name, text in headers.items()], address, asks_key=asks_key

@@ -1,4 +1,4 @@
-"""What is put into a table is there after a restart, whole or not at all, and nobody waits for the disk."""
+"""Changes to a table are there after a restart, whole or not at all, and nobody waits for the disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -340,6 +340,7 @@ def assert_whole_or_fresh(path: Path, rows: list[tuple[bytes, bytes]], what: str
     return not found
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_never_changes_a_row(path, tmp_path):
     rows, chance = fill(path, 12), random.Random(7)
     whole, damaged = path.read_bytes(), tmp_path / "damaged.db"
@@ -386,6 +387,54 @@ def test_a_file_in_pieces_or_with_holes_is_read_whole_or_begun_anew(path, tmp_pa
         )
         (here / name).write_bytes(damage)
         assert_whole_or_fresh(here / "a.db", rows, f"{start} {end} {len(damage)}")
+
+
+def states_in_a_log(path: Path, count: int) -> list[list[tuple[bytes, bytes]]]:
+    """Commit so many changes, one after the other; return what there is after each, and leave the log."""
+    left, states = path.parent.with_name("left"), list[list[tuple[bytes, bytes]]]()
+    rows = dict[bytes, bytes]()
+    with opened(path, write_after_s=0.001) as database:
+        table = database.table("things")
+        for number in range(count):
+            key = b"%d" % (number % 5)
+            rows[key] = os.urandom(300)
+            table.put(key, rows[key])
+            wait_until(lambda number=number: database.metrics.written == number + 1)
+            states.append(sorted(rows.items()))
+        shutil.copytree(path.parent, left)
+    return states
+
+
+def torn_logs(log: bytes) -> Iterator[bytes]:
+    """Logs of which not all was written: an end is missing, or whole sectors."""
+    yield from (log[:end] for end in range(0, len(log), 997))
+    for begin in range(0, len(log), 512 * 3):
+        yield log[:begin] + bytes(512) + log[begin + 512 :]
+        yield log[:begin] + bytes(len(log) - begin)
+
+
+def test_a_log_that_was_not_written_whole_gives_an_earlier_state(path, tmp_path):
+    states, here = states_in_a_log(path, 12), tmp_path / "copy"
+    log = (tmp_path / "left" / "a.db-wal").read_bytes()
+    found = list[int]()
+    for torn in torn_logs(log):
+        shutil.rmtree(here, ignore_errors=True)
+        shutil.copytree(tmp_path / "left", here)
+        (here / "a.db-wal").write_bytes(torn)
+        with opened(here / "a.db") as database:
+            found.append([[], *states].index(sorted(kept(database))))
+            assert database.metrics.is_on
+    assert len({*found}) > 10, "one after the other"
+
+
+def test_a_page_of_zeros_is_found(path, tmp_path):
+    rows, damaged = fill(path, 40), tmp_path / "damaged.db"
+    whole = path.read_bytes()
+    fresh = 0
+    for begin in range(0, len(whole), 4096):
+        damaged.write_bytes(whole[:begin] + bytes(4096) + whole[begin + 4096 :])
+        fresh += assert_whole_or_fresh(damaged, rows, f"page at {begin}")
+    assert fresh >= len(whole) // 4096 - 2, "all but those that say nothing"
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"something else " * 1000, bytes(10_000)])

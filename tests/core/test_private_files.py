@@ -1,4 +1,4 @@
-"""What is made is its owner's alone, and a lock ends with its process."""
+"""Private files belong to their owner alone, and a lock ends with its process."""
 
 import os
 import signal

@@ -14,7 +14,7 @@ def model(tiny_model: TinyModel) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def resources(model: LoadedModel) -> EngineResources:
-    """What an engine loop runs: greedy text of this model never ends by itself."""
+    """The resources of an engine loop: greedy text of this model never ends by itself."""
     return EngineResources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,7 +40,7 @@ def standing_still() -> float:
 
 
 def seq_cache_of(caches: list[Any]) -> SequenceCache:
-    """What a sequence gets where nothing is reused."""
+    """Return a sequence's cache where nothing is reused."""
     return SequenceCache(caches, PageTree(1).root(b""))
 
 
@@ -104,7 +105,8 @@ class Stepper:
     ) -> None:
         self.clock = clock
         self.metrics = EngineMetrics()
-        self.inbox = Inbox()
+        self._bell = threading.Event()
+        self.inbox = Inbox(self._bell)
         self._resources = replace(resources, longest_chunk=lambda _: longest_chunk, **changes)
         self.start_loop()
 
@@ -115,7 +117,7 @@ class Stepper:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody was left after the last step; if not, the next one would wait for a request."""
+        """True if anybody was left after the last step."""
         return bool(self.metrics.waiting or self.metrics.active_sequences or self.metrics.prefill)
 
     def submit(self, asked: EngineRequest) -> Watched:
@@ -124,9 +126,11 @@ class Stepper:
         return watched
 
     def step(self, times: int = 1) -> None:
-        """Run steps. Only while there is work, or the loop would wait for some."""
+        """Run steps. If there is no work yet, wait first until something comes in, or is due."""
         with mx.stream(generation_stream):
             for _ in range(times):
+                self._bell.clear()
+                self._bell.wait(self.loop.rest_s or 0)
                 self.loop.step()
 
     def finish(self, *all_watched: Watched, max_steps: int = 2000) -> None:
@@ -161,7 +165,7 @@ class Wrapped:
 
 
 class Breakdown(Exception):
-    """What the tests' networks raise."""
+    """The error that the tests' networks raise."""
 
 
 class FailsOnce:

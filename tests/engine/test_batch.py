@@ -135,7 +135,7 @@ def test_joining_loses_and_doubles_no_token(resources, references, join_at):
 
 
 def test_nobody_waits_for_a_newcomer(resources):
-    """Who decodes already has a token in every step; the newcomer has its first one in the next step."""
+    """Running replies get a token in every step; the newcomer gets its first one in the next step."""
     decoder = Decoder(resources.network, batches=True)
     decoder.add(resting_sequence(resources, PROMPTS[0]))
     assert decode(decoder, 3) == [1, 1, 1]

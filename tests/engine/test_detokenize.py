@@ -15,7 +15,7 @@ def cut(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> list[bytes]:
 
 
 def pieces(tokens: list[bytes], **options: bool) -> list[str]:
-    """What each token adds to the text, and at last what closing adds."""
+    """Return the text that each token adds, and at last the text that closing adds."""
     detokenizer = Detokenizer(tokens.__getitem__, **options)
     return [*(detokenizer.feed(token) for token in range(len(tokens))), detokenizer.close()]
 

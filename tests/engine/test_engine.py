@@ -226,7 +226,7 @@ def test_an_engine_that_dies_leaves_nobody_waiting(resources):
 
 
 def on_another_thread(action: Any) -> Any:
-    """What `action` gives, or the exception that it raises."""
+    """Return the result of `action`, or the exception that it raises."""
     result: list[Any] = []
 
     def run() -> None:
@@ -340,7 +340,7 @@ print(after[0] >= before[0], after[1] == before[1])
 
 
 @pytest.mark.parametrize("limit", [256, 9000])
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 def test_loading_a_model_never_lowers_the_limit_on_open_files(tiny_model, limit):
     """mlx_lm sets it to 2048 when it is imported (lesson 2)."""
     assert run(LIMITS, str(tiny_model("qwen3", hidden=128, layers=2)), str(limit)).stdout == "True True\n"

@@ -1,4 +1,4 @@
-"""What an engine leaves in its prompt cache, read token by token: `tests/mutants` takes these guards away.
+"""Prompt caches as an engine leaves them, read token by token: `tests/mutants` takes these guards away.
 
 The network here keeps each token itself as its KV, and the sum of all of them as its state, so that whatever
 is kept can be compared with the tokens that it is kept for.

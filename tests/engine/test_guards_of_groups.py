@@ -1,4 +1,4 @@
-"""What sequences that share a forward pass may not do to memory, to each other, or to the device's time."""
+"""Guards of sequences that share a forward pass: memory, each other's replies, and the device's time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup, Decoder
-from start_llm.engine.cost import SequenceCost
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply import ReplyWriter
 from start_llm.engine.resources import EngineResources

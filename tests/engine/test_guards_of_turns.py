@@ -1,4 +1,4 @@
-"""What lets requests share one engine: `tests/mutants` takes these guards away."""
+"""Guards of requests that share one engine: `tests/mutants` takes these guards away."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed, Finished, Restored
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
-from start_llm.engine.cost import SequenceCost
 from start_llm.engine.resources import EngineResources, TimeLimits
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request
@@ -227,7 +227,7 @@ def test_who_cannot_even_be_given_up_is_told_once(times: int, monkeypatch: pytes
         engine.step()
     monkeypatch.undo()
     if times == 4:
-        engine.loop._fail_the_rest()
+        engine.loop.fail_the_rest()
     told = [*sequences, prefilled, waiting]
     assert [sum(isinstance(event, Failed) for event in one.look()) for one in told] == [1] * 5
     left = [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active]

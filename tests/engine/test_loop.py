@@ -448,6 +448,8 @@ def test_stopping_fails_what_is_left_at_every_stage(resources):
     everyone.append(stepper.submit(engine_request(SHORT[4], 5)))
     stepper.inbox.put(StopRequest())
     late = stepper.submit(engine_request(SHORT[5], 5))
-    stepper.loop.run()
+    stepper.step()
+    assert stepper.loop.is_stopping
+    stepper.loop.finish()
     for watched in [*everyone, late]:
         assert watched.look()[-1] == Failed(STOPPING)

@@ -1,4 +1,4 @@
-"""What a sequence costs is known before it is computed; what the machine lacks is read as it is told."""
+"""A sequence's cost is known before it is computed; memory that the machine lacks is read as it is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLENTY = 10**15
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5", "gpt_oss", "glm4_moe_lite"])
-@pytest.mark.sample(6)
+@pytest.mark.thorough
 def test_the_cost_of_a_prompt_is_what_its_caches_then_hold(tiny_model: TinyModel, family: str):
     model = load(tiny_model(family, hidden=128, layers=4))
     layers = Layers(model.network, room=4)

@@ -115,7 +115,7 @@ def chunkings(text: str) -> Iterator[list[str]]:
 
 
 def is_open(text: str, reasoning: ReasoningLimit) -> bool:
-    """Whether a reply that has come this far is in its reasoning, read from the whole of it."""
+    """True if a reply that has come this far is in its reasoning, read from the whole of it."""
     if not reasoning.starts_open:
         if not text.lstrip().startswith(reasoning.opening):
             return False
@@ -166,7 +166,7 @@ def test_a_long_reply_is_not_kept(piece, starts_open):
 
 
 def dictations(tokens: list[bytes | int], reasoning: ReasoningLimit, **options: Any) -> list[list[int]]:
-    """What is dictated after each token of a reply; a number is a token id without bytes."""
+    """Return the tokens forced after each token of a reply; a number is a token id without bytes."""
     names = {index: token for index, token in enumerate(tokens) if isinstance(token, bytes)}
     asked = engine_request((1, 2, 3), 100, reasoning=reasoning, **options)
     writer = ReplyWriter(asked, lambda token: names.get(token, b""), frozenset({END}))

@@ -315,6 +315,7 @@ def joined(stepper: Stepper) -> list[Any]:
 
 @pytest.mark.parametrize("before", [alone, joining], ids=["alone", "joining"])
 @pytest.mark.parametrize("after", [alone, joined], ids=["undisturbed", "joined"])
+@pytest.mark.thorough
 def test_penalties_do_not_depend_on_how_the_prompt_was_computed(
     resources, long_prompt, penalised, before: Callable[[Stepper], Any], after: Callable[[Stepper], Any]
 ):

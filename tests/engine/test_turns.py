@@ -13,8 +13,8 @@ import pytest
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished, Prefilling, Restored, Usage
 from start_llm.core.sampling import Sampling
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
-from start_llm.engine.cost import SequenceCost
 from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.schedule import Schedule
@@ -126,7 +126,7 @@ def test_a_session_does_not_owe_what_was_given_up_a_moment_ago():
 
 
 def computed_beside(*, is_given_up: bool) -> list[str]:
-    """Who is served first, while a long prompt of one session is being computed."""
+    """Return who is served first while a long prompt of one session is being computed."""
     schedule = Schedule(Clock())
     long, another, short = (
         Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
@@ -179,6 +179,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_and_nothing_is_computed_twi
         Tally().compare(watched.tokens, references[watched.generation.request.prompt.ids])
 
 
+@pytest.mark.thorough
 def test_counts_of_the_cache_do_not_know_of_the_interruption(resources):
     counts = []
     for asked in (None, PROMPTS[0]):
@@ -199,6 +200,7 @@ def test_counts_of_the_cache_do_not_know_of_the_interruption(resources):
     assert counts[0] == counts[1] == (1, len(LONG), len(LONG), 0)
 
 
+@pytest.mark.thorough
 def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(resources):
     for known in (0, 690):
         stepper = cached(resources, clock=Clock())
@@ -208,6 +210,7 @@ def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(resourc
         assert stepper.metrics.prefilled_tokens == len(LONG) - 1 + 1
 
 
+@pytest.mark.thorough
 def test_a_prompt_is_not_stopped_for_one_that_has_no_room(resources):
     """It goes on, and the one that would be due first waits for the reply that has the room."""
     admission = Admission(usable_bytes=10 * (2000 + len(LONG)), cost=COST)
@@ -224,6 +227,7 @@ def test_a_prompt_is_not_stopped_for_one_that_has_no_room(resources):
     stepper.finish(large)
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(resources):
     stepper = cached(resources, clock=Clock(step=0.01))
     stepper.finish(stepper.submit(engine_request(range(1000, 1200), 1)))  # so that its speed is known
@@ -444,6 +448,7 @@ def test_a_reply_that_takes_too_long_ends_and_the_others_go_on(resources, refere
     assert again.ending.usage.cached >= len(PROMPTS[0]) + len(old.tokens) - 1
 
 
+@pytest.mark.thorough
 def test_time_in_which_it_is_not_its_turn_does_not_count(resources):
     clock = Clock(0.02)
     time_limits = TimeLimits(preempt_after_s=1, deadline_s=20)

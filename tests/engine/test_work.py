@@ -1,4 +1,4 @@
-"""What a chunk of a prompt takes while it is computed, and how long one may be for it."""
+"""The memory and time of a prompt's chunk while it is computed, and the longest chunk that they allow."""
 
 from itertools import count
 
@@ -29,7 +29,7 @@ def test_the_longest_chunk_shrinks_as_the_context_grows_and_never_vanishes():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5", "gpt_oss", "glm4_moe_lite"])
-@pytest.mark.sample(15)
+@pytest.mark.thorough
 def test_what_is_measured_on_short_chunks_tells_what_a_long_one_takes(tiny_model: TinyModel, family: str):
     network = load(tiny_model(family, hidden=128, layers=4)).network
     cost = measure_work(network, Layers(network)).cost
@@ -75,8 +75,9 @@ def test_a_long_chunk_is_not_tried_where_it_would_take_seconds(tiny_model: TinyM
     assert [chunk.tokens for chunk in chunks] == [64, 64, 128]
 
 
+@pytest.mark.thorough
 def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch):
-    """What is kept free for computing is not another number when the machine was busy at the start."""
+    """A machine that was busy at the start keeps the same number of bytes free for computing."""
 
     def taken(chunk: Chunk) -> int:
         return COST.bytes_of(chunk.tokens, chunk.before) + (10**6 if chunk.tokens > 128 else 0)
@@ -92,6 +93,7 @@ def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel, monke
     assert slow.cost.bytes_of(2048, 30_000) == pytest.approx(COST.bytes_of(2048, 30_000), rel=0.2)
 
 
+@pytest.mark.thorough
 def test_a_cache_of_an_unknown_class_is_tried_as_it_is(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ):

@@ -37,7 +37,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked.
+    """A request, whatever its protocol.
 
     Attributes:
         system: its text.

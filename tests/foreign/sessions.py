@@ -32,7 +32,7 @@ _RESULTS = ("{}    return {}", "{}        return {}", "{}return {}\n\n", "{}\tre
 
 type Ports = tuple[int, int | None]
 type Prompt = Callable[[], str]
-"""What the model read last."""
+"""The prompt that the model read last."""
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Sessions:
                 session.named, session.is_name_shared = {"session_id": "default"}, True
 
     def _fork(self, session: Session, other: Session) -> None:
-        """What the other one has said, reasoning and been told up to a question is this one's too."""
+        """Take over everything that the other one has said, reasoned and been told up to a question."""
         self.counts["forks"] += 1
         ends = [end for end, one in enumerate(other.messages, 1) if one.role == "user"]
         session.form, session.temperature, session.said = other.form, other.temperature, dict(other.said)
@@ -203,7 +203,7 @@ class Sessions:
         return Message("user", f"{indent}w{self._random.randrange(3)}w, please?")
 
     def _change(self, session: Session, chance: float) -> None:
-        """What it says of now."""
+        """Change a value that the client says of now."""
         if self._maybe(chance):
             session.day += 1
         for name in ("chat", "status", "rules"):
@@ -301,7 +301,7 @@ class Sessions:
 
 _NO_ID = _envelope("").replace('  "message_id": "",\n', "")
 _LEFT_OUT = ("Conversation info", "<system-reminder>")
-"""Where a line may be gone in what the client sends, and still stand in the prompt."""
+"""Lines that may be gone in what the client sends, and still stand in the prompt."""
 
 
 def _calls(messages: list[Message]) -> Iterator[Call]:

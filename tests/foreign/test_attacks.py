@@ -1,4 +1,4 @@
-"""What one conversation says is never read in another one: prompts as the engine was given them."""
+"""A conversation's words are never read in another one: prompts as the engine was given them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.http.test_conversations import REPLY_TOKENS, Message, Talk, talking, 
 from tests.sdk.endpoints import DIRECT, KEY, MODEL, PROXIED, Endpoint, Endpoints
 from tests.serving import AS_JSON, serving
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 REST = "Be brief and say what you see. " * 8
 
@@ -98,7 +98,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
     form, ann, bob = LINES[line]
     reply, _ = talk.said(asked(form.format(ann, ann)))
@@ -108,6 +108,7 @@ def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
     assert form.format(bob, bob) in read
 
 
+@pytest.mark.sample(4)
 def test_what_stands_beside_run_statistics_is_content(talk: Talk):
     def stats(token: str) -> list[Message]:
         return [*asked("Go on.")[:1], user(f"Done.\nStats: runtime 12s host=a token={token}\nGo on.")]
@@ -221,7 +222,7 @@ SPACES = {
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("named", [{}, {"session_id": "files"}], ids=["no name", "one name"])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_white_space_of_a_result_is_what_the_tool_wrote(
     talk: Talk, anew: Anew, space: str, named: dict[str, Any]
 ):
@@ -309,10 +310,10 @@ def arguments_of(reply: Message) -> Any:
 
 
 @pytest.mark.parametrize("names", NAMES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_reasoning_is_read_in_its_own_conversation_alone(thinker: Talk, names: str):
     first, second = NAMES[names]
-    words = f"Thoughts of {names}."
+    words = f"Reasoning of {names}."
     alpha, beta = (about("git status", secret, words) for secret in ("alpha-secret", "beta-own"))
     (reply_a, reasoning_a), (reply_b, reasoning_b) = (
         with_call(thinker, alpha, **first), with_call(thinker, beta, **second)
@@ -397,7 +398,7 @@ def test_who_shows_a_name_that_this_server_made_goes_on(
 
 
 def messaging(talk: Talk, secret: str, messages: Sequence[Message]) -> Any:
-    first, asked = about("git status", secret, "A greedy thought.")
+    first, asked = about("git status", secret, "Greedy reasoning.")
     body = {
         "system": first["content"],
         "messages": [asked, *messages],

@@ -23,7 +23,7 @@ def traced(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.mark.parametrize("at_once", [2, 3, 8])
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_no_session_reads_what_another_one_says_and_each_reads_all_that_it_says(
     traced: tuple[Server, Trace], at_once: int
 ):

@@ -51,7 +51,7 @@ def replies_of(trait: str) -> list[Message]:
 
 @dataclass
 class Session:
-    """What came of it.
+    """The result of a session.
 
     Attributes:
         shared, computed: tokens of each prompt that stand at the beginning of the next one, and all of them.
@@ -142,6 +142,7 @@ THINKING = pytest.mark.parametrize("on", [True, False])
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
+@pytest.mark.sample(4)
 def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work(replies)
@@ -153,6 +154,7 @@ def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
+@pytest.mark.sample(8)
 def test_a_second_question_goes_on_from_all_that_was_computed(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work([*replies, *replies])

@@ -19,14 +19,15 @@ type Body = dict[str, Any]
 FORM = FORMS["hermes"]
 TRAIT = FORM.trait
 SCRIPTS = {**reasoning_texts(FORM), **answers(FORM)}
-STARTS = {FORM.tail: "Whatever was asked, this is said. ⚓", FORM.tail_off: "Nothing was thought of it."}
+STARTS = {FORM.tail: "Whatever was asked, this is said. ⚓", FORM.tail_off: "Nothing was reasoned about it."}
 CHAT, TEXT, MESSAGES, RESPONSES = "chat", "text", "messages", "responses"
+DOWNLOAD = "download"
 _ECHOES = Path(__file__).resolve().parent.parent / "tests" / "transcripts" / "echoes"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a reply has to say, word for word."""
+    """The words that a reply has to say."""
 
     reasoning: str = ""
     text: str = ""
@@ -38,14 +39,14 @@ EXPECTED = {
     "call": Expected(calls=(PATH,)),
     "pair": Expected(calls=(PATH, OTHER)),
     "prose": Expected(text=PROSE, calls=(PATH,)),
-    "thought": Expected(reasoning=REASONING, text=ANSWER),
-    "thought_call": Expected(reasoning=REASONING, calls=(PATH,)),
+    "reasoned": Expected(reasoning=REASONING, text=ANSWER),
+    "reasoned_call": Expected(reasoning=REASONING, calls=(PATH,)),
 }
 
 
 def scripted(protocol: str, script: str, random: Random) -> Body:
     """A conversation whose next reply is known."""
-    thinks = script.startswith("thought")
+    thinks = script.startswith("reasoned")
     return _SCRIPTED[protocol](random, script, thinks) | {"stream": random.random() < 0.5}
 
 
@@ -167,13 +168,20 @@ def _anthropic(tool: Body) -> Body:
     return {"name": function["name"], "description": "What for.", "input_schema": function["parameters"]}
 
 
+def _download(random: Random) -> Body:
+    """Of a repository that is nowhere: no test asks the hub."""
+    return {"repo_id": f"nobody/{random.choice(('deep', 'sea', 'light'))}"}
+
+
 _VALID: dict[str, Callable[[Random], Body]] = {
     CHAT: _chat,
     TEXT: _text,
     MESSAGES: _messages,
     RESPONSES: _response,
+    DOWNLOAD: _download,
 }
 _LIMITS = {CHAT: "max_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
+_LIMITS |= {DOWNLOAD: "unknown"}
 
 _SCHEMA = {
     "type": "object",
@@ -189,6 +197,7 @@ _FORMS: dict[str, Sequence[Body]] = {
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "deep", "schema": _SCHEMA}}},
     ),
+    DOWNLOAD: ({},),
     TEXT: ({},),
     MESSAGES: (
         {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},

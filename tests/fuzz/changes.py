@@ -1,4 +1,4 @@
-"""What can be wrong with a body: values that nobody expects, in places where they do not belong."""
+"""Ways to break a body: values that nobody expects, in places where they do not belong."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _schema(random: Random) -> Any:
 
 
 def _demanded(random: Random) -> Body:
-    """What a reply has to be, by all the names that there are for it."""
+    """Return the form that a reply must have, by all the names that there are for it."""
     schema, name = _schema(random), random.choice(("read", *_TEXTS))
     form = {"type": random.choice(("json_schema", "json_object", *_TEXTS)), "schema": schema, "name": name}
     return random.choice(

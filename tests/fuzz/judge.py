@@ -1,4 +1,4 @@
-"""What a reply may be, whatever was asked."""
+"""Judge a reply, whatever was asked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def strict(body: bytes) -> Any:
 
 
 def _check_refusal(asked: Request, status: int, told: Any) -> None:
-    if status == 200:
+    if status in (200, 202):
         return
     if told.get("type") == "error":
         assert told.keys() == {"type", "error", "request_id"}
@@ -75,7 +75,7 @@ def _check_refusal(asked: Request, status: int, told: Any) -> None:
 
 
 def said(body: Any) -> Expected:
-    """What a reply says, whatever its protocol."""
+    """Return the words of a reply, whatever its protocol."""
     if "output" in body:
         return _said_in_items(body["output"])
     if "content" in body:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -26,7 +26,7 @@ _MAX_TRIES = 80
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong with a request."""
+    """A request that went wrong."""
 
     index: int
     asked: Request
@@ -38,6 +38,7 @@ class Fuzz:
     """All requests of a seed for one server.
 
     Attributes:
+        make: makes the requests.
         counts: requests by kind, and replies by status; None is no reply where none is needed.
         slowest_s: of all requests that were read to their end.
         done: how many requests are over.
@@ -46,6 +47,7 @@ class Fuzz:
     port: int
     seed: int
     requests: int
+    make: Callable[[int, int, Sequence[str]], Request] = request
     failures: list[Failure] = field(default_factory=list[Failure])
     kinds: Counter[str] = field(default_factory=Counter[str])
     statuses: Counter[int | None] = field(default_factory=Counter[int | None])
@@ -69,7 +71,7 @@ class Fuzz:
             while (index := next(indices)) < self.requests:
                 with self._lock:
                     kept = list(self._kept)
-                self._one(line, index, request(self.seed, index, kept))
+                self._one(line, index, self.make(self.seed, index, kept))
 
     def _one(self, line: Line, index: int, asked: Request) -> None:
         began = time.monotonic()

@@ -10,12 +10,24 @@ from random import Random
 from typing import Any, Literal
 
 from start_llm.server.routes import POST_ROUTES, STATUS_ROUTES
-from tests.fuzz.bodies import CHAT, EXPECTED, MESSAGES, RESPONSES, TEXT, Body, Expected, scripted, valid
+from tests.fuzz.bodies import (
+    CHAT,
+    DOWNLOAD,
+    EXPECTED,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    Body,
+    Expected,
+    scripted,
+    valid,
+)
 from tests.fuzz.changes import mutated
+from tests.fuzz.pictures import SEEING, with_pictures
 from tests.server.client import message
 
 type Ending = Literal["read", "read once", "half close", "leave", "reset"]
-"""What a client does that has sent what it sends: read; read, and use the connection for nothing else; say
+"""The client's next step after sending: read; read, and use the connection for nothing else; say
 that it sends no more, and read; go."""
 
 EVERY_NORMAL = 10
@@ -31,9 +43,11 @@ _ASKED = {
     "/v1/responses/input_tokens": RESPONSES,
     "/responses/input_tokens": RESPONSES,
     "/v1/cache/explain": CHAT,
+    "/tokenize": CHAT,
 }
 _ALIASES = {"/chat/completions": CHAT, "/completions": TEXT, "/responses": RESPONSES}
-PROTOCOL_AT = {path: protocol for protocol, path in _PATHS.items()} | _ASKED | _ALIASES
+_BESIDE = {"/downloads": DOWNLOAD, "/v1/adapters": DOWNLOAD, "/detokenize": DOWNLOAD}
+PROTOCOL_AT = {path: protocol for protocol, path in _PATHS.items()} | _ASKED | _ALIASES | _BESIDE
 """Which bodies a path takes. `check_paths` sees to it that no path of the server is left out."""
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PRI get POSTÄ".split()
 _READS = (
@@ -43,6 +57,9 @@ _READS = (
     "/nothing",
     "/v1/responses/resp_none",
     "/responses/x/y",
+    "/fit?model=nothing",
+    "/downloads/x",
+    "/downloads/x/pause",
 )
 
 
@@ -100,6 +117,14 @@ def request(seed: int, index: int, kept: Sequence[str]) -> Request:
     return random.choices(_ABNORMAL, _WEIGHTS)[0](random, kept)
 
 
+def request_with_images(seed: int, index: int, kept: Sequence[str]) -> Request:
+    """Request `index` of a seed, for a model that sees: every tenth has images that it can be shown."""
+    random = Random(f"images {seed} {index}")
+    if index % EVERY_NORMAL == 0:
+        return _pictures(random, (), sound=True)
+    return _pictures(random, kept)
+
+
 # ------------------------------------------------------------------------------------------------ normal ones
 
 
@@ -155,6 +180,20 @@ def _as_it_is(random: Random, kept: Sequence[str]) -> Request:
 def _of_another_protocol(random: Random, kept: Sequence[str]) -> Request:
     _, body = _valid(random, kept)
     return Request(kind="of another protocol", target=_target(random)).with_body(body)
+
+
+def _pictures(random: Random, kept: Sequence[str], *, sound: bool = False) -> Request:
+    """Images of all kinds; some bodies are wrong in other ways too."""
+    protocol = random.choice(SEEING)
+    target = random.choice([path for path, one in PROTOCOL_AT.items() if one == protocol])
+    body = with_pictures(valid(protocol, random), protocol, random, sound=sound)
+    if sound:
+        return Request(kind="normal pictures", target=target).with_body(body)
+    if protocol == RESPONSES and kept and random.random() < 0.3:
+        body["previous_response_id"] = random.choice(kept)
+    if random.random() < 0.3:
+        body = mutated(body, random)
+    return Request(kind="pictures", target=target).with_body(body)
 
 
 _NUMBER = re.compile(rb"(?<=[:\[] )\d+")
@@ -300,6 +339,7 @@ def _gone(random: Random, kept: Sequence[str]) -> Request:
 _TABLE: tuple[tuple[int, Callable[[Random, Sequence[str]], Request]], ...] = (
     (56, _wrong_values),
     (6, _as_it_is),
+    (6, _pictures),
     (3, _of_another_protocol),
     (9, _wrong_text),
     (6, _odd_headers),

@@ -30,7 +30,7 @@ _USAGE = {
 
 
 def read(events: Sequence[Any]) -> Told:
-    """What the stream tells. Whatever its grammar does not allow fails."""
+    """Return the content of the stream. Everything that its grammar does not allow fails."""
     *chunks, last = events
     if isinstance(last, dict) and "error" in last:
         _Reading.of(chunks).read(chunks)

@@ -52,7 +52,7 @@ class Story:
 @st.composite
 def stories(draw: st.DrawFn, *, tools: Sequence[str] = (), thinks: bool = True, fails: bool = False) -> Story:
     """No text stands in two places, so that no two events can change places unseen."""
-    kinds = ["text", *(["thought"] if thinks else []), *(["call"] if tools else [])]
+    kinds = ["text", *(["reasoning"] if thinks else []), *(["call"] if tools else [])]
     drawn = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(1, 3)), max_size=5))
     words, calls = (f"w{number}é" for number in count()), count()
     is_cut = draw(st.booleans())

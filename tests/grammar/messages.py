@@ -71,7 +71,7 @@ class Blocks:
         name = _DELTAS[block["type"]][delta["type"]]
         assert delta.keys() == {"type", name}
         assert delta[name], "an empty text is no change"
-        assert self._last != "signature", "a signature ends a thought"
+        assert self._last != "signature", "a signature ends reasoning"
         self._last = name
         if name == "partial_json":
             self._partial += delta[name]
@@ -83,7 +83,7 @@ class Blocks:
         if block["type"] == "tool_use":
             block["input"] = _complete(self._partial)
         elif block["type"] == "thinking":
-            assert self._last == "signature", "a thought is not sealed"
+            assert self._last == "signature", "reasoning is not sealed"
         else:
             assert block["text"].strip(), "clients drop a text of nothing but white space"
         self._is_open = False
@@ -105,7 +105,7 @@ def _complete(text: str) -> Any:
 
 
 def read(events: Sequence[Json]) -> Told:
-    """What the stream tells. Whatever its grammar does not allow fails."""
+    """Return the content of the stream. Everything that its grammar does not allow fails."""
     start, *middle, last = [event for event in events if event != _PING]
     assert events[0] == start, "a ping comes before the start"
     assert events[-1] == last, "something follows the end"
@@ -161,7 +161,7 @@ def named_events(body: bytes) -> list[Json]:
 
 
 def without_ids(message: Json) -> Json:
-    """What two replies with the same words have in common. A signature has the name of its reply in it."""
+    """Return what replies with the same words have in common. A signature contains its reply's name."""
     content = [
         {name: bool(value) if name == "signature" else value for name, value in block.items() if name != "id"}
         for block in message["content"]

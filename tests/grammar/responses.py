@@ -35,7 +35,7 @@ def named_events(body: bytes) -> Iterator[Event]:
 
 
 def read(events: Sequence[Event]) -> Told:
-    """What the stream tells. Whatever its grammar does not allow fails."""
+    """Return the content of the stream. Everything that its grammar does not allow fails."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     first, second, *rest = events
     expect(first, type="response.created")
@@ -68,7 +68,7 @@ def put_together(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _same_head(first: Mapping[str, Any], last: Mapping[str, Any]) -> None:
-    """What is told of a response at first is told of it at the end, but for what came of it."""
+    """A response has at its end everything that it had at first, except its outcome."""
     assert {name: last[name] for name in first if name not in _GROWS} == {
         name: value for name, value in first.items() if name not in _GROWS
     }

@@ -12,12 +12,12 @@ DONE = "[DONE]"
 _OTHER_EACH_TIME = re.compile(r"(^|_)id$|^created$|_at$|^sequence_number$|^signature$|^encrypted_content$")
 
 COMPLAINTS = (AssertionError, KeyError, IndexError, TypeError, ValueError)
-"""What a reader raises that meets something else than the grammar has."""
+"""Errors that a reader raises if it meets something that the grammar does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a stream tells.
+    """The content of a stream.
 
     Attributes:
         body: of the reply, as if it had not been streamed; None if it failed.

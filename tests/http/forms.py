@@ -40,7 +40,7 @@ PATH: Call = ("read", {"path": "all of the seas/Øresund 🐡.txt", "line": 7})
 OTHER: Call = ("write", {"text": 'a "b"\n\\ c'})
 LONG: Call = ("write", {"text": LONG_TEXT})
 UNKNOWN: Call = ("erase", {"path": "everything"})
-REASONING_OF: Call = ("read", {"path": "in a thought", "line": 1})
+REASONING_OF: Call = ("read", {"path": "in reasoning", "line": 1})
 
 
 def _json(value: object) -> str:
@@ -159,7 +159,7 @@ def _action(call: Call) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What a family writes.
+    """The texts of a family.
 
     Attributes:
         trait: the template, in `tests/templates`.
@@ -411,9 +411,9 @@ def reasoning_texts(form: Form) -> dict[str, str]:
     if not form.thinks:
         return {}
     return {
-        "thought": form.reasoning(REASONING) + form.answer(ANSWER),
-        "thought_call": form.reasoning(REASONING) + form.calls(PATH),
-        "call_in_thought": form.reasoning(reasoning_of_a_call(form)) + form.answer(ANSWER),
+        "reasoned": form.reasoning(REASONING) + form.answer(ANSWER),
+        "reasoned_call": form.reasoning(REASONING) + form.calls(PATH),
+        "call_in_reasoning": form.reasoning(reasoning_of_a_call(form)) + form.answer(ANSWER),
     }
 
 

@@ -30,7 +30,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a reply says."""
+    """The content of a reply."""
 
     content: str = ""
     reasoning: str = ""

@@ -26,7 +26,7 @@ from tests.http.reading import QUESTION, REPORT, Heard, Said, post, said_whole
 from tests.http.scripts import asking
 from tests.templates.traits import TRAITS
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 EVERY = list(FORMS)
 STREAMING = [name for name, form in FORMS.items() if form.streams]
@@ -48,6 +48,7 @@ def written(name: str, script: str) -> str:
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
+@pytest.mark.sample(4)
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
     said = hearing(name, script).said
     assert said.content or said.calls
@@ -85,7 +86,7 @@ def test_text_before_a_call_comes_first(name, hearing: Hearing):
 
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearing):
-    heard = hearing(name, "thought_call")
+    heard = hearing(name, "reasoned_call")
     assert (heard.said.reasoning, heard.said.content, calls(heard)) == (REASONING, "", [PATH])
     assert heard.kinds == ["reasoning_content", "tool_calls"]
 
@@ -102,6 +103,7 @@ def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
     assert len(hearing(name, "call").argument_fragments()) == 1
 
 
+@pytest.mark.thorough
 def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
     heard = [hearing(name, script) for name in SEVERAL for script in ("call", "pair")]
     streamed = [call.id for one in heard for call in one.said.calls]
@@ -116,7 +118,7 @@ def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
 @pytest.mark.parametrize("name", THINKING)
 def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
     reasoning = reasoning_of_a_call(FORMS[name])
-    assert hearing(name, "call_in_thought").said == Said(content=ANSWER, reasoning=reasoning)
+    assert hearing(name, "call_in_reasoning").said == Said(content=ANSWER, reasoning=reasoning)
 
 
 @pytest.mark.parametrize("name", EVERY)

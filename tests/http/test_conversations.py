@@ -42,7 +42,7 @@ class Talk:
     prompts: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
     def __post_init__(self) -> None:
-        engine: Any = self.server.app._engine
+        engine: Any = self.server.app.runtime.engine
         submit = engine.submit
 
         def noting(engine_request: EngineRequest) -> Any:
@@ -60,7 +60,7 @@ class Talk:
         return len(server_context.models.default.service._requests._tokenizer.encode(text, as_document=False))
 
     def said(self, messages: Sequence[Message], **more: Any) -> tuple[Message, int]:
-        """What a client keeps of the reply, and how many tokens of the prompt were computed."""
+        """Return the parts of the reply that a client keeps, and how many prompt tokens were computed."""
         answer = self.ask(messages, **more)
         usage = answer["usage"]
         message = answer["choices"][0]["message"]
@@ -171,7 +171,7 @@ def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder
     tally.assert_ties_are_rare()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_with_the_policy_exact_all_is_reused_up_to_the_changed_field_and_nothing_after_it(folder: Any):
     """Up to the very token where no layer has state, else up to the last place before it with state."""
     rng = random.Random(7)
@@ -232,7 +232,7 @@ def text_of(talk: Talk, ids: Sequence[int]) -> str:
     return b"".join(map(token_bytes, ids)).decode(errors="replace")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """No drift, no reply: what was computed of the prompt is enough."""
     give_up(talk, retried(0), monkeypatch)

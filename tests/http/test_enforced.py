@@ -1,4 +1,4 @@
-"""What is demanded of a reply is what comes, from models that say anything at all."""
+"""Every demand on a reply is met, even by models that say anything at all."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +72,7 @@ def check_call(heard: Heard, *names: str) -> None:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
     tools = {"tools": [CATCH, EAT], "parallel_tool_calls": False}
     for seed, (choice, names) in enumerate(
@@ -95,7 +95,7 @@ def test_an_answer_is_what_its_schema_says(name, babbling: Random):
 
 
 @pytest.mark.parametrize("name", THINKING)
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_reasoning_comes_first_and_is_free(name, babbling: Random):
     thinking = {**BY_CHANCE, "enable_thinking": True, "thinking_budget": 12}
     reasoning_texts = ""
@@ -200,7 +200,7 @@ def test_messages_keep_their_form(name, babbling: Random):
 
 
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 def test_responses_keep_their_form(name, babbling: Random):
     fish = {"type": "function", "name": "catch", "parameters": FISH}
     question = {"input": "Fish?", **BRIEF, "tools": [fish], "parallel_tool_calls": False}

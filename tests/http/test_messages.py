@@ -20,7 +20,7 @@ from tests.server.breakable import BreakableServer, breakable
 from tests.server.client import Client, CutOff, Reply, ask, engine_is_free, message, wait_until
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 PATH_OF_MESSAGES = "/v1/messages?beta=true"
 SCRIPTS = [
@@ -83,6 +83,7 @@ def with_plain_arguments(one: Said) -> Said:
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
+@pytest.mark.sample(2)
 def test_a_message_says_what_a_chat_completion_says(
     name: str, script: str, family: FamilyServer, hearing: Hearing
 ):
@@ -99,6 +100,43 @@ def without_cached(message: Json) -> Json:
     usage = message["usage"]
     total = usage["input_tokens"] + usage["cache_read_input_tokens"]
     return {**message, "usage": (total, usage["output_tokens"], usage["output_tokens_details"])}
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "stop"),
+    [
+        (["ask myself", "\n\n", "\n", "<", "|"], ANSWER, None),
+        (["deep"], ANSWER.partition("deep")[0], "deep"),
+        (["🌊", "nowhere"], ANSWER.partition("🌊")[0], "🌊"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", THINKING)
+def test_a_stop_sequence_ends_a_text_and_no_thinking(
+    name: str, stops: list[str], text: str, stop: str | None, family: FamilyServer
+):
+    body = {
+        "messages": QUESTION,
+        "thinking": {"type": "enabled"},
+        "stop_sequences": stops,
+        **asking("reasoned"),
+    }
+    for reply in answered(family(name), body), streamed(family(name), body):
+        assert reply["stop_sequence"] == stop
+        assert reply["stop_reason"] == ("end_turn" if stop is None else "stop_sequence")
+        blocks = {block["type"]: block for block in reply["content"]}
+        assert (blocks["thinking"]["thinking"], blocks["text"]["text"]) == (REASONING, text)
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_stop_sequence_in_thinking_and_in_a_call_is_none(name: str, family: FamilyServer):
+    stops = ["resund 🐡", "ask myself", "\n", "<", "{", "read"]
+    body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": {"type": "enabled"}}
+    body |= asking("reasoned_call")
+    expected = said(answered(family(name), body))
+    assert len(expected.calls) == 1
+    for reply in (send(family(name), {**body, "stop_sequences": stops}) for send in (answered, streamed)):
+        assert (said(reply), reply["stop_sequence"]) == (expected, None)
 
 
 # ------------------------------------------------------------------------------------------ what is sent back
@@ -186,6 +224,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
+@pytest.mark.sample(6)
 def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
         claude = ClaudeCode(server, display=display)
@@ -206,6 +245,7 @@ def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Cal
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
+@pytest.mark.sample(8)
 def test_claude_code_is_bound_after_each_restart(
     name: str, display: str, caller: Callable[[str], Path], tmp_path: Path
 ):
@@ -244,7 +284,7 @@ def test_a_signature_alone_gives_its_tenant_the_reasoning_again_on_another_serve
 
 def noting_prompts(server: Server) -> list[str]:
     """The texts of the prompts that the engine is given from now on."""
-    engine: Any = server.app._engine
+    engine: Any = server.app.runtime.engine
     submit, texts = engine.submit, list[str]()
     token_bytes = server.app._listener.context.models.default.facts.token_bytes
 
@@ -316,6 +356,7 @@ def test_a_failure_before_a_whole_reply_is_an_api_error(breaking: BreakableServe
     assert (reply.json["type"], reply.json["error"]["type"]) == ("error", "api_error")
 
 
+@pytest.mark.thorough
 def test_a_long_prompt_is_read_with_signs_of_life(tiny_model: Callable[..., Path]):
     with serving(tiny_model("qwen3"), keep_alive_s=0.02) as server, Client(server.port) as client:
         long = [{"role": "user", "content": "\x01" * 60_000}]

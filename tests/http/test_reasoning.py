@@ -14,7 +14,7 @@ from tests.server.client import CHAT, Client, engine_is_free, wait_until
 from tests.serving import Server, serving
 from tests.templates.traits import trait_folder
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 SWITCHABLE = ["hermes", "qwen_xml", "glm", "gemma4", "dsml"]
 OFF: list[dict[str, Any]] = [
@@ -27,7 +27,7 @@ OFF: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_comes_before_the_answer_and_without_its_marks(name, hearing: Hearing):
-    heard = hearing(name, "thought")
+    heard = hearing(name, "reasoned")
     assert heard.said == Said(content=ANSWER, reasoning=REASONING)
     assert heard.kinds == ["reasoning_content", "content"]
     assert len(heard.fragments("reasoning_content")) > 1
@@ -35,7 +35,7 @@ def test_reasoning_comes_before_the_answer_and_without_its_marks(name, hearing: 
 
 @pytest.mark.parametrize("name", THINKING)
 def test_a_whole_reply_has_the_reasoning_under_both_names(name, hearing: Hearing):
-    assert hearing(name, "thought").body["choices"][0]["message"] == {
+    assert hearing(name, "reasoned").body["choices"][0]["message"] == {
         "role": "assistant",
         "content": ANSWER,
         "refusal": None,
@@ -47,7 +47,7 @@ def test_a_whole_reply_has_the_reasoning_under_both_names(name, hearing: Hearing
 @pytest.mark.parametrize("name", THINKING)
 def test_the_tokens_of_reasoning_and_its_marks_are_counted(name, hearing: Hearing):
     form = FORMS[name]
-    heard = hearing(name, "thought", **REPORT)
+    heard = hearing(name, "reasoned", **REPORT)
     closing = (form.closing or "").removesuffix("<|start|>assistant").rstrip("\n")
     left = len(f"{form.opening}{REASONING}{closing}".encode())
     thinking = 0
@@ -139,7 +139,7 @@ def long_thinker(form: Form, cut_tail: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", THINKING)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_reasoning_is_closed_when_its_budget_is_used_up_and_the_answer_follows(name, tmp_path: Path):
     form = FORMS[name]
     folder = write_model(tmp_path, form.trait, **long_thinker(form, CUT_TAILS[name]))
@@ -158,7 +158,7 @@ def test_reasoning_is_closed_when_its_budget_is_used_up_and_the_answer_follows(n
 
 def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
     fields = {"thinking": {"type": "enabled", "budget_tokens": 1000}}
-    assert hearing("qwen_xml", "thought", **fields).said == hearing("qwen_xml", "thought").said
+    assert hearing("qwen_xml", "reasoned", **fields).said == hearing("qwen_xml", "reasoned").said
 
 
 # ------------------------------------------------------------------------------------------------ endings
@@ -178,15 +178,15 @@ def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
     ],
     ids=str,
 )
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, said, hearing: Hearing):
-    assert hearing(name, "thought", stop=stop).said == said
+    assert hearing(name, "reasoned", stop=stop).said == said
 
 
 @pytest.mark.parametrize("name", THINKING)
 def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, hearing: Hearing):
-    limit = hearing(name, "thought", **REPORT).tokens_until("First I")
-    heard = hearing(name, "thought", max_tokens=limit)
+    limit = hearing(name, "reasoned", **REPORT).tokens_until("First I")
+    heard = hearing(name, "reasoned", max_tokens=limit)
     assert (heard.said.content, heard.said.finish) == ("", "length")
     assert "First I" in heard.said.reasoning
     assert REASONING.startswith(heard.said.reasoning)
@@ -195,6 +195,6 @@ def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, he
 
 def test_no_event_of_a_stream_holds_a_piece_of_a_mark(hearing: Hearing):
     for name in THINKING:
-        heard = hearing(name, "thought")
+        heard = hearing(name, "reasoned")
         texts = [text for kind in heard.kinds for text in heard.fragments(kind)]
         assert not any(sign in text for text in texts for sign in "<>|")

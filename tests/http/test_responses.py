@@ -14,7 +14,7 @@ from tests.http.scripts import asking
 from tests.server.client import Reply, ask
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 RESPONSES = "/v1/responses"
 EVERY = list(FORMS)
@@ -46,7 +46,7 @@ def stream(server: Server, body: Fields) -> Any:
 
 
 def said(response: Any) -> list[tuple[str, Any]]:
-    """What a client makes of the output."""
+    """Return the output as a client understands it."""
     return [(item["type"], _text(item)) for item in response["output"]]
 
 
@@ -59,6 +59,7 @@ def _text(item: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
+@pytest.mark.sample(3)
 def test_a_stream_says_what_a_whole_reply_says(name, script, family: FamilyServer):
     server, body = family(name), fields(name, script)
     whole, streamed = post(server, body), stream(server, body)
@@ -79,7 +80,7 @@ def test_text_and_call_are_items(name, family: FamilyServer):
 
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_is_an_item_in_front(name, family: FamilyServer):
-    response = post(family(name), fields(name, "thought"))
+    response = post(family(name), fields(name, "reasoned"))
     assert said(response) == [("reasoning", REASONING), ("message", ANSWER)]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
@@ -103,10 +104,10 @@ def only_sealed(item: Fields) -> Fields:
 
 @pytest.mark.parametrize("sends", [dict, only_sealed], ids=["verbatim", "sealed"])
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilyServer):
     """The script is an option of the template, so both requests have the same one."""
-    server, script = family(name), "thought_call" if name in THINKING else "call"
+    server, script = family(name), "reasoned_call" if name in THINKING else "call"
     question = {"role": "user", "content": f"How deep is it, {sends.__name__}?"}
     first = post(server, fields(name, script, input=[question]))
     before = server.get("/stats")["transcripts"]["bound_tokens"]
@@ -123,7 +124,7 @@ def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilySer
 @pytest.mark.parametrize("name", EVERY)
 def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, family: FamilyServer):
     server = family(name)
-    script, after = ("thought_call", "thought") if name in THINKING else ("call", "answer")
+    script, after = ("reasoned_call", "reasoned") if name in THINKING else ("call", "answer")
     first = post(server, fields(name, script, instructions="Be brief."))
     short = fields(name, after, input=results(first), previous_response_id=first["id"])
     whole = fields(name, after, input=[QUESTION, *first["output"], *results(first)], instructions="Be brief.")
@@ -135,11 +136,11 @@ def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, famil
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_turn_that_was_broken_off_can_be_continued(name, family: FamilyServer):
     """Codex sends what it has when a stream breaks: reasoning alone, or a call that was made already."""
     server = family(name)
-    script = "thought" if name in THINKING else "answer"
+    script = "reasoned" if name in THINKING else "answer"
     told = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": REASONING}]}
     call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": json.dumps(PATH[1])}
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": PROSE}]}
@@ -155,7 +156,7 @@ def test_a_chat_and_a_response_are_one_conversation(family: FamilyServer):
         {
             "messages": [{"role": "user", "content": "Is it one?"}],
             "enable_thinking": True,
-            **asking("thought"),
+            **asking("reasoned"),
         },
     )
     message = first["choices"][0]["message"]
@@ -165,7 +166,7 @@ def test_a_chat_and_a_response_are_one_conversation(family: FamilyServer):
         {"role": "user", "content": "Yes."},
     ]
     before = server.get("/stats")["transcripts"]["bound"]
-    post(server, fields("hermes", "thought", input=items, tools=[]))
+    post(server, fields("hermes", "reasoned", input=items, tools=[]))
     assert server.get("/stats")["transcripts"]["bound"] == before + 1
 
 

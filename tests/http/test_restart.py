@@ -3,92 +3,36 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from start_llm.core.database_file import DatabaseFile
+from tests.cache.test_power_cut import unsynced
 from tests.conftest import TinyModel
-from tests.http.test_conversations import CLOSERS, REPLY_TOKENS, Message, system, user, words
-from tests.serving import Server, serving
-
-FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite"]
-"""Plain; windows; recurrent layers; latent."""
-CONVERSATIONS = 10
-
-type Client = Callable[[Sequence[Message], int], list[Message]]
-"""What it sends of a conversation in a turn."""
-
-
-def echoes(messages: Sequence[Message], turn: int) -> list[Message]:
-    return list(messages)
-
-
-def respells(messages: Sequence[Message], turn: int) -> list[Message]:
-    forms = [lambda text: text, lambda text: f"{text}\n", lambda text: [{"type": "text", "text": text}]]
-    return [
-        {**message, "content": forms[(turn + place) % 3](message["content"])}
-        for place, message in enumerate(messages)
-    ]
-
-
-def dated(messages: Sequence[Message], turn: int) -> list[Message]:
-    first = {**messages[0], "content": f"Current time is 10:0{turn}.\n{messages[0]['content']}"}
-    return [first, *messages[1:]]
-
-
-CLIENTS: list[Client] = [echoes, respells, dated]
-
-
-@dataclass
-class Conversation:
-    """One conversation, and how many tokens of each of its prompts were computed."""
-
-    messages: list[Message]
-    sends: Client
-    name: str
-    computed: list[int] = field(default_factory=list[int])
-    turn: int = 0
-
-    def ask(self, server: Server, question: str) -> None:
-        self.messages.append(user(question))
-        sent = self.sends(self.messages, self.turn)
-        body = {"messages": sent, "max_tokens": REPLY_TOKENS, "temperature": 0, "session_id": self.name}
-        answer = server.post("/v1/chat/completions", body)
-        usage = answer["usage"]
-        self.computed.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
-        self.messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
-        self.turn += 1
-
-
-def conversations() -> list[Conversation]:
-    rng = random.Random(1)
-    return [
-        Conversation([system(f"{number} {words(rng, 40)}")], CLIENTS[number % len(CLIENTS)], f"c{number}")
-        for number in range(CONVERSATIONS)
-    ]
-
-
-def turn(server: Server, everybody: Sequence[Conversation], number: int) -> None:
-    for one in everybody:
-        one.ask(server, words(random.Random(f"{one.name} {number}"), 20))
+from tests.http.continued import CONVERSATIONS, FAMILIES, conversations, dated, turn
+from tests.http.test_conversations import CLOSERS, system, user
+from tests.server.client import wait_until
+from tests.serving import serving
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ):
     folder, stopped, kept = tiny_model(family, hidden=128, layers=2), conversations(), conversations()
     with serving(folder, thinking=False) as server:
         for number in range(3):
-            turn(server, kept, number)
+            turn(server.post, kept, number)
     for number in range(3):
         with serving(folder, thinking=False, ssd_folder=str(tmp_path), drain_s=10) as server:
-            turn(server, stopped, number)
+            turn(server.post, stopped, number)
             stats = server.get("/stats")
             assert stats["ssd"]["rejected_files"] == {}
             assert stats["ssd"]["hits"] == (CONVERSATIONS if number else 0)
@@ -99,23 +43,25 @@ def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
 
 
 @pytest.mark.parametrize("lost", ["pages", "states", "transcripts", "all"])
+@pytest.mark.sample(4)
 def test_either_half_is_right_without_the_other(lost: str, tiny_model: TinyModel, tmp_path: Path):
     folder, everybody = tiny_model("qwen3_5", hidden=128, layers=2), conversations()[:3]
     kept = conversations()[:3]
     with serving(folder, thinking=False) as server:
         for number in range(2):
-            turn(server, kept, number)
+            turn(server.post, kept, number)
     with serving(folder, thinking=False, ssd_folder=str(tmp_path), drain_s=10) as server:
-        turn(server, everybody, 0)
+        turn(server.post, everybody, 0)
     for path in list(tmp_path.rglob("*")):
         if path.is_file() and lost in ("all", path.relative_to(tmp_path).parts[0]):
             path.unlink()
     with serving(folder, thinking=False, ssd_folder=str(tmp_path), drain_s=10) as server:
-        turn(server, everybody, 1)
+        turn(server.post, everybody, 1)
     echoing = [(one, other) for one, other in zip(everybody, kept, strict=True) if one.sends is not dated]
     assert all(one.messages == other.messages for one, other in echoing)
 
 
+@pytest.mark.thorough
 def test_another_key_finds_nothing_after_a_restart(tiny_model: TinyModel, tmp_path: Path):
     from tests.server.client import CHAT
     from tests.server.client import ask as call
@@ -130,6 +76,7 @@ def test_another_key_finds_nothing_after_a_restart(tiny_model: TinyModel, tmp_pa
     assert computed[2] <= CLOSERS
 
 
+@pytest.mark.thorough
 def test_a_stored_response_is_gone_on_from(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model("qwen3")
     body: dict[str, Any] = {"input": "Tell me of the sea. " * 10, "max_output_tokens": 4}
@@ -156,12 +103,111 @@ def test_a_second_server_on_the_folder_says_so_and_serves(tiny_model: TinyModel,
 def test_a_damaged_database_is_begun_again(tiny_model: TinyModel, tmp_path: Path):
     folder, one = tiny_model("qwen3"), conversations()[0]
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
-        one.ask(server, "Fish?")
-    (path,) = (tmp_path / "transcripts").glob("*.db")
+        one.ask(server.post, "Fish?")
+    (path,) = set((tmp_path / "transcripts").glob("*.db")) - {tmp_path / "transcripts" / "responses.db"}
     path.write_bytes(path.read_bytes()[:3000] + b"x" * 500)
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
         assert server.get("/stats")["ssd"]["conversations"]["resets"] == 1
-        one.ask(server, "Boats?")
+        one.ask(server.post, "Boats?")
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+@pytest.mark.thorough
+def test_a_prompt_is_read_while_the_database_is_busy(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """SQLite's checkpoints take as long as they take."""
+    folder, one, go = tiny_model("qwen3"), conversations()[0], threading.Event()
+    with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
+        one.ask(server.post, "Fish? " * 30)
+    real, began = DatabaseFile.write, threading.Event()
+
+    def slow(*arguments: Any) -> None:
+        began.set()
+        assert go.wait(30)
+        real(*arguments)
+
+    monkeypatch.setattr(DatabaseFile, "write", slow)
+    with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
+        server.post("/v1/chat/completions", {"messages": [user("Boats?")], "max_tokens": 2})
+        assert began.wait(10)
+        one.ask(server.post, "Tides?")
+        assert server.get("/stats")["ssd"]["hits"] == 1
+        go.set()
+    assert one.computed[1] <= one.turns[1].new
+
+
+class Watched(threading.Thread):
+    """Looks at the size of a folder until it is told to end, SQLite's log aside."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.is_over = folder, threading.Event()
+        self.largest = self.largest_file = 0
+
+    def run(self) -> None:
+        while not self.is_over.wait(0.003):
+            sizes = [nbytes for path in self.folder.rglob("*") if (nbytes := self._size(path))]
+            self.largest = max(self.largest, sum(sizes))
+            self.largest_file = max(self.largest_file, *sizes, 0)
+
+    def _size(self, path: Path) -> int:
+        with suppress(OSError):
+            return path.stat().st_size if path.is_file() and not path.name.endswith("-wal") else 0
+        return 0
+
+
+@pytest.mark.thorough
+def test_two_models_take_turns_in_one_folder_and_another_server_beside_them(
+    tiny_model: TinyModel, tmp_path: Path
+):
+    quota, watched = 3_000_000, Watched(tmp_path / "ssd")
+    watched.folder.mkdir()
+    watched.start()
+    settings: dict[str, Any] = {"ssd_folder": str(watched.folder), "ssd_max_size": quota, "drain_s": 10}
+    families = ["qwen3", "qwen3_5"]
+    talks = {family: conversations(200)[:4] for family in families}
+    ssd: dict[str, Any] = {}
+    for number in range(3):
+        for family in families:
+            folder = tiny_model(family, hidden=128, layers=2)
+            with (
+                serving(folder, thinking=False, ssd_write_after_s=0.1, **settings) as server,
+                serving(tiny_model("qwen3"), ssd_folder=str(watched.folder)) as other,
+            ):
+                turn(server.post, talks[family], number)
+                assert other.post("/v1/completions", {"prompt": "Fish", "max_tokens": 3})["choices"]
+                ssd = server.get("/stats")["ssd"]
+                assert (ssd["rejected_files"], ssd["errors"]) == ({}, 0)
+    watched.is_over.set()
+    watched.join()
+    assert ssd["evictions"], "there were more than fit"
+    assert watched.largest <= quota + 2 * watched.largest_file, "one more, and one that is being written"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.thorough
+def test_after_a_power_cut_replies_are_right_and_the_folder_heals(
+    tiny_model: TinyModel, tmp_path: Path, seed: int
+):
+    """Nothing is synced but SQLite's own files, and here they are not either."""
+    folder, rng = tiny_model("qwen3_5", hidden=128, layers=2), random.Random(seed)
+    everybody, kept = ([one for one in conversations() if one.sends is not dated][:3] for _ in range(2))
+    with serving(folder, thinking=False) as server:
+        for number in range(3):
+            turn(server.post, kept, number)
+    with serving(folder, thinking=False, ssd_folder=str(tmp_path / "ssd"), ssd_write_after_s=0.1) as server:
+        turn(server.post, everybody, 0)
+        wait_until(lambda: server.get("/stats")["ssd"]["conversations"]["written_rows"] > 0, within_s=10)
+        shutil.copytree(tmp_path / "ssd", tmp_path / "left", ignore=shutil.ignore_patterns("*.tmp"))
+    for path in (tmp_path / "left").rglob("*"):
+        if path.is_file() and rng.random() < 0.4:
+            path.write_bytes(unsynced(path.read_bytes() or b"\0", rng))
+    for number in (1, 2):
+        with serving(folder, thinking=False, ssd_folder=str(tmp_path / "left"), drain_s=10) as server:
+            turn(server.post, everybody, number)
+            assert server.get("/stats")["ssd"]["state"] == "on"
+    assert [one.messages for one in everybody] == [one.messages for one in kept]
+    assert all(one.turns[2].computed <= one.turns[2].new + 64 for one in everybody), "it is whole again"

@@ -13,7 +13,7 @@ from tests.http.scripts import asking
 from tests.server.client import without_cached
 
 EVERY = list(FORMS)
-SCRIPTS = [(name, "thought_call" if name in THINKING else "prose") for name in EVERY]
+SCRIPTS = [(name, "reasoned_call" if name in THINKING else "prose") for name in EVERY]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def request_of(family: FamilyServer) -> Iterator[Any]:
 
     def of(name: str, script: str) -> tuple[OpenAI, dict[str, Any]]:
         clients.append(OpenAI(base_url=f"{family(name).url}/v1", api_key="local", max_retries=0))
-        thinking = {"thinking": {"type": "enabled" if script.startswith("thought") else "disabled"}}
+        thinking = {"thinking": {"type": "enabled" if script.startswith("reasoned") else "disabled"}}
         fields = {"model": "any", "messages": QUESTION, "tools": TOOLS}
         return clients[-1], {**fields, "extra_body": {**asking(script), **thinking}}
 

@@ -8,17 +8,17 @@ from tests.http.conftest import Hearing
 from tests.http.forms import FORMS, THINKING, answers, reasoning_texts
 from tests.http.reading import REPORT, Heard
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 CASES = [
-    *((name, script) for name in THINKING for script in ("thought", "thought_call")),
+    *((name, script) for name in THINKING for script in ("reasoned", "reasoned_call")),
     *((name, script) for name in FORMS for script in ("call", "prose")),
     *((name, script) for name in ("glm", "mistral") for script in ("unknown", "malformed", "pair")),
 ]
 
 
 def streamed(heard: Heard, member: str) -> list[list[Any]]:
-    """What the chunks with something to say report, chunk by chunk."""
+    """Return the reports of the chunks with something to say, chunk by chunk."""
     parts = [choice[member] for choice in heard.choices if member in choice]
     return [part["content"] if member == "logprobs" else part for part in parts]
 
@@ -28,7 +28,7 @@ def joined(lists: list[list[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "script"), CASES)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hearing: Hearing):
     heard = hearing(name, script, **REPORT)
     (choice,) = heard.body["choices"]
@@ -41,14 +41,14 @@ def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hear
     assert len(reported) == len(choice["token_ids"]) - 1, "the token that ends the reply has no text"
 
 
-@pytest.mark.parametrize(("name", "script"), [("hermes", "thought_call"), ("glm", "thought_call")])
+@pytest.mark.parametrize(("name", "script"), [("hermes", "reasoned_call"), ("glm", "reasoned_call")])
 def test_what_was_asked_for_beside_the_text_changes_no_text(name, script, hearing: Hearing):
     assert hearing(name, script, **REPORT).said == hearing(name, script).said
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("ending", [{"max_tokens": 5}, {"stop": ["see"]}], ids=str)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_replies_that_are_cut_off_report_every_token_too(name, ending, hearing: Hearing):
     heard = hearing(name, "prose", **REPORT, **ending)
     (choice,) = heard.body["choices"]
@@ -60,6 +60,7 @@ def test_replies_that_are_cut_off_report_every_token_too(name, ending, hearing: 
     )
 
 
+@pytest.mark.thorough
 def test_the_scripts_break_characters_over_tokens(hearing: Hearing):
     """So the tests of this folder see what becomes of broken ones."""
     for name, script in CASES[: 2 * len(THINKING)]:

@@ -140,6 +140,7 @@ def test_a_client_that_leaves_has_its_line(desk: Desk):
     assert (line["ttft_seconds"], line["completion_tokens"]) == (None, 0)
 
 
+@pytest.mark.thorough
 def test_a_request_that_the_end_of_the_server_cuts_has_its_line(tiny_model: TinyModel, tmp_path: Path):
     with traced(tiny_model("qwen3"), tmp_path) as desk, Client(desk.server.port) as client:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "stream": True})
@@ -206,7 +207,7 @@ def test_a_line_is_written_after_the_last_event(desk: Desk, tmp_path: Path):
             self.wrote.append(time.monotonic())
             self.files.append(*line)
 
-    trace: Any = desk.server.app._trace
+    trace: Any = desk.server.app.runtime.trace
     trace._files = slow = Slow(trace._files)
     began = time.monotonic()
     desk.chat([user("Hello")])

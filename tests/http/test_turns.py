@@ -19,14 +19,14 @@ from tests.http.reading import QUESTION, Said, hear, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 EVERY = list(FORMS)
 RESULT = "Fifty-two, says the file."
 
 
 def tokens_of(server: Server, **fields: Any) -> tuple[int, ...]:
-    """What the model of a server reads for a request."""
+    """Return the tokens that the model of a server reads for a request."""
     server_context = server.app._listener.context
     context = RequestContext(server_context.models.default.facts, b"", server_context.seal)
     request = parse(parse_body(json.dumps(fields).encode()), {}, context).request
@@ -55,7 +55,7 @@ def answered(message: Any, results: list[str]) -> list[Any]:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_client_makes_the_call_and_the_model_reads_its_result(name, family: FamilyServer):
     server, thinking = family(name), {"enable_thinking": name in THINKING}
-    script, after = ("thought_call", "thought") if name in THINKING else ("call", "answer")
+    script, after = ("reasoned_call", "reasoned") if name in THINKING else ("call", "answer")
     with closing(OpenAI(base_url=f"{server.url}/v1", api_key="local", max_retries=0)) as client:
 
         def ask(messages: list[Any], script: str) -> Any:
@@ -107,7 +107,7 @@ def test_the_reasoning_after_a_call_is_read_again_under_either_name(name, family
 def test_what_a_stop_string_has_cut_short_is_known_in_the_next_turn(name, stop, family: FamilyServer):
     server = family(name)
     question = [{"role": "user", "content": f"How deep is the sea of {name}? Until {stop}, please."}]
-    first = post(server, {"messages": question, "stop": stop, **asking("thought")}).json
+    first = post(server, {"messages": question, "stop": stop, **asking("reasoned")}).json
     (choice,) = first["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER.partition(stop)[0], "stop")
     messages = [*question, choice["message"], {"role": "user", "content": "Is it?"}]
@@ -120,7 +120,7 @@ def test_the_call_is_read_as_the_model_wrote_it(family: FamilyServer):
     """The next prompt begins with the last one and the reply."""
     server = family("hermes")
     fields = {"tools": TOOLS, "messages": QUESTION}
-    reply = hear(server, **asking("thought_call"), **fields).body
+    reply = hear(server, **asking("reasoned_call"), **fields).body
     (choice,) = reply["choices"]
     result = {
         "role": "tool",
@@ -235,7 +235,7 @@ def test_a_developer_is_read_as_a_system(name, family: FamilyServer):
 def test_a_prompt_is_counted_as_it_is_computed_with_the_reasoning_that_are_kept(family: FamilyServer):
     """The client leaves the reasoning out; what is bound has it."""
     server = family("hermes")
-    body: dict[str, Any] = {"messages": QUESTION, **asking("thought"), "enable_thinking": True}
+    body: dict[str, Any] = {"messages": QUESTION, **asking("reasoned"), "enable_thinking": True}
     first = server.post("/v1/chat/completions", body)["choices"][0]["message"]
     body["messages"] = [
         *QUESTION,

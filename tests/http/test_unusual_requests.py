@@ -12,6 +12,8 @@ from tests.http.reading import QUESTION, post, said_whole
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.sample(3)
+
 QUOTE = "It writes </think>, <channel|>, <|channel|>analysis<|message|> and <|channel|>final<|message|>."
 BARE_TOOLS = [
     {"type": "function", "function": {"name": "alone"}},

@@ -112,7 +112,7 @@ class Sandbox:
         )
 
     def calls(self) -> list[str]:
-        """What the fake Pythons were asked, without the probes of their version."""
+        """Return the questions to the fake Pythons, without the probes of their version."""
         file = self.root / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         return [line for line in lines if not line.startswith("-I -S -c ")]

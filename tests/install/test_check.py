@@ -53,7 +53,7 @@ def test_changed_runs_the_tests_and_the_mutants_of_a_change(sandbox, check):
     done = check("--changed", "v1")
     assert sandbox.calls()[4:] == [
         "-m scripts.changed_tests v1",
-        f"{TESTS} tests/a.py tests/b.py",
+        f"{TESTS} -m not clients tests/a.py tests/b.py",
         f"{TESTS} -m  tests/m.py::test[one]",
     ]
     assert "== the change concerns 2 test files and 1 mutants" in done.stdout

@@ -1,7 +1,8 @@
-"""What each client is told of a server: exactly."""
+"""Each client's view of a server: exactly."""
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,8 @@ FILES: dict[str, dict[str, object]] = {
                             "limit": {"context": 131_072, "output": 32_000},
                             "tool_call": True,
                             "reasoning": True,
+                            "attachment": False,
+                            "modalities": {"input": ["text"], "output": ["text"]},
                         }
                     },
                 }
@@ -218,6 +221,21 @@ def test_hosts_that_the_user_keeps_from_a_proxy_stay_kept():
     setup = make_setup(CLIENTS["pi"], SERVED, FOLDER, inherited)
     assert setup.over(inherited)["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"
     assert setup.over(inherited)["HTTP_PROXY"] == "http://10.0.0.1:3128"
+
+
+def test_clients_with_a_switch_for_images_are_told_of_a_model_that_sees():
+    seeing = replace(SERVED, sees=True)
+
+    def files(name: str) -> str:
+        told = make_setup(CLIENTS[name], seeing, FOLDER, {}).files.items()
+        return "".join(text_of(path, content) for path, content in told).replace(" ", "").replace("\n", "")
+
+    for name in ("pi", "openclaw"):
+        assert '"input":["text","image"]' in files(name)
+    assert '"attachment":true' in files("opencode")
+    assert '"modalities":{"input":["text","image"],"output":["text"]}' in files("opencode")
+    for name in ("claude", "codex"):
+        assert files(name) == files(name).replace("image", "")
 
 
 def test_a_server_elsewhere_may_need_the_proxy():

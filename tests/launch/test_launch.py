@@ -24,7 +24,7 @@ from tests.serving import Server, serving
 ROOT = Path(__file__).resolve().parents[2]
 WINDOW = 5000
 LEFT_OUT = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS"})
-"""What shells set of themselves."""
+"""Variables that shells set of themselves."""
 
 # Tells what it was given, then does what its first argument says.
 FAKE = f"""#!{sys.executable}
@@ -57,7 +57,7 @@ if sys.argv[1:2] == ["echo"]:
 
 
 class Told(NamedTuple):
-    """What the fake client was given."""
+    """The arguments and environment of the fake client."""
 
     environment: dict[str, str]
     arguments: list[str]
@@ -217,6 +217,7 @@ def test_a_base_url_may_end_in_v1_as_openai_clients_write_it(home, server):
     assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
 
 
+@pytest.mark.thorough
 def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / 'it\'s a "tiny" $model')
     with serving(folder) as server:

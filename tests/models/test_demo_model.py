@@ -20,7 +20,8 @@ from tests.serving import Server, serving
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo_model"
 MEGABYTE = 1_000_000
 FEW_TOKENS = 250
-PROMPTS = 12
+FEW, MANY = 2, 12
+"""Prompts of each behaviour, by default and with all tests."""
 MAX_WRONG = {"plain": 1, "echo": 1, "call, 1 offered": 1, "call, 3 offered": 2, "result": 1}
 
 
@@ -64,13 +65,19 @@ def test_the_folder_takes_eight_megabytes_at_most():
 # ---------------------------------------------------------------------------------------------- what it does
 
 
+@pytest.mark.thorough
 def test_the_start_says_that_it_is_the_demo_model(server: Server):
     assert "This is the demo model: it says what it is" in server.printed()
 
 
+@pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.thorough)])
+def count(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def verdicts(server: Server) -> dict[str, list[judge.Verdict]]:
-    prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 3).prompts(PROMPTS)
+def verdicts(server: Server, count: int) -> dict[str, list[judge.Verdict]]:
+    prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 3).prompts(count)
     found: dict[str, list[judge.Verdict]] = {name: [] for name in MAX_WRONG}
     for prompt in prompts:
         found[prompt.behaviour].append(judge.ask(server.port, prompt))
@@ -78,16 +85,21 @@ def verdicts(server: Server) -> dict[str, list[judge.Verdict]]:
 
 
 @pytest.mark.parametrize("behaviour", MAX_WRONG)
-def test_it_does_what_it_was_trained_for(verdicts: dict[str, list[judge.Verdict]], behaviour: str):
+@pytest.mark.sample(6)
+def test_it_does_what_it_was_trained_for(
+    verdicts: dict[str, list[judge.Verdict]], behaviour: str, count: int
+):
     wrong = [verdict.said for verdict in verdicts[behaviour] if not verdict.answer]
-    assert len(verdicts[behaviour]) == PROMPTS
-    assert len(wrong) <= MAX_WRONG[behaviour], wrong
+    assert len(verdicts[behaviour]) == count
+    assert len(wrong) <= min(MAX_WRONG[behaviour], count // 2), wrong
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_it_thinks_when_it_should_and_else_not(verdicts: dict[str, list[judge.Verdict]], thinks: bool):
+def test_it_thinks_when_it_should_and_else_not(
+    verdicts: dict[str, list[judge.Verdict]], thinks: bool, count: int
+):
     asked = [verdict for found in verdicts.values() for verdict in found if verdict.prompt.thinks == thinks]
-    assert len(asked) == len(MAX_WRONG) * PROMPTS / 2
+    assert len(asked) == len(MAX_WRONG) * count / 2
     assert sum(not verdict.reasoning for verdict in asked) <= 1
 
 

@@ -1,142 +1,33 @@
 """A repository's files come once, from a fake hub on loopback, whatever the network does."""
 
-import hashlib
-import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from start_llm.core.errors import ModelError
-from start_llm.models.download import resolve
+from start_llm.models.download import name_of, resolve
+from tests.models.fake_hub import FakeHub, hub_of
 
 MIB = 2**20
 REPOSITORY = Path(__file__).resolve().parents[2]
-COMMIT = "5" * 40
 RESOLVE = """
 import sys
 from start_llm.core.errors import ModelError
 from start_llm.models.download import resolve
+from start_llm.models.hub import Hub
 try:
-    print(resolve(sys.argv[1]))
+    print(resolve(sys.argv[1], Hub(pause=lambda seconds: None)))
 except ModelError as error:
     print("ModelError:", error)
 """
-
-
-class Hub(ThreadingHTTPServer):
-    """Serves one repository the way the Hub does.
-
-    `requests` are the files asked for, with the byte at which a resumed download began. After `broken_after`
-    bytes of the weights the connection is reset; with `breaks_cleanly` it is closed, and whole the next time;
-    with `stalls` nothing more comes.
-    """
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), HubHandler)
-        self.files = files
-        self.requests: list[str] = []
-        self.broken_after: int | None = None
-        self.breaks_cleanly = False
-        self.stalls = False
-        self.closing = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def downloads(self, name: str) -> list[str]:
-        return [path for path in self.requests if path.split(" from ")[0] == f"GET {name}"]
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.serve()
-
-    def do_GET(self) -> None:
-        self.serve()
-
-    def serve(self) -> None:
-        path = self.path.partition("?")[0]
-        if not path.startswith(("/api/models/lab/tiny", "/lab/tiny/")):
-            self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
-        elif path.startswith("/api/models/lab/tiny/tree/"):
-            self.reply(
-                200, json.dumps([entry(name, data) for name, data in self.server.files.items()]).encode()
-            )
-        elif path.startswith("/api/"):
-            self.reply(200, json.dumps({"id": "lab/tiny", "sha": COMMIT, "siblings": []}).encode())
-        else:
-            self.file(path.removeprefix(f"/lab/tiny/resolve/{COMMIT}/"))
-
-    def file(self, name: str) -> None:
-        data = self.server.files[name]
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        self.server.requests.append(f"{self.command} {name}" + (f" from {start}" if start else ""))
-        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        cut = self.server.broken_after if (self.command, name) == ("GET", "model.safetensors") else None
-        self.reply(206 if start else 200, data[start:], headers, cut)
-
-    def reply(
-        self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None
-    ) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.wfile.write(body[:cut])
-        if cut is not None:
-            self.break_off()
-
-    def break_off(self) -> None:
-        if self.server.stalls:
-            self.server.closing.wait(30)
-        elif self.server.breaks_cleanly:
-            self.server.broken_after = None
-        else:
-            time.sleep(0.2)  # what was sent arrives before the reset
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-        self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
-        pass
-
-
-def entry(name: str, data: bytes) -> dict[str, object]:
-    return {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-
-
-@contextmanager
-def hub_of(files: dict[str, bytes]) -> Generator[Hub]:
-    hub = Hub(files)
-    threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
-        yield hub
-    finally:
-        hub.closing.set()
-        hub.shutdown()
-        hub.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +39,7 @@ def files(tiny_model) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(files) -> Iterator[Hub]:
+def hub(files) -> Iterator[FakeHub]:
     with hub_of(files) as running:
         yield running
 
@@ -160,7 +51,7 @@ def environment(home: Path, endpoint: str) -> dict[str, str]:
 
 
 def resolved(home: Path, endpoint: str, name: str = "lab/tiny") -> str:
-    """What a process of its own gets for a repository: a folder, or the text of the error."""
+    """Return the result for a repository in a process of its own: a folder, or the text of the error."""
     done = subprocess.run(
         [sys.executable, "-c", RESOLVE, name],
         env=environment(home, endpoint),
@@ -178,7 +69,7 @@ def partial_files(home: Path) -> list[Path]:
 
 
 @contextmanager
-def downloading_server(hub: Hub, home: Path) -> Generator[subprocess.Popen[str]]:
+def downloading_server(hub: FakeHub, home: Path) -> Generator[subprocess.Popen[str]]:
     """A server that is in the middle of the weights."""
     server = subprocess.Popen(
         [sys.executable, "-m", "start_llm", "serve", "--no-proxy", "--model", "lab/tiny", "--mlx-port", "0"],
@@ -190,7 +81,7 @@ def downloading_server(hub: Hub, home: Path) -> Generator[subprocess.Popen[str]]
     )
     try:
         deadline = time.monotonic() + 30
-        while not partial_files(home) or not hub.downloads("model.safetensors"):
+        while not any(path.stat().st_size == hub.broken_after for path in partial_files(home)):
             assert time.monotonic() < deadline
             assert server.poll() is None
             time.sleep(0.05)
@@ -222,25 +113,28 @@ def test_a_broken_download_is_explained_and_the_next_start_fetches_only_what_is_
     text = resolved(tmp_path, hub.url)
     assert text.startswith("ModelError: The model 'lab/tiny' is not on this machine, and the network did not")
     assert "Start again to resume" in text
-    assert partial_files(tmp_path) == []
+    (partial,) = partial_files(tmp_path)
+    assert partial.stat().st_size == 100_000
 
     hub.broken_after = None
     folder = Path(resolved(tmp_path, hub.url))
     assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
-    assert hub.downloads("model.safetensors") == ["GET model.safetensors"] * 2
+    assert hub.downloads("model.safetensors")[0] == "GET model.safetensors"
+    assert set(hub.downloads("model.safetensors")[1:]) == {"GET model.safetensors from 100000"}
+    assert hub.sent == len(files["model.safetensors"])
     assert hub.downloads("config.json") == ["GET config.json"]
+    assert partial_files(tmp_path) == []
 
 
 @pytest.mark.thorough
 def test_a_connection_that_breaks_for_a_moment_goes_on_where_it_was(hub, tmp_path):
-    # The hub's library writes 10 MiB at a time.
     weights = hub.files["model.safetensors"] = os.urandom(22 * MIB)
     hub.broken_after, hub.breaks_cleanly = 21 * MIB, True
     folder = Path(resolved(tmp_path, hub.url))
     assert (folder / "model.safetensors").read_bytes() == weights
     assert hub.downloads("model.safetensors") == [
         "GET model.safetensors",
-        f"GET model.safetensors from {20 * MIB}",
+        f"GET model.safetensors from {21 * MIB}",
     ]
 
 
@@ -255,19 +149,19 @@ def test_ctrl_c_in_a_download_ends_the_server_at_once_and_the_next_start_goes_on
     assert server.returncode == 130
     assert "Interrupted before the server was ready." in output
     assert "Traceback" not in errors
-    left = partial_files(tmp_path)
-    assert left
+    (left,) = partial_files(tmp_path)
+    have = left.stat().st_size
+    assert have == 100_000
 
     hub.broken_after = None
     folder = Path(resolved(tmp_path, hub.url))
     assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
-    assert sorted(partial_files(tmp_path)) == sorted(left), "somebody else may be writing to them"
-    for partial in left:
-        os.utime(partial, (0, 0))
-    resolved(tmp_path, hub.url)
+    assert hub.downloads("model.safetensors")[-1] == f"GET model.safetensors from {have}"
+    assert hub.sent == len(files["model.safetensors"])
     assert partial_files(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_repository_that_does_not_exist_is_named(hub, tmp_path):
     text = resolved(tmp_path, hub.url, "lab/nothing")
     assert text.startswith("ModelError: The model 'lab/nothing' cannot be downloaded: 404")
@@ -286,6 +180,12 @@ def test_a_folder_is_taken_as_it_is(tmp_path, tiny_model):
     link = tmp_path / "link"
     link.symlink_to(folder)
     assert resolve(str(folder)) == resolve(f"{folder}/../{folder.name}") == resolve(str(link)) == folder
+
+
+def test_a_snapshot_has_the_name_of_its_repository_and_any_other_folder_its_own():
+    assert name_of(Path(f"/cache/models--lab--Tiny-4bit/snapshots/{'5' * 40}")) == "Tiny-4bit"
+    assert name_of(Path("/models/snapshots/mine")) == "mine"
+    assert name_of(Path("/models/mine")) == "mine"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the summary and `/stats` tell of a model is what it is made of."""
+"""The summary and `/stats` show the size that a model really has."""
 
 import json
 from dataclasses import replace

@@ -25,7 +25,7 @@ from tests.templates.traits import TRAITS, trait_tokenizer
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SPACE = "\u2581"
-"""What SentencePiece writes for a space; a text that holds it is read as if it held a space."""
+"""SentencePiece's mark for a space; a text that holds it is read as if it held a space."""
 
 USER: dict[str, Json] = {"role": "user", "content": "hi"}
 ABOUT: Json = {"name": "read", "description": "To read.", "parameters": {"type": "object", "properties": {}}}

@@ -8,8 +8,8 @@ A patch begins with two lines, and a blank one:
 It is a diff against the root of the repository. One that no longer applies is made again: change the code by
 hand, `git diff -U2 > FILE`, put the two lines in front, and take the change back.
 
-By default a few mutants run, and every patch is tried for whether it applies. `scripts/check --all` runs all
-mutants, and `scripts/check --changed` those that a change concerns.
+By default every patch is tried for whether it applies. `scripts/check --all` runs all mutants, and
+`scripts/check --changed` those that a change concerns.
 
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
 it may only use fixtures of its own file.
@@ -88,7 +88,7 @@ def mutant(patch: Path) -> Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What pytest said, and its exit status."""
+    """pytest's output, and its exit status."""
 
     status: int
     output: str
@@ -205,6 +205,7 @@ def outcomes(
 # ------------------------------------------------------------------------------------------------------ tests
 
 
+@pytest.mark.thorough
 def test_the_tests_that_find_mutants_pass_without_them(outcomes):
     outcome = outcomes[""].result()
     assert outcome.status == 0, outcome.output
@@ -215,7 +216,7 @@ def test_every_patch_applies():
         apply(ROOT, patch, "--check")
 
 
-@pytest.mark.sample(40)
+@pytest.mark.thorough
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_a_mutant_turns_its_test_red(outcomes, patch):
     outcome = outcomes[patch.stem].result()

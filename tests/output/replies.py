@@ -31,6 +31,10 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek": WRITERS["deepseek"].family,
     "kimi_k3": family_by_name("kimi_k3"),
     "seed_oss": family_by_name("seed_oss"),
+    "hunyuan": family_by_name("hunyuan"),
+    "apriel": family_by_name("apriel"),
+    "apertus": family_by_name("apertus"),
+    "step3": WRITERS["step3"].family,
     "generic": Family(name="generic", reasoning=TAGS),
     "gpt_oss": HARMONY,
 }
@@ -60,6 +64,13 @@ _MARKS = (
     "<|open|>", "<|close|>", "<|sep|>", "<|open|>tools<|sep|>", '<|open|>call tool="read" index="1"<|sep|>',
     '<|open|>argument key="path" type="string"<|sep|>', "<|close|>argument<|sep|>", "<|close|>call<|sep|>",
     '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>",
+    "<answer>", "<answer>\n", "</answer>", "\n</answer>", "<tools>", "</tools>", "<tool_sep>",
+    "<tool_call>read<tool_sep>", "[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]",
+    "Here are my reasoning steps:", "<|tools_prefix|>", "<|tools_suffix|>", '[{"read": {"path": "a"}}]',
+    "<|inner_prefix|>", "<|inner_suffix|>", "<|action_start|>", "<|plugin|>", "<|action_end|>",
+    "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", '<steptml:invoke name="read">',
+    '<steptml:parameter name="path">', "</steptml:parameter>", "</steptml:invoke>", "<｜tool_call_end｜>",
+    "<｜tool_calls_end｜>", "<|channel><|channel>thought", "read.call(path='a')",
 )  # fmt: skip
 _BITS = (
     '{"name": "read", "arguments": {"path": "a"}}', '{"name": "list", "parameters": {}}', '{"name": "',

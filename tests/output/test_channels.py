@@ -11,7 +11,7 @@ from tests.output.corpus.writers import HARMONY
 from tests.output.replies import pieces_of
 
 HEADERS = {
-    "thought": "<|channel|>analysis<|message|>",
+    "reasoning": "<|channel|>analysis<|message|>",
     "answer": "<|channel|>final<|message|>",
     "preamble": "<|channel|>commentary<|message|>",
 }
@@ -41,7 +41,7 @@ def test_reasoning_and_answers_go_out_as_they_come():
 def test_a_splitter_tells_whether_it_is_in_reasoning():
     splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     told = []
-    for piece in (HEADERS["thought"], "Hm", "<|end|>", "<|start|>assistant" + HEADERS["answer"], "Yes"):
+    for piece in (HEADERS["reasoning"], "Hm", "<|end|>", "<|start|>assistant" + HEADERS["answer"], "Yes"):
         splitter.feed(piece)
         told.append(splitter.in_reasoning)
     assert told == [True, True, False, False, False]
@@ -73,8 +73,8 @@ def test_the_text_of_every_message_comes_out_as_it_is(data, messages):
     """The law: messages with known headers lose their headers and ends, and nothing else."""
     text = "<|start|>assistant".join(f"{HEADERS[kind]}{body}<|end|>" for kind, body in messages)
     said = outcome_of(split(Case(name="", text=text, family=HARMONY), data.draw(pieces_of(text))))
-    assert said.reasoning == "".join(body for kind, body in messages if kind == "thought")
-    assert said.content == "".join(body for kind, body in messages if kind != "thought")
+    assert said.reasoning == "".join(body for kind, body in messages if kind == "reasoning")
+    assert said.content == "".join(body for kind, body in messages if kind != "reasoning")
 
 
 @given(st.text("ab <>|=:!\n", max_size=30))

@@ -64,7 +64,7 @@ UNITS: Mapping[str, str] = {
     "Harmony's header": "<|start|>assistant<|channel|>commentary to=functions.read",
     "Harmony's call": "<|channel|>commentary to=functions.read<|message|>{",
     "Harmony's start": "<|start|>",
-    "thoughts": "<think>",
+    "reasoning": "<think>",
     "thoughts of Gemma": "<|channel>thought",
     "ends of blocks": "</tool_call>",
     "line breaks": "\n",
@@ -78,7 +78,7 @@ BEGINNINGS: Mapping[str, str] = {
     "a value that is open": "<tool_call><function=x><parameter=a>",
     "a list that is open": "[TOOL_CALLS][{",
     "an answer in JSON": '{"name":',
-    "a thought that is open": "<think>",
+    "reasoning that is open": "<think>",
 }
 
 
@@ -152,7 +152,7 @@ def test_of_what_is_read_again_attempts_are_few(read, small_budget, beginning):
 
 
 def test_of_an_assumed_reasoning_that_was_the_answer_attempts_are_few(read, small_budget):
-    text = "<function=read>{" * 1_000
+    text = "I call: " + "<function=read>{" * 1_000
     splitter = make_splitter(FAMILIES["glm4"], TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(text)
     splitter.close(complete=True)

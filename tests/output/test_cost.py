@@ -16,6 +16,8 @@ from tests.output.corpus.case import TOOLS
 from tests.output.corpus.writers import HARMONY, WRITERS
 from tests.output.replies import FAMILIES
 
+pytestmark = pytest.mark.sample(3)
+
 TOKENS = 2_000
 MAX_LETTERS = 400
 """Longer than any marker or pattern, much shorter than a reply."""
@@ -46,11 +48,11 @@ _QWEN = WRITERS["qwen_xml"].family
 REPLIES: Mapping[str, tuple[Family, str, str]] = {
     "prose": (_QWEN, "", "so it"),
     "prose with angles": (_QWEN, "", "a < b"),
-    "a thought": (_QWEN, "<think>", "so it"),
-    "an argument in a thought": (_QWEN, "<think><tool_call><function=read><parameter=path>", "so it"),
-    "an object in a thought": (_QWEN, '<think><tool_call>{"name": "', "so it"),
-    "line breaks after a call in a thought": (_QWEN, f"<think>{WRITERS['hermes'].call('list')}", "\n\n\n\n"),
-    "an assumed thought": (FAMILIES["glm4"], "", "so it"),
+    "reasoning": (_QWEN, "<think>", "so it"),
+    "an argument in reasoning": (_QWEN, "<think><tool_call><function=read><parameter=path>", "so it"),
+    "an object in reasoning": (_QWEN, '<think><tool_call>{"name": "', "so it"),
+    "line breaks after a call in reasoning": (_QWEN, f"<think>{WRITERS['hermes'].call('list')}", "\n\n\n\n"),
+    "assumed reasoning": (FAMILIES["glm4"], "", "so it"),
     "line breaks": (_QWEN, "", "\n\n\n\n"),
     "line breaks in an answer": (_QWEN, "Yes", "\n\n\n\n"),
     "line breaks in reasoning": (_QWEN, "<think>Hm", "\n\n\n\n"),

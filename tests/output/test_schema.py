@@ -1,4 +1,4 @@
-"""What a schema says about an argument decides what its text means."""
+"""The schema of an argument decides what its text means."""
 
 import json
 from typing import Any

@@ -13,6 +13,7 @@ from start_llm.formats.registry import NOTATIONS
 from start_llm.output.splitter import PlainSplitter, make_splitter
 from tests.output.corpus import CORPUS
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
+from tests.output.corpus.writers import WRITERS
 from tests.output.replies import FAMILIES, noise, noisy_cases, pieces_of
 
 CALLED = '<tool_call>{"name": "list", "arguments": {}}</tool_call>'
@@ -30,6 +31,7 @@ def writer_and_name(case: str) -> Sequence[str]:
 
 
 @pytest.mark.product(axes=writer_and_name)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
     case = CORPUS[name]
@@ -48,7 +50,7 @@ def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
         assert split(case, [case.text[:cut], case.text[cut:]]) == whole
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(36)
 @pytest.mark.parametrize("name", [name for name in CORPUS if ": value" not in name])
 def test_a_reply_that_ends_anywhere_keeps_what_it_has_said(name):
     case = CORPUS[name]
@@ -66,7 +68,7 @@ def test_a_reply_that_ends_anywhere_keeps_what_it_has_said(name):
 
 
 def is_beginning_and_tail(said: str, whole: str, text: str) -> bool:
-    """Whether this is what the whole reply begins with, then what was held back at the cut."""
+    """True if this is a beginning of the whole reply, then the text that was held back at the cut."""
     same = next(
         (i for i, (a, b) in enumerate(zip(said, whole, strict=False)) if a != b), min(len(said), len(whole))
     )
@@ -127,14 +129,14 @@ class _Law:
         self.opening, self.closing = self.marks.opening, self.marks.closing
         self.in_answer = (self.opening, self.closing, *case.family.answer_marks)
         self.may_assume = case.family.orphan_close and case.thinking and not case.reasoning_is_open
-        self.state = "thought" if case.reasoning_is_open else "start"
+        self.state = "reasoning" if case.reasoning_is_open else "start"
         self.text = case.text
         self.is_after_reasoning = False
         self.reasoning, self.answer = "", ""
 
     def read(self) -> tuple[str, str]:
         while self.state != "end":
-            {"thought": self.read_reasoning, "start": self.read_start, "answer": self.read_answer}[
+            {"reasoning": self.read_reasoning, "start": self.read_start, "answer": self.read_answer}[
                 self.state
             ]()
         return self.reasoning, self.answer
@@ -153,7 +155,7 @@ class _Law:
         begun = self.text.lstrip()
         space = self.text[: len(self.text) - len(begun)]
         if begun.startswith(self.opening):
-            self.state, self.text = "thought", begun.removeprefix(self.opening)
+            self.state, self.text = "reasoning", begun.removeprefix(self.opening)
         elif begun.startswith(self.closing):
             self.is_after_reasoning, self.text = True, begun.removeprefix(self.closing)
         elif begun and any(mark.startswith(begun) for mark in (self.opening, self.closing)):
@@ -170,7 +172,7 @@ class _Law:
 
     def assume(self) -> None:
         if self.closing in self.text:
-            self.state = "thought"
+            self.state = "reasoning"
             return
         assumed = self.text.lstrip("\n")
         self.reasoning, self.answer, self.state = assumed, assumed if self.complete else "", "end"
@@ -185,7 +187,7 @@ class _Law:
         if not mark:
             half = longest_beginning(self.answer, marks)
             self.answer = self.answer[: len(self.answer) - half] if half > 2 else self.answer
-        self.state = "thought" if mark == self.opening else "answer" if mark else "end"
+        self.state = "reasoning" if mark == self.opening else "answer" if mark else "end"
 
 
 OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *one.bare))
@@ -256,10 +258,43 @@ def test_calls_that_reasoning_ends_with_end_the_reasoning():
         ("qwen3", "<think>Hm.</think>\n</thi", True),
         ("cohere", "<|START_RESPONSE|>Yes.<|END_RES", True),
         ("cohere", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", False),
+        ("cohere", "<|START_RESPONSE|>Yes.", True),
+        ("cohere", "<|START_RESPONSE|>Yes.<|END_RESPONSE|><|START_TEXT|>And", True),
+        ("cohere", "Yes.", False),
+        ("kimi_k3", "<|open|>response<|sep|>Yes.", True),
+        ("kimi_k3", "<|open|>response<|sep|>Yes.<|close|>response<|sep|>", True),
+        ("kimi_k3", "<|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>", False),
+        ("kimi_k3", WRITERS["kimi_k3"].call("list"), True),
+        ("kimi_k3", f"{WRITERS['kimi_k3'].call('list')}<|close|>message<|sep|>", False),
     ],
 )
-def test_a_reply_that_is_cut_in_a_mark_has_a_loose_end(family, text, is_loose):
+def test_a_reply_that_is_cut_before_the_end_of_its_marks_has_a_loose_end(family, text, is_loose):
     splitter = make_splitter(FAMILIES[family], TOOLS, reasoning_is_open=False, thinking=True)
+    splitter.feed(text)
+    splitter.close(complete=False)
+    assert splitter.has_loose_end is is_loose
+
+
+@pytest.mark.parametrize("text", ["<|START_RESPONSE|>Yes.", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>"])
+def test_a_reply_that_its_model_ended_has_all_marks_that_it_will_have(text):
+    splitter = make_splitter(FAMILIES["cohere"], TOOLS, reasoning_is_open=False, thinking=True)
+    assert [*splitter.feed(text), *splitter.close(complete=True)] == [Content("Yes.")]
+    assert not splitter.has_loose_end
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loose"),
+    [
+        ("<|START_RESPO", True),
+        ("<|START_RESPONSE|>{}", True),
+        ("<|START_RESPONSE|>{}<|END_RESPONSE|>", False),
+        ("{}", False),
+    ],
+)
+def test_a_demanded_answer_that_is_cut_between_its_marks_has_a_loose_end(text, is_loose):
+    splitter = make_splitter(
+        FAMILIES["cohere"], NO_TOOLS, reasoning_is_open=False, thinking=False, calls_come_first=True
+    )
     splitter.feed(text)
     splitter.close(complete=False)
     assert splitter.has_loose_end is is_loose

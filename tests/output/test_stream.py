@@ -154,6 +154,64 @@ def test_the_text_of_a_completion_passes_with_its_tokens():
     assert end.usage.reasoning == 0
 
 
+STOPS = ("\n\n", "weigh it", "deep", "path", "<", "|", "{", "call", "read")
+"""Each stands in the reasoning, in the markup or in a call below, and none in the text."""
+
+
+@pytest.mark.parametrize("stops", [*((stop,) for stop in STOPS), STOPS], ids=str)
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.product
+def test_a_stop_string_in_reasoning_markup_or_a_call_is_none(name: str, stops: tuple[str, ...]):
+    writer = WRITERS[name]
+    reasoning, text = "Let me weigh it:\n\ndeep?", "Yes."
+    call = writer.call("write", path="path", text="deep\n\n<|{ call read weigh it")
+    said = "" if writer.starts_reply else text
+    if writer.family.channels:
+        start = "<|end|><|start|>assistant<|channel|>"
+        written = f"<|channel|>analysis<|message|>{reasoning}{start}commentary<|message|>{said}<|end|>{call}"
+    else:
+        written = f"<think>\n{reasoning}\n</think>\n\n{said}\n\n{call}"
+    ended = {}
+    for pieces in ([written], list(written), [written[i : i + 7] for i in range(0, len(written), 7)]):
+        for one in ((), stops):
+            splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
+            outputs, end = heard(OutputStream(splitter, stops=one), texts(*pieces))
+            told = "".join(output.text for output in outputs if isinstance(output, Content))
+            calls = [output for output in merge_adjacent(outputs) if isinstance(output, CallArguments)]
+            ended[one, len(pieces)] = (told, [call.text for call in calls], end.reason, end.stop)
+            assert "".join(output.text for output in outputs if isinstance(output, Reasoning)) == reasoning
+    assert len({repr(one) for one in ended.values()}) == 1
+    assert ended[stops, 1][0] == said
+    assert ended[stops, 1][2:] == ("tool_calls", None)
+
+
+@pytest.mark.parametrize("name", ["qwen_xml", "hermes", "glm", "gemma4", "harmony"])
+def test_a_stop_string_that_the_answer_and_the_reasoning_hold_ends_the_answer_alone(name: str):
+    writer = WRITERS[name]
+    reasoning, call = "So END and\n\nEND", writer.call("list")
+    start = "<|end|><|start|>assistant<|channel|>"
+    written = (
+        f"<|channel|>analysis<|message|>{reasoning}{start}final<|message|>It is END of it.{call}"
+        if writer.family.channels
+        else f"<think>{reasoning}</think>\n\nIt is END of it.{call}"
+    )
+    for size in (1, 2, 3, 5, len(written)):
+        splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
+        stream = OutputStream(splitter, stops=("END", "\n\n"))
+        outputs = [
+            output
+            for piece in texts(*(written[i : i + size] for i in range(0, len(written), size)))
+            if not stream.is_over
+            for output in stream.feed(piece)
+        ]
+        assert "".join(output.text for output in outputs if isinstance(output, Reasoning)) == reasoning
+        assert "".join(output.text for output in outputs if isinstance(output, Content)) == "It is "
+        assert not any(isinstance(output, CallStarted) for output in outputs)
+        assert stream.is_over
+        end = stream.cut(Usage(prompt=1, cached=0, completion=1))
+        assert (end.reason, end.stop) == ("stop", "END")
+
+
 EVENTS: list[Output] = [
     Content("a", tokens=(1,), logprobs=(scored(1),)),
     Content("b", tokens=(2, 3), logprobs=(scored(2), scored(3))),

@@ -1,4 +1,4 @@
-"""What a request demands of a reply holds, whatever the model says: in every family, by chance."""
+"""Every demand of a request holds, whatever the model says: in every family, by chance."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ from tests.http.forms import FORMS as SWITCHED
 from tests.output.structured_replies import Reply, reply
 from tests.templates.traits import TRAITS, trait_tokenizer
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(5)
 
 FORMS = {**SWITCHED, **ALWAYS_THINKING}
 EVERY = list(FORMS)
@@ -170,7 +170,7 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
 
 
 @pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_call_can_be_demanded_in_every_notation(notation: str):
     family = Family(name="of one notation", formats=(notation,))
     form = OutputConstraint(calls="must", tools=frozenset({"sort-it.2"}), one_call=True)
@@ -273,7 +273,7 @@ def test_an_answer_that_was_cut_in_a_mark_has_nothing_of_it(trait, opening, clos
 
 
 def told(name: str, form: OutputConstraint, *called: Call) -> list[Output]:
-    """What a client is told of calls in the words of a family."""
+    """Return calls as a client hears of them, from the words of a family."""
     request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(TOOLS), form=form)
     prompt = Prompt(tokens=ModelTokens((0,)), thinking=False)
     splitter = keeper(FORMS[name].trait).splitter(request, prompt)
@@ -413,7 +413,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused(word: str, depth: int,
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name):
     properties = {f"argument_{number}": {"type": "string"} for number in range(40)}
     schema = {"type": "object", "properties": properties}

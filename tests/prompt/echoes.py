@@ -42,7 +42,7 @@ def understood(trait: str, prompt: Prompt, said: str) -> Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client does to a reply before it comes back.
+    """The changes that a client makes to a reply before it comes back.
 
     Attributes:
         id_of: its name for call number n.

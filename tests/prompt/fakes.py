@@ -17,6 +17,7 @@ from start_llm.formats import registry
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.samples import rendered_samples
 from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
+from tests.images.fakes import vision_of
 from tests.templates.traits import trait_tokenizer
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -60,12 +61,13 @@ def family_of(trait: str) -> Family:
 @cache
 def preparer_of(trait: str) -> Preparer:
     """The preparer of a trait, whose clock stands still."""
-    return Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON)
+    return Preparer(trait_tokenizer(trait), family_of(trait), vision=vision_of(trait), now=lambda: NOON)
 
 
 def fresh_preparer(trait: str, **options: Any) -> Preparer:
     """A preparer that remembers nothing. What the template does is found out once, which takes longest."""
     facts = preparer_of(trait).facts
+    options = {"vision": vision_of(trait)} | options
     with patch("start_llm.prompt.prepare.audit", lambda *_: facts):
         return Preparer(trait_tokenizer(trait), family_of(trait), now=lambda: NOON, **options)
 

@@ -1,4 +1,4 @@
-"""What a model writes, taken from its template, and what a client is told of it."""
+"""Texts that a model writes, taken from its template, and the events that a client hears for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,9 +41,10 @@ REASONING_FORMS: Mapping[str, str] = {
     "open_and_close": "{}<|close|>think<|sep|>",
     "strict_channels": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
     "text_after_calls": "<|channel>thought\n{}\n<channel|>",
-    "thought_or_answer": "<think>\n{}\n</think>\n\n",
+    "reasoning_or_answer": "<think>\n{}\n</think>\n\n",
     "cuts_at_closing_mark": "<think>\n{}\n</think>\n\n",
-    "thought_without_text": "<think>\n{}\n</think>\n\n",
+    "reasoning_without_text": "<think>\n{}\n</think>\n\n",
+    "answer_as_reasoning": "<think>\n{}\n</think>\n\n",
 }
 """How the models that think write reasoning before an answer, after their prompt."""
 OPENED: Mapping[str, tuple[str, str]] = {
@@ -55,7 +56,7 @@ OPENED: Mapping[str, tuple[str, str]] = {
     "dsml": ("<think>", "</think>"),
     "words_in_system": ("\n", "</think>"),
 }
-"""What the prompt has for reasoning that it opens, and what the history has in place of one that it drops."""
+"""The prompt's opening of reasoning, and the text that stands in the history for dropped reasoning."""
 EMPTY: Mapping[str, str] = {
     "strips_old_reasoning": "<think>\n\n</think>\n\n",
     "effort_words": "<think>\n\n</think>\n\n",
@@ -63,7 +64,7 @@ EMPTY: Mapping[str, str] = {
     "minimax": "<think>\n\n</think>\n\n",
     "open_and_close": "<|open|>think<|sep|><|close|>think<|sep|>",
 }
-"""What the prompt has for reasoning that must not be, and the history has not."""
+"""The prompt's text for reasoning that must not be, and the history has not."""
 
 
 class NoEndError(Exception):
@@ -79,7 +80,7 @@ class Turn:
 
 
 def next_messages(message: Message) -> tuple[Message, ...]:
-    """What a client sends with a reply: the results of its calls, or the next question."""
+    """Return the messages that follow a reply: the results of its calls, or the next question."""
     results = [result(f"{index} m", one.id) for index, one in enumerate(message.tool_calls)]
     return tuple(results) or (user("And there?"),)
 
@@ -123,7 +124,7 @@ def written_after(trait: str, prompt: str, written: str, reasoning: str | None) 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the events of a reply say."""
+    """The content of a reply's events."""
 
     reasoning: str
     content: str

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -146,14 +147,14 @@ def test_calls_and_results_are_written_in_the_form_that_the_model_was_told():
 
 
 def test_calls_are_made_one_after_the_other_with_their_results():
-    both = reply("text", call("x"), call("y"), call("z"), reasoning="thought")
+    both = reply("text", call("x"), call("y"), call("z"), reasoning="reasoning")
     talk = (both, result("of y", "y"), user("aside"), result("of x", "x"), result("of x too", "x"))
     turns = changes.serialise_calls(turns_of(*talk), ChatRequest(messages=talk))
     assert [
         ([one.id for one in turn.message.tool_calls] or turn.message.content, turn.last) for turn in turns
     ] == [(["x"], 0), ("of x", 3), ("of x too", 4), (["y"], 0), ("of y", 1), (["z"], 0), ("aside", 2)]
     assert [turn.message.content for turn in turns if turn.message.tool_calls] == ["text", "", ""]
-    assert [turn.message.reasoning for turn in turns if turn.message.tool_calls] == ["thought", None, None]
+    assert [turn.message.reasoning for turn in turns if turn.message.tool_calls] == ["reasoning", None, None]
 
 
 def test_a_single_call_stays_where_it_is():
@@ -231,7 +232,37 @@ def test_text_beside_calls_that_can_stand_nowhere_opens_the_first_result():
         ("tool", "[Text before the call]\nI ask.\n\na", 1),
         ("tool", "b", 2),
         ("assistant", "c", 3),
+        ("assistant", "", 3),
     ]
+
+
+def test_a_result_names_its_tool_where_the_template_wants_it():
+    talk = (user("a"), reply("", call("x", "now"), call("y")), result("b", "y"), result("c", "x"))
+    seen = adapted(*talk, results_need_names=True).messages
+    assert [one.get("name") for one in seen] == [None, None, "now", "write"]
+    assert not any("name" in one for one in adapted(*talk).messages)
+
+
+def test_an_empty_question_precedes_a_reply_that_may_not_be_first():
+    assert after(changes.ask_before_replies, system("a"), reply("b"), user("c")) == [
+        ("system", "a", 0),
+        ("user", "", -1),
+        ("assistant", "b", 1),
+        ("user", "c", 2),
+    ]
+    assert after(changes.ask_before_replies, reply("b")) == [("user", "", -1), ("assistant", "b", 0)]
+    for talk in ((user("a"), reply("b")), (system("a"),)):
+        assert [content for _, content, _ in after(changes.ask_before_replies, *talk)] == [
+            message.content for message in talk
+        ]
+
+
+def test_texts_in_calls_are_escaped_for_a_template_that_only_quotes_them():
+    talk = (user("a"), reply("", call("x", text='it\'s "so"\n\\n', lines=["it's"])))
+    for quote, text in (("'", 'it\\\'s "so"\\n\\\\n'), ('"', 'it\'s \\"so\\"\\n\\\\n')):
+        message: Any = adapted(*talk, quotes_texts=quote).messages[1]
+        (seen,) = message["tool_calls"]
+        assert seen["function"]["arguments"] == {"text": text, "lines": ["it's"]}
 
 
 def test_tools_have_a_system_message_beside_them():

@@ -1,4 +1,4 @@
-"""What a chat template does is found by rendering it."""
+"""The audit finds out by rendering how a chat template behaves."""
 
 from dataclasses import fields, replace
 
@@ -14,6 +14,8 @@ from start_llm.prompt.stand_ins import StandIns
 from start_llm.prompt.template import SYSTEM_WORDS
 from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, preparer_of
 from tests.templates.traits import TRAITS, trait_tokenizer
+
+pytestmark = pytest.mark.sample(3)
 
 CHATML_ENDS = frozenset({"<|im_end|>", "<|endoftext|>"})
 THINKS = TemplateFacts(
@@ -48,6 +50,7 @@ FACTS = {
         takes_late_system=False,
         takes_neighbours=False,
         takes_lone_system=False,
+        takes_reply_first=False,
         text_beside_calls="set in",
         stand_ins=StandIns(call_head='[TOOL_CALLS][{"name": "'),
         takes_user_after_result=False,
@@ -64,6 +67,7 @@ FACTS = {
     ),
     "no_system": TemplateFacts(
         takes_system=False,
+        takes_reply_first=False,
         takes_late_system=False,
         takes_neighbours=False,
         takes_tools=False,
@@ -77,7 +81,7 @@ FACTS = {
             option="reasoning_effort",
             words={"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"},
         ),
-        schema_parts=frozenset({"properties"}),
+        shows_schemas=False,
         dates=("%Y-%m-%d",),
         closers=CHANNEL_ENDS,
     ),
@@ -151,12 +155,7 @@ FACTS = {
             around_text=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
         ),
         takes_bare_tools=False,
-        schema_parts=frozenset(
-            {
-                *("properties", "properties.description", "properties.enum", "properties.items.enum"),
-                *("properties.properties", "properties.properties.enum", "properties.properties.description"),
-            }
-        ),
+        shows_schemas=False,
         reasoning_key="thinking",
         effort=Effort(
             option="reasoning_effort",
@@ -185,10 +184,10 @@ FACTS = {
     ),
     "flat_schemas": TemplateFacts(
         takes_bare_tools=False,
-        schema_parts=frozenset({"properties", "properties.description"}),
+        shows_schemas=False,
         closers=CHATML_ENDS,
     ),
-    "thought_or_answer": TemplateFacts(
+    "reasoning_or_answer": TemplateFacts(
         reasoning_hide=frozenset({"answers"}),
         reasoning_key="reasoning_content",
         old_reasoning="kept",
@@ -211,9 +210,19 @@ FACTS = {
         refuses_empty=frozenset({"assistant"}),
         closers=CHATML_ENDS,
     ),
-    "thought_without_text": TemplateFacts(
+    "reasoning_without_text": TemplateFacts(
         text_beside_calls="set in",
         stand_ins=StandIns(call_head='<tool_call>\n{"name": "'),
+        reasoning_key="reasoning_content",
+        old_reasoning="kept",
+        closers=CHATML_ENDS,
+    ),
+    "named_results": TemplateFacts(results_need_names=True, closers=CHATML_ENDS),
+    "strict_schemas": TemplateFacts(takes_bare_tools=False, shows_schemas=False, closers=CHATML_ENDS),
+    "raw_texts": TemplateFacts(quotes_texts="'", closers=CHATML_ENDS),
+    "separated_names": TemplateFacts(closers=CHATML_ENDS),
+    "answer_as_reasoning": TemplateFacts(
+        reasoning_hide=frozenset({"answers"}),
         reasoning_key="reasoning_content",
         old_reasoning="kept",
         closers=CHATML_ENDS,
@@ -270,16 +279,22 @@ DESCRIBED = {
     "tool_use_form": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
     "system_with_last_word": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
     "flat_schemas": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
-    "thought_or_answer": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "reasoning_or_answer": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
     "cuts_at_closing_mark": (DROPPED, "tools", NOT_SWITCHED, "writes no dates"),
     "refuses_empty_replies": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
     "text_or_calls": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
-    "thought_without_text": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "reasoning_without_text": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
+    "named_results": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "strict_schemas": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "raw_texts": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "separated_names": (NO_REASONING, "tools", NOT_SWITCHED, "writes no dates"),
+    "answer_as_reasoning": ("old reasoning kept", "tools", NOT_SWITCHED, "writes no dates"),
 }
 LATE_SYSTEMS = "late system messages as marked user turns"
 SET_IN = "text beside calls set before them"
 QUOTED = "marks that a reply quotes kept from the template"
 LONE_SYSTEM = "an empty question where there is none"
+FIRST_ANSWER = "an empty question before a first answer"
 FILLED = "empty descriptions and parameters for tools without"
 SCHEMAS_TOLD = "schemas told in the descriptions of tools"
 SPACE = "empty messages as a space"
@@ -287,6 +302,7 @@ NEEDED = {
     "tools_before_last_user": [
         LATE_SYSTEMS,
         LONE_SYSTEM,
+        FIRST_ANSWER,
         "user text after a result joined to it",
         "neighbours of one role merged",
         SET_IN,
@@ -297,6 +313,7 @@ NEEDED = {
         "calls and results written as text",
         "late system messages as marked user turns",
         "system message in the first user turn",
+        FIRST_ANSWER,
         "neighbours of one role merged",
     ],
     "channels": [LATE_SYSTEMS, SCHEMAS_TOLD],
@@ -313,18 +330,22 @@ NEEDED = {
     "tool_use_form": ["calls and results written as text where no tools are offered", FILLED],
     "system_with_last_word": [LATE_SYSTEMS, "system message in the first user turn"],
     "flat_schemas": [FILLED, SCHEMAS_TOLD],
-    "thought_or_answer": ["no reasoning beside answers"],
+    "reasoning_or_answer": ["no reasoning beside answers"],
     "cuts_at_closing_mark": [QUOTED],
     "refuses_empty_replies": [LATE_SYSTEMS, SPACE],
     "text_or_calls": [SET_IN, SPACE],
-    "thought_without_text": [SET_IN],
+    "reasoning_without_text": [SET_IN],
+    "named_results": ["results with the names of their tools"],
+    "strict_schemas": [FILLED, SCHEMAS_TOLD],
+    "raw_texts": ["texts in calls escaped"],
+    "answer_as_reasoning": ["no reasoning beside answers"],
     "hoists_systems": ["late system messages as marked user turns"],
     "bare_python_calls": [LONE_SYSTEM],
     "call_list_without_end": [LONE_SYSTEM],
     "bare_call_list": ["text beside calls in a turn of its own"],
     "plain": ["tools told in the system message", "calls and results written as text"],
 }
-"""What is done for a template; nothing for the others."""
+"""The adaptations for each template that needs any."""
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -438,6 +459,24 @@ def test_the_second_name_of_the_switch_is_found():
 
 
 @pytest.mark.parametrize(
+    ("told", "tells"),
+    [
+        ("'<think>' ~ (thinking_budget or '')", True),
+        ("'<think>' if thinking_budget is undefined or thinking_budget else '</think>'", False),
+        ("'<think>' ~ (thinking_budget or '') if enable_thinking else '</think>'", True),
+        ("'<think>'", False),
+    ],
+)
+def test_a_template_that_tells_a_budget_is_known(told: str, tells: bool):
+    facts = facts_of(TURNS.replace("'<assistant>'", f"({told})"))
+    assert facts.tells_budget is tells
+    assert ("thinking_budget is told" in described(facts)) is tells
+    in_front = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    assert (in_front.tells_budget, in_front.generation_prompt_options) == (tells, frozenset())
+    assert not tells or "thinking_budget" in facts.generation_prompt_options
+
+
+@pytest.mark.parametrize(
     ("told", "switch"),
     [
         ("enable_thinking is not false", Switch(option="enable_thinking")),
@@ -525,6 +564,15 @@ def test_an_effort_is_told_in_the_nearest_word_that_the_template_knows(case):
     effort = facts_of(f"{{{{ {told} }}}}" + TURNS).effort
     assert (effort and tuple(effort.words.values())) == words
     assert effort is None or tuple(effort.words) == WORDS
+
+
+@pytest.mark.parametrize("default", ["none", "no_think"])
+def test_a_word_for_no_effort_may_be_the_default_of_all_other_words(default):
+    told = f"'effort:' ~ (reasoning_effort if reasoning_effort in ['low', 'high'] else '{default}')"
+    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    assert facts.switch == Switch(option="reasoning_effort", on="high", off=default, thinks=False)
+    assert facts.effort is not None
+    assert list(facts.effort.words.values()) == ["low", "low", "high", "high", "high"]
 
 
 def test_an_effort_that_counts_only_while_the_model_thinks_is_found():
@@ -640,9 +688,26 @@ def test_a_schema_that_is_refused_is_found():
     """
     facts = facts_of(refusing + TURNS)
     assert facts.takes_tools
-    assert "properties.anyOf.enum" in facts.refused_parts
-    assert "properties.enum" in (facts.schema_parts or ())
+    assert not facts.shows_schemas
     assert facts.losses == ()
+
+
+def test_a_template_that_goes_through_tools_where_there_are_none_gets_an_empty_list():
+    listing = "{%- for tool in tools -%}{{- tool | tojson -}}{%- endfor -%}"
+    facts = facts_of(
+        listing.replace("tools", "(tools if tools is not none else raise_exception('no'))") + TURNS
+    )
+    assert facts.lists_no_tools
+    assert (facts.takes_tools, facts.takes_system, facts.losses) == (True, True, ())
+    assert not facts_of(listing.replace("tools", "tools or []") + TURNS).lists_no_tools
+    assert not facts_of(REFUSED).lists_no_tools
+
+
+def test_text_before_calls_that_only_begin_an_answer_stands_apart():
+    for template, way in ((WITH_CALLS, "parted"), (WITH_CALLS.replace("-}}", "~ '<tool>' -}}", 1), "kept")):
+        tokenizer = FakeTokenizer(template, ADDED, ("<end>",))
+        assert audit(tokenizer, Family(name="bare", calls_begin_answers=True)).text_beside_calls == way
+        assert audit(tokenizer, Family(name="marked")).text_beside_calls == "kept"
 
 
 def test_a_template_that_shows_tools_in_system_messages_alone_gets_one():

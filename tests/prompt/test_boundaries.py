@@ -1,4 +1,4 @@
-"""Where messages end: exactly, for every template and every text, or not at all."""
+"""The ends of messages: exact for every template and every text, or not given at all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,12 +7,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, Json, Message, Thinking
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
+from start_llm.formats.reasoning_marks import THINK
 from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.render import RenderedText
@@ -32,9 +33,10 @@ from tests.prompt.fakes import (
     text_of,
     user,
 )
+from tests.slices import examples
 from tests.templates.traits import TRAITS, trait_tokenizer
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(3)]
 
 TOOLS = (function("write", path={"type": "string"}), function("now"))
 EVERY_RARE_CHARACTER = "".join(map(chr, range(0x10600, 0x10737)))
@@ -133,12 +135,17 @@ CLOSERS = {
     "system_with_last_word": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
     "refuses_empty_replies": ("</s>", "[/TOOL_RESULTS]", "</s>", "[/INST]"),
     "flat_schemas": ("<|im_end|>",) * 4,
-    "thought_or_answer": ("<|im_end|>",) * 4,
+    "reasoning_or_answer": ("<|im_end|>",) * 4,
     "cuts_at_closing_mark": ("<|im_end|>",) * 4,
     "text_or_calls": ("<|im_end|>",) * 4,
-    "thought_without_text": ("<|im_end|>",) * 4,
+    "reasoning_without_text": ("<|im_end|>",) * 4,
+    "named_results": ("<|im_end|>",) * 4,
+    "strict_schemas": ("<|im_end|>",) * 4,
+    "raw_texts": ("<|im_end|>",) * 4,
+    "separated_names": ("<|im_end|>",) * 4,
+    "answer_as_reasoning": ("<|im_end|>",) * 4,
 }
-"""What ends a call, a result, an answer and a question."""
+"""The texts that end a call, a result, an answer and a question."""
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -184,7 +191,7 @@ VALUES = st.recursive(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[Message, ...]:
-    """What a client may send: systems, questions, answers, calls with some of their results.
+    """Conversations that a client may send: systems, questions, answers, calls with some of their results.
 
     Results stand in the order of their calls, as every prompt has them. Every text but the empty ones ends
     with a word of its own.
@@ -231,6 +238,7 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
     """The whole text, the prompt, and how many renderings it took."""
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
+    preparer._tools.shown(request.tools)  # each tool is rendered by itself when it is seen first
     tokenizer.rendered.clear()
     texts: list[RenderedText] = []
     render = preparer._renderer.render
@@ -247,7 +255,7 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
 WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_empty_replies")
 """Nothing makes the model answer: that has to be found out again each time."""
 
-SHOW_OLD_REASONING = ("thought_or_answer", "thought_without_text")
+SHOW_OLD_REASONING = ("reasoning_or_answer", "reasoning_without_text", "answer_as_reasoning")
 """One more rendering tells a short reasoning from other texts with its words."""
 
 
@@ -257,6 +265,7 @@ def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
     counts: list[int] = []
+    preparer._tools.shown(TOOLS)  # each tool is rendered by itself when it is seen first
     for talk in (TALK, (*TALK, reply("textfour"), user("askfour"))):
         tokenizer.rendered.clear()
         preparer.prepare(ChatRequest(messages=talk, tools=TOOLS))
@@ -280,7 +289,7 @@ def check(trait: str, request: ChatRequest) -> None:
     """Everything that is true of the boundaries of a prompt."""
     whole, prompt, renderings = rendered_and_prepared(trait, request)
     thinks = any(message.reasoning for message in request.messages)
-    assert renderings <= 4 + thinks, "one more, to tell thoughts from other texts with their words"
+    assert renderings <= 4 + thinks, "one more, to tell reasoning from other texts with their words"
     assert list(prompt.tokens.ids) == trait_tokenizer(trait).encode(whole, as_document=False)
     counts = [one.tokens for one in prompt.boundaries]
     assert all(earlier < later for earlier, later in pairwise(counts))
@@ -312,19 +321,20 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-@settings(max_examples=15)
+@examples(15, few=4)
 @given(messages=conversations(), options=OPTIONS)
 @example(messages=(user(f"{EVERY_RARE_CHARACTER}word0word"),), options={})
 @example(
     messages=(user("\U00010600\U00010601\U00010610word0word"), reply("word1word"), user("word2word")),
     options={},
 )
+@pytest.mark.sample(3)
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
-@settings(max_examples=8)
+@examples(8, few=4)
 @given(messages=conversations(), options=OPTIONS)
 def test_a_message_more_changes_nothing_before_an_end(trait, messages, options):
     """But for reasoning, which templates drop once they are old."""
@@ -415,6 +425,30 @@ def test_a_template_that_looks_at_names_gets_marks_in_texts_only(look):
         template, user("a"), reply("b", call("x", "now")), reply("", call("x", "now")), user("c")
     )
     assert [message for message, _ in ends] == [0, 3]
+
+
+def test_a_call_whose_arguments_a_renderer_parses_has_an_end():
+    """Arguments that are JSON text, with anything behind it, are no such text any more."""
+    template = CHATML.replace(
+        "{{- '<call>'",
+        "{{- '' if call.function.arguments.endswith('}') else raise_exception('no JSON') -}}{{- '<call>'",
+    ).replace("call.function.arguments | tojson", "call.function.arguments")
+    _, ends = fake_prompt(template, user("a"), reply("", call("x", a="b", c=["<close>"], d=1)), user("e"))
+    assert ends[1] == (1, ends[1][1])
+    assert ends[1][1].endswith('<call>write{"a": "b", "c": ["<close>"], "d": 1}</call>')
+
+
+def test_reasoning_that_begins_where_a_result_ends_is_open():
+    """There is no generation prompt after a result: all of it is the result's."""
+    opening = "{{- ('<think>' if loop.last else '</think>') if message.role == 'tool' else '' -}}"
+    end = "{{- '<close>\\n' -}}"
+    template = CHATML.replace(end, f"{end}{opening}").replace(
+        "if add_generation_prompt", "if add_generation_prompt and messages[-1].role != 'tool'"
+    )
+    preparer = Preparer(FakeTokenizer(template, ADDED, ("<close>",)), Family(name="generic", reasoning=THINK))
+    talk = (user("a <think>"), reply("", call("x", a="b")), result("c </think>", "x"))
+    assert preparer.prepare(ChatRequest(messages=talk, tools=TOOLS)).reasoning_is_open
+    assert not preparer.prepare(ChatRequest(messages=talk[:1], tools=TOOLS)).reasoning_is_open
 
 
 def test_a_reply_whose_call_cannot_be_marked_has_no_end():

@@ -1,4 +1,4 @@
-"""What clients change is no difference, and everything else is one."""
+"""A client's changes make no difference, and everything else makes one."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_the_same_conversation_has_the_same_keys_and_a_longer_one_begins_with_th
         pytest.param((SYSTEM, ASKED, *calling("b_2"), SAID), id="ids of calls"),
         pytest.param((SYSTEM, replace(ASKED, content="Where is it? \n"), *calling(), SAID), id="an end"),
         pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, content="Here.\n")), id="an end of a reply"),
-        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning=None)), id="a thought left out"),
-        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning="Other.")), id="another thought"),
+        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning=None)), id="reasoning left out"),
+        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning="Other.")), id="other reasoning"),
         pytest.param(
             (replace(SYSTEM, content=BILLING.format("d79") + "Be brief."), *CONVERSATION[1:]),
             id="billing header",

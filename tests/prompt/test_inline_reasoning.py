@@ -40,7 +40,7 @@ def test_the_reasoning_is_taken_out_of_the_text():
         reply(SPOKEN + "Here.", reasoning="Another one."),
         user(SPOKEN + "Here."),
     ],
-    ids=["after text", "open", "empty", "nothing else", "has a thought", "a user"],
+    ids=["after text", "open", "empty", "nothing else", "has reasoning", "a user"],
 )
 def test_other_texts_stay_whole(message):
     assert split_inline_reasoning(message, MARKS) is message

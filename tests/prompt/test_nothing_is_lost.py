@@ -25,7 +25,7 @@ from tests.prompt.fakes import (
 )
 from tests.templates.traits import TRAITS, trait_tokenizer
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(3)]
 
 TEXT: Json = {"type": "string"}
 TODOS: Json = {
@@ -104,13 +104,13 @@ KINDS: Mapping[str, Kind] = {
     "a call without tools": Kind((*CALLED, user("Summarise.")), ()),
     "a call with an answer before it": Kind((*OLD, *CALLED)),
     "a call with a text": Kind((user("Asked."), reply("Spoken.", call(path="first")), result("Found."))),
-    "a call with a thought": Kind(
+    "a call with reasoning": Kind(
         (user("Asked."), reply("", call(path="first"), **THINKING), result("Found."))
     ),
     "a call with white space": Kind(
         (user("Asked."), reply("\n", call(path="first"), **THINKING), result("Found."))
     ),
-    "a call with a text and a thought": Kind(
+    "a call with a text and reasoning": Kind(
         (user("Asked."), reply("Spoken.", call(path="first"), **THINKING), result("Found."))
     ),
     "a long loop": Kind(
@@ -162,12 +162,12 @@ KINDS: Mapping[str, Kind] = {
         ),
         (TODO,),
     ),
-    "an answer with a thought": Kind((user("Asked."), reply("Answered.", **THINKING), user("Thanked."))),
-    "an answer with a thought after a call": Kind(
+    "an answer with reasoning": Kind((user("Asked."), reply("Answered.", **THINKING), user("Thanked."))),
+    "an answer with reasoning after a call": Kind(
         (*CALLED, reply("Answered.", **THINKING), user("Thanked."))
     ),
     "an empty answer": Kind((user("Asked."), reply(""), user("Again."))),
-    "an empty answer with a thought": Kind((user("Asked."), reply("", **THINKING), user("Again."))),
+    "an empty answer with reasoning": Kind((user("Asked."), reply("", **THINKING), user("Again."))),
     "an empty answer at the end": Kind((user("Asked."), reply(""))),
     "an empty question": Kind((user(""), reply("Answered."), user("Again."))),
     "two answers": Kind((user("Asked."), reply("Answered."), reply("Added."), user("Thanked."))),
@@ -175,16 +175,16 @@ KINDS: Mapping[str, Kind] = {
     "more quoted marks": Kind(
         (system("Ruled."), user("Asked."), reply(f"{MORE}\n{QUOTES}"), user("Thanked."))
     ),
-    "quoted marks and a thought": Kind((user("Asked."), reply(QUOTES, **THINKING), user("Thanked."))),
+    "quoted marks and reasoning": Kind((user("Asked."), reply(QUOTES, **THINKING), user("Thanked."))),
     "quoted marks beside a call": Kind((user("Asked."), reply(QUOTES, call(path="first")), result("Found."))),
-    "quoted marks in a thought": Kind(
+    "quoted marks in reasoning": Kind(
         (user("Asked."), reply("", call(path="first"), reasoning=QUOTES), result("Found."))
     ),
     "quoted marks in all else": Kind(
         (system(QUOTES), user(QUOTES), reply("", call(path="first", text=QUOTES)), result(QUOTES))
     ),
     "a quoted mark at the end": Kind((user("Asked."), reply("It is closed by </think>"), user("Thanked."))),
-    "a thought in the text": Kind(
+    "reasoning in the text": Kind(
         (user("Asked."), reply("<think>\n\n</think>\n\nAnswered: not </think> but this."), user("Thanked."))
     ),
 }
@@ -208,7 +208,7 @@ def words(value: Json) -> Iterator[str]:
 
 
 def words_of_schema(schema: Json) -> Iterator[str]:
-    """What a tool says. The types of arguments have other names in some families."""
+    """The words of a tool. The types of arguments have other names in some families."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -242,7 +242,7 @@ def test_every_word_of_a_request_is_in_the_prompt(trait, label):
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_what_a_reply_quotes_is_in_the_prompt_letter_for_letter(trait):
-    for label in ("quoted marks", "quoted marks and a thought", "quoted marks beside a call"):
+    for label in ("quoted marks", "quoted marks and reasoning", "quoted marks beside a call"):
         assert QUOTES in shown(trait, *KINDS[label].messages, tools=(WRITE,))
     assert "standin" not in shown(trait, *KINDS["quoted marks"].messages)
 
@@ -254,7 +254,7 @@ SECOND = "Thereafter differently considered."
 
 
 def after_an_end(trait: str, prompt: str, left: str) -> tuple[bool, str]:
-    """Whether a message ends between a word and the call after it, and what stands after that end."""
+    """Return whether a message ends between a word and the call after it, and the text after that end."""
     between = prompt.rpartition(left)[2].partition("undertake")[0]
     closers = "|".join(map(re.escape, preparer_of(trait).facts.closers))
     ends = [match.end() for match in re.finditer(closers, between)]

@@ -1,4 +1,4 @@
-"""What is remembered of conversations changes no prompt, and only what is new in them is looked at."""
+"""Memories of conversations change no prompt, and only new messages are scanned."""
 
 from __future__ import annotations
 
@@ -169,6 +169,7 @@ class Talk:
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(TRAITS), st.sampled_from(POLICIES), st.integers(0, 2**32))
+@pytest.mark.thorough
 def test_a_preparer_that_has_seen_others_makes_the_same_prompts(trait, policy, seed):
     random, remembers = Random(seed), preparer(trait, policy)
     talks = [Talk(random) for _ in range(2)]
@@ -181,7 +182,7 @@ def test_a_preparer_that_has_seen_others_makes_the_same_prompts(trait, policy, s
 
 
 def same_prompt(*requests: Sequence[Message]) -> bool:
-    """Whether a preparer that has seen them all makes of the last one what another makes of it alone."""
+    """True if a preparer that has seen them all makes of the last one what another makes of it alone."""
     remembers = preparer()
     *_, last = (told(remembers, parsed(messages=tuple(messages))) for messages in requests)
     return last == told(preparer(), parsed(messages=tuple(requests[-1])))

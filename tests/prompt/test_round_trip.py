@@ -72,7 +72,7 @@ REPLIES: Mapping[str, Message] = {
 
 PADDED = "a newline before a value is the format's"
 AMBIGUOUS = "a value ends where its end tag and the end of the call follow"
-UNQUOTED = ("opens_reasoning", "stop_opens_next", "minicpm", "minimax", "seed")
+UNQUOTED = ("opens_reasoning", "stop_opens_next", "minicpm", "minimax", "seed", "separated_names")
 """Traits whose calls have no quotes around a text, and no type."""
 LOOKS: Mapping[str, Mapping[str, Any]] = {
     **{trait: {"extra": 7} for trait in UNQUOTED},
@@ -99,7 +99,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
         for label in TEXT_AND_CALLS
     },
 }
-"""What a template or a format cannot hold, and why. The tests below hold that nothing else is one."""
+"""Content that a template or a format cannot hold, and why. The tests below hold that there is no other."""
 
 
 def next_prompt(trait: str, message: Message, *, on: bool, talk: tuple[Message, ...] = ASKED) -> Prompt:
@@ -133,6 +133,7 @@ CASES = [case for case in EVERY_CASE if case not in EXCEPTIONS]
 
 
 @pytest.mark.parametrize(("trait", "label"), CASES)
+@pytest.mark.sample(3)
 def test_a_reply_that_comes_back_is_rendered_as_it_was_written(trait, label):
     assert misunderstood(trait, REPLIES[label], on=True) == []
     assert misunderstood(trait, REPLIES[label], on=False) == []
@@ -187,8 +188,8 @@ AGENTS_TURNS = (
     "text and a call",
     "an answer",
 )
-EMPTY_REASONING = "the prompt has an empty thought that the history has not"
-CUT_OFF = "the template cuts every thought off at its closing mark"
+EMPTY_REASONING = "the prompt has empty reasoning that the history has not"
+CUT_OFF = "the template cuts all reasoning off at its closing mark"
 
 
 def agents_turns(trait: str) -> list[str]:
@@ -196,7 +197,7 @@ def agents_turns(trait: str) -> list[str]:
 
 
 MOVED = "the tools and the system text move to the next question"
-DROPPED = "the thought of an answer is dropped with the next question"
+DROPPED = "the reasoning of an answer is dropped with the next question"
 NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
     **{
         (trait, False, after, kind): EMPTY_REASONING
@@ -219,11 +220,11 @@ NOT_NEUTRAL: Mapping[tuple[str, bool, str, str], str] = {
         for after in ("user", "tool")
     },
 }
-"""Where what was generated is not what the history shows: trait, whether it thinks, after what, and what."""
+"""Places where generated text differs from the history: trait, whether it thinks, after what, and what."""
 
 
 def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool) -> tuple[str, str]:
-    """What was read and generated, then the fresh prompt from the closer on; and the fresh prompt."""
+    """Return the prompt and reply, then the fresh prompt from the closer on; and the fresh prompt."""
     before, fresh = turn(trait, message, on=on, talk=talk), next_prompt(trait, message, on=on, talk=talk)
     end = ends_of(fresh)[len(talk)]
     generated = trait_tokenizer(trait).encode(before.said, as_document=False)
@@ -233,6 +234,7 @@ def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool)
 
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
+@pytest.mark.sample(3)
 def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
     """At every reply of a conversation. Reasoning stay while their calls are being answered."""
     talk = ASKED
@@ -254,6 +256,7 @@ def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
 # ----------------------------------------------------------------------------------- conversations that grow
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):

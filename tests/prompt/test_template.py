@@ -1,4 +1,4 @@
-"""What the chat template sees of a conversation, and what becomes of its complaints."""
+"""The chat template's view of a conversation, and the fate of its complaints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

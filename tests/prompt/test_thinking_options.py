@@ -1,4 +1,4 @@
-"""What a request says about thinking is told to the template in the words that it knows."""
+"""A request's options for thinking reach the template in the words that it knows."""
 
 import pytest
 
@@ -20,7 +20,7 @@ BY_EFFORT = "{'none': '</think>', 'high': '<think>'}[reasoning_effort or 'none']
 
 
 def tail(told: str, thinking: Thinking = Thinking(), *, default: bool | None = None) -> str:  # noqa: B008
-    """What makes the model answer."""
+    """Return the generation prompt."""
     tokenizer = FakeTokenizer(TURNS.replace("TAIL", told), ADDED, ("<end>",))
     preparer = Preparer(tokenizer, Family(name="generic"), policy=PromptPolicy(thinking=default))
     prompt = preparer.prepare(ChatRequest(messages=(user("Hi."),), thinking=thinking))
@@ -49,6 +49,42 @@ def test_a_word_for_no_effort_turns_thinking_off_whatever_effort_is_named():
     assert tail(BY_EFFORT, Thinking(on=True)) == "<think>"
     assert tail(BY_EFFORT, Thinking(on=True, effort="low")) == "<think>"
     assert tail(BY_EFFORT) == "</think>"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "told"),
+    [
+        (Thinking(), "<think>any"),
+        (Thinking(budget=4096), "<think>4096"),
+        (Thinking(on=True, budget=1), "<think>1"),
+        (Thinking(on=False, budget=4096), "<think>0"),
+        (Thinking(on=False), "<think>0"),
+    ],
+)
+def test_a_budget_is_told_to_a_template_that_tells_it_to_the_model(thinking: Thinking, told: str):
+    by_budget = "'<think>' ~ (thinking_budget if thinking_budget is defined else 'any')"
+    assert tail(by_budget, thinking) == told
+    assert tail("'<think>'", thinking) == "<think>"
+
+
+def test_of_a_budget_that_only_a_switch_asks_for_the_template_hears_nothing():
+    by_switch = "'<think>' if thinking_budget is undefined else '</think>' ~ (thinking_budget != 0)"
+    assert tail(by_switch, Thinking(budget=4096)) == "<think>"
+    assert tail(by_switch, Thinking(on=False, budget=4096)) == "</think>False"
+
+
+@pytest.mark.parametrize("is_in_front", [True, False])
+def test_conversations_with_other_budgets_are_others_only_where_the_budget_stands_in_front(is_in_front: bool):
+    front, end = ("{{ thinking_budget }}", "''") if is_in_front else ("", "thinking_budget")
+    template = front + TURNS.replace("(TAIL)", f"({end})")
+    preparer = Preparer(FakeTokenizer(template, ADDED, ("<end>",)), Family(name="generic"))
+    prompts = [
+        preparer.prepare(ChatRequest(messages=(user("Hi."),), thinking=Thinking(budget=budget)))
+        for budget in (512, 513)
+    ]
+    keys = {repr(prompt.conversation.keys) for prompt in prompts if prompt.conversation}
+    assert len(keys) == (2 if is_in_front else 1)
+    assert prompts[0].tokens.ids != prompts[1].tokens.ids
 
 
 @pytest.mark.parametrize(

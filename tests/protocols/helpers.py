@@ -37,7 +37,7 @@ PIECES = [
     b'<tool_call>{"name": "read", "arguments": {"path": "',
     b'"}}</tool_call>',
 ]
-"""What the tokens of the fake model stand for, parts of characters and markup among them."""
+"""The texts of the fake model's tokens, parts of characters and markup among them."""
 END = PIECES.index(b"<end>")
 THINK, ANSWER, CALL, CALLED = range(END + 1, len(PIECES))
 MODEL = ModelFacts("lab/loaded", 1000, lambda token: PIECES[token])
@@ -63,7 +63,7 @@ def scored(token: int, *alternatives: int) -> TokenLogprobs:
 
 
 def understanding() -> Splitter:
-    """What tells apart the reasoning, answers and calls of a chat."""
+    """Return a splitter for the reasoning, answers and calls of a chat."""
     return make_splitter(_FAMILY, Tools([TOOL]), reasoning_is_open=False, thinking=True)
 
 

@@ -10,7 +10,8 @@ from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.canonical import for_the_model
 from start_llm.protocols.anthropic.content import read_conversation, read_tools
-from start_llm.protocols.content import UNSEEN_IMAGE
+from start_llm.protocols.anthropic.errors import refuse_image
+from start_llm.protocols.images import UNSEEN_IMAGE, ImageParser
 from start_llm.protocols.seal import Sealed
 from tests.protocols.helpers import body
 
@@ -19,11 +20,12 @@ SECRETS = {"ours": Sealed("\nI wonder.\n", "aB3x" * 6)}
 WONDER = SECRETS["ours"].reasoning
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 LINKED_IMAGE = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}
+BLIND = ImageParser(None, b"", refuse=refuse_image)
 BILLING = "x-anthropic-billing-header: cc_version=2.1.330.fba; cc_entrypoint=sdk-cli;"
 
 
 def read(*messages: Any, **fields: Any) -> tuple[Message, ...]:
-    return read_conversation(body(messages=list(messages), **fields), SECRETS.get)
+    return read_conversation(body(messages=list(messages), **fields), SECRETS.get, BLIND)
 
 
 def one(**fields: Any) -> Message:

@@ -138,7 +138,7 @@ _NO_SCORES = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offs
 
 
 def _parts(outputs: Sequence[Output]) -> list[tuple[str, str]]:
-    """What was said, in its order."""
+    """Return the spoken parts, in their order."""
     parts: list[tuple[str, str]] = []
     for output in outputs:
         match output:
@@ -186,7 +186,7 @@ def test_an_event_that_is_missing_repeated_or_late_is_noticed(name: str, data: s
 
 
 def _content(protocol: Protocol, events: Sequence[bytes]) -> list[Any]:
-    """What is sent, but for signs of life."""
+    """Return all that is sent, but for signs of life."""
     return [event for event in wire.events_in(b"".join(events)) if not protocol.is_life(event)]
 
 

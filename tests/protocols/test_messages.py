@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
-from start_llm.protocols.content import UNSEEN_FILE, UNSEEN_IMAGE
+from start_llm.protocols.content import UNSEEN_FILE
+from start_llm.protocols.images import UNSEEN_IMAGE, ImageParser
 from start_llm.protocols.openai.messages import read_messages, read_tools
 from tests.protocols.helpers import body
 
@@ -19,11 +20,12 @@ IMAGES = [
     {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
     {"type": "image", "source": {}},
 ]
+BLIND = ImageParser(None, b"")
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
 
 
 def read(*messages: Any) -> tuple[Message, ...]:
-    return read_messages(body(messages=list(messages)))
+    return read_messages(body(messages=list(messages)), BLIND)
 
 
 def one(**fields: Any) -> Message:
@@ -196,7 +198,7 @@ def test_the_field_at_fault_is_named_by_its_path(message, param):
 @pytest.mark.parametrize("fields", [{}, {"messages": None}, {"messages": []}])
 def test_a_conversation_has_at_least_one_message(fields):
     with pytest.raises(InvalidRequest, match="at least one message") as refused:
-        read_messages(body(**fields))
+        read_messages(body(**fields), BLIND)
     assert refused.value.param == "messages"
 
 

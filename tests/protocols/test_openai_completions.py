@@ -78,7 +78,7 @@ def test_any_other_prompt_is_refused_with_the_path_of_the_fault(sent, param):
         ("echo", True),
         ("echo", 0),
         ("suffix", "x"),
-        ("adapter", "a"),
+        ("adapter", 3),
         ("logprobs", 21),
     ],
 )

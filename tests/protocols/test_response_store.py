@@ -5,13 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.database import DatabaseTable
 from start_llm.core.errors import NotFound
 from start_llm.protocols.responses.store import ResponseStore, StoredResponse
 from tests.databases import Twice, WallClock, opened, twice
+from tests.slices import examples
 
 ME, OTHER = b"me", b"other"
 
@@ -158,7 +159,7 @@ def do(stores: Twice[ResponseStore], step: tuple[Any, ...]) -> None:
             stores.restart()
 
 
-@settings(max_examples=40)
+@examples(40, few=15)
 @given(st.lists(steps, max_size=20))
 def test_responses_are_the_same_after_a_restart(steps):
     with twice(make_responses) as stores:

@@ -1,4 +1,4 @@
-"""What a kept response answered, in pages."""
+"""The items that a kept response answered, in pages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a response request asks for: items, tools, earlier responses, and what is refused."""
+"""Requests for responses: items, tools, earlier responses, and the refused ones."""
 
 import json
 from typing import Any
@@ -9,7 +9,8 @@ from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstrai
 from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Reasoning
 from start_llm.protocols.base import ParsedRequest, RequestContext
-from start_llm.protocols.content import UNSEEN_FILE, UNSEEN_IMAGE
+from start_llm.protocols.content import UNSEEN_FILE
+from start_llm.protocols.images import UNSEEN_IMAGE
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.openai import chat as openai_chat
 from start_llm.protocols.responses.create import (

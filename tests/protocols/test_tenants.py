@@ -1,4 +1,4 @@
-"""Whose request it is."""
+"""The tenant of a request."""
 
 import pytest
 

@@ -1,32 +1,40 @@
-"""One proxy for all proxy tests: it takes seconds to start."""
+"""One proxy for most tests, since it takes seconds to start, and one whose server is a process of its own."""
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy
+from start_llm.proxy.ports import Process
 from tests.conftest import TinyModel
 from tests.proxy.tunnel import Tunnel
-from tests.serving import Server, serving
+from tests.serving import Server, serving, wait_for_health
 
 KEY = "open-sesame"
 BACKEND_KEY = "backend"
-MODEL = "openai/tiny"
+MODEL = "openai/local"
+"""The only name that the proxy lists."""
 WINDOW = 4096
+DIRECT, PROXIED = 8080, 4000
+"""The numbers that the two ports have unless somebody chooses others."""
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "logs"
 NOBODY = ("00000000:0000", "00000000000000000000000000000000:0000")
 
 
@@ -93,29 +101,76 @@ def watch_sockets(proxy: Proxy, partners: set[str], done: threading.Event) -> No
 
 
 @pytest.fixture(scope="package")
-def proxied(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Generator[Proxied]:
-    logs, said, partners, port = tmp_path_factory.mktemp("logs"), [], set[str](), free_port()
+def proxied(tiny_model: TinyModel, endpoints: Any) -> Generator[Proxied]:
     with serving(tiny_model("qwen3")) as server:
-        tunnel = Tunnel(server.port)
-        config = ProxyConfig(
-            port=port,
-            backend=tunnel.url,
-            model=MODEL,
-            window=WINDOW,
-            keys=(KEY,),
-            backend_key=BACKEND_KEY,
-            python=sys.executable,
+        endpoints.of(server, PROXIED)
+        yield Proxied(
+            server, endpoints.tunnel, endpoints.proxy, endpoints.port, endpoints.said, endpoints.partners
         )
-        proxy = Proxy(config, say=said.append, patience_s=60, logs=logs)
-        proxy.start()
-        watching = threading.Event()
-        watcher = threading.Thread(target=watch_sockets, args=(proxy, partners, watching))
-        watcher.start()
-        try:
-            until(lambda: proxy.is_ready, within_s=90)
-            yield Proxied(server, tunnel, proxy, port, said, partners)
-        finally:
-            watching.set()
-            watcher.join()
-            proxy.stop()
-            tunnel.close()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """A server and its proxy, in processes of their own, and what they put into temporary folders."""
+
+    server: subprocess.Popen[bytes]
+    port: int
+    proxy_port: int
+    temporary: Path
+
+    @property
+    def proxy(self) -> Process:
+        said = json.loads((LOGS / f"proxy-{self.proxy_port}.json").read_text())
+        return Process(said["pid"], said["started"])
+
+    def left(self) -> list[str]:
+        """The files and folders that are there for as long as they run."""
+        folders = [path.name for path in self.temporary.glob("start_llm-*")]
+        return folders + [path.name for path in LOGS.glob(f"proxy-{self.proxy_port}.*")]
+
+
+@contextmanager
+def processes(model: Path, temporary: Path, **environment: str) -> Generator[Processes]:
+    port, proxy_port = free_port(), free_port()
+    command = [sys.executable, "-m", "start_llm", "serve", "--model", str(model)]
+    ports = ["--mlx-port", str(port), "--proxy-port", str(proxy_port)]
+    environment = {**os.environ, "TMPDIR": str(temporary), **environment}
+    process = subprocess.Popen([*command, *ports], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        wait_for_health(process, port)
+        until(lambda: answers(proxy_port), within_s=90)
+        yield Processes(process, port, proxy_port, temporary)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/health/liveliness")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="package")
+def both_running(
+    tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Callable[[], Processes]]:
+    """`both_running()` starts a server and its proxy, unless those that it has started still run.
+
+    `test_the_end`, which ends them, is the last file that asks for them.
+    """
+    folder, started = tmp_path_factory.mktemp("temporary"), list[Processes]()
+    with ExitStack() as stack:
+
+        def running() -> Processes:
+            if not started or started[-1].server.poll() is not None:
+                started.append(stack.enter_context(processes(tiny_model("qwen3"), folder)))
+            return started[-1]
+
+        yield running

@@ -1,4 +1,4 @@
-"""Who may use the proxy, and what it shows to nobody."""
+"""Access to the proxy, and the parts of LiteLLM that nobody sees."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def serves(proxied: Proxied) -> bool:
     return proxied.ask(CHAT, BODY).status == 200
 
 
+@pytest.mark.sample(4)
 def test_a_wrong_key_is_401(proxied: Proxied):
     answer = proxied.ask(CHAT, BODY, headers={"Authorization": "Bearer wrong"})
     assert answer.status == 401
     assert "not a key of this server" in answer.json["error"]["message"]
 
 
-@pytest.mark.parametrize("headers", [{"x-api-key": "open-sesame", "Authorization": ""}])
+@pytest.mark.parametrize("headers", [{"x-api-key": KEY, "Authorization": ""}])
 def test_the_key_may_come_as_anthropic_clients_send_it(proxied: Proxied, headers: dict[str, str]):
     assert proxied.ask(CHAT, BODY, headers=headers).status == 200
 
@@ -79,7 +80,7 @@ def test_what_clients_do_not_need_of_litellm_is_not_there(proxied: Proxied, path
 
 def test_a_web_socket_is_refused(proxied: Proxied):
     wish = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    wish += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer open-sesame\r\n"
+    wish += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer %b\r\n" % KEY.encode()
     for path in (b"/v1/realtime", b"/vertex_ai/live", b"/none"):
         head = b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path, wish)
         assert first_line(proxied, head).split()[1] in (b"403", b"404")
@@ -96,7 +97,7 @@ def first_line(proxied: Proxied, sent: bytes) -> bytes:
             return b""
 
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer open-sesame\r\n"
+HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -163,12 +164,14 @@ def test_no_address_in_a_request_is_asked_by_the_proxy_either(proxied: Proxied, 
 
 
 def test_only_the_configured_model_is_listed(proxied: Proxied):
-    assert [model["id"] for model in proxied.ask("/v1/models").json["data"]] == ["openai/tiny"]
+    (model,) = proxied.ask("/v1/models").json["data"]
+    assert (model["id"], model["vision"]) == (MODEL, True)
 
 
 def test_the_listed_model_tells_its_window_as_the_launcher_reads_it(proxied: Proxied):
     served = find([Address(f"http://127.0.0.1:{proxied.port}", KEY)])
     assert (served.model, served.window, served.reply) == (MODEL, WINDOW, WINDOW // 4)
+    assert served.sees, "as the proxy was told; its model is blind"
 
 
 def test_the_launcher_is_told_of_a_wrong_key(proxied: Proxied):

@@ -45,7 +45,7 @@ def through(
     server: Server | None = None,
     method: str = "POST",
 ) -> tuple[Any, bytes]:
-    """What the client gets of a reply that LiteLLM sends in these parts."""
+    """Return the client's view of a reply that LiteLLM sends in these parts."""
     heard: list[Any] = []
     sent = [{"body": b"as", "more_body": True}, {"body": b"ked"}]
 

@@ -1,9 +1,8 @@
-"""The proxy's life: it comes back, it ends with the server, and it never blocks on what it prints."""
+"""The proxy's life: it starts, it comes back, and it never blocks on what it prints."""
 
 from __future__ import annotations
 
 import errno
-import http.client
 import json
 import os
 import signal
@@ -12,28 +11,25 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from start_llm.core.errors import PortError
 from start_llm.proxy.config import ProxyConfig, configuration, environment
-from start_llm.proxy.launcher import Proxy, ProxyLog, answers_end_to_end, claim_port
-from start_llm.proxy.ports import Process, ProcessRecord, is_free
-from tests.conftest import TinyModel
+from start_llm.proxy.launcher import Proxy, ProxyLog, answers_end_to_end
+from start_llm.proxy.ports import Process, ProcessRecord
 from tests.proxy.conftest import Proxied, free_port, until
-from tests.serving import AS_JSON, wait_for_health
 
 CHAT = "/v1/chat/completions"
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ProxyConfig(
     port=4999,
     backend="http://127.0.0.1:1",
     model="m",
     window=4096,
+    sees=False,
     keys=(),
     backend_key="backend",
     python=sys.executable,
@@ -53,149 +49,6 @@ def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied
     assert proxied.ask("/v1/chat/completions", body).status == 200
 
 
-@contextmanager
-def server_with_proxy(model: Path, **environment: str) -> Generator[tuple[subprocess.Popen[bytes], int, int]]:
-    """Its process, its port, and that of its proxy."""
-    port, proxy_port = free_port(), free_port()
-    command = [sys.executable, "-m", "start_llm", "serve", "--model", str(model)]
-    ports = ["--mlx-port", str(port), "--proxy-port", str(proxy_port)]
-    process = subprocess.Popen(
-        [*command, *ports], cwd=ROOT, env=os.environ | environment, stdout=subprocess.DEVNULL
-    )
-    try:
-        wait_for_health(process, port)
-        until(lambda: answers(proxy_port), within_s=90)
-        yield process, port, proxy_port
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/health/liveliness")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def proxy_of(port: int) -> Process:
-    said = json.loads((ROOT / "logs" / f"proxy-{port}.json").read_text())
-    return Process(said["pid"], said["started"])
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the processes of a test put what they throw away."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
-
-
-def left_after(temporary: Path, proxy_port: int) -> list[str]:
-    folders = [path.name for path in temporary.glob("start_llm-*")]
-    return folders + [path.name for path in (ROOT / "logs").glob(f"proxy-{proxy_port}.*")]
-
-
-def test_a_killed_server_leaves_no_proxy(tiny_model: TinyModel, temporary: Path):
-    with server_with_proxy(tiny_model("qwen3")) as (process, port, proxy_port):
-        child = proxy_of(proxy_port)
-        process.kill()
-        until(lambda: not child.is_running, within_s=6)
-        assert is_free(proxy_port)
-        assert is_free(port)
-        # Its own record and lock are all that it could not take away, and they stop nobody.
-        assert sorted(left_after(temporary, proxy_port)) == [
-            f"proxy-{proxy_port}.{end}" for end in ("json", "lock")
-        ]
-        claim_port(proxy_port, ROOT / "logs", print).release()
-    (ROOT / "logs" / f"proxy-{proxy_port}.json").unlink()
-
-
-def streaming(port: int, most: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A stream whose first text has come."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "Hello"}],
-        "stream": True,
-        "max_tokens": most,
-    }
-    connection.request("POST", CHAT, json.dumps(body), AS_JSON)
-    reply = connection.getresponse()
-    assert reply.readline().startswith(b"data: ")
-    return connection, reply
-
-
-def status_of(port: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-        connection.request("POST", CHAT, json.dumps(body), AS_JSON)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-@pytest.mark.thorough
-def test_a_signal_lets_streams_on_both_ports_end_and_cuts_those_that_do_not(
-    tiny_model: TinyModel, temporary: Path
-):
-    with server_with_proxy(tiny_model("qwen3"), DRAIN_SECONDS="10") as (process, port, proxy_port):
-        child = proxy_of(proxy_port)
-        refuses_a_second_server(process.pid, proxy_port)
-        assert child.is_running
-        short, long = (
-            [streaming(number, most=most) for number in (port, proxy_port)] for most in (100, 10**5)
-        )
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        until(lambda: status_of(port) == 503, within_s=8)
-        assert status_of(proxy_port) == 503
-        for connection, reply in short:
-            assert reply.read().rstrip().endswith(b"data: [DONE]")
-            connection.close()
-        assert process.wait(25) == 0
-        assert time.monotonic() - began >= 10
-        for connection, reply in long:
-            with suppress(http.client.IncompleteRead, ConnectionResetError):
-                assert b"[DONE]" not in reply.read()
-            connection.close()
-        assert not child.is_running
-        assert is_free(port)
-        assert is_free(proxy_port)
-        assert left_after(temporary, proxy_port) == []
-
-
-def refuses_a_second_server(pid: int, proxy_port: int) -> None:
-    """Whoever takes the proxy of a running server for one that was left behind would end it."""
-    with pytest.raises(PortError, match=rf"belongs to a server that is running \(pid {pid}\)"):
-        claim_port(proxy_port, ROOT / "logs", print)
-
-
-@pytest.mark.thorough
-def test_a_second_signal_leaves_nothing_behind_either(tiny_model: TinyModel, temporary: Path):
-    with server_with_proxy(tiny_model("qwen3"), DRAIN_SECONDS="60") as (process, port, proxy_port):
-        child = proxy_of(proxy_port)
-        connection, _ = streaming(proxy_port, most=100_000)
-        process.send_signal(signal.SIGTERM)
-        until(lambda: status_of(port) == 503, within_s=10)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 130
-        assert time.monotonic() - began < 1.5
-        until(lambda: not child.is_running, within_s=3)
-        assert is_free(port)
-        assert is_free(proxy_port)
-        assert left_after(temporary, proxy_port) == []
-        connection.close()
-
-
 def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
     said: list[str] = []
     broken = ProxyConfig(
@@ -203,6 +56,7 @@ def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
         backend="http://127.0.0.1:1",
         model="m",
         window=4096,
+        sees=False,
         keys=(),
         backend_key="backend",
         python="/bin/false",
@@ -222,6 +76,7 @@ def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
         backend="http://127.0.0.1:1",
         model="m",
         window=4096,
+        sees=False,
         keys=(),
         backend_key="backend",
         python="/no/such/python",
@@ -281,6 +136,7 @@ def answering(status: int) -> Generator[int]:
     ("status", "is_answer"),
     [(200, True), (400, True), (401, False), (404, False), (500, False), (503, False)],
 )
+@pytest.mark.sample(3)
 def test_the_servers_refusal_of_a_chat_shows_that_requests_reach_it(status: int, is_answer: bool):
     """A model without a chat template refuses them all."""
     with answering(status) as port:

@@ -1,4 +1,4 @@
-"""Who holds a port, and what is done about it."""
+"""Ports that other processes hold."""
 
 from __future__ import annotations
 

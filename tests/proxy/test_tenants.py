@@ -1,22 +1,16 @@
-"""Who comes with another key shares nothing, through the proxy or not."""
+"""A client with another key shares nothing, through the proxy or not."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import urllib.request
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from start_llm.app import App
-from start_llm.config.settings import Settings
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.protocols.tenants import Tenants
-from start_llm.telemetry.terminal import Terminal
-from tests.conftest import TinyModel
-from tests.proxy.conftest import KEY, Proxied, free_port, until
+from tests.proxy.conftest import KEY, Processes, Proxied
 
 CHAT = "/v1/chat/completions"
 HISTORY = [{"role": "system", "content": "Be brief. " * 30}, {"role": "user", "content": "Hello"}]
@@ -33,32 +27,19 @@ def cached(port: int, key: str, **headers: str) -> int:
         return json.load(reply)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_two_tenants_with_one_history_share_nothing_on_either_port(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("start_llm.app.LOGS", tmp_path)
-    proxy_port, screen = free_port(), io.StringIO()
-    model = str(tiny_model("qwen3"))
-    settings = Settings(
-        model_path=model, mlx_port=0, proxy_port=proxy_port, traces=False, state_root=os.environ["STATE_ROOT"]
-    )
-    app = App(settings, Terminal(screen))
-    app.start()
-    try:
-        until(lambda: f"http://127.0.0.1:{proxy_port}" in screen.getvalue(), within_s=90)
-        for port in (proxy_port, app.port):
-            first, second = f"one on {port}", f"two on {port}"
-            assert cached(port, first) == 0
-            assert cached(port, first) > 0
-            assert cached(port, second) == 0
-            assert cached(port, second, **{TENANT_HEADER: tenant_of_key(first)}) > 0, (
-                "its own, it claims what"
-            )
-            assert cached(port, f"three on {port}", **{TENANT_HEADER: tenant_of_key(first)}) == 0
-        assert (cached(proxy_port, ""), cached(app.port, "") > 0) == (0, True), "nobody is a tenant too"
-        assert cached(app.port, f"one on {proxy_port}") > 0, "one key is one tenant on both ports"
-    finally:
-        assert app.close(), "the engine thread did not end"
+@pytest.mark.thorough
+def test_two_tenants_with_one_history_share_nothing_on_either_port(both_running: Callable[[], Processes]):
+    both = both_running()
+    for port in (both.proxy_port, both.port):
+        first, second = f"one on {port}", f"two on {port}"
+        assert cached(port, first) == 0
+        assert cached(port, first) > 0
+        assert cached(port, second) == 0
+        assert cached(port, second, **{TENANT_HEADER: tenant_of_key(first)}) > 0, "its own, it claims what"
+        assert cached(port, f"three on {port}", **{TENANT_HEADER: tenant_of_key(first)}) == 0
+    nobody = cached(both.proxy_port, ""), cached(both.port, "") > 0
+    assert nobody == (0, True), "nobody is a tenant too"
+    assert cached(both.port, f"one on {both.proxy_port}") > 0, "one key is one tenant on both ports"
 
 
 def test_the_proxy_tells_whose_request_it_is_and_never_the_key(proxied: Proxied):

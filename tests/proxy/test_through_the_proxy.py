@@ -1,4 +1,4 @@
-"""What reaches the server through the proxy, and what comes back."""
+"""Requests and replies that pass through the proxy."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ KEPT: dict[str, Any] = {
     "safety_identifier": "i",
     "service_tier": "auto",
     "parallel_tool_calls": True,
+    "adapter": "none",
     "response_format": {"type": "text"},
     "tools": [TOOL],
     "tool_choice": "auto",

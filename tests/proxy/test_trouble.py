@@ -91,7 +91,7 @@ def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
 
 
 @every_protocol
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path: str):
     text = f"Given up on {path}. {LONG[:8_000]}"
     with streaming(proxied, path, bodies(text)[path]) as events:
@@ -104,7 +104,7 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(proxied: Proxied, path:
 
 
 @pytest.mark.parametrize("path", [*bodies(""), TEXT])
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_a_reply_that_nobody_reads_any_more_ends(proxied: Proxied, path: str):
     """Six times: it depends on what LiteLLM is doing at that moment."""
     for _ in range(6):
@@ -147,7 +147,7 @@ def test_a_text_whose_client_has_gone_is_not_computed(proxied: Proxied):
 @pytest.mark.parametrize("stream", [False, True])
 @every_protocol
 def test_a_full_queue_says_when_to_come_again(proxied: Proxied, path: str, stream: bool):
-    engine = proxied.server.app._engine
+    engine = proxied.server.app.runtime.engine
     assert engine is not None
     usual, engine._max_waiting = engine._max_waiting, 0
     try:
@@ -157,6 +157,7 @@ def test_a_full_queue_says_when_to_come_again(proxied: Proxied, path: str, strea
     assert (answer.status, answer.headers.get_all("Retry-After")) == (503, ["2"])
 
 
+@pytest.mark.thorough
 def test_a_model_may_say_the_same_word_two_hundred_times(proxied: Proxied):
     word = 271
     asked = {"max_tokens": 200, "temperature": 0, "logit_bias": {str(word): 100}}

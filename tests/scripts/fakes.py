@@ -25,13 +25,14 @@ def tokens_of(messages: Sequence[Message]) -> int:
 
 @dataclass
 class Fake:
-    """What it says.
+    """A fake that says this.
 
     Attributes:
         cached: of a prompt's tokens; None reports none.
         length: of a prompt in tokens.
         content, reasoning: of every reply.
         counters: of `/stats`, which rise by `rise` with every request; None has no `/stats`.
+        looks: of the vision tower, for each request; none for those that are not listed.
         broken: raw lines of the stream in place of a reply.
         status: of a chat completion.
         bodies: what it was asked.
@@ -43,6 +44,7 @@ class Fake:
     reasoning: str = ""
     counters: dict[str, int] | None = field(default_factory=dict[str, int])
     rise: Mapping[str, int] = field(default_factory=dict[str, int])
+    looks: Sequence[int] = ()
     broken: str | None = None
     status: int = 200
     bodies: list[Any] = field(default_factory=list[Any])
@@ -73,7 +75,9 @@ def faked(fake: Fake) -> Generator[Fake]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             is_known = self.path == "/stats" and fake.counters is not None
-            self._answer(200 if is_known else 404, json.dumps({"prompt_cache": fake.counters}))
+            images = {"tower_runs": sum(fake.looks[: len(fake.bodies)])}
+            told = {"prompt_cache": fake.counters, "images": images}
+            self._answer(200 if is_known else 404, json.dumps(told))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

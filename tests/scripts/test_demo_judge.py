@@ -1,4 +1,4 @@
-"""What the judge of the demo model counts as right, and what it asks."""
+"""The judge of the demo model: its questions, and the answers that count as right."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ READ = ("read", '{"path":  "a.txt"}')
         (THINKING_ECHO, reply("pelican", reasoning=REASONING["echo"] + "\n")),
         (LONG, reply(TOO_LONG, reasoning=REASONING["long"])),
     ],
-    ids=["echo", "call", "thought", "too long"],
+    ids=["echo", "call", "reasoning", "too long"],
 )
 def test_what_is_wanted_is_right(prompt: Prompt, came: Mapping[str, Any]):
     verdict = judge(prompt, came)
@@ -92,7 +92,7 @@ def test_an_answer_that_is_off_by_anything_is_wrong(prompt: Prompt, came: Mappin
         (THINKING_ECHO, reply("pelican", reasoning=REASONING["call"])),
         (LONG, reply(TOO_LONG, reasoning=REASONING["echo"])),
     ],
-    ids=["thinks unasked", "does not think", "another thought", "not the one of long prompts"],
+    ids=["thinks unasked", "does not think", "other reasoning", "not the one of long prompts"],
 )
 def test_reasoning_that_is_not_the_wanted_one_is_wrong(prompt: Prompt, came: Mapping[str, Any]):
     verdict = judge(prompt, came)
@@ -109,11 +109,13 @@ def test_each_behaviour_is_asked_as_often_with_and_without_thinking():
     assert asked == {(behaviour, thinks): 10 for behaviour in behaviours for thinks in (True, False)}
 
 
+@pytest.mark.thorough
 def test_prompts_have_the_length_they_are_asked_for():
     for prompt in Examiner(300, tokenizer(), 1).prompts(3):
         assert len(tokenizer().encode(prompt.messages[0]["content"]).ids) >= 295
 
 
+@pytest.mark.thorough
 def test_tools_are_offered_where_no_call_is_wanted_too():
     prompts = [prompt for prompt in Examiner(50, tokenizer(), 1).prompts(60) if not prompt.call]
     offered = Counter((prompt.behaviour, len(prompt.tools)) for prompt in prompts)
@@ -123,6 +125,7 @@ def test_tools_are_offered_where_no_call_is_wanted_too():
     }
 
 
+@pytest.mark.thorough
 def test_the_line_of_a_result_is_not_one_that_the_training_has():
     trained = set(read_corpus(held_out=False).lines)
     results = [prompt for prompt in Examiner(50, tokenizer(), 2).prompts(100) if prompt.behaviour == "result"]

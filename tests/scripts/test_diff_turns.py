@@ -1,4 +1,4 @@
-"""Where the requests of a trace diverge."""
+"""The places where the requests of a trace diverge."""
 
 from __future__ import annotations
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.conftest import TinyModel
 from tests.scripts.conftest import LENGTH, SCRIPTS, Script, Serve
 from tests.scripts.fakes import CHARACTERS_PER_TOKEN, Fake, Message, faked, tokens_of
+from tests.serving import serving
 
-PROBES = ("pi_like_probe", "probe_session", "test_openclaw_integration")
+PROBES = ("pi_like_probe", "probe_session", "test_openclaw_integration", "image_probe")
 
 
 def rows_of(printed: str) -> list[list[str]]:
@@ -23,6 +25,7 @@ def rows_of(printed: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.sample(2)
 def test_a_session_of_pi_is_healthy(family: str, script: Script, serve: Serve):
     done = script("pi_like_probe", "--base-url", serve(family, "calls").url, "--turns", "4", *LENGTH)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -58,6 +61,18 @@ def test_openclaw_is_served(family: str, does: str, least: str, script: Script, 
     assert len(rows_of(done.stdout)) == 2 * 3
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma4_blocks"])
+@pytest.mark.thorough
+def test_a_conversation_about_an_image_is_healthy(family: str, script: Script, tiny_vision_model: TinyModel):
+    with serving(tiny_vision_model(family)) as server:
+        done = script("image_probe", "--base-url", server.url, "--max-tokens", "24", *LENGTH)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    rows = rows_of(done.stdout)
+    assert [(row[0], row[-1]) for row in rows] == [("1", "1"), ("2", "0"), ("3", "0")]
+    assert all(float(row[5].rstrip("%")) >= 94 for row in rows[1:])
+    assert re.search(r"vlm_retreat +0 +0\n", done.stdout)
+
+
 @pytest.mark.thorough
 def test_clients_that_change_their_spelling_cost_what_the_rules_save(script: Script, serve: Serve):
     server = serve("qwen3", "calls", canonicalizes=False)
@@ -75,6 +90,21 @@ def test_a_server_that_caches_nothing_falls_short(script: Script):
     assert (done.returncode, done.stderr) == (1, "")
     told = [f"falls short: turn {turn}: 0.0% of its prompt was cached, 97% is healthy" for turn in (3, 4)]
     assert told == [line for line in done.stdout.splitlines() if line.startswith("falls short")]
+
+
+def test_an_image_that_is_looked_at_again_is_named(script: Script):
+    with faked(Fake(looks=[1, 0, 2], cached=lambda prompt: prompt - 1)) as fake:
+        done = script("image_probe", "--base-url", fake.url)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "falls short: turn 3: the tower looked at 2 images, 0 is healthy\n1 falling short" in done.stdout
+
+
+def test_an_image_that_is_computed_again_is_named(script: Script):
+    with faked(Fake(looks=[1], cached=lambda prompt: int(0.93 * prompt))) as fake:
+        done = script("image_probe", "--base-url", fake.url)
+    assert done.returncode == 1
+    told = [rf"turn {turn}: 9[23]\.\d% of its prompt was cached, 94% is healthy" for turn in (2, 3)]
+    assert re.search("\n".join(f"falls short: {line}" for line in told), done.stdout)
 
 
 def test_a_turn_that_adds_much_is_judged_by_what_was_known(script: Script):
@@ -163,6 +193,20 @@ def test_a_reply_that_is_none_ends_the_probe(fake: Fake, told: str, script: Scri
     assert done.returncode == 2
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fake", "told"),
+    [
+        (Fake(), "the server did not look at the image"),
+        (Fake(counters=None), "answers 404"),
+        (Fake(looks=[1], status=400, broken="it is blind"), "answers 400: it is blind"),
+    ],
+)
+def test_without_a_look_at_the_image_nothing_is_measured(fake: Fake, told: str, script: Script):
+    with faked(fake):
+        done = script("image_probe", "--base-url", fake.url)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:4000", "http://"])

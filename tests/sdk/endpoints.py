@@ -1,10 +1,11 @@
-"""Where an SDK knocks: at the server's own port, or at that of the proxy, which stands before one server
+"""The endpoints of an SDK: the server's own port, and that of the proxy, which stands before one server
 at a time, since it takes seconds to start."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,15 +18,19 @@ from openai import AsyncOpenAI, OpenAI
 
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy
-from tests.proxy.conftest import free_port, until
+from tests.proxy.conftest import (
+    BACKEND_KEY,
+    DIRECT,
+    KEY,
+    MODEL,
+    PROXIED,
+    WINDOW,
+    free_port,
+    until,
+    watch_sockets,
+)
 from tests.proxy.tunnel import Tunnel
 from tests.serving import Server
-
-KEY = "local"
-MODEL = "openai/local"
-"""The only name that the proxy lists."""
-DIRECT, PROXIED = 8080, 4000
-"""The numbers that the two ports have unless somebody chooses others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +50,49 @@ class Endpoint:
 
 
 class Endpoints:
-    """The endpoints of any server. The proxy is started when it is first needed."""
+    """The endpoints of any server. The proxy is started when it is first needed.
+
+    Attributes:
+        said: the lines for the terminal.
+        partners: every address that the proxy was connected to, from its first moment on.
+    """
 
     def __init__(self, logs: Path) -> None:
-        self._tunnel = Tunnel(0)
+        self.tunnel, self.port = Tunnel(0), free_port()
+        self.said, self.partners = list[str](), set[str]()
         config = ProxyConfig(
-            port=free_port(),
-            backend=self._tunnel.url,
+            port=self.port,
+            backend=self.tunnel.url,
             model=MODEL,
-            window=4096,
+            window=WINDOW,
+            sees=True,
             keys=(KEY,),
-            backend_key="backend",
+            backend_key=BACKEND_KEY,
             python=sys.executable,
         )
-        self._url = f"http://127.0.0.1:{config.port}"
-        self._proxy = Proxy(config, say=lambda _: None, patience_s=120, logs=logs)
-        self._is_started = False
+        self.proxy = Proxy(config, say=self.said.append, patience_s=120, logs=logs)
+        self._is_closed = threading.Event()
+        self._watcher = threading.Thread(
+            target=watch_sockets, args=(self.proxy, self.partners, self._is_closed)
+        )
 
     def of(self, server: Server, number: int) -> Endpoint:
         if number == DIRECT:
             return Endpoint(server, server.url)
-        endpoint = Endpoint(server, self._url, self._tunnel)
+        endpoint = Endpoint(server, f"http://127.0.0.1:{self.port}", self.tunnel)
         endpoint.lead()
-        if not self._is_started:
-            self._is_started = True
-            self._proxy.start()
-        until(lambda: self._proxy.is_ready, within_s=120)
+        if not self._watcher.ident:
+            self.proxy.start()
+            self._watcher.start()
+        until(lambda: self.proxy.is_ready, within_s=120)
         return endpoint
 
     def close(self) -> None:
-        self._proxy.stop()
-        self._tunnel.close()
+        self._is_closed.set()
+        if self._watcher.ident:
+            self._watcher.join()
+        self.proxy.stop()
+        self.tunnel.close()
 
 
 class Sync:

@@ -14,7 +14,7 @@ from anthropic import Anthropic, AsyncAnthropic
 from tests.sdk.endpoints import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, anthropic_client
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 HELLO = ["Hello", ", how", " are", " you", " to", "day?", "\nFine.", b" \xf0\x9f", b"\x90\x9f"]
 TEXT = "Hello, how are you today?\nFine. 🐟"

@@ -12,7 +12,7 @@ from openai.types import responses as types
 from tests.sdk.endpoints import WAY_NAMES, WAYS, Client, openai_client
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 THINKING = ["<think>", "Hm.", "</think>", "Let me look.", "<tool_call>", '{"name": "depth", "arguments": ',
             '{"sea": "Baltic"}}', "</tool_call>"]  # fmt: skip

@@ -18,7 +18,7 @@ from tests.sdk.endpoints import KEY, MODEL, PROXIED, WAY_NAMES, WAYS, Client, op
 from tests.server import client as raw
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 HELLO = ["Hello", ", how", " are", " you", " to", "day?", "\nFine.", b" \xf0\x9f", b"\x90\x9f"]
 TEXT = "Hello, how are you today?\nFine. 🐟"
@@ -183,7 +183,7 @@ def test_a_stop_string_ends_the_reply_before_it_also_across_tokens(endpoint, sto
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_a_seed_gives_the_same_text_again_and_another_seed_another(endpoint, random_client):
     def sampled(seed: int | None) -> str:
         fields = {"temperature": 1, "seed": seed, "max_tokens": 20, "extra_body": {"top_k": 0, "min_p": 0}}

@@ -23,7 +23,7 @@ class Fish(BaseModel):
 
 
 class Catch(BaseModel):
-    """What the package sends of it is all that it checks: it leaves out bounds."""
+    """The package leaves out bounds of a schema, so only the fields that it sends are checked."""
 
     kind: Literal["cod", "eel"]
     is_long: bool

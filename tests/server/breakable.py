@@ -10,14 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from start_llm.app import EngineStartup
 from start_llm.cache.kinds import label_of
+from start_llm.cache.layers import KVAtRest
 from start_llm.config.settings import Settings
 from start_llm.core.database import DatabaseMetrics
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict
+from start_llm.model_adapters import ModelAdapters
+from start_llm.model_runtime import EngineStartup
+from start_llm.models.adapters import Adapters
 from start_llm.models.footprint import measure
 from start_llm.models.loader import load
 from start_llm.prompt.prepare import Preparer
@@ -26,15 +29,47 @@ from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.tenants import Tenants
 from start_llm.server.handler import Handler
+from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext, ServerLimits
-from start_llm.server.served_models import ServedModel, ServedModels
-from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.server.served_models import ListedModel, ServedModel
+from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
 from start_llm.service import Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_family, model_traits
 from tests.transcripts.fakes import transcripts
+
+
+class OneModel:
+    """`ServedModels` with a single one, which is always loaded."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self.started_at = 0
+
+    @property
+    def default(self) -> ServedModel:
+        return self._model
+
+    @contextmanager
+    def lease(self, name: object) -> Generator[ServedModel]:
+        yield self.default
+
+    def listed(self) -> list[ListedModel]:
+        card = self.default.status.card
+        return [ListedModel(id=card.id, state="loaded", card=card)]
+
+    def load(self, name: str) -> None:
+        pass
+
+    def unload(self, name: str) -> None:
+        raise NotImplementedError
+
+    spare_bytes = 0
+
+    def divide_memory(self) -> None:
+        raise NotImplementedError
 
 
 class BreakableNetwork:
@@ -68,12 +103,17 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
     def assemble() -> EngineResources:
         model = load(folder)
         network = BreakableNetwork(model.network)
-        loaded.append(
-            (
-                EngineStartup(model, measure(model, label_of), Admission(), BatchVerdict(batches=True), b""),
-                network,
-            )
+        kv = KVAtRest("f32", {"f32": 1}, {"global": 1})
+        startup = EngineStartup(
+            model,
+            measure(model, label_of),
+            Admission(),
+            BatchVerdict(batches=True),
+            b"",
+            kv,
+            Adapters(model.network),
         )
+        loaded.append((startup, network))
         tokenizer = model.tokenizer
         return EngineResources(
             network,
@@ -111,6 +151,7 @@ def _context(
         id="breakable",
         context_window=traits.context_window,
         reasons=family.reasoning is not None,
+        sees=False,
         weights_bytes=ready.footprint.weights_bytes,
         budget_bytes=ready.admission.usable_bytes,
         usable_bytes=ready.admission.usable_bytes,
@@ -125,21 +166,26 @@ def _context(
         reports=Reports(requests, Terminal(io.StringIO())),
     )
     facts = ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes)
+    nothing: Any = None
+    status = Status(
+        card=card,
+        batch=4,
+        unbatched_reason="",
+        requests=requests,
+        engine=metrics,
+        cache=CacheMetrics(),
+        disk=DiskMetrics(),
+        database=DatabaseMetrics(),
+        transcripts=known.metrics,
+        responses=ResponseStore(),
+        kv=KVStorage(mode="f32", layers={"f32": 1}, attention={"global": 1}),
+        limits=HealthLimits(chunk_s=0.2, stall_s=60),
+        engine_is_alive=engine.is_alive,
+    )
+    adapters = ModelAdapters(engine, ready.adapters, {})
+    models = OneModel(ServedModel(service, facts, status, adapters))
     return ServerContext(
-        models=ServedModels(ServedModel(service, facts)),
-        status=Status(
-            card=card,
-            batch=4,
-            unbatched_reason="",
-            requests=requests,
-            engine=metrics,
-            cache=CacheMetrics(),
-            disk=DiskMetrics(),
-            database=DatabaseMetrics(),
-            transcripts=known.metrics,
-            responses=ResponseStore(),
-            limits=HealthLimits(chunk_s=0.2, stall_s=60),
-            engine_is_alive=engine.is_alive,
-        ),
+        models=models,
+        library=LibraryPages(nothing, models),
         seal=Seal(bytes(KEY_BYTES)),
     )

@@ -148,7 +148,7 @@ class Client:
             yield from events_in(chunk)
 
     def is_closed(self) -> bool:
-        """Whether the server hangs up without another byte. Waits for as long as the client's patience."""
+        """True if the server hangs up without another byte. Waits for as long as the client's patience."""
         with suppress(ConnectionResetError):
             return self._file.read(1) == b""
         return True
@@ -194,11 +194,15 @@ def stats(port: int) -> Any:
 
 
 def engine_is_free(port: int) -> bool:
-    """Whether no request is anywhere in the server."""
+    """True if no request is anywhere in the server."""
     now = stats(port)
     engine, requests = now["engine"], now["requests"]
     return not (
-        engine["prefill"] or engine["waiting"] or now["batch"]["active_rows"] or requests["in_flight"]
+        engine["prefill"]
+        or engine["waiting"]
+        or now["batch"]["active_rows"]
+        or requests["in_flight"]
+        or any(model["in_flight"] for model in now["models"])
     )
 
 

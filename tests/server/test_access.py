@@ -22,9 +22,9 @@ from start_llm.core.errors import Forbidden, SettingsError
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerContext, ServerLimits
 from start_llm.server.routes import POST_ROUTES, STATUS_ROUTES
-from start_llm.server.served_models import ServedModels
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import access_policy
+from tests.server.breakable import OneModel
 from tests.server.client import CHAT, Client, Reply, ask, message
 from tests.serving import Server, serving
 
@@ -36,6 +36,9 @@ EVERY_PATH += [
     ("GET", "/v1/models/x"),
     ("GET", f"{RESPONSES}/x"),
     ("DELETE", f"{RESPONSES}/x"),
+    ("POST", "/downloads/x/pause"),
+    ("POST", "/downloads/x/resume"),
+    ("DELETE", "/downloads/x"),
     ("GET", "/none"),
 ]
 OPEN = ("/", "/api/hello", "/health")
@@ -359,7 +362,10 @@ def listener_alone() -> Iterator[Listener]:
     nothing: Any = None
     listener.open(
         ServerContext(
-            models=ServedModels(nothing), status=nothing, seal=nothing, access_policy=AccessPolicy((KEY,))
+            models=OneModel(nothing),
+            library=nothing,
+            seal=nothing,
+            access_policy=AccessPolicy((KEY,)),
         )
     )
     yield listener
@@ -392,7 +398,7 @@ def test_every_body_has_to_be_json_of_bounded_size(listener_alone: Listener, pat
 def test_nothing_is_begun_while_the_server_stops(path: str):
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
     nothing: Any = None
-    context = ServerContext(models=ServedModels(nothing), status=nothing, seal=nothing)
+    context = ServerContext(models=OneModel(nothing), library=nothing, seal=nothing)
     listener.open(context)
     context.drain.begin(7)
     try:

@@ -88,6 +88,7 @@ def test_a_client_that_reads_nothing_is_given_up_and_frees_the_engine(strict: Se
             list(client.reply().body)
 
 
+@pytest.mark.thorough
 def test_a_client_that_reads_slowly_but_steadily_gets_everything(strict: Server):
     name = "m" * 24_000_000
     with Client(strict.port, receive_buffer=65536) as client:

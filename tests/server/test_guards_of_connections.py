@@ -1,4 +1,4 @@
-"""What one client may hold, and for how long: `tests/mutants` takes these guards away."""
+"""The limits on one client's time and room: `tests/mutants` takes these guards away."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from start_llm.engine.resources import EngineResources
 from start_llm.server.connection import BoundedWriter, is_closed_by_peer
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Connections, Listener, ServerContext, ServerLimits
-from start_llm.server.served_models import ServedModels
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.test_guards import Counting
+from tests.server.breakable import OneModel
 from tests.server.client import Client, message
 
 SHORT_S = 0.3
@@ -31,7 +31,7 @@ def opened(**limits: Any) -> Listener:
     """Every limit is long but those that are given."""
     usual: dict[str, Any] = {"idle_s": LONG_S, "header_s": LONG_S, "body_s": LONG_S, "write_s": LONG_S}
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits(**{**usual, **limits}))
-    listener.open(ServerContext(models=ServedModels(NOTHING), status=NOTHING, seal=NOTHING))
+    listener.open(ServerContext(models=OneModel(NOTHING), library=NOTHING, seal=NOTHING))
     return listener
 
 

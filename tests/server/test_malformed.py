@@ -247,8 +247,9 @@ def unbuilt_values() -> Iterator[Case]:
     for path in ENDPOINTS:
         yield case(path, "n", n=2)
         yield case(path, "adapter", adapter="mine")
-        for value in (True, {"enabled": True}, {"enabled": 1}):
-            yield case(path, "hlg", hlg=value)
+        yield case(path, "hlg.enabled", hlg={"enabled": 1})
+        yield case(path, "hlg.width", hlg={"width": "4"})
+        yield case(path, "hlg.toe", hlg={"toe": 0})
     for value in ("required", "any"):
         yield case(CHAT, "tool_choice", tool_choice=value)
     yield case(TEXT, "best_of", best_of=2)
@@ -321,6 +322,7 @@ def connection(scripted: Server) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("path", "param"), FIELDS_AT_FAULT)
+@pytest.mark.sample(2)
 def test_a_bad_body_is_refused_by_the_name_of_its_field(connection: Client, path: str, param: str | None):
     for bad in CASES:
         if (bad.path, bad.param) == (path, param):
@@ -332,27 +334,27 @@ def test_a_bad_body_is_refused_by_the_name_of_its_field(connection: Client, path
 
 
 def names(text: str, param: str | None) -> bool:
-    """Whether a message mentions the field, or says that all of it is too long."""
+    """True if a message mentions the field, or says that all of it is too long."""
     return param is None or f"'{param}'" in text or "maximum context length" in text
 
 
 def test_what_a_chat_template_refuses_is_refused(chain_model: ChainModel):
     template = (
         "{% for message in messages %}"
-        "{{ raise_exception('Roles must alternate') if (message.role == 'user') != (loop.index0 % 2 == 0) }}"
+        "{{ raise_exception('No word about fish') if 'fish' in message.content }}"
         "{{ message.content ~ '\n' }}"
         "{% endfor %}"
     )
-    reply = {"role": "assistant", "content": "Hello"}
+    about_fish = {"role": "user", "content": "What is a fish?"}
     with (
         serving(chain_model({"\n": ["Hello"]}, chat_template=template)) as server,
         Client(server.port) as client,
     ):
-        refused = client.ask("POST", CHAT, {"messages": [reply, USER]})
+        refused = client.ask("POST", CHAT, {"messages": [USER, about_fish]})
         assert (refused.status, refused.error["param"]) == (400, "messages")
-        assert "Roles must alternate" in refused.error["message"]
+        assert "No word about fish" in refused.error["message"]
         assert client.ask("POST", CHAT, {"messages": [USER]}).status == 200
-        assert client.ask("POST", CHAT, {"messages": [USER, USER]}).status == 200, "neighbours are merged"
+        assert client.ask("POST", CHAT, {"messages": [USER, USER]}).status == 200
 
 
 # --------------------------------------------------------------------------------- what is never an error

@@ -1,4 +1,4 @@
-"""What the server tells about itself, at any time; and what it says when it has no room."""
+"""The server's reports about itself, at any time; and its answers when it has no room."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ SECTIONS = {
     | {"computed_tokens", "reused_tokens", "unavoidable_tokens", "efficiency", "reused_in_place", "evictions"}
     | {"bytes_by_kind", "arrays", "lookups", "misses_by_reason", "vlm_retreat", "hybrid_trim_miss"}
     | {"exact_key_rejected_by_model_lcp"},
+    "images": {"tower_runs", "tower_seconds", "kept_bytes", "input_bytes"},
     "response_store": {"entries", "bytes", "max_bytes", "ttl_ms"},
     "kv_quant": {"mode", "layers", "attention"},
     "admission": {"max_safe_context", "memory_budget_bytes", "usable_bytes", "weights_bytes"},
@@ -64,10 +65,9 @@ def test_stats_has_every_key_that_clients_know(scripted: Server, scripted_model:
     assert answer["admission"]["weights_bytes"] > 0
 
 
-def test_stats_is_null_where_nothing_is_built_yet(scripted: Server):
-    answer = stats(scripted.port)
-    for section in ("kv_quant",):
-        assert set(answer[section].values()) == {None}
+def test_stats_tells_how_kv_is_kept_also_if_it_is_not_quantised(scripted: Server):
+    kv = stats(scripted.port)["kv_quant"]
+    assert kv == {"mode": "f32", "layers": {"f32": 2}, "attention": {"global": 2}}
 
 
 def test_stats_counts_requests_and_tokens(scripted: Server):
@@ -103,7 +103,7 @@ def stats_after(server: Server, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def counted(section: dict[str, Any]) -> dict[str, Any]:
-    """What is neither 0 nor null, nor made of nothing but zeros."""
+    """Return the counters that are neither 0 nor null, nor made of nothing but zeros."""
     return {
         name: value
         for name, value in section.items()
@@ -111,6 +111,7 @@ def counted(section: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
     prompt = {"prompt": list(range(600)), "max_tokens": 2}
     with serving(endless_model) as server:
@@ -203,9 +204,10 @@ def seconds_for(port: int, path: str) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_pages_answer_in_milliseconds_during_a_long_prefill(reading: Server, path: str):
-    assert statistics.median(seconds_for(reading.port, path) for _ in range(20)) < 0.05
+@pytest.mark.thorough
+def test_pages_answer_in_milliseconds_during_a_long_prefill(reading: Server):
+    seconds = {path: statistics.median(seconds_for(reading.port, path) for _ in range(20)) for path in PAGES}
+    assert max(seconds.values()) < 0.05, seconds
     progress = stats(reading.port)["engine"]["prefill"]
     assert progress["done"] < progress["total"]
 
@@ -220,10 +222,13 @@ def wait_in_line(server: Server, stack: ExitStack, stream: bool) -> Client:
     client = stack.enter_context(Client(server.port))
     waiting = stats(server.port)["engine"]["waiting"]
     client.request("POST", TEXT, {"prompt": [1, 2], "max_tokens": 1, "stream": stream})
-    wait_until(lambda: stats(server.port)["engine"]["waiting"] == waiting + 1, within_s=3)
+    wait_until(
+        lambda: stats(server.port)["engine"]["waiting"] == waiting + 1, within_s=10
+    )  # a chunk may last 4 s
     return client
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_full_queue_is_503_with_retry_after(reading: Server, stream: bool):
     with ExitStack() as stack:
@@ -240,7 +245,7 @@ def test_a_rush_makes_no_more_wait_than_may(reading: Server):
         clients = [stack.enter_context(Client(reading.port)) for _ in range(12)]
         for client in clients:
             client.request("POST", TEXT, {"prompt": [1, 2], "max_tokens": 1})
-        wait_until(lambda: len(answered(clients)) + in_flight(reading) == 12 + 1, within_s=3)
+        wait_until(lambda: len(answered(clients)) + in_flight(reading) == 12 + 1, within_s=10)
         refused = answered(clients)
         assert {client.reply().status for client in refused} == {503}
         # Two that are admitted in the same microsecond may make it one more.
@@ -257,6 +262,7 @@ def in_flight(server: Server) -> int:
     return stats(server.port)["requests"]["in_flight"]
 
 
+@pytest.mark.thorough
 def test_who_waited_is_served_when_there_is_room_again(small_queue: Server):
     with ExitStack() as stack:
         occupant = stack.enter_context(Client(small_queue.port))

@@ -178,7 +178,7 @@ def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, pat
 
 
 @both
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 def test_empty_data_events_show_life_while_a_long_prompt_is_read(lively: Server, path: str):
     with Client(lively.port) as client:
         client.request("POST", path, LONG_REQUESTS[path] | {"stream": True})

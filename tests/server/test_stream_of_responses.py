@@ -37,6 +37,7 @@ def test_the_first_events_come_at_once_and_then_signs_of_life_that_are_data(impa
     assert len({event["response"]["id"] for event in events}) == 1
 
 
+@pytest.mark.thorough
 def test_a_client_that_leaves_frees_the_engine_and_nothing_is_kept(endless: Server):
     before = stats(endless.port)["response_store"]["entries"]
     with Client(endless.port) as client:
@@ -47,6 +48,7 @@ def test_a_client_that_leaves_frees_the_engine_and_nothing_is_kept(endless: Serv
     assert stats(endless.port)["response_store"]["entries"] == before
 
 
+@pytest.mark.thorough
 def test_a_connection_goes_on_after_a_stream(scripted: Server):
     with Client(scripted.port) as client:
         response: Any = None

@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.core.database import DatabaseMetrics
 from start_llm.protocols.responses.store import ResponseStore
-from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
@@ -32,6 +32,7 @@ def a_status(engine: EngineMetrics) -> Status:
     card = ModelCard(
         id="m",
         reasons=False,
+        sees=False,
         context_window=10,
         weights_bytes=1,
         budget_bytes=1,
@@ -49,6 +50,7 @@ def a_status(engine: EngineMetrics) -> Status:
         database=DatabaseMetrics(),
         transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
+        kv=KVStorage(mode="f32", layers={"f32": 1}, attention={"global": 1}),
         limits=HealthLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=lambda: True,
     )

@@ -1,4 +1,4 @@
-"""What is written of requests: where, for whose eyes, how much of it, and what it says."""
+"""The trace: its place, its readers, its size, and its lines."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ ASKED = TracedRequest(
     endpoint="/v1/chat/completions",
     model="tiny",
     messages=3,
+    images=1,
     prompt_tokens=40,
     stable_prefix_msg_count=2,
     cache_key_delta_chars=1,
@@ -216,7 +217,7 @@ def test_a_new_day_has_a_new_folder(tmp_path):
 
 @contextmanager
 def permissive() -> Generator[None]:
-    """What is made without rights of its own is everybody's."""
+    """Let everybody read a file that is made without rights of its own."""
     before = os.umask(0)
     try:
         yield

@@ -13,11 +13,12 @@ from jinja2 import TemplateError, UndefinedError
 from mlx_lm.generate import generate_step
 
 from start_llm.models.loader import LoadedModel, load
-from tests.templates.traits import TRAITS, trait_folder, trait_tokenizer
+from tests.templates.traits import SEEING, TRAITS, trait_folder, trait_tokenizer
 
 pytestmark = pytest.mark.product
 
 TODAY = date(2026, 11, 21)
+ALL = TRAITS | SEEING
 
 type Message = dict[str, Any]
 
@@ -28,7 +29,10 @@ TOOL: Message = {
         "description": "How deep a sea is.",
         "parameters": {
             "type": "object",
-            "properties": {"sea": {"type": "string"}, "spots": {"type": "array"}},
+            "properties": {
+                "sea": {"type": "string", "description": "Its name."},
+                "spots": {"type": "array", "description": "Where."},
+            },
             "required": ["sea"],
         },
     },
@@ -39,6 +43,7 @@ HELLO: Message = {"role": "user", "content": "Hello."}
 HI: Message = {"role": "assistant", "content": "Hi.", "reasoning_content": "A greeting."}
 HOW_DEEP: Message = {"role": "user", "content": "How deep?"}
 RESULT: Message = {"role": "tool", "content": "52 m", "tool_call_id": "call00000"}
+NAMED_RESULT: Message = {**RESULT, "name": "depth"}
 ANSWER: Message = {"role": "assistant", "content": "52 m.", "reasoning_content": "Read it out."}
 
 
@@ -72,10 +77,11 @@ def render(
 
 def conversation(name: str) -> str:
     """A long rendering, of what the template lets pass."""
-    if name == "no_system":
+    if name in ("no_system", "sees_in_questions"):
         return render(name, HELLO, HI, HOW_DEEP)
     arguments = '{"sea": "Baltic"}' if name == "arguments_as_text" else {"sea": "Baltic"}
-    return render(name, SYSTEM, HELLO, HI, HOW_DEEP, calling(call(arguments)), RESULT, tools=True)
+    result = NAMED_RESULT if name == "named_results" else RESULT
+    return render(name, SYSTEM, HELLO, HI, HOW_DEEP, calling(call(arguments)), result, tools=True)
 
 
 # -------------------------------------------------------------------------------------------------- templates
@@ -223,7 +229,7 @@ def test_no_system_refuses_every_other_conversation(messages, message):
 
 
 def channels(*messages: Message, **options: Any) -> str:
-    """What follows the system message, which has the date."""
+    """Return the channels that follow the system message, which has the date."""
     text = render("channels", *messages, **options)
     head, _, rest = text.partition("<|end|>")
     assert head == (
@@ -531,9 +537,9 @@ def test_flat_schemas_shows_no_choices():
 
 
 def test_reasoning_or_answer_shows_one_of_them():
-    text = render("thought_or_answer", HELLO, HI, HELLO)
+    text = render("reasoning_or_answer", HELLO, HI, HELLO)
     assert "<think>\nA greeting.\n</think>\n\n<|im_end|>" in text
-    assert "Ask.\n</think>\n\nI ask.\n<tool_call>" in render("thought_or_answer", calling(content="I ask."))
+    assert "Ask.\n</think>\n\nI ask.\n<tool_call>" in render("reasoning_or_answer", calling(content="I ask."))
 
 
 def test_cuts_at_closing_mark_takes_what_is_before_one_for_reasoning():
@@ -554,51 +560,88 @@ def test_text_or_calls_shows_one_of_them():
 
 
 def test_reasoning_without_text_shows_no_reasoning_beside_one():
-    assert "Ask." in render("thought_without_text", HELLO, calling(), RESULT)
-    assert "Ask." not in render("thought_without_text", HELLO, calling(content="I do."), RESULT)
+    assert "Ask." in render("reasoning_without_text", HELLO, calling(), RESULT)
+    assert "Ask." not in render("reasoning_without_text", HELLO, calling(content="I do."), RESULT)
+
+
+def test_named_results_refuses_a_result_without_a_name():
+    assert "<|im_start|>tool\ndepth: " in render("named_results", HELLO, calling(), NAMED_RESULT, tools=True)
+    with pytest.raises(TemplateError, match="names its tool"):
+        render("named_results", HELLO, calling(), RESULT, tools=True)
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"description": "Its name."}])
+def test_strict_schemas_refuses_an_argument_without_a_type_or_a_description(schema):
+    def tools(sea: dict[str, str]) -> list[dict[str, Any]]:
+        return named({"description": "How deep.", "parameters": {"properties": {"sea": sea}}})
+
+    whole = {"type": "string", "description": "Its name."}
+    assert "Its name." in rendered_with("strict_schemas", tools(whole), HELLO)
+    with pytest.raises(TemplateError, match="a type and a description"):
+        rendered_with("strict_schemas", tools(schema), HELLO)
+
+
+def test_raw_texts_escapes_nothing():
+    asked = calling()
+    asked["tool_calls"] = [{"function": {"name": "depth", "arguments": {"sea": "it's", "deep": ["it's"]}}}]
+    assert """[depth(sea='it's', deep=["it's"])]""" in render("raw_texts", HELLO, asked, RESULT)
+
+
+def test_separated_names_has_all_calls_in_one_block():
+    text = render("separated_names", HELLO, calling(), RESULT)
+    assert "<tool_calls>\n<tool_call>depth<tool_sep>\n<arg_key>sea</arg_key>\n" in text
+    assert "<arg_value>Baltic</arg_value>\n</tool_call>\n</tool_calls><|im_end|>" in text
+
+
+def test_answer_as_reasoning_shows_an_answer_in_place_of_its_thought():
+    text = render("answer_as_reasoning", HELLO, HI, HELLO)
+    assert "<think>\nHi.\n</think>\n\n<|im_end|>" in text
+    assert "A greeting." not in text
+    alone = {key: value for key, value in HI.items() if key != "reasoning_content"}
+    assert "<|im_start|>assistant\nHi.<|im_end|>" in render("answer_as_reasoning", HELLO, alone, HELLO)
 
 
 # ------------------------------------------------------------------------------------------------- tokenizers
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_template_says_which_families_have_its_trait(name):
-    assert TRAITS[name].template.startswith("{#- ")
+    assert ALL[name].template.startswith("{#- ")
 
 
 def test_every_template_has_a_row():
-    assert {path.stem for path in Path(__file__).parent.glob("*.jinja")} == set(TRAITS)
+    assert {path.stem for path in Path(__file__).parent.glob("*.jinja")} == set(ALL)
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_added_token_is_one_token_wherever_it_stands(name):
     tokenizer = trait_tokenizer(name)
-    ids = [tokenizer.encode(text, as_document=False) for text in TRAITS[name].added_tokens]
+    ids = [tokenizer.encode(text, as_document=False) for text in ALL[name].added_tokens]
     assert all(len(of_text) == 1 for of_text in ids)
     assert len({of_text[0] for of_text in ids}) == len(ids)
-    for text, (number,) in zip(TRAITS[name].added_tokens, ids, strict=True):
+    for text, (number,) in zip(ALL[name].added_tokens, ids, strict=True):
         assert tokenizer.token_bytes(number) == text.encode()
         assert number in tokenizer.encode(f"word{text}word", as_document=False)
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_tokens_that_end_a_reply_are_those_of_the_table(name):
     tokenizer = trait_tokenizer(name)
-    ends = {tokenizer.encode(text, as_document=False)[0] for text in TRAITS[name].eos}
+    ends = {tokenizer.encode(text, as_document=False)[0] for text in ALL[name].eos}
     assert tokenizer.eos_token_ids == ends
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_rendered_conversation_survives_its_tokens(name):
     tokenizer, text = trait_tokenizer(name), conversation(name)
     ids = tokenizer.encode(text, as_document=False)
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-    for marker in TRAITS[name].added_tokens:
+    for marker in ALL[name].added_tokens:
         (number,) = tokenizer.encode(marker, as_document=False)
         assert ids.count(number) == text.count(marker)
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", ALL)
 @settings(max_examples=20)
 @given(text=st.text())
 def test_any_text_survives_its_tokens(name, text):
@@ -606,9 +649,9 @@ def test_any_text_survives_its_tokens(name, text):
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text, as_document=False))) == text.encode()
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_document_begins_with_bos_where_the_family_has_one(name):
-    tokenizer, bos = trait_tokenizer(name), TRAITS[name].added.bos
+    tokenizer, bos = trait_tokenizer(name), ALL[name].added.bos
     inside = tokenizer.encode("Hello.", as_document=False)
     first = tokenizer.encode(bos, as_document=False) if bos else []
     assert tokenizer.encode("Hello.", as_document=True) == first + inside
@@ -628,6 +671,7 @@ def said(model: LoadedModel, prompt: str, tokens: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["stop_opens_next", "arguments_as_text"])
+@pytest.mark.sample(2)
 def test_a_folder_holds_a_model_with_the_tokenizer_of_the_trait(name, tmp_path):
     model = load(trait_folder(name, tmp_path))
     tokenizer = trait_tokenizer(name)

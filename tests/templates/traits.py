@@ -234,7 +234,7 @@ _TABLE = (
         bos="<s>",
     ),
     _trait("flat_schemas", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
-    _trait("thought_or_answer", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
+    _trait("reasoning_or_answer", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
     _trait("cuts_at_closing_mark", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
     _trait(
         "refuses_empty_replies",
@@ -244,15 +244,63 @@ _TABLE = (
         bos="<s>",
     ),
     _trait("text_or_calls", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
-    _trait("thought_without_text", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
+    _trait("reasoning_without_text", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
+    _trait("named_results", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait("strict_schemas", special=_CHATML, markup=_CALL, ends=_CHATML_ENDS),
+    _trait("raw_texts", special=f"{_CHATML} <|tool_call_start|> <|tool_call_end|>", ends=_CHATML_ENDS),
+    _trait(
+        "separated_names",
+        special=_CHATML,
+        markup="<tool_calls> </tool_calls> <tool_call> </tool_call> <tool_sep>"
+        " <arg_key> </arg_key> <arg_value> </arg_value>",
+        ends=_CHATML_ENDS,
+    ),
+    _trait("answer_as_reasoning", special=_CHATML, markup=f"{_REASONING} {_CALL}", ends=_CHATML_ENDS),
 )
-TRAITS: Mapping[str, Trait] = {trait.name: trait for trait in _TABLE}
+TRAITS: dict[str, Trait] = {trait.name: trait for trait in _TABLE}
+
+_SEEING = (
+    _trait(
+        "sees_everywhere",
+        special=f"{_CHATML} <|vision_start|> <|vision_end|> <|image_pad|>",
+        markup=_CALL,
+        ends=_CHATML_ENDS,
+    ),
+    _trait(
+        "sees_in_questions",
+        special="<bos> <eos> <start_of_turn> <end_of_turn> <start_of_image> <end_of_image>"
+        " <image_soft_token>",
+        ends="<end_of_turn> <eos>",
+        bos="<bos>",
+    ),
+    _trait(
+        "sees_behind_results",
+        special="<bos> <eos> <|turn> <turn|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response>"
+        " <tool_response|> <|image> <|image|> <image|>",
+        ends="<turn|> <|tool_response> <eos>",
+        bos="<bos>",
+    ),
+    _trait(
+        "sees_marks",
+        special="<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS]"
+        " [/AVAILABLE_TOOLS] [TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS] [IMG] [IMG_BREAK] [IMG_END]",
+        ends="</s>",
+        bos="<s>",
+    ),
+)
+SEEING: dict[str, Trait] = {trait.name: trait for trait in _SEEING}
+"""Traits of models that see images; what they do with text, others do too."""
+
+
+def trait_of(name: str) -> Trait:
+    """The trait of this name, seeing or blind."""
+    return (TRAITS | SEEING)[name]
 
 
 @cache
 def trait_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a trait, read from files as a server reads it; built once."""
-    trait = TRAITS[name]
+    trait = trait_of(name)
     backend = tiny_tokenizer(trait.vocabulary, added=trait.added)
     with TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), backend, trait.template, trait.added)
@@ -269,7 +317,7 @@ def trait_folder(
     Without `chains` it writes random text, with them what they say. `options` are those of
     `tiny_models.build` and `tiny_models.build_chain`.
     """
-    trait = TRAITS[name]
+    trait = trait_of(name)
     settings: dict[str, Any] = {"hidden": 128, "layers": 2, "vocab": trait.vocabulary}
     settings |= {"chat_template": trait.template, "added": trait.added} | options
     if chains is None:

@@ -67,8 +67,8 @@ class Talk:
 
 
 @dataclass(frozen=True)
-class _Thought:
-    """Whose reasoning is, and what it was had after, word for word."""
+class _ReasoningOf:
+    """The owner of a reasoning, and the words before it."""
 
     tenant: bytes
     name: str | None
@@ -88,7 +88,7 @@ class World:
         self._count = 0
         self._talks: list[Talk] = []
         self._replies: dict[tuple[str, ...], Reply] = {}
-        self._reasoning_texts: dict[str, set[_Thought]] = {}
+        self._reasoning_texts: dict[str, set[_ReasoningOf]] = {}
         self._nows: set[tuple[bytes, str]] = set()
         self._named: dict[tuple[bytes, str], set[str]] = {}
 
@@ -313,7 +313,7 @@ class World:
     def _note(self, read: str, request: ChatRequest, made: Reply, talk: Talk) -> None:
         asked = tuple(word for message in request.messages for word in said_in(message))
         self._replies[asked] = replace(made, cut=None)
-        reasoning = _Thought(request.tenant, talk.name, _exactly(request.messages))
+        reasoning = _ReasoningOf(request.tenant, talk.name, _exactly(request.messages))
         self._reasoning_texts.setdefault(made.reasoning, set()).add(reasoning)
         said = {*words(read, PRIVATE), made.reasoning}
         talk.known.setdefault(talk.tenant, set()).update(said)
@@ -324,7 +324,7 @@ class World:
         fresh = self.server.fresh(request)
         assert words(read, "v") == words(fresh, "v"), "hidden, added or moved"
         assert words(read, "bi") == [], "no content"
-        assert _is_in(words(fresh, "vt"), words(read, "vt")), "a thought is hidden"
+        assert _is_in(words(fresh, "vt"), words(read, "vt")), "reasoning is hidden"
         self._check_reasoning(words(read, "vt"), request, talk)
         self._check_foreign(read, request, talk)
         if self._strict:
@@ -351,7 +351,7 @@ class World:
             messages[place] = replace(messages[place], reasoning=word)
         if self._kept == "template":
             shown = self.server.fresh(replace(request, messages=tuple(messages)))
-            assert words(shown, "vt") == list(seen), "a thought that the template does not show"
+            assert words(shown, "vt") == list(seen), "reasoning that the template does not show"
 
     def _check_foreign(self, read: str, request: ChatRequest, talk: Talk) -> None:
         """All that the client says is read; and nothing else that was not said in this conversation."""
@@ -405,7 +405,7 @@ def _place(messages: Sequence[Message], after: set[str]) -> int:
         if message.role == "assistant" and said == after:
             return index
         said |= set(said_in(message))
-    raise AssertionError("a thought stands where no reply is")
+    raise AssertionError("reasoning stands where no reply is")
 
 
 def _is_in(inner: Sequence[str], outer: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What somebody knows of a block who has read a prompt from its beginning to its end.
+"""A reader's knowledge of a block, from a prompt that is read from its beginning to its end.
 
 Written apart from the server's code, from what the notes say alone.
 """

@@ -1,4 +1,4 @@
-"""What a client says of now, and changes: a date, lines of a block, lines of its project's instructions."""
+"""The values that a client changes: a date, lines of a block, lines of its project's instructions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _other(lines: Sequence[str], random: Random, word: Callable[[], str]) -> tup
 
 
 def check_now(read: str, messages: Sequence[Message]) -> None:
-    """What is so now is what is said last."""
+    """The last value that is said must be the present one."""
     first = messages[0].content
     now, said = words(first, "d"), words(read, "d")
     if now:

@@ -68,8 +68,8 @@ def _ids_of(following: ChatRequest | None, before: int) -> list[str]:
 def _outputs(parts: Sequence[Body], ids: Sequence[str]) -> Iterator[Output]:
     calls = 0
     for part in parts:
-        if "thought" in part:
-            yield Reasoning(text=part["thought"])
+        if "reasoned" in part:
+            yield Reasoning(text=part["reasoned"])
         elif "text" in part:
             yield Content(text=part["text"])
         else:

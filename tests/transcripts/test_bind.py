@@ -114,7 +114,12 @@ def test_a_reply_goes_on_with_its_reasoning_although_the_client_took_it_out():
     said = (*first.ids, *reasoning, *answer)  # the tail, then what the model wrote, without its stop token
     prompt = bound_to(kept, reply, [question, answer]).prefix
     wrote(
-        kept, reply, said, MessageDetails(()), MessageDetails((), b"a thought", is_ours=True), parent=prompt
+        kept,
+        reply,
+        said,
+        MessageDetails(()),
+        MessageDetails((), b"some reasoning", is_ours=True),
+        parent=prompt,
     )
     second = served(kept, [question, answer, [5]])
     assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
@@ -158,7 +163,7 @@ def test_reasoning_that_would_be_shown_is_not_hidden():
     """It was dropped when these messages were read last; now it stands in the rendering."""
     kept, messages = store(), [[1], [2], [3]]
     served(kept, messages)
-    asked = conversation(messages, shown=[None, b"a thought", None])
+    asked = conversation(messages, shown=[None, b"some reasoning", None])
     bound = bound_to(kept, asked, messages)
     assert bound.prefix is not None and bound.prefix.depth == 0
 
@@ -324,11 +329,11 @@ def test_who_goes_on_from_tokens_of_another_gets_no_claim_to_them():
     ]
 
 
-@pytest.mark.parametrize(("sent", "is_ours"), [(b"a thought", False), (None, True)])
+@pytest.mark.parametrize(("sent", "is_ours"), [(b"some reasoning", False), (None, True)])
 def test_reasoning_that_the_client_sent_is_not_the_models(sent, is_ours):
-    kept, asked = store(), echoing(sent, shown=[None, b"a thought", None])
+    kept, asked = store(), echoing(sent, shown=[None, b"some reasoning", None])
     asked_for(kept, asked, TALK)
-    assert recorded(kept, asked, 1).details == (MessageDetails((), b"a thought", is_ours=is_ours),)
+    assert recorded(kept, asked, 1).details == (MessageDetails((), b"some reasoning", is_ours=is_ours),)
 
 
 # -------------------------------------------------------------------------------------------------- reasoning

@@ -1,4 +1,4 @@
-"""What says how things are now changes under a conversation: it is not read again, and the model is told."""
+"""Values about the present change under a conversation: nothing is read again, and the model is told."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.transcripts.world import (
     words,
 )
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(3)]
 
 FRIDAY, SATURDAY = DATE.format(day("d1x")), DATE.format(day("d2x"))
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
@@ -71,7 +71,7 @@ class Named(Talk):
         return replace(super().request(on=on), conversation_id=self.name)
 
     def ask_in_detail(self, shape: Shape = ANSWER) -> str:
-        """What is asked next is long."""
+        """The next question is long."""
         read = self.ask(shape)
         *before, asked = self.messages
         self.messages = (*before, replace(asked, content=f"{asked.content} {DETAILS}"))
@@ -337,6 +337,7 @@ def test_nobody_reads_the_block_of_another_chat(trait, form, names):
 
 @pytest.mark.parametrize("names", UNPROVEN.values(), ids=UNPROVEN)
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(3)
 def test_a_block_that_changes_where_two_chats_got_the_same_reply_is_read_afresh(trait, names):
     """Nobody can tell whose the reply is."""
     first = Dated(trait, block("k1x"), name=names[0])

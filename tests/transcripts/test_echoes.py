@@ -1,4 +1,4 @@
-"""What real clients send back is bound to the tokens of the replies that they were given.
+"""Replies that real clients send back are bound to the tokens of the replies that they were given.
 
 Each recorded conversation is played through the preparer and the transcripts, with every trait of templates:
 a model says what the client was answered, and the next request is the one that the client sent.
@@ -102,7 +102,7 @@ def played(name: str, trait: str) -> list[Served]:
 
 
 def written_text(reply: Sequence[Output]) -> str:
-    """What the model writes. Its form is no family's: what it means is told beside it."""
+    """The model's text. Its form is no family's: the meaning is told beside it."""
     return "".join(f"[{one.name}]" if isinstance(one, CallStarted) else _text(one) for one in reply)
 
 
@@ -152,6 +152,7 @@ def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int |
 
 @pytest.mark.parametrize("trait", TRAITS)
 @pytest.mark.parametrize("name", recordings())
+@pytest.mark.sample(3)
 def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
     exchanges = recording(name)
     assert [one.depth for one in played(name, trait)] == depths_of(name, trait, exchanges)

@@ -57,7 +57,7 @@ class Known(Named):
         return self.server.explain(replace(self.request(), messages=messages, **changes))
 
     def after(self, token: int) -> str:
-        """What the model read from a token on."""
+        """Return the model's input from a token on."""
         return text_of(self.trait, self.read[token:])
 
 
@@ -97,6 +97,7 @@ def one_difference(explanation: Explanation) -> Difference:
 
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(4)
 def test_a_planted_change_is_named_by_message_rule_and_class(trait, planted):
     known = Known(trait)
     difference = one_difference(known.explained(*planted.change(known.lasting)))
@@ -206,6 +207,14 @@ def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
     changed = known.explained(first_set(rules=f"v80x {RULES_TEXT}"), *known.lasting[1:])
     assert (title.again, title.is_miss) == (0, False)
     assert changed.again > 0
+
+
+@pytest.mark.parametrize("trait", BOUND)
+def test_a_message_that_is_said_again_is_new_the_second_time(trait):
+    """Claude Code puts the same words before each picture of one name; users say "go on" twice."""
+    known = Known(trait)
+    said_again = known.explained(*known.lasting, asked()).again
+    assert said_again == known.explained(*known.lasting, asked(text="v92x")).again > 0
 
 
 def test_nobody_is_told_of_another_tenants_conversation():

@@ -198,10 +198,10 @@ def test_64_bits_of_chance_are_a_proof():
 def test_chance_in_reasoning_counts_for_who_sends_it():
     claims, echo = (
         Claims(is_delivered=True, reply_surprisal_bits=4, reasoning_surprisal_bits=60),
-        [None, b"a thought", None, None],
+        [None, b"some reasoning", None, None],
     )
-    assert proves(claims, b"a thought", echoed=echo)
-    assert not proves(claims, b"a thought")
+    assert proves(claims, b"some reasoning", echoed=echo)
+    assert not proves(claims, b"some reasoning")
 
 
 def test_another_name_speaks_against_chance_and_not_against_an_id():
@@ -371,7 +371,7 @@ def test_notes_before_a_proof_do_not_count_with_those_after_it():
 # -------------------------------------------------------------------------------------------------- reasoning
 
 
-REASONING, THOUGHTFUL = b"a thought", MessageDetails((), b"a thought", is_ours=True)
+REASONING, REASONED = b"some reasoning", MessageDetails((), b"some reasoning", is_ours=True)
 
 
 def echoing(reasoning: bytes | None, *omitted: Sequence[OmittedText], **more: Any) -> Conversation:
@@ -383,33 +383,33 @@ def showing(reasoning: bytes | None, **more: Any) -> Conversation:
 
 
 def test_reasoning_that_the_client_sends_is_admitted():
-    assert admits(echoing(REASONING), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
+    assert admits(echoing(REASONING), tokens(PLAIN, REASONED._replace(is_ours=False)))
 
 
 def test_reasoning_that_the_client_sends_otherwise_is_never_admitted():
-    recorded = tokens(PLAIN, THOUGHTFUL, claims=minted(MINE))
+    recorded = tokens(PLAIN, REASONED, claims=minted(MINE))
     assert not admits(echoing(b"edited", name=MINE, call=ID), recorded)
 
 
 def test_reasoning_that_the_client_left_out_is_admitted_where_all_is_equal():
-    assert admits(asked(), tokens(PLAIN, THOUGHTFUL, claims=Claims(is_delivered=True)))
-    assert admits(asked([block("on main")]), tokens(DIFFERENT, THOUGHTFUL, claims=Claims(is_delivered=True)))
+    assert admits(asked(), tokens(PLAIN, REASONED, claims=Claims(is_delivered=True)))
+    assert admits(asked([block("on main")]), tokens(DIFFERENT, REASONED, claims=Claims(is_delivered=True)))
 
 
 def test_reasoning_that_the_client_left_out_is_not_admitted_if_names_speak_against_it():
-    recorded = tokens(PLAIN, THOUGHTFUL, claims=named(OTHERS))
+    recorded = tokens(PLAIN, REASONED, claims=named(OTHERS))
     assert not admits(asked(name=MINE), recorded)
     assert admits(asked(name=OTHERS), recorded) and admits(asked(), recorded)
-    assert admits(asked(name=MINE), tokens(PLAIN, THOUGHTFUL))
+    assert admits(asked(name=MINE), tokens(PLAIN, REASONED))
 
 
 def test_a_name_that_means_several_speaks_against_reasoning_too():
     guard = Guard(asked(name=MINE), None, takes_proof=True, keeps_reasoning=True)
-    assert not guard.admits(tokens(PLAIN, THOUGHTFUL, claims=named(OTHERS)))
+    assert not guard.admits(tokens(PLAIN, REASONED, claims=named(OTHERS)))
 
 
 def test_reasoning_that_another_client_sent_needs_a_proof():
-    recorded = tokens(PLAIN, THOUGHTFUL._replace(is_ours=False))
+    recorded = tokens(PLAIN, REASONED._replace(is_ours=False))
     assert not admits(asked(name=MINE), recorded)
     assert admits(asked(name=MINE), Tokens(NEXT_QUESTION, [PLAIN], recorded, named()))
 
@@ -417,8 +417,8 @@ def test_reasoning_that_another_client_sent_needs_a_proof():
 @pytest.mark.parametrize(
     "recorded",
     [
-        tokens(FRIDAY, THOUGHTFUL, claims=Claims(is_delivered=True)),
-        tokens(MessageDetails((clock("saturday"),)), THOUGHTFUL, note_tokens(of_clock("saturday"))),
+        tokens(FRIDAY, REASONED, claims=Claims(is_delivered=True)),
+        tokens(MessageDetails((clock("saturday"),)), REASONED, note_tokens(of_clock("saturday"))),
     ],
     ids=["another clock", "a note"],
 )
@@ -430,7 +430,7 @@ def test_beside_another_clock_reasoning_that_the_client_left_out_needs_a_proof(r
 
 
 def test_reasoning_that_is_proven_stays_beside_a_clock_that_differs_after_the_proof():
-    recorded = Tokens(NEXT_QUESTION, [FRIDAY], tokens(PLAIN, THOUGHTFUL, claims=named()))
+    recorded = Tokens(NEXT_QUESTION, [FRIDAY], tokens(PLAIN, REASONED, claims=named()))
     now = [clock("saturday")]
     assert admits(asked([], [], now, name=MINE), recorded) and not admits(asked([], [], now), recorded)
 
@@ -441,11 +441,11 @@ def test_reasoning_that_is_shown_is_not_hidden():
 
 
 def test_reasoning_that_is_shown_may_be_held_whoever_sent_it():
-    assert admits(showing(REASONING), tokens(PLAIN, THOUGHTFUL._replace(is_ours=False)))
+    assert admits(showing(REASONING), tokens(PLAIN, REASONED._replace(is_ours=False)))
 
 
 def test_reasoning_that_is_no_longer_shown_stays_only_if_reasoning_are_kept():
-    recorded = tokens(PLAIN, THOUGHTFUL, claims=Claims(is_delivered=True))
+    recorded = tokens(PLAIN, REASONED, claims=Claims(is_delivered=True))
     assert not admits(echoing(REASONING), recorded, keeps_reasoning=False)
     assert admits(showing(REASONING), recorded, keeps_reasoning=False)
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, KeptReasoning, Message, Thinking
 from start_llm.service import MemoryWindow
 from tests.prompt.fakes import call, reply, result, system, text_of, user
 from tests.prompt.replies import EMPTY, TOOLS
+from tests.slices import examples
 from tests.templates.traits import TRAITS
 from tests.transcripts.clients import World
 from tests.transcripts.world import (
@@ -31,15 +32,15 @@ pytestmark = pytest.mark.product
 
 REQUESTS = 8
 ANSWER = Shape(reasoning=False, text=True, calls=0)
-THOUGHTFUL = Shape(reasoning=True, text=True, calls=0)
+REASONED = Shape(reasoning=True, text=True, calls=0)
 POLICIES: tuple[KeptReasoning, ...] = ("true", "template", "false")
-THINKERS = [trait for trait in TRAITS if form_of(trait, THOUGHTFUL, on=True)]
+THINKERS = [trait for trait in TRAITS if form_of(trait, REASONED, on=True)]
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-@settings(max_examples=5, deadline=None)
+@examples(5, few=2)
 @given(seed=st.integers(0, 2**32), kept=st.sampled_from(POLICIES), strict=st.booleans())
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_nothing_is_hidden_and_nothing_is_foreign(
     trait: str, seed: int, kept: KeptReasoning, strict: bool
 ) -> None:
@@ -71,7 +72,7 @@ class Talk:
         )
 
     def ask(self, shape: Shape, *, reasoning: str = "t1x", on: bool = True) -> str:
-        """What the model read. The reply is in the conversation then, and what follows it."""
+        """Return the model's input. The reply is in the conversation then, and what follows it."""
         request, calls = self.request(on=on), sum(len(one.tool_calls) for one in self.messages)
         form, said = form_of(self.trait, shape, on=on), len(self.messages)
         how = Reply(shape, tuple(f"v{said}{n}x" for n in range(3)), reasoning)
@@ -86,6 +87,7 @@ class Talk:
 
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVING])
+@pytest.mark.sample(3)
 def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool):
     """At every reply of a conversation; but for reasoning, where the model has any: a rendering drops
     them.
@@ -113,6 +115,24 @@ def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
     assert not talk.written.endswith(TRAITS[trait].eos)
 
 
+@pytest.mark.parametrize("shape", [REASONED, Shape(reasoning=True, text=True, calls=2)])
+@pytest.mark.parametrize("trait", ["numbered_actions", "open_and_close"])
+def test_behind_a_reply_that_was_cut_anywhere_the_marks_around_its_answer_are_closed(
+    trait: str, shape: Shape
+):
+    """Lesson 96."""
+    form = form_of(trait, shape, on=True)
+    assert form
+    for cut in range(21):
+        talk = Talk(trait)
+        how = Reply(shape, ("v3x", "v4x", "v5x"), "t1x", cut=cut / 20)
+        _, answer = talk.server.answer(talk.request(), how.text(form, 0), how)
+        results = [result("v6x", one.id) for one in answer.tool_calls]
+        talk.messages += (answer, *(results or [user("v7x")]))
+        fresh = talk.server.fresh(talk.request())
+        assert without_reasoning(talk.ask(ANSWER)) == without_reasoning(fresh)
+
+
 # --------------------------------------------------------------------------------- replies with two reasoning
 
 
@@ -120,8 +140,8 @@ def twice(trait: str, kept: KeptReasoning = "true") -> tuple[Talk, Talk]:
     """Two clients are told the same, for two reasons."""
     first = Talk(trait, kept)
     second = Talk(trait, kept, first.server)
-    first.ask(THOUGHTFUL, reasoning="t1x")
-    second.ask(THOUGHTFUL, reasoning="t2x")
+    first.ask(REASONED, reasoning="t1x")
+    second.ask(REASONED, reasoning="t2x")
     assert first.messages != second.messages
     return first, second
 
@@ -151,7 +171,7 @@ def test_an_edited_reasoning_is_content(trait: str):
 def test_reasoning_of_another_client_is_shown_to_nobody_else(trait: str):
     """The other one never sent any: it may get what the server reasoning, not what this one made of it."""
     talk = Talk(trait)
-    talk.ask(THOUGHTFUL, reasoning="t1x")
+    talk.ask(REASONED, reasoning="t1x")
     other = Talk(trait, server=talk.server)
     other.messages = with_reasoning(talk, None).messages
     with_reasoning(talk, "t3x").ask(ANSWER)
@@ -161,7 +181,7 @@ def test_reasoning_of_another_client_is_shown_to_nobody_else(trait: str):
 @pytest.mark.parametrize("trait", THINKERS)
 def test_reasoning_stays_with_its_tenant(trait: str):
     talk = Talk(trait)
-    talk.ask(THOUGHTFUL, reasoning="t1x")
+    talk.ask(REASONED, reasoning="t1x")
     with_reasoning(talk, None).tenant = b"other"
     assert words(talk.ask(ANSWER), "t") == []
 
@@ -274,7 +294,7 @@ def test_reasoning_is_told_from_markup_and_json_with_its_words(reasoning: str):
 
 def test_a_bound_prompt_that_memory_does_not_hold_is_rendered_fresh():
     talk = Talk("strips_old_reasoning")
-    talk.ask(THOUGHTFUL)
+    talk.ask(REASONED)
     service = talk.server._service
     memory = MemoryWindow(tokens=service.count(talk.request()), budget_bytes=1)
     service._traits = replace(service._traits, memory=memory)

@@ -1,4 +1,4 @@
-"""What OpenClaw changes in what it sends again (lessons 19 and 83), in the forms that were recorded."""
+"""Changes that OpenClaw makes when it sends a conversation again (lessons 19 and 83), as recorded."""
 
 from __future__ import annotations
 

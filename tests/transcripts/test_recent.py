@@ -1,4 +1,4 @@
-"""What was computed last: which conversation a request is compared with, and which are forgotten."""
+"""The last computed requests: which conversation a request is compared with, and which are forgotten."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words(
 
 
 def goes_on_from_the_reply(told: Claims, *, ids: str = "", **more: Any) -> bool:
-    """Whether who was asked something else, and sends the reply, is compared with who was told it."""
+    """A request that asks on after the reply is compared with the one that got the reply."""
     mine = computed("be brief", "hello", reply="hi", claims=told)
     sent = [frozenset({"of another call"}), frozenset({ids} - {""}), frozenset[str]()]
     return kept(mine).nearest(said("be long", "hi", "go on", ids=sent, **more), None) is mine

@@ -10,7 +10,7 @@ from tests.transcripts.test_drift import BOUND, NAMED, UNPROVEN, Named, omitted
 from tests.transcripts.test_laws import ANSWER
 from tests.transcripts.world import INSTRUCTIONS, INSTRUCTIONS_FORM, REMINDER, Server, day, words
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 ASKED = "v91x " + "Look at every file and say what is in it. " * 20
 OTHER = "<system-reminder>\n# userEmail\n{}\n</system-reminder>\n\n"

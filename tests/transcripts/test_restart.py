@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Field, OmittedText, chain
@@ -22,6 +22,7 @@ from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReason
 from start_llm.transcripts.store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 from tests.databases import Twice, WallClock, opened, twice
 from tests.prompt.fakes import reply, user
+from tests.slices import examples
 from tests.transcripts.fakes import conversation_of, transcripts
 from tests.transcripts.test_turn import prompt_of
 
@@ -29,7 +30,7 @@ ROOT = CanonicalKey.of(b"root")
 PLENTY = TranscriptLimits(max_bytes=10**9)
 REPLY = CanonicalMessage(b"Done.")
 SILENT = MessageDetails(())
-FEW = settings(max_examples=30)
+FEW = examples(30, few=10)
 
 texts = st.text(st.characters() | st.characters(categories=["Cs"]), max_size=5)
 """Lone surrogates among them."""
@@ -170,7 +171,7 @@ def do(stores: Twice[TranscriptStore], step: tuple[Any, ...]) -> None:
 
 
 @patch("start_llm.transcripts.store._MAX_VARIANTS", 3)
-@settings(max_examples=60)
+@examples(60, few=20)
 @given(steps)
 def test_transcripts_are_the_same_after_a_restart(steps):
     with twice(make_transcripts) as stores:

@@ -1,8 +1,10 @@
-"""What was computed for a conversation is found by what the conversation says, and changed by nobody else."""
+"""Recorded tokens are found by what their conversation says, and changed by nobody else."""
 
 from __future__ import annotations
 
 import itertools
+import sqlite3
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -117,7 +119,7 @@ def test_the_same_tokens_again_are_the_same_variant():
 def test_the_same_tokens_that_mean_something_else_are_another_variant():
     store, (key,) = store_of(), keys_of("a")
     add(store, key, 0, [1, 2])
-    add(store, key, 0, [1, 2], last=MessageDetails((), b"a thought"))
+    add(store, key, 0, [1, 2], last=MessageDetails((), b"some reasoning"))
     assert found(store, [key]) == [(0, (1, 2))] * 2
 
 
@@ -276,6 +278,18 @@ def test_whatever_falls_out_of_a_full_prefix_is_counted(added):
         assert last in store.at(keys[depth])
     assert all(len(store.at(key)) <= 2 for key in keys)
     assert_all_is_counted(store)
+
+
+def test_a_text_that_a_library_has_encoded_since_counts_as_before():
+    store, word = store_of(), chr(0x23E) * 100
+    details = MessageDetails((OmittedText("", "space", 0, "", word, False),))
+    variant = add(store, keys_of("a")[0], 0, [1], last=details)
+    size = sys.getsizeof(word)
+    sqlite3.connect(":memory:").execute("SELECT ?", [word])
+    assert sys.getsizeof(word) > size, "this is how a count goes wrong"
+    assert_all_is_counted(store)
+    store._forget(variant)
+    assert store.metrics.nbytes == 0
 
 
 def assert_all_is_counted(store: TranscriptStore) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.canonical import Field
 from start_llm.transcripts.drift import Change
 from start_llm.transcripts.text_diff import changed_lines
+from tests.slices import examples
 from tests.transcripts.notes import changed
 
 
@@ -51,7 +52,7 @@ def test_a_line_of_a_live_value_is_told_as_it_is():
 LINES = st.lists(st.sampled_from(["", "a", "b", "c", " a", "-b", "+c", "]", "d\x0be", "longer than that"]))
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500, few=100)
 @given(blocks=st.lists(LINES.map(lambda lines: "\n".join(["Now", *lines])), min_size=2, max_size=6))
 def test_whoever_reads_the_notes_in_order_knows_the_block(blocks: list[str]) -> None:
     read = blocks[0]

@@ -201,7 +201,7 @@ def test_reasoning_is_given_back_to_its_own_reply_alone():
     assert mine and other
     assert known.restore_reasoning(mine, [1]) == ["Hm."]
     assert known.restore_reasoning(other, [1]) == [None]
-    assert known.metrics.healed == 1
+    assert known.metrics.restored_reasoning == 1
 
 
 def test_what_a_name_proves_is_asked_once_for_all_replies(monkeypatch: pytest.MonkeyPatch):

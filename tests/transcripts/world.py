@@ -36,9 +36,10 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.turn import Transcripts
+from tests.images.fakes import vision_of
 from tests.prompt.fakes import NOON, call, family_of, reply, text_of
 from tests.prompt.replies import REASONING_FORMS, NoEndError, turn
-from tests.templates.traits import TRAITS, trait_tokenizer
+from tests.templates.traits import TRAITS, trait_of, trait_tokenizer
 from tests.transcripts.fakes import transcripts
 
 _FIRST_DAY, _DAYS = date(1900, 1, 1), re.compile(r"\b19\d\d-\d\d-\d\d\b")
@@ -99,7 +100,7 @@ def without_reasoning(text: str) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a reply consists of."""
+    """The parts of a reply."""
 
     reasoning: bool
     text: bool
@@ -148,7 +149,7 @@ class Model:
 
     def __init__(self, trait: str) -> None:
         self._tokenizer = trait_tokenizer(trait)
-        self._end = self._tokenizer.encode(TRAITS[trait].eos[0], as_document=False)[0]
+        self._end = self._tokenizer.encode(trait_of(trait).eos[0], as_document=False)[0]
         self.next: tuple[str, Reply] = ("", Reply(SHAPES[0], (), ""))
         self.read: tuple[int, ...] = ()
 
@@ -182,7 +183,7 @@ class Model:
 
 @dataclass
 class _Memory:
-    """What a preparer heals from, and its clock: a preparer is dear, and shared by many worlds."""
+    """A preparer's memory for healing, and its clock: a preparer is dear, and shared by many worlds."""
 
     transcripts: Transcripts | None = None
     now: datetime = NOON
@@ -204,6 +205,7 @@ def _preparer(
     return Preparer(
         tokenizer,
         family_of(trait),
+        vision=vision_of(trait),
         policy=policy,
         restore_reasoning=restore_reasoning,
         now=lambda: memory.now,
@@ -253,7 +255,7 @@ class Server:
         self._memory.now = NOON
 
     def answer(self, request: ChatRequest, text: str, how: Reply) -> tuple[str, Message]:
-        """What the model read, and what the client gets."""
+        """Return the model's input, and the client's reply."""
         self.model.next = text, how
         with self._service.respond(request, RequestOrigin("id", "/chat", "model")) as answer:
             events = list(answer.events())

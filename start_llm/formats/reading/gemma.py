@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -13,7 +14,11 @@ from start_llm.formats.reading.cursor import Cursor
 from start_llm.formats.reading.json_calls import STEPS, Objects, depth_after
 from start_llm.formats.reading.json_text import parsed, written
 
-_LITERAL = regex.compile(r"\s*([^\s,{}\[\]<>]+)")
+_LITERAL = regex.compile(r"\s*(\"(?:[^\"\\]|\\.)*+\"|[^\s,{}\[\]<>]+)")
+_WORDS = regex.compile(r"\s*(?!NaN\b|Infinity\b)([^\W\d_][^,{}\[\]<>:\"]*+)(?=[,}\]])")
+_CONSTANTS: Mapping[str, Json] = {
+    "true": True, "false": False, "null": None, "True": True, "False": False, "None": None,
+}  # fmt: skip
 
 
 class _Patterns(NamedTuple):
@@ -94,10 +99,14 @@ class _Values(Cursor):
             return self.items("]", self.value)
         if quoted := self.take(self._patterns.text):
             return quoted[1]
+        if words := self.take(_WORDS):  # a text without quotes, which small models forget
+            said = words[1].rstrip()
+            return _CONSTANTS.get(said, said)
         literal = self.take(_LITERAL)
         if literal is None:
             raise ValueError("a value is missing")
-        return parsed(literal[1])
+        # Templates write what is null as Python does.
+        return None if literal[1] == "None" else parsed(literal[1])
 
     def _member(self) -> tuple[str, Json]:
         key = self.take(self._patterns.key)
@@ -108,10 +117,10 @@ class _Values(Cursor):
 
 def gemma_calls(quote: str, mark: str) -> Objects:
     """Return the patterns for one or more `call:NAME{…}` and the mark that ends them."""
-    head = r"\s{0,64}call:(?P<name>[\w.\-]{1,256})\s{0,64}(?=\{)"
+    call = r"call:(?P<name>[\w.\-]{1,256})\s{0,64}(?=\{)"
     return Objects(
-        head=head,
-        next_call=r"\s{0,64}(?=call:[\w.\-]{1,256}\s{0,64}\{)",
+        head=rf"\s{{0,64}}:?{call}",
+        next_call=rf"\s{{0,64}}(?={call})",
         block_end=r"\s{0,64}" + regex.escape(mark),
         span=partial(LiteralScanner, quote),
         arguments=partial(as_json, quote),

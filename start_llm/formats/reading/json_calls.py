@@ -7,7 +7,7 @@ back into the text, which is impossible once the call has been emitted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from typing import Protocol, cast
@@ -27,6 +27,8 @@ _SPACE = re.compile(r"\s*")
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _BESIDE_ARGUMENTS = frozenset({*_NAMES, "id", "tool_call_id", "type"})
+_FUNCTION = "function"
+_NO_ARGUMENTS = ("null", '""')
 
 
 class ObjectScanner(Protocol):
@@ -125,19 +127,30 @@ class ParsedCall:
 def named_call(text: str, *, may_lack_arguments: bool) -> ParsedCall:
     """Parse `{"name": …, "arguments": {…}}` and keep the arguments as they were written.
 
+    A model that copies the form of its tools puts that object, or the name, under `function`.
+
     Raises:
-        ValueError: the text has another shape.
+        ValueError: the text has another shape, or is the definition of a tool.
     """
     members = dict(_members(text))
+    function = members.pop(_FUNCTION, "")
+    if function.startswith("{") and members.keys() <= _BESIDE_ARGUMENTS.difference(_NAMES):
+        members = dict(_members(function))
+    elif function:
+        members.setdefault(_NAMES[0], function)
+    if "description" in members:
+        raise ValueError("this defines a tool")
     name = parsed(next((members[one] for one in _NAMES if one in members), ""))
     if not isinstance(name, str):
         raise ValueError("the name is no text")  # noqa: TRY004 - whoever reads it catches ValueError
+    return ParsedCall(name, arguments_of(_raw_arguments(members, may_lack=may_lack_arguments)))
+
+
+def _raw_arguments(members: Mapping[str, str], *, may_lack: bool) -> str:
     arguments = next((members[one] for one in _ARGUMENTS if one in members), None)
-    if arguments is None:
-        if not may_lack_arguments or not members.keys() <= _BESIDE_ARGUMENTS:
-            raise ValueError("there are no arguments, or they stand beside the name")
-        arguments = "{}"
-    return ParsedCall(name, arguments_of(arguments))
+    if arguments is None and not (may_lack and members.keys() <= _BESIDE_ARGUMENTS):
+        raise ValueError("there are no arguments, or they stand beside the name")
+    return "{}" if arguments is None or arguments in _NO_ARGUMENTS else arguments
 
 
 def arguments_of(text: str) -> str:

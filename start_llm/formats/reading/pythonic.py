@@ -7,14 +7,16 @@ call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.cursor import Cursor
-from start_llm.formats.reading.json_calls import Objects
+from start_llm.formats.reading.json_calls import ObjectReader, Objects, ParsedCall
 from start_llm.formats.reading.json_text import parsed, written
 from start_llm.formats.reading.lists import SPACE, list_end
+from start_llm.formats.reading.schema import decode
 
 KEY = r"[\w.\-]{1,256}"
 _DEEPEST = 64
@@ -34,6 +36,8 @@ _TEXT = regex.compile(
     regex.DOTALL,
 )
 _LITERAL = regex.compile(r"\s*+([\w.+\-]++)")
+_ZEROS = regex.compile(r"^(-?)0+(?=\d)")
+"""Zeros before a number, which models write as in dates. Neither Python nor JSON allows them."""
 _ARGUMENT = regex.compile(rf"\s*+({KEY})\s*+=")
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = regex.compile(
@@ -134,7 +138,7 @@ class _Literals(Cursor):
         if literal is None:
             raise ValueError("a value is missing")
         word = literal[1]
-        return _CONSTANTS[word] if word in _CONSTANTS else parsed(word)
+        return _CONSTANTS[word] if word in _CONSTANTS else parsed(_ZEROS.sub(r"\1", word))
 
 
 def _unescaped(text: str) -> str:
@@ -173,3 +177,21 @@ def call_lines(mark: str) -> Objects:
         span=ArgumentsScanner,
         arguments=as_json,
     )
+
+
+class PythonCallReader(ObjectReader):
+    """Parses calls in Python's notation. A value between quotes may be of any type, as templates write it."""
+
+    def _call(self, text: str) -> ParsedCall | None:
+        call = super()._call(text)
+        if call is None:
+            return None
+        arguments = cast("dict[str, Json]", parsed(call.arguments))
+        values = {key: self._typed(call.name, key, value) for key, value in arguments.items()}
+        return ParsedCall(call.name, written(values))
+
+    def _typed(self, tool: str, argument: str, value: Json) -> Json:
+        """Return the value that a text stands for, if the schema does not allow texts."""
+        types = self._tools.types(tool, argument)
+        is_other = isinstance(value, str) and types and "string" not in types
+        return decode(value, types) if isinstance(value, str) and is_other else value

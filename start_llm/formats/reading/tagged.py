@@ -103,8 +103,10 @@ class TaggedReader(BlockReader):
             parts.append(ParsedArguments(text))
 
     def _stated(self, stated: str, types: frozenset[str]) -> Shape:
-        """Return the shape for a type that the model states. It overrides the schema."""
-        return Shape({"type": [*(TEXT if stated == self._tags.text_type else types - TEXT)]}, {})
+        """Return the shape for a type that the model states. It overrides a schema that allows text."""
+        if stated != self._tags.text_type:
+            return Shape({"type": [*(types - TEXT)]}, {})
+        return Shape({"type": [*(TEXT if types >= TEXT or not types else types)]}, {})
 
     def _new_value(self, key: str, stated: str | None) -> _Value:
         shape = self._tools.shape(self._name, key)

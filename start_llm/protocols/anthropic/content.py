@@ -6,12 +6,12 @@ Unknown parts are not refused, because clients react to a refusal by changing th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from start_llm.core.chat import Json, Message, ToolCall
-from start_llm.core.errors import InvalidRequest
-from start_llm.protocols.content import TOOL_REFERENCE, UNSEEN_IMAGE, text_or_note
+from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.images import ImageParser
 from start_llm.protocols.seal import Sealed
 
 type Opener = Callable[[str], Sealed | None]
@@ -28,23 +28,24 @@ _TOLD_REASONING, _HIDDEN_REASONING = "thinking", "redacted_thinking"
 _FUNCTION_TYPES = (None, "custom")
 
 
-def read_conversation(body: Fields, open_reasoning: Opener) -> tuple[Message, ...]:
+def read_conversation(body: Fields, open_reasoning: Opener, images: ImageParser) -> tuple[Message, ...]:
     """Return the system text and the messages, in the client's order.
 
     Raises:
         InvalidRequest: no messages, an unknown role, content that is neither text nor blocks, an image in
-            the newest question.
+            the newest question that cannot be shown.
     """
     items = list(body.objects("messages"))
     if not items:
         raise body.fail("messages", "must be an array with at least one message")
     newest = max((index for index, item in enumerate(items) if item.value("role") == "user"), default=-1)
+    reading = _Reading(open_reasoning, images)
     read = (
         message
         for index, item in enumerate(items)
-        for message in _messages(item, _Reading(open_reasoning, is_newest_user=index == newest))
+        for message in _messages(item, replace(reading, is_newest_user=index == newest))
     )
-    return (*_system(body), *read)
+    return (*_system(body, reading), *read)
 
 
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
@@ -72,10 +73,29 @@ def _function(tool: Fields) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Data needed to read a message, besides the message."""
+    """Reads the blocks of a message.
+
+    Attributes:
+        is_newest_user: the message is the newest one of the user.
+        refuses_images: an image that cannot be shown is refused; otherwise it becomes a note.
+    """
 
     open_reasoning: Opener
-    is_newest_user: bool
+    images: ImageParser
+    is_newest_user: bool = False
+    refuses_images: bool = False
+
+    def joined(self, blocks: Sequence[Fields]) -> str:
+        """Return the joined text: blocks are equivalent to one string."""
+        return "".join(map(self.text_of, blocks))
+
+    def text_of(self, block: Fields) -> str:
+        """Return the text of a block for the model."""
+        kind = block.required_text("type")
+        if kind == _IMAGE:
+            return self.images.read(block, is_refused=self.refuses_images)
+        read = _TEXTS.get(kind)
+        return read(block, self) if read is not None else text_or_note(block, kind)
 
 
 def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
@@ -86,43 +106,34 @@ def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
     return read(_blocks(item, "content"), reading)
 
 
-def _system(body: Fields) -> Iterator[Message]:
+def _system(body: Fields, reading: _Reading) -> Iterator[Message]:
     """Yield one message for all blocks of the system text."""
-    texts = [_text_of(block) for block in _blocks(body, "system")]
+    texts = [reading.text_of(block) for block in _blocks(body, "system")]
     if any(texts):
         yield Message(role="system", content=_BETWEEN_SYSTEM_BLOCKS.join(text for text in texts if text))
 
 
-def _system_in_place(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:  # noqa: ARG001
-    yield Message(role="system", content=_joined(blocks))
+def _system_in_place(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
+    yield Message(role="system", content=reading.joined(blocks))
 
 
 def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     """Yield a message per tool result, in the order sent, then the user's text."""
     results, said = _parted(blocks, _RESULT)
-    yield from map(_result, results)
-    if not results and reading.is_newest_user:
-        _refuse_images(said)
-    text = _joined(said)
+    for result in results:
+        yield _result(result, reading)
+    text = replace(reading, refuses_images=reading.is_newest_user and not results).joined(said)
     if text or not results:
         yield Message(role="user", content=text)
 
 
-def _refuse_images(blocks: Sequence[Fields]) -> None:
-    """Refuse images with the error text of Anthropic's API, which tells Claude Code what to remove."""
-    for block in blocks:
-        if block.value("type") == _IMAGE:
-            place = block.path.replace("[", ".").replace("]", "")
-            raise InvalidRequest(f"{place}.{_IMAGE}: this model cannot see images.", param=block.path)
-
-
-def _result(block: Fields) -> Message:
+def _result(block: Fields, reading: _Reading) -> Message:
     blocks = _blocks(block, "content")
     failed = _FAILED if block.boolean("is_error") else ""
     references, _ = _parted(blocks, TOOL_REFERENCE)
     return Message(
         role="tool",
-        content=failed + _BETWEEN_BLOCKS_OF_A_RESULT.join(filter(None, map(_text_of, blocks))),
+        content=failed + _BETWEEN_BLOCKS_OF_A_RESULT.join(filter(None, map(reading.text_of, blocks))),
         tool_call_id=block.text("tool_use_id"),
         tool_references=tuple(reference.required_text("tool_name") for reference in references),
     )
@@ -135,7 +146,7 @@ def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     found = [_reasoning(one, reading.open_reasoning) for one in reasoning_texts]
     yield Message(
         role="assistant",
-        content=_joined(said),
+        content=reading.joined(said),
         reasoning="".join(one.reasoning for one in found) or None,
         tool_calls=tuple(map(_call, calls)),
         reply_name=next((one.reply_name for one in found if one.reply_name), ""),
@@ -191,60 +202,47 @@ def _parted(blocks: Sequence[Fields], *kinds: str) -> tuple[list[Fields], list[F
     return chosen, [block for block in blocks if block.value("type") not in kinds]
 
 
-def _joined(blocks: Sequence[Fields]) -> str:
-    """Return the joined text: blocks are equivalent to one string."""
-    return "".join(map(_text_of, blocks))
-
-
-def _text_of(block: Fields) -> str:
-    """Return the text of a block for the model."""
-    kind = block.required_text("type")
-    read = _TEXTS.get(kind)
-    return read(block) if read is not None else text_or_note(block, kind)
-
-
-def _required_text(block: Fields) -> str:
+def _required_text(block: Fields, _: _Reading) -> str:
     text = block.text("text")
     if text is None:
         raise block.fail("text", "is required and must be a string")
     return text
 
 
-def _document(block: Fields) -> str:
+def _document(block: Fields, reading: _Reading) -> str:
     """Return the document on separate lines: title, context and text."""
     source = block.object("source")
     title = block.text("title")
-    text = _source_text(source) if source else None
+    text = _source_text(source, reading) if source else None
     if text is None:
         return f"[document{f' {title}' if title else ''}: this model reads text alone]\n"
     lines = [f"[document{f': {title}' if title else ''}]", block.text("context"), text]
     return "".join(f"{line}\n" for line in lines if line)
 
 
-def _source_text(source: Fields) -> str | None:
+def _source_text(source: Fields, reading: _Reading) -> str | None:
     """Return the text of a source, or None if it has none."""
     match source.value("type"):
         case "text":
             return source.text("data") or ""
         case "content":
-            return _joined(_blocks(source, "content"))
+            return reading.joined(_blocks(source, "content"))
         case _:
             return None
 
 
-def _search_result(block: Fields) -> str:
+def _search_result(block: Fields, reading: _Reading) -> str:
     lines = [
         f"[search result: {block.text('title') or ''}]",
         block.text("source"),
-        _joined(_blocks(block, "content")),
+        reading.joined(_blocks(block, "content")),
     ]
     return "".join(f"{line}\n" for line in lines if line)
 
 
-_TEXTS: Mapping[str, Callable[[Fields], str]] = {
+_TEXTS: Mapping[str, Callable[[Fields, _Reading], str]] = {
     _TEXT: _required_text,
-    _IMAGE: lambda _: UNSEEN_IMAGE,
-    TOOL_REFERENCE: lambda _: "",
+    TOOL_REFERENCE: lambda *_: "",
     "document": _document,
     "search_result": _search_result,
 }

@@ -22,11 +22,12 @@ from start_llm.protocols.anthropic.blocks import (
 )
 from start_llm.protocols.anthropic.constraints import read_form
 from start_llm.protocols.anthropic.content import read_conversation, read_tools
-from start_llm.protocols.anthropic.errors import anthropic_error
+from start_llm.protocols.anthropic.errors import anthropic_error, refuse_image
 from start_llm.protocols.base import FrameTemplate, ParsedRequest, RequestContext, SSEFrame, new_id
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT, read_generation
+from start_llm.protocols.images import ImageParser
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 
@@ -70,8 +71,10 @@ def _limit(body: Fields) -> int:
 
 def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
     tools, late_tools = read_tools(body)
+    images = ImageParser(context.model.images, context.tenant, refuse=refuse_image)
     request = ChatRequest(
-        messages=read_conversation(body, lambda sealed: context.seal.open(sealed, context.tenant)),
+        messages=read_conversation(body, partial(context.seal.open, tenant=context.tenant), images),
+        images=images.images,
         tools=tools,
         late_tools=late_tools,
         form=read_form(body, (*tools, *late_tools)),

@@ -28,6 +28,7 @@ from start_llm.protocols.base import (
 )
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.images import ImageParser
 from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai.constraints import read_answer, read_form
 from start_llm.protocols.openai.messages import ToolSchemas, read_messages, read_tools, tool_names
@@ -52,8 +53,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     top_logprobs = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
     wants_logprobs = body.boolean("logprobs")
     tools, late_tools = read_tools(body)
+    images = ImageParser(context.model.images, context.tenant)
     request = ChatRequest(
-        messages=read_messages(body),
+        messages=read_messages(body, images),
+        images=images.images,
         tools=tools,
         late_tools=late_tools,
         form=_read_form(body, (*tools, *late_tools)),

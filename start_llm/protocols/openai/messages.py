@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_content
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.images import ImageParser
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -22,26 +23,28 @@ _TRANSPORT = ("defer_loading", "cache_control")
 """Members of a tool for the server, not for the model."""
 
 
-def read_messages(body: Fields) -> tuple[Message, ...]:
+def read_messages(body: Fields, images: ImageParser) -> tuple[Message, ...]:
     """Return the conversation, with system messages in the client's order.
 
     Raises:
         InvalidRequest: no messages, an unknown role, content that is neither text nor parts, an image in the
-            newest user message. Older images become a note, because clients would send them in every turn.
+            newest user message that cannot be shown.
     """
     items = list(body.objects("messages"))
     if not items:
         raise body.fail("messages", "must be an array with at least one message")
     newest_user = max((i for i, item in enumerate(items) if item.value("role") == "user"), default=-1)
-    return tuple(_message(item, may_hold_images=index != newest_user) for index, item in enumerate(items))
+    return tuple(
+        _message(item, images, may_hold_unseen=index != newest_user) for index, item in enumerate(items)
+    )
 
 
-def _message(item: Fields, *, may_hold_images: bool) -> Message:
+def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
     name = item.required_text("role")
     role = _ROLES.get(name)
     if role is None:
         raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
-    content = read_content(item, may_hold_images=may_hold_images)
+    content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
         return Message(role=role, content=content, reasoning=reasoning, tool_calls=_tool_calls(item))

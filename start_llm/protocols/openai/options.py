@@ -53,19 +53,7 @@ def is_false(value: Json) -> bool:
     return value is False
 
 
-def is_none_word(value: Json) -> bool:
-    return value in ("none", "")
-
-
-def is_switched_off(value: Json) -> bool:
-    return is_false(value) or (isinstance(value, dict) and not value.get("enabled"))
-
-
-UNSUPPORTED_FIELDS = (
-    UnsupportedField("n", is_one, "must be 1: one reply is made for each request"),
-    UnsupportedField("adapter", is_none_word, "names an adapter, and none is mounted on this server"),
-    UnsupportedField("hlg", is_switched_off, "asks for tone-curve sampling, which this server does not have"),
-)
+UNSUPPORTED_FIELDS = (UnsupportedField("n", is_one, "must be 1: one reply is made for each request"),)
 
 
 def read_stream(body: Fields) -> tuple[bool, bool]:

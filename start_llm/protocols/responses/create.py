@@ -14,6 +14,7 @@ from start_llm.protocols.base import ParsedRequest, RequestContext, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT
+from start_llm.protocols.images import ImageParser
 from start_llm.protocols.openai.constraints import read_answer, read_form
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
@@ -75,8 +76,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     conversation = _read_conversation(body, context)
     toolbox = read_toolbox(body, context.notices.tell)
     options = _read_options(body, context)
+    images = ImageParser(context.model.images, context.tenant)
     request = ChatRequest(
-        messages=_read_messages(body, conversation, toolbox, context),
+        messages=_read_messages(body, conversation, toolbox, images, context),
+        images=images.images,
         tools=toolbox.schemas,
         form=_read_form(body, toolbox),
         thinking=read_thinking(body),
@@ -143,10 +146,15 @@ def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
 
 
 def _read_messages(
-    body: Fields, conversation: _Conversation, toolbox: Toolbox, context: RequestContext
+    body: Fields,
+    conversation: _Conversation,
+    toolbox: Toolbox,
+    images: ImageParser,
+    context: RequestContext,
 ) -> tuple[Message, ...]:
     reader = ItemReader(
         toolbox=toolbox,
+        images=images,
         opened=partial(context.seal.open, tenant=context.tenant),
         tell=context.notices.tell,
     )

@@ -15,6 +15,7 @@ from start_llm.core.ids import name_in
 from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.images import ImageParser
 from start_llm.protocols.responses.tools import CUSTOM_ARGUMENT, Tell, Toolbox
 from start_llm.protocols.seal import Sealed
 
@@ -65,11 +66,13 @@ class ItemReader:
     """Reads the items of one request.
 
     Attributes:
+        images: reads the images among the items.
         opened: opens reasoning that was sealed for this tenant; None for any other text.
         tell: prints a notice in the terminal about items that the model does not see.
     """
 
     toolbox: Toolbox
+    images: ImageParser
     opened: Callable[[str], Sealed | None]
     tell: Tell
 
@@ -77,16 +80,17 @@ class ItemReader:
         """Return the conversation.
 
         Raises:
-            InvalidRequest: a malformed item, an unknown role, an image in the newest user message.
+            InvalidRequest: a malformed item, an unknown role, an image in the newest user message that cannot
+                be shown.
         """
         newest = max((at for at, item in enumerate(items) if item.value("role") == "user"), default=-1)
-        read = (self._read(item, may_hold_images=at != newest) for at, item in enumerate(items))
+        read = (self._read(item, may_hold_unseen=at != newest) for at, item in enumerate(items))
         return tuple(_as_replies(message for message in read if message is not None))
 
-    def _read(self, item: Fields, *, may_hold_images: bool) -> Message | None:
+    def _read(self, item: Fields, *, may_hold_unseen: bool) -> Message | None:
         kind = kind_of(item)
         if kind == "message":
-            return _message(item, may_hold_images=may_hold_images)
+            return _message(item, self.images, may_hold_unseen=may_hold_unseen)
         reader = _READERS.get(kind)
         if reader is None:
             self.tell(f"Items of type {kind!r} are not shown to the model.")
@@ -111,7 +115,7 @@ class ItemReader:
         return _called(item, name, {CUSTOM_ARGUMENT: item.text("input") or ""})
 
     def result(self, item: Fields) -> Message:
-        content = read_content(item, "output", may_hold_images=True)
+        content = read_content(item, "output", images=self.images, may_hold_unseen=True)
         return Message(role="tool", content=content, tool_call_id=item.text("call_id"))
 
 
@@ -124,12 +128,12 @@ _READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
 }
 
 
-def _message(item: Fields, *, may_hold_images: bool) -> Message:
+def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
     name = item.required_text("role")
     role = _ROLES.get(name)
     if role is None:
         raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
-    content = read_content(item, may_hold_images=may_hold_images)
+    content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     return _of_reply(item, content=content) if role == "assistant" else Message(role=role, content=content)
 
 

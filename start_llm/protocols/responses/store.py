@@ -16,6 +16,7 @@ from start_llm.core.chat import Json
 from start_llm.core.database import DatabaseRow, DatabaseTable
 from start_llm.core.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.core.errors import NotFound
+from start_llm.protocols.long_texts import encoded_in_steps, long_text_length
 
 DEFAULT_MOST_BYTES = 32 * 2**20
 DEFAULT_KEPT_S = 3600.0
@@ -82,6 +83,8 @@ class ResponseStore:
 
     def keep(self, tenant: bytes, name: str, kept: StoredResponse) -> None:
         """Store a response. One that is larger than the whole store is dropped and evicts no other."""
+        if long_text_length(kept.input) > self._max_bytes:
+            return
         data = _encode(kept)
         if len(data) > self._max_bytes:
             return
@@ -179,7 +182,7 @@ def _row_key(key: tuple[bytes, str]) -> bytes:
 
 
 def _encode(kept: StoredResponse) -> bytes:
-    return encode_json((kept.input, kept.instructions, kept.body))
+    return encoded_in_steps((kept.input, kept.instructions, kept.body))
 
 
 def _decode(row: DatabaseRow) -> tuple[tuple[bytes, str], StoredResponse]:

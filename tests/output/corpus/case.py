@@ -1,4 +1,4 @@
-"""What a case of the corpus says, and the tools that are offered in all of them."""
+"""The contents of a case of the corpus, and the tools that are offered in all of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -97,7 +97,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What came out, without its order."""
+    """The parts of a reply, without their order."""
 
     reasoning: str = ""
     content: str = ""

@@ -26,7 +26,7 @@ VALUES: Mapping[str, str] = {
     "Kimi's end of a call": "a<|tool_call_end|>b",
     "Gemma's end of a call": "a<tool_call|>b",
     "Mistral's start": "a[TOOL_CALLS]b[ARGS]{}",
-    "marks of thoughts": "<think>a</think>",
+    "marks of reasoning": "<think>a</think>",
     "entities": "&lt;b&gt; &amp;amp; &#10;",
     "CDATA": "<![CDATA[a]]>",
     "the end of CDATA": "a]]>b",
@@ -133,21 +133,21 @@ def _reasoning_texts(writer: Writer) -> Iterator[Case]:
     call, other = writer.write([READ]), writer.write([LIST])
     family = writer.family
     yield Case(
-        name="a call inside a thought",
+        name="a call inside reasoning",
         text=f"<think>\nI could {call}\n</think>\n\nNo.",
         reasoning=f"I could {call}",
         content="No.",
         family=family,
     )
     yield Case(
-        name="a call inside a thought and one after it",
+        name="a call inside reasoning and one after it",
         text=f"<think>{call}</think>{other}",
         reasoning=call,
         calls=(LIST,),
         family=family,
     )
     yield Case(
-        name="a call right after a thought that the prompt opened",
+        name="a call right after reasoning that the prompt opened",
         text=f"\nHm.\n</think>\n\n{call}",
         reasoning="Hm.",
         calls=(READ,),
@@ -161,23 +161,23 @@ def _never_closed(writer: Writer) -> Iterator[Case]:
     """Reasoning that nothing closes. A bare object in one may be anything."""
     call, other, unknown = writer.write([READ]), writer.write([LIST]), writer.write([UNKNOWN])
     reasoning_texts = {
-        "something after a call in a thought that never ends": f"{call} Well.",
-        "a call of another tool in a thought that never ends": f"{call}\n{unknown}",
-        "half a call after another in a thought that never ends": f"{call}\n{other[: len(other) // 2]}",
+        "something after a call in reasoning that never ends": f"{call} Well.",
+        "a call of another tool in reasoning that never ends": f"{call}\n{unknown}",
+        "half a call after another in reasoning that never ends": f"{call}\n{other[: len(other) // 2]}",
     }
     for name, text in reasoning_texts.items():
         yield _open_reasoning(writer, name, text, reasoning=text)
-    yield _open_reasoning(writer, "a call in a thought that is cut", call, reasoning=call, complete=False)
+    yield _open_reasoning(writer, "a call in reasoning that is cut", call, reasoning=call, complete=False)
     if writer.starts_reply:
-        yield _open_reasoning(writer, "an object in a thought that never ends", call, reasoning=call)
+        yield _open_reasoning(writer, "an object in reasoning that never ends", call, reasoning=call)
         return
-    yield _open_reasoning(writer, "a call in a thought that never ends", call, calls=(READ,))
+    yield _open_reasoning(writer, "a call in reasoning that never ends", call, calls=(READ,))
     yield _open_reasoning(
-        writer, "calls in a thought that never ends", f"\n{call}\n \n{other}\n", calls=(READ, LIST)
+        writer, "calls in reasoning that never ends", f"\n{call}\n \n{other}\n", calls=(READ, LIST)
     )
     quoted = f"`{writer.opener}` opens one, then {other} is one. So: "
     yield _open_reasoning(
-        writer, "a call after others in a thought", quoted + call, reasoning=quoted, calls=(READ,)
+        writer, "a call after others in reasoning", quoted + call, reasoning=quoted, calls=(READ,)
     )
 
 

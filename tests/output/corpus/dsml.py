@@ -9,17 +9,19 @@ from tests.output.corpus.writers import WRITERS, Writer
 
 TYPED: tuple[tuple[str, str, str, Any], ...] = (
     ("count", "false", "5", 5),
-    ("count", "true", "5", "5"),
+    ("count", "true", "5", 5),
+    ("count", "true", "five", "five"),
     ("count", "false", "five", "five"),
     ("count", "false", "", ""),
     ("flag", "false", "true", True),
     ("flag", "false", "True", True),
     ("tags", "false", "['a', None]", ["a", None]),
-    ("tags", "true", "[1]", "[1]"),
+    ("tags", "true", "[1]", [1]),
     ("options", "false", '{"a": {"b": 1}}', {"a": {"b": 1}}),
     ("options", "false", "{'a': 1,}", {"a": 1}),
     ("nothing", "false", "null", None),
-    ("nothing", "true", "null", "null"),
+    ("nothing", "true", "null", None),
+    ("optional", "true", "null", "null"),
     ("mixed", "true", "5", "5"),
     ("mixed", "false", "5", 5),
     ("mixed", "false", "a b", "a b"),
@@ -115,6 +117,22 @@ class _Table:
             [Call("read", {"path": quoted})],
         )
 
+    def objects(self) -> Iterator[Case]:
+        """A JSON object in place of the parameters."""
+        tag, end = self.tag, self.end
+
+        def call(name: str, arguments: str) -> str:
+            return f'<{tag}invoke name="{name}">\n{arguments}\n{end}'
+
+        good, none = call("read", '{"path": "a"}'), call("list", "{}")
+        yield self.case("an object", self.block(good), [A])
+        yield self.case("objects", self.block(f"{good}\n{none}"), [A, Call("list")])
+        yield self.case("an object without its end", f"{self.opener}\n{good}", [A])
+        yield self.case("an object alone", f"{self.opener}{good.removesuffix(end)}", [A])
+        yield self.plain("an object for another tool", self.block(call("remove", "{}")))
+        yield self.plain("half an object", f"{self.opener}\n{good[: good.index('a')]}")
+        yield self.plain("a list for an object", self.block(call("read", "[1]")))
+
     def refusals(self) -> Iterator[Case]:
         good, bad, broken, tag, end = self.good, self.bad, self.broken, self.tag, self.end
         yield self.case(
@@ -136,7 +154,14 @@ class _Table:
             [A],
             f"Write {self.opener} so:",
         )
-        yield self.plain("no block around a call", good)
+        if tag == "｜DSML｜":
+            yield self.case("no block around a call", f"I look.\n{good}", [A], "I look.")
+            yield self.case("no block around calls", f"{good}\n{good}", [A, A])
+            yield self.case("the end of a block alone", f"{good}{self.closer}", [A])
+            yield self.plain("no block around a call of another tool", bad)
+            yield self.plain("no block around a malformed call", broken)
+        else:
+            yield self.plain("no block around a call", good)
         yield self.plain("an empty block", self.block(""))
         yield self.plain("text for parameters", self.block(broken))
         yield self.plain("no name", self.block(f'<{tag}invoke name="">{end}'))
@@ -154,4 +179,4 @@ CASES = tuple(
     for table in _TABLES
     for cases in (table.typed, table.calls, table.cuts, table.values, table.refusals)
     for case in cases()
-)
+) + tuple(case for table in _TABLES[:2] for case in table.objects())

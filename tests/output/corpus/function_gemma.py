@@ -33,7 +33,7 @@ CASES = (
     _case("no last mark", _GOOD.removesuffix("<end_function_call>"), [A]),
     _case("calls side by side", _GOOD * 3, [A, A, A]),
     _case("a good call after a malformed one", f"{_typed('path')}{_GOOD}", [A], _typed("path")),
-    _plain("a text without quotes", _typed("free:hello")),
+    _case("a text without quotes", _typed("free:hello"), [Call("typed", {"free": "hello"})]),
     _plain("an empty value", _typed("free:")),
     _plain("the quote of Gemma 4", _GOOD.replace("<escape>", '<|"|>')),
     _plain("a text that does not end", _GOOD.replace("a<escape>", "a")),

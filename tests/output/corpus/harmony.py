@@ -25,10 +25,10 @@ _GOOD = f'{_HEAD}{{"path": "a"}}<|call|>'
 _BAD = "<|start|>assistant<|channel|>commentary to=functions.remove<|message|>{}<|call|>"
 
 CASES = (
-    _case("a thought and an answer", f"{_REASONING}{_FINAL}Done.\n<|return|>", [], "Done.\n", "Hm.\nWell."),
+    _case("reasoning and an answer", f"{_REASONING}{_FINAL}Done.\n<|return|>", [], "Done.\n", "Hm.\nWell."),
     _case("an answer that the last token ends", f"{_REASONING}{_FINAL}Done.", [], "Done.", "Hm.\nWell."),
     _case("an answer alone", "<|channel|>final<|message|>Done.<|return|>", [], "Done."),
-    _case("a thought and a call", f"{_REASONING}<|start|>assistant{_GOOD}", [A], reasoning="Hm.\nWell."),
+    _case("reasoning and a call", f"{_REASONING}<|start|>assistant{_GOOD}", [A], reasoning="Hm.\nWell."),
     _case("the first header without a start", _GOOD, [A]),
     _case(
         "the recipient before the channel",
@@ -47,13 +47,13 @@ CASES = (
         "I look.",
     ),
     _case(
-        "thoughts between calls",
+        "reasoning between calls",
         f"{_REASONING}<|start|>assistant{_GOOD}<|start|>assistant{_REASONING}{_WRITER.write([READ, LIST])}",
         [A, READ, LIST],
         reasoning="Hm.\nWell.Hm.\nWell.",
     ),
     _case(
-        "a call inside a thought",
+        "a call inside reasoning",
         "<|channel|>analysis<|message|>I could "
         '<tool_call>{"name": "list", "arguments": {}}</tool_call> to=functions.list {}<|end|>'
         f"{_FINAL}No.",
@@ -61,7 +61,7 @@ CASES = (
         "No.",
         'I could <tool_call>{"name": "list", "arguments": {}}</tool_call> to=functions.list {}',
     ),
-    _case("a call on the channel of thoughts", _GOOD.replace("commentary", "analysis"), [A]),
+    _case("a call on the channel of reasoning", _GOOD.replace("commentary", "analysis"), [A]),
     _case("a line break inside a text", _GOOD.replace('"a"', '"a\n"'), [Call("read", {"path": "a\n"})]),
     _case("arguments as a text", _GOOD.replace('{"path": "a"}', '"{\\"path\\": \\"a\\"}"'), [A]),
     _case("good calls around a bad one", f"{_GOOD}{_BAD}<|start|>assistant{_GOOD}", [A, A], _BAD),
@@ -74,7 +74,7 @@ CASES = (
     _case("prose about other formats", f"{_FINAL}Write `<tool_call>`, `<think>`.", [],
           "Write `<tool_call>`, `<think>`."),
     _case("no tools", _GOOD, [], _GOOD, tools=NO_TOOLS),
-    _case("a thought that the prompt opened", f"Hm.<|end|>{_FINAL}Done.", [], "Done.", "Hm.",
+    _case("reasoning that the prompt opened", f"Hm.<|end|>{_FINAL}Done.", [], "Done.", "Hm.",
           reasoning_is_open=True),
     _case("half a header at the end", f"{_FINAL}Done.<|end|><|start|>assistant<|chan", [], "Done."),
     _case("white space after an answer", f"{_FINAL}Done. \n", [], "Done. \n"),

@@ -43,6 +43,33 @@ CASES = (
     ),
     _case("no member for arguments", _wrapped('{"name": "list"}'), [Call("list", {}, "{}")]),
     _case("members that say nothing", _wrapped('{"type": "function", "id": "1", "name": "list"}'), [LIST]),
+    _case(
+        "no value for arguments", _wrapped('{"name": "list", "arguments": null}'), [Call("list", {}, "{}")]
+    ),
+    _case(
+        "an empty text for arguments", _wrapped('{"name": "list", "arguments": ""}'), [Call("list", {}, "{}")]
+    ),
+    _case("a list of calls", _wrapped(f"[{_GOOD}, {_GOOD}]"), [A, A]),
+    _case("a list in the tag's line", f"<tool_call>[{_GOOD}]</tool_call>", [A]),
+    _case("a list without the last tag", f"<tool_call> [{_GOOD}]", [A]),
+    _case("a list with something else", _wrapped(f'[{_GOOD}, "list"]'), [A], ', "list"]\n</tool_call>'),
+    _case(
+        "the form of a tool",
+        _wrapped('{"type": "function", "function": {"name": "read", "arguments": {"path": "a"}}}'),
+        [A],
+    ),
+    _case(
+        "a function for the name",
+        _wrapped('{"type": "function", "function": "read", "parameters": {"path": "a"}}'),
+        [A],
+    ),
+    _case(
+        "the tag of the tools",
+        f"I look.\n<tools>\n{_GOOD}\n</tools>\n<tools>{_GOOD}</tools>",
+        [A, A],
+        "I look.",
+    ),
+    _case("the tag of the tools about something else", "<tools> and </tools>", [], "<tools> and </tools>"),
     _case("an empty object", _wrapped('{"name": "list", "arguments": {}}'), [Call("list", {}, "{}")]),
     _case(
         "a line break inside a text",
@@ -119,13 +146,22 @@ CASES = (
     _plain("arguments too deep", _wrapped('{"name": "list", "arguments": ' + '{"a":' * 1_500 + "}" * 1_500)),
     _plain("a list of arguments", _wrapped('{"name": "read", "arguments": ["a"]}')),
     _plain("a list as a text", _wrapped('{"name": "read", "arguments": "[1]"}')),
-    _plain("arguments that are no value", _wrapped('{"name": "read", "arguments": null}')),
     _plain("arguments beside the name", _wrapped('{"name": "read", "path": "a"}')),
     _plain("single quotes", _wrapped("{'name': 'read', 'arguments': {}}")),
     _plain("a comment", _wrapped('{"name": "list" /* all */}')),
     _plain("no name", _wrapped('{"arguments": {"path": "a"}}')),
     _plain("a name that is a number", _wrapped('{"name": 1, "arguments": {}}')),
-    _plain("a list of calls", _wrapped(f"[{_GOOD}]")),
+    _plain("an empty list", _wrapped("[]")),
+    _plain("a list of something else", _wrapped("[1, null, [], {}]")),
+    _plain(
+        "the definition of a tool",
+        _wrapped('{"type": "function", "function": {"name": "read", "description": "", "parameters": {}}}'),
+    ),
+    _plain(
+        "a definition without its wrapper", _wrapped('{"name": "read", "description": "", "parameters": {}}')
+    ),
+    _plain("a function that is a number", _wrapped('{"function": 1, "arguments": {}}')),
+    _plain("a word for the arguments", _wrapped('{"name": "read", "arguments": "a"}')),
     _plain("nothing in the block", _wrapped("")),
     _plain("prose in the block", _wrapped("Please use tags like this")),
     _plain("spaces without end", "<tool_call>" + " " * 100 + _GOOD),

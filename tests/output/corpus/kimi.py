@@ -53,6 +53,10 @@ CASES = (
         [A],
         f"<|tool_calls_section_begin|>{_BROKEN}",
     ),
+    _case("a misspelt section", _section(_GOOD).replace("calls_", "call_"), [A]),
+    _case(
+        "a misspelt end of the section", f"<|tool_calls_section_begin|>{_GOOD}<|tool_call_section_end|>", [A]
+    ),
     _plain("an empty section", _section("")),
     _plain("a malformed call", _section(_BROKEN)),
     _plain("a list of arguments", _section(_GOOD.replace('{"path": "a"}', "[1]"))),

@@ -38,7 +38,8 @@ _BAD = _GOOD.replace("read", "remove")
 _BROKEN = f"{_HEAD}hello{_END}"
 _TYPED: tuple[tuple[str, str, str, Any], ...] = (
     ("count", "number", "5", 5),
-    ("count", "string", "5", "5"),
+    ("count", "string", "5", 5),
+    ("count", "string", "five", "five"),
     ("count", "number", "five", "five"),
     ("flag", "boolean", "true", True),
     ("flag", "boolean", "True", True),

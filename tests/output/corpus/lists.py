@@ -1,4 +1,4 @@
-"""What is attacked in every notation that puts its calls into a list between marks."""
+"""Attacks on every notation that puts its calls into a list between marks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is attacked in every notation that writes its calls as Python does."""
+"""Attacks on every notation that writes its calls as Python does."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,9 +38,18 @@ LITERALS: Mapping[str, tuple[str, Any]] = {
     "commas too many": ("[1, {'a': 2,},]", [1, {"a": 2}]),
     "white space in a value": ("[ 1 ,\n {'a' : 2 } ]", [1, {"a": 2}]),
     "a key twice in a value": ("{'a': 1, 'a': 2}", {"a": 2}),
+    "zeros before a number": ("[07, -05, 0, 00, 007.5]", [7, -5, 0, 0, 7.5]),
     "values as deep as may be": ("[" * 64 + "]" * 64, _nested(64)),
 }  # fmt: skip
 """Python's text of a value, and the value."""
+QUOTED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "a number": ("count='-3'", {"count": -3}),
+    "an object": ("""options="{'a': [1, None, {'b': True}]}\"""", {"options": {"a": [1, None, {"b": True}]}}),
+    "a list": ("""tags="['one', 2]\"""", {"tags": ["one", 2]}),
+    "a text of digits": ("free='3'", {"free": "3"}),
+    "no number": ("count='many'", {"count": "many"}),
+}
+"""Arguments that a template puts between quotes, and what they are by the tool's schema."""
 NO_LITERALS: Mapping[str, str] = {
     "a name": "x",
     "a name of a module": "os.sep",
@@ -75,6 +84,8 @@ def python_cases(form: ListForm) -> Iterator[Case]:
     """Values, and what Python allows in a call that is none here."""
     for name, (text, value) in LITERALS.items():
         yield form.case(f"literal: {name}", form.of(f"typed(free={text})"), Call("typed", {"free": value}))
+    for name, (text, values) in QUOTED.items():
+        yield form.case(f"between quotes: {name}", form.of(f"typed({text})"), Call("typed", values))
     for name, text in NO_LITERALS.items():
         yield form.plain(f"no literal: {name}", form.of(f"typed(free={text})"))
     yield from _calls(form)

@@ -1,0 +1,151 @@
+"""What the library of models tells: models on disk, whether they fit, downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+type DownloadState = Literal["active", "paused", "done", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """Whether a model fits this machine.
+
+    Attributes:
+        max_safe_context: tokens of one sequence that fit into memory, at most the model's own window.
+        predicted_decode_tps: None if this machine's memory bandwidth is not known.
+    """
+
+    fits: bool
+    max_safe_context: int
+    predicted_decode_tps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryEntry:
+    """A model on disk.
+
+    Attributes:
+        repo_id: owner and name; the folder's name if it has no owner.
+        place: where it was found: `models`, `hub`, `lm-studio` or `model-dir`.
+        path: the model's folder.
+        quant_bits: of the weights; None if they are not quantised.
+        complete: False if files are missing.
+        assessment: None if its config or its weights cannot be read.
+    """
+
+    repo_id: str
+    place: str
+    path: str
+    model_type: str | None
+    size_bytes: int
+    quant_bits: int | None
+    vision: bool
+    supported: bool
+    complete: bool
+    serving: bool
+    assessment: Assessment | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """The state of one download. Times are seconds since 1970; bytes include what was there before."""
+
+    id: str
+    repo_id: str
+    state: DownloadState
+    current_file: str | None
+    received_bytes: int
+    total_bytes: int
+    files_done: int
+    files_total: int
+    bytes_per_sec: int
+    started_at: int
+    finished_at: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """A model on a machine.
+
+    Attributes:
+        context_tokens: the longest sequence that fits, at most the model's own window.
+        typical_context_tokens: the length at which bytes and speeds are given.
+        kv_bytes: of a sequence of that length.
+        transient_bytes: of computing a prompt.
+        read_bytes: that one token reads: active weights, and the cache.
+        decode_tps, prefill_tps: None if the machine's speed is not known.
+        verdict: in words.
+    """
+
+    fits: bool
+    context_tokens: int
+    typical_context_tokens: int
+    weights_bytes: int
+    kv_bytes: int
+    transient_bytes: int
+    usable_bytes: int
+    read_bytes: int
+    decode_tps: float | None
+    prefill_tps: float | None
+    verdict: str
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.transient_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """A machine, as replies name it."""
+
+    name: str
+    chip: str
+    ram_bytes: int
+    bandwidth_gbs: float | None
+
+    @property
+    def ram_gb(self) -> int:
+        return round(self.ram_bytes / 2**30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One model on this machine, and on all that are known.
+
+    Attributes:
+        model: its name.
+        arithmetic: lines that show how the figures come about.
+        sku_context: the length for which `skus` say whether it fits.
+        skus: machine and report.
+    """
+
+    model: str
+    machine: MachineFacts
+    report: FitReport
+    arithmetic: Sequence[str]
+    sku_context: int
+    skus: Sequence[tuple[MachineFacts, FitReport]]
+
+
+class ModelLibrary(Protocol):
+    """Finds models, judges them, and downloads them. Every method may raise `RequestError`."""
+
+    def entries(self) -> Sequence[LibraryEntry]: ...
+
+    def fit(self, model: str | None, repo: str | None) -> Fit:
+        """Judge the loaded model, one of the library, or one on the hub."""
+        ...
+
+    def downloads(self, tenant: bytes) -> Sequence[Download]: ...
+
+    def start(self, tenant: bytes, repo_id: str) -> Download: ...
+
+    def pause(self, tenant: bytes, name: str) -> Download: ...
+
+    def resume(self, tenant: bytes, name: str) -> Download: ...
+
+    def remove(self, tenant: bytes, name: str) -> Download: ...

@@ -1,0 +1,77 @@
+"""Let requests wait for what only the disk has of their prompts, but no longer than it takes to compute it.
+
+So a disk that is slow or hangs costs a prompt at most as much time again as computing it, or a few seconds.
+Owned by the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from start_llm.cache.disk_restore import DiskRestore
+from start_llm.engine.admission import planned_tokens
+
+if TYPE_CHECKING:
+    from start_llm.cache.no_reuse import NoReuse
+    from start_llm.cache.prompt_cache import PromptCache
+    from start_llm.engine.schedule import QueuedRequest
+    from start_llm.telemetry.metrics import EngineMetrics
+
+_MOST_WAITS, _MOST_LOOKS = 8, 3
+"""How often a request waits for the disk, and how often for more than the files that it needs."""
+_LEAST_PATIENCE_S = 5.0
+"""A disk that slept may need this long to answer."""
+_LAST_FILE_S = 1.0
+"""For the file that is being read when the patience ends, so that those before it are used."""
+
+
+class DiskWaits:
+    """Begins, follows and ends the waits of requests for the disk.
+
+    Args:
+        clock: the engine's, in seconds.
+    """
+
+    def __init__(
+        self, cache: PromptCache | NoReuse, metrics: EngineMetrics, clock: Callable[[], float]
+    ) -> None:
+        self._cache = cache
+        self._metrics = metrics
+        self._clock = clock
+
+    def has_to_wait(self, first: QueuedRequest, speed: float) -> bool:
+        """Begin to restore what only the disk has of a request, and return whether it has to wait for it.
+
+        Args:
+            speed: prefill speed in tokens per second.
+        """
+        if isinstance(first.wait, DiskRestore):
+            first.from_disk = first.wait.got.after(first.from_disk)
+        request = first.generation.request
+        capacity = planned_tokens(request, first.tokens)
+        while first.waits < _MOST_WAITS:
+            first.waits += 1
+            try:
+                may_look = first.waits <= _MOST_LOOKS
+                first.wait = self._cache.wait_for_disk(first.ids, request.salt, capacity, may_look=may_look)
+            except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
+                self._metrics.failures += 1
+                first.wait = None
+            if first.wait is None or first.is_restoring:
+                break
+        if first.wait and first.is_restoring:
+            first.waits_until = self._clock() + max(first.wait.saves / speed, _LEAST_PATIENCE_S)
+        return first.is_restoring
+
+    def end_late(self, restoring: Sequence[QueuedRequest]) -> None:
+        """Let those go on that have waited long enough."""
+        now = self._clock()
+        for one in restoring:
+            late_s = now - one.waits_until
+            if late_s > 0 and isinstance(one.wait, DiskRestore):
+                one.wait.give_up()
+                one.waits = _MOST_WAITS
+            if late_s > _LAST_FILE_S and one.wait:
+                self._cache.leave_disk(one.wait)
+                one.wait, one.waits = None, _MOST_WAITS

@@ -1,0 +1,44 @@
+"""Work that another thread wants done on the engine thread, between two steps."""
+
+from __future__ import annotations
+
+import queue
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from start_llm.core.errors import InternalError, RequestError
+
+
+class EngineTask:
+    """A piece of work and its outcome. The engine thread runs it; one other thread waits.
+
+    Args:
+        work: returns what the waiting thread wants, or raises a `RequestError` for it.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._outcome: queue.SimpleQueue[tuple[Any, RequestError | None]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Do the work. Nothing is raised here: requests that run have no part in it."""
+        try:
+            self._outcome.put((self._work(), None))
+        except RequestError as error:
+            self._outcome.put((None, error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that waits
+            traceback.print_exc()
+            self._outcome.put((None, InternalError(f"{type(error).__name__}: {error}")))
+
+    def wait(self, timeout_s: float) -> Any:
+        """Return what the work returned.
+
+        Raises:
+            queue.Empty: it has not been done after `timeout_s` seconds.
+            RequestError: the work raised it, or another exception.
+        """
+        result, error = self._outcome.get(timeout=timeout_s)
+        if error:
+            raise error
+        return result

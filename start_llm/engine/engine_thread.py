@@ -1,0 +1,181 @@
+"""The thread that owns all MLX arrays, on which the loops of all loaded models take turns."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from start_llm.engine.loop import EngineLoop
+
+type Job = Callable[[], None]
+
+_COLLECT_S = 30.0
+_TURN_S = 0.5
+"""Seconds for which a model computes while others have work too."""
+
+
+@dataclass(eq=False, slots=True)
+class _Seat:
+    """A loop on the thread.
+
+    Attributes:
+        on_end: called when it has ended.
+        turn_ended: when its last turn was over.
+        due: when it is to make a step even if nothing comes in, in seconds of the thread's clock.
+    """
+
+    loop: EngineLoop
+    on_end: Callable[[], None]
+    turn_ended: float
+    due: float | None = None
+
+    def is_ready(self, now: float) -> bool:
+        """Return whether there is work, or what it waited for is due."""
+        rest_s = self.loop.rest_s
+        if rest_s is None:
+            self.due = None
+        elif self.due is None:
+            self.due = now + rest_s
+        return self.due is not None and (now >= self.due or rest_s == 0)
+
+
+class EngineThread:
+    """Runs loops and jobs. While several loops have work, each computes for half a second in its turn.
+
+    A loop that is not asked to compute keeps all that it has: its sequences go on where they were. Jobs, such
+    as loading a model, come before the next step.
+
+    Args:
+        clock: returns seconds.
+
+    Attributes:
+        bell: set when there may be work; inboxes set it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bell = threading.Event()
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._seats: list[_Seat] = []
+        self._current: _Seat | None = None
+        self._turn_began = 0.0
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, job: Job) -> bool:
+        """Run a job on the thread. Returns False, and never runs it, if the thread is closing."""
+        self._jobs.put(job)
+        self.bell.set()
+        return not self._is_closing
+
+    def collect(self) -> int:
+        """Free the memory of models that nobody refers to any more. Returns MLX's bytes that are left.
+
+        Objects that were frozen after the start are looked at too (`gc.freeze`).
+        """
+        left: list[int] = []
+        done = threading.Event()
+
+        def collect() -> None:
+            gc.unfreeze()
+            gc.collect()
+            mx.clear_cache()
+            gc.freeze()
+            left.append(mx.get_active_memory())
+            done.set()
+
+        if self.submit(collect):
+            done.wait(_COLLECT_S)
+        return left[0] if left else 0
+
+    def add(self, loop: EngineLoop, on_end: Callable[[], None]) -> None:
+        """Run this loop until it is asked to stop. Only for jobs."""
+        self._seats.append(_Seat(loop, on_end, self._clock()))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """End the thread once its loops, which were asked to stop, have ended. False if it still runs."""
+        self._is_closing = True
+        self.bell.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self.is_alive()
+
+    def _run(self) -> None:
+        try:
+            # One stream for prefill and decode: mlx_lm's batches run on this one.
+            with mx.stream(generation_stream):
+                while self._seats or not self._is_closing:
+                    self._go_on()
+        finally:
+            # Without this the process aborts when it ends: MLX's stream threads would be joinable (lesson 4).
+            mx.clear_streams()
+
+    def _go_on(self) -> None:
+        """Run the jobs that are there and a step of the loop whose turn it is, or wait for work."""
+        self.bell.clear()
+        self._run_jobs()
+        now = self._clock()
+        seat = self._choose([one for one in self._seats if one.is_ready(now)], now)
+        if seat:
+            self._step(seat)
+        elif self._seats or not self._is_closing:
+            due = min((one.due for one in self._seats if one.due is not None), default=None)
+            self.bell.wait(None if due is None else due - now)
+
+    def _run_jobs(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                try:
+                    job()
+                except Exception:  # noqa: BLE001 - a model that cannot be loaded must not end the others
+                    traceback.print_exc()
+
+    def _choose(self, ready: list[_Seat], now: float) -> _Seat | None:
+        """Return the loop whose turn it is: of several that are ready, the one that has waited longest."""
+        current = self._current
+        if current in ready and (len(ready) == 1 or now - self._turn_began < _TURN_S):
+            return current
+        if current:
+            current.turn_ended = now
+            current.loop.rest()
+        others = [seat for seat in ready if seat is not current]
+        self._current = min(others, key=lambda seat: seat.turn_ended, default=None)
+        self._turn_began = now
+        return self._current
+
+    def _step(self, seat: _Seat) -> None:
+        """Run a step. A loop that raises ends, and all its requests fail; the others go on."""
+        seat.due = None
+        try:
+            seat.loop.step()
+            if seat.loop.is_stopping:
+                self._end(seat, seat.loop.finish)
+        except BaseException:  # noqa: BLE001 - whatever it is, nobody may wait for this loop any more
+            traceback.print_exc()
+            self._end(seat, seat.loop.fail_the_rest)
+
+    def _end(self, seat: _Seat, last_act: Callable[[], None]) -> None:
+        self._seats.remove(seat)
+        self._current = None
+        try:
+            last_act()
+        except BaseException:  # noqa: BLE001 - it has ended all the same
+            traceback.print_exc()
+        finally:
+            seat.on_end()

@@ -1,0 +1,61 @@
+"""What the vision tower has seen of images, kept for the prompts that need it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from start_llm.core.images import ImageRun
+from start_llm.core.recently_used import RecentlyUsed
+from start_llm.models.vision import ImageFeatures, Vision
+from start_llm.telemetry.metrics import EngineMetrics
+
+_NAMING_TOKENS = 4
+"""Tokens that are enough to name an image: 124 bits of its digest."""
+
+
+class ImageReader:
+    """Runs the vision tower, and keeps what it has seen within a limit. Owned by the engine thread.
+
+    Args:
+        limit_bytes: for all images that are kept.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        vision: Vision,
+        metrics: EngineMetrics,
+        limit_bytes: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.vision = vision
+        self._metrics = metrics
+        self._clock = clock
+        self._kept = RecentlyUsed[tuple[object, ...], ImageFeatures](limit_bytes, lambda one: one.nbytes)
+
+    def known(self, run: ImageRun, salt: bytes) -> ImageFeatures | None:
+        """Return what the tower has seen of an image; None if it has to look first."""
+        return self._kept.get(_name(run, salt))
+
+    def look(self, run: ImageRun, salt: bytes) -> ImageFeatures:
+        """Run the tower on an image. Decodes the image first, if nobody has.
+
+        Args:
+            salt: what was seen under one salt is never used under another.
+        """
+        inputs = run.inputs()
+        began = self._clock()
+        features = self.vision.look(inputs, run.network_ids)
+        mx.clear_cache()
+        self._metrics.tower_runs += 1
+        self._metrics.tower_s += self._clock() - began
+        self._kept.put(_name(run, salt), features)
+        self._metrics.image_bytes = self._kept.size
+        return features
+
+
+def _name(run: ImageRun, salt: bytes) -> tuple[object, ...]:
+    return (salt, *run.tokens[:_NAMING_TOKENS])

@@ -1,0 +1,139 @@
+"""The commands about models: `models`, `pull`, `fit`, `rm`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from start_llm.config.settings import Settings
+from start_llm.core.errors import ModelError
+from start_llm.core.library import LibraryEntry
+from start_llm.models.download import as_path, pull
+from start_llm.models.fit import ModelShape, arithmetic, gib, report
+from start_llm.models.fit_table import as_markdown
+from start_llm.models.hub import REPOSITORY, Hub
+from start_llm.models.library import Library, shape_in
+from start_llm.models.machines import Machine
+from start_llm.models.progress import Progress
+from start_llm.models.shelf import shape_on_hub
+from start_llm.models.well_known import WELL_KNOWN
+from start_llm.wiring import model_name, model_places, own_machine
+
+_INTERRUPTED = 130
+
+
+def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int:
+    """Print the models on this machine."""
+    entries = _library(settings).entries()
+    if not entries:
+        out.write("There are no models on this machine. start_llm pull REPO downloads one.\n")
+        return 0
+    rows = [("model", "place", "type", "size", "bits", "fits", "context", "tok/s"), *map(_row, entries)]
+    out.writelines(f"{line}\n" for line in columns(rows))
+    return 0
+
+
+def pull_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
+    """Download a model; 130 if it was interrupted."""
+    if not REPOSITORY.fullmatch(options.repo):
+        raise ModelError(f"{options.repo!r} is not the name of a repository (owner/name).")
+    try:
+        folder = pull(options.repo, Hub(), Progress())
+    except KeyboardInterrupt:
+        out.write("\nStopped. What has come is kept: the same command goes on.\n")
+        return _INTERRUPTED
+    out.write(f"{folder}\n")
+    out.writelines(f"{line}\n" for line in _page(shape_in(options.repo, folder), own_machine(settings)))
+    return 0
+
+
+def fit_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
+    """Print whether a model fits, and why. 1 if it does not."""
+    if options.table:
+        out.write(as_markdown())
+        return 0
+    machine = own_machine(settings)
+    shape = _shape(settings, options.model or model_name(settings))
+    out.writelines(f"{line}\n" for line in _page(shape, machine))
+    return 0 if report(shape, machine).fits else 1
+
+
+def remove_model(
+    settings: Settings, options: argparse.Namespace, out: TextIO, answers: TextIO | None = None
+) -> int:
+    """Remove a model, after a question. 1 if the answer was no."""
+    library = _library(settings)
+    library.check_removable(options.repo)
+    size = sum(one.size_bytes for one in library.entries() if one.repo_id == options.repo)
+    if not options.yes:
+        out.write(f"Remove {options.repo} ({gib(size)})? [y/N] ")
+        out.flush()
+        if (answers or sys.stdin).readline().strip().lower() not in ("y", "yes"):
+            out.write("Nothing was removed.\n")
+            return 1
+    out.writelines(f"Removed {path}\n" for path in library.remove(options.repo))
+    return 0
+
+
+type _Command = Callable[[Settings, argparse.Namespace, TextIO], int]
+COMMANDS: Mapping[str, _Command] = {
+    "models": models,
+    "pull": pull_model,
+    "fit": fit_model,
+    "rm": remove_model,
+}
+
+
+def _library(settings: Settings) -> Library:
+    return Library(model_places(settings, Hub()), own_machine(settings))
+
+
+def _shape(settings: Settings, name: str) -> ModelShape:
+    """Return the figures of a folder, of a model on disk, of a well-known one, or of one on the hub."""
+    folder = as_path(name) if as_path(name).is_dir() else _library(settings).folder(name)
+    if folder is not None:
+        return shape_in(name if REPOSITORY.fullmatch(name) else Path(folder).name, folder)
+    known = next((one for one in WELL_KNOWN if one.repository == name), None)
+    if known:
+        return known.shape
+    if not REPOSITORY.fullmatch(name):
+        raise ModelError(f"{name!r} is no folder, none of `models`, and not the name of a repository.")
+    try:
+        return shape_on_hub(name, Hub())
+    except ModelError as error:
+        raise ModelError(f"{name!r} is not on this machine, and the hub did not help. {error}") from error
+
+
+def _page(shape: ModelShape, machine: Machine) -> Iterable[str]:
+    found = report(shape, machine)
+    yield f"{shape.name} on {machine.name}: {found.verdict}."
+    yield ""
+    yield from (f"  {line}" for line in arithmetic(shape, machine, found))
+
+
+def _row(entry: LibraryEntry) -> tuple[str, ...]:
+    seen = entry.assessment
+    speed = seen.predicted_decode_tps if seen else None
+    fits = "incomplete" if not entry.complete else "no" if not entry.supported else "?"
+    if seen and entry.complete and entry.supported:
+        fits = "yes" if seen.fits else "no"
+    return (
+        entry.repo_id,
+        entry.place,
+        entry.model_type or "?",
+        gib(entry.size_bytes),
+        str(entry.quant_bits or "-"),
+        fits,
+        f"{seen.max_safe_context:,}" if seen else "-",
+        f"{speed:,.0f}" if speed is not None else "-",
+    )
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Yield rows with their cells below each other."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,402 @@
+"""Loads models when requests name them, and lets them go when memory is short or nobody uses them.
+
+A model stays loaded beside another one if both keep room for a prompt of their whole context window. If they
+do not, the one that was used the longest time ago goes, once it has answered its requests; its pages are
+written to the disk tier first, if there is one, and are found again when it comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from start_llm.config.settings import Settings
+from start_llm.core.errors import (
+    Conflict,
+    InternalError,
+    NotFound,
+    Overloaded,
+    SettingsError,
+    StartupError,
+)
+from start_llm.model_runtime import (
+    MemoryNeeds,
+    ModelRuntime,
+    SharedParts,
+    estimated_needs,
+    start_model,
+    together,
+)
+from start_llm.server.served_models import ListedModel, ServedModel
+from start_llm.wiring import memory_budget, usable_share
+
+_STOP_S = 30.0
+"""Seconds for the last step of a model that is unloaded; nobody waits for its replies then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLimits:
+    """What may be loaded.
+
+    Attributes:
+        max_loaded: number of models; 0 is as many as memory allows.
+        idle_s: seconds without a request after which a model is unloaded; 0 is never. The last one stays.
+        pinned: models that are never unloaded to make room for others, nor for being idle.
+        flush_s: seconds for writing the pages of a model that is unloaded.
+        aliases: other names of models, to their ids.
+    """
+
+    max_loaded: int = 0
+    idle_s: float = 0.0
+    pinned: frozenset[str] = frozenset()
+    flush_s: float = 30.0
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def host_limits(settings: Settings, known: Collection[str]) -> HostLimits:
+    """Return what may be loaded.
+
+    Raises:
+        SettingsError: a pinned model is unknown, or that of an alias, or an alias is the id of a model.
+    """
+    unknown = [name for name in settings.pinned if name not in known]
+    if unknown:
+        raise SettingsError(f"MODEL_PINS: there is no model {unknown[0]!r}; there is {', '.join(known)}.")
+    aliases = dict(_pair(one) for one in settings.aliases)
+    for alias, name in aliases.items():
+        if name not in known:
+            raise SettingsError(f"MODEL_ALIASES: there is no model {name!r}; there is {', '.join(known)}.")
+        if alias in known:
+            raise SettingsError(f"MODEL_ALIASES: {alias!r} is a model itself.")
+    return HostLimits(
+        max_loaded=settings.max_loaded,
+        idle_s=settings.model_idle_s,
+        pinned=frozenset(settings.pinned),
+        flush_s=settings.drain_s,
+        aliases=aliases,
+    )
+
+
+def _pair(alias: str) -> tuple[str, str]:
+    name, _, model = alias.partition("=")
+    return name.strip(), model.strip()
+
+
+@dataclass(eq=False, slots=True)
+class _Resident:
+    """A loaded model.
+
+    Attributes:
+        uses: requests that it is answering.
+        last_used: seconds on the host's clock.
+        is_leaving: it takes no more requests, and ends with those that it has.
+    """
+
+    runtime: ModelRuntime
+    last_used: float
+    uses: int = 0
+    is_leaving: bool = False
+
+
+class ModelHost:
+    """The models of a server. Safe to use from any thread; implements `server.served_models.ServedModels`.
+
+    One model is loaded or unloaded at a time. Requests for others go on meanwhile.
+
+    Args:
+        folders: of all models, by id.
+        clock: returns seconds.
+
+    Attributes:
+        started_at: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        shared: SharedParts,
+        folders: Mapping[str, Path],
+        limits: HostLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shared = shared
+        self._folders = dict(folders)
+        self._limits = limits
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._residents: dict[str, _Resident] = {}
+        self._changing: str | None = None
+        self._is_closing = False
+        self._reaper: threading.Timer | None = None
+        self.started_at = int(time.time())
+
+    # -------------------------------------------------------------------------------------------------- using
+
+    @property
+    def default(self) -> ServedModel:
+        return self.runtime.served
+
+    @property
+    def runtime(self) -> ModelRuntime:
+        """The loaded model that was used last.
+
+        Raises:
+            Overloaded: one has gone, and another one is being loaded in its place.
+        """
+        with self._changed:
+            return self._last_used().runtime
+
+    def _last_used(self) -> _Resident:
+        if not self._residents:
+            raise Overloaded("A model is being loaded; try again in a moment.")
+        return max(
+            self._residents.values(), key=lambda resident: (not resident.is_leaving, resident.last_used)
+        )
+
+    @property
+    def loaded(self) -> list[tuple[str, Path]]:
+        """Names and folders of the loaded models, the one that was used last first."""
+        with self._changed:
+            names = sorted(self._residents, key=lambda one: self._residents[one].last_used, reverse=True)
+            return [(name, self._folders[name]) for name in names]
+
+    @contextmanager
+    def lease(self, name: object) -> Generator[ServedModel]:
+        resident = self._take(name)
+        try:
+            yield resident.runtime.served
+        finally:
+            with self._changed:
+                resident.uses -= 1
+                resident.last_used = self._clock()
+                self._changed.notify_all()
+
+    def _take(self, name: object) -> _Resident:
+        with self._changed:
+            while True:
+                wanted = self._id(name)
+                resident = self._residents.get(wanted) if wanted else self._default_resident()
+                if resident and not resident.is_leaving:
+                    resident.uses += 1
+                    resident.last_used = self._clock()
+                    return resident
+                if self._is_closing:
+                    raise Overloaded("The server is stopping.")
+                if self._changing is not None:
+                    self._changed.wait()
+                elif wanted:
+                    self._bring(wanted)
+                else:
+                    raise InternalError(f"No model is loaded. Name one of {', '.join(self._folders)}.")
+
+    def _id(self, name: object) -> str | None:
+        """Return the id of the model that has this name; None if none has it."""
+        found = self._limits.aliases.get(name, name) if isinstance(name, str) else None
+        return found if found in self._folders else None
+
+    def _default_resident(self) -> _Resident | None:
+        """Return the resident of the default; None while a change is under way that leaves no other."""
+        return self._last_used() if self._residents else None
+
+    def listed(self) -> Sequence[ListedModel]:
+        with self._changed:
+            first = [name for name, _ in self.loaded]
+            others = sorted(set(self._folders) - set(first))
+            return [self._listed(name) for name in (*first, *others)]
+
+    def _listed(self, name: str) -> ListedModel:
+        aliases = tuple(alias for alias, model in self._limits.aliases.items() if model == name)
+        resident = self._residents.get(name)
+        if resident is None:
+            state = "loading" if self._changing == name else "available"
+            return ListedModel(id=name, state=state, aliases=aliases)
+        card = resident.runtime.card
+        return ListedModel(id=name, state="loaded", card=card, in_flight=resident.uses, aliases=aliases)
+
+    # ------------------------------------------------------------------------------------- loading, unloading
+
+    def load(self, name: str) -> None:
+        with self.lease(self._known_id(name)):
+            pass
+
+    def unload(self, name: str) -> None:
+        name = self._known_id(name)
+        with self._changed:
+            self._changed.wait_for(lambda: self._changing is None or self._is_closing)
+            if name not in self._residents:
+                return
+            if len(self._residents) == 1:
+                raise Conflict(
+                    f"{name!r} is the only model that is loaded, and answers requests for all other names. "
+                    "Load another one first.",
+                    param="model",
+                )
+            with self._change(name):
+                self._unload(name)
+
+    def _known_id(self, name: str) -> str:
+        found = self._id(name)
+        if found is None:
+            raise NotFound(f"There is no model {name!r}; there is {', '.join(self._folders)}.", param="model")
+        return found
+
+    @contextmanager
+    def _change(self, name: str) -> Generator[None]:
+        """Keep others from changing what is loaded. Holds the lock at both ends."""
+        self._changing = name
+        try:
+            yield
+        finally:
+            self._changing = None
+            self._changed.notify_all()
+
+    def _bring(self, name: str) -> None:
+        """Load a model, after those are gone that it cannot stand beside. Holds the lock at both ends.
+
+        Raises:
+            RequestError: it cannot be loaded. The one that was there last is then loaded again.
+        """
+        before = self._last_used().runtime.card.id if self._residents else None
+        with self._change(name):
+            try:
+                self._make_room(name)
+                self._load(name)
+            except StartupError as error:
+                if before and not self._residents:
+                    self._bring_back(before)
+                raise InternalError(f"The model {name!r} cannot be loaded. {error}") from error
+
+    def _bring_back(self, name: str) -> None:
+        try:
+            self._load(name)
+        except StartupError as error:
+            self._shared.terminal.say(f"The model {name!r} cannot be loaded again. {error}")
+
+    def start(self, name: str) -> None:
+        """Load the first model.
+
+        Raises:
+            StartupError: it cannot be loaded.
+        """
+        with self._changed, self._change(name):
+            self._load(name)
+        self._reap_later()
+
+    def _load(self, name: str) -> None:
+        others = [resident.runtime.needs for resident in self._residents.values()]
+        self._changed.release()
+        try:
+            runtime = start_model(self._shared, name, self._folders[name], others)
+        finally:
+            self._changed.acquire()
+        self._residents[name] = _Resident(runtime, self._clock())
+        if others:
+            self._divide_memory()
+
+    def _unload(self, name: str) -> None:
+        """Unload a model once it has answered its requests."""
+        self._end(self._residents[name])
+        del self._residents[name]
+        self._shared.thread.collect()
+        self._divide_memory()
+        self._shared.terminal.say(f"Unloaded {name}.")
+
+    def _end(self, resident: _Resident) -> None:
+        resident.is_leaving = True
+        self._changed.wait_for(lambda: not resident.uses or self._is_closing)
+        if self._is_closing:
+            raise Overloaded("The server is stopping.")
+        self._changed.release()
+        try:
+            resident.runtime.stop(_STOP_S, self._limits.flush_s)
+            resident.runtime.close_database()
+        finally:
+            self._changed.acquire()
+
+    # ------------------------------------------------------------------------------------------------- memory
+
+    def _make_room(self, name: str) -> None:
+        """Unload models until this one fits beside those that are left.
+
+        Raises:
+            StartupError: it does not fit beside the pinned ones.
+        """
+        while self._residents and not self._fits(name):
+            victims = [one for one in self._residents if one not in self._limits.pinned]
+            if not victims:
+                raise StartupError(f"It does not fit beside the pinned models: {', '.join(self._residents)}.")
+            self._unload(min(victims, key=lambda one: self._residents[one].last_used))
+
+    def _fits(self, name: str) -> bool:
+        if 0 < self._limits.max_loaded <= len(self._residents):
+            return False
+        needed = estimated_needs(name, self._folders[name], self._shared.settings)
+        return self._spare_beside([needed]) >= 0
+
+    @property
+    def spare_bytes(self) -> int:
+        with self._changed:
+            return self._spare_beside()
+
+    def _spare_beside(self, more: Sequence[MemoryNeeds] = ()) -> int:
+        """Return the bytes that are left beside the loaded models, and more of them; below 0: they miss."""
+        needs = [*(resident.runtime.needs for resident in self._residents.values()), *more]
+        return usable_share(memory_budget(self._shared.settings)) - together(needs)
+
+    def divide_memory(self) -> None:
+        with self._changed:
+            self._divide_memory()
+
+    def _divide_memory(self) -> None:
+        """Give each model room for a prompt of its whole window, and a share of what is left."""
+        runtimes = [resident.runtime for resident in self._residents.values()]
+        spare = max(self._spare_beside(), 0)
+        for one in runtimes:
+            one.share_memory(one.needs.window_bytes + spare // len(runtimes))
+
+    # -------------------------------------------------------------------------------------------- idle models
+
+    def _reap_later(self) -> None:
+        if self._limits.idle_s and len(self._folders) > 1:
+            self._reaper = threading.Timer(max(self._limits.idle_s / 10, 0.05), self._reap)
+            self._reaper.daemon = True
+            self._reaper.start()
+
+    def _reap(self) -> None:
+        """Unload the models that nobody has used for a while, but for the last one."""
+        with self._changed:
+            oldest = self._clock() - self._limits.idle_s
+            idle = [
+                name
+                for name, resident in self._residents.items()
+                if not resident.uses and resident.last_used < oldest and name not in self._limits.pinned
+            ]
+            if idle and self._changing is None and len(self._residents) > 1 and not self._is_closing:
+                name = min(idle, key=lambda one: self._residents[one].last_used)
+                with self._change(name):
+                    self._unload(name)
+            if not self._is_closing:
+                self._reap_later()
+
+    def stop(self, timeout_s: float, flush_s: float) -> bool:
+        """Stop all models. False if one is still computing.
+
+        Args:
+            flush_s: seconds for writing pages to the disk.
+        """
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            if self._reaper:
+                self._reaper.cancel()
+            residents = list(self._residents.values())
+        have_stopped = [resident.runtime.stop(timeout_s, flush_s) for resident in residents]  # each of them
+        return all(have_stopped)
+
+    def close_databases(self) -> None:
+        with self._changed:
+            for resident in self._residents.values():
+                resident.runtime.close_database()

@@ -1,0 +1,432 @@
+"""Load a model, and build everything that exists once for each loaded model."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from start_llm.cache.buffers import KVShape
+from start_llm.cache.kinds import label_of
+from start_llm.cache.layers import KVAtRest, Layers
+from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.config.settings import Settings
+from start_llm.core.database import Database, DatabaseMetrics
+from start_llm.core.errors import ModelError
+from start_llm.core.family import Family
+from start_llm.disk_storage import DiskStorage
+from start_llm.engine.admission import Admission, shortage
+from start_llm.engine.cost import measure_sequence
+from start_llm.engine.engine import Engine
+from start_llm.engine.engine_thread import EngineThread
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.self_test import BatchVerdict, check_batching
+from start_llm.engine.work import measure_tower, measure_work
+from start_llm.model_adapters import AdapterFolders, ModelAdapters
+from start_llm.models.adapters import Adapters
+from start_llm.models.device import this_device, wire_memory
+from start_llm.models.footprint import Footprint, measure
+from start_llm.models.identity import digest_of, identity, transcripts_identity
+from start_llm.models.library import shape_in
+from start_llm.models.loader import LoadedModel, load
+from start_llm.models.vision import Vision
+from start_llm.prompt.prepare import Preparer
+from start_llm.protocols.base import ModelFacts
+from start_llm.protocols.responses.store import ResponseStore
+from start_llm.server.drain import RequestDrain
+from start_llm.server.served_models import ServedModel
+from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
+from start_llm.service import ModelTraits, Service
+from start_llm.telemetry.account import Reports
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
+from start_llm.telemetry.terminal import Terminal
+from start_llm.telemetry.trace import Trace
+from start_llm.wiring import (
+    ImageMemory,
+    admission,
+    cache_budget,
+    cache_limits,
+    image_door,
+    image_memory,
+    known_digests,
+    make_preparer,
+    memory_budget,
+    model_family,
+    model_traits,
+    no_table,
+    page_size,
+    quantize_pages,
+    time_limits,
+    transcripts,
+    work_reserve,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """What the models of a server share.
+
+    Attributes:
+        thread: computes for all of them.
+        responses: the kept responses.
+        adapters: the folders of the mounted adapters, by the model.
+    """
+
+    settings: Settings
+    terminal: Terminal
+    thread: EngineThread
+    disk: DiskStorage
+    requests: RequestMetrics
+    trace: Trace | None
+    responses: ResponseStore
+    drain: RequestDrain
+    adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
+
+
+_STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """The memory without which a prompt of a model's whole context window would have no room.
+
+    Attributes:
+        kept_bytes: weights, adapters and images.
+        window_bytes: KV of such a prompt.
+        computing_bytes: for one step. Models compute in turns, so the largest need is that of all together.
+    """
+
+    kept_bytes: int
+    window_bytes: int
+    computing_bytes: int
+
+
+def together(needs: Sequence[MemoryNeeds]) -> int:
+    """Return the bytes that several models need beside each other."""
+    computing = max((one.computing_bytes for one in needs), default=0)
+    return computing + sum(one.kept_bytes + one.window_bytes for one in needs)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStartup:
+    """A model that the engine thread has loaded.
+
+    Attributes:
+        computing_bytes: memory that stays free for computing.
+        image_bytes: memory for images that are kept as the vision tower has seen them.
+    """
+
+    model: LoadedModel
+    footprint: Footprint
+    admission: Admission
+    verdict: BatchVerdict
+    identity: bytes
+    kv: KVAtRest
+    adapters: Adapters
+    computing_bytes: int = 0
+    image_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with its model."""
+
+    engine: Engine
+    startup: EngineStartup
+    metrics: EngineMetrics
+    cache_metrics: CacheMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """Counters of one model."""
+
+    engine: EngineMetrics
+    cache: CacheMetrics
+    transcripts: TranscriptMetrics
+    database: DatabaseMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRuntime:
+    """A loaded model, and what answers requests with it.
+
+    Attributes:
+        startup: the model itself, and what its trials have shown.
+    """
+
+    settings: Settings
+    card: ModelCard
+    engine: Engine
+    startup: EngineStartup
+    family: Family
+    preparer: Preparer
+    served: ServedModel
+    metrics: ModelMetrics
+    trace: Trace | None
+    disk: DiskStorage
+    database: Database | None
+
+    @property
+    def needs(self) -> MemoryNeeds:
+        ready = self.startup
+        return MemoryNeeds(
+            kept_bytes=ready.footprint.weights_bytes + ready.adapters.nbytes + ready.image_bytes,
+            window_bytes=ready.admission.cost.bytes_of(self.card.context_window),
+            computing_bytes=ready.computing_bytes,
+        )
+
+    def share_memory(self, nbytes: int) -> None:
+        """Give the model this much memory for prompts that run and for its prompt cache."""
+        wanted = cache_budget(self.settings, self.startup.footprint)
+        self.engine.share_memory(nbytes, min(nbytes, wanted))
+
+    def stop(self, timeout_s: float, flush_s: float) -> bool:
+        """Fail what runs, write what is to be kept, and end. False if the engine is still computing.
+
+        Args:
+            flush_s: seconds for writing pages to the disk.
+        """
+        has_stopped = self.engine.stop(timeout_s, flush_s)
+        self.disk.remove_listener(self.engine.note_disk)
+        return has_stopped
+
+    def close_database(self) -> None:
+        """Write what is known of conversations. Only once no request is left that could add to it."""
+        if self.database:
+            self.database.close()
+
+
+class EngineLoader:
+    """Loads a model on the engine thread, and measures it.
+
+    Args:
+        settings: with the memory that this model may use.
+        least_computing: bytes that stay free for computing in any case, because another model needs them.
+    """
+
+    def __init__(self, shared: SharedParts, settings: Settings, folder: Path, least_computing: int) -> None:
+        self._shared = shared
+        self._settings = settings
+        self._folder = folder
+        self._least_computing = least_computing
+        self._cache_metrics = CacheMetrics()
+        self._loaded: list[EngineStartup] = []
+
+    def start(self) -> LoadedEngine:
+        """Load the model. Its engine takes requests from then on.
+
+        Raises:
+            StartLLMError: the model cannot be served.
+        """
+        metrics, most, thread = EngineMetrics(), self._settings.max_waiting, self._shared.thread
+        engine = Engine(self._assemble, metrics, max_waiting=most, thread=thread)
+        engine.start()
+        self._shared.disk.add_listener(engine.note_disk)
+        return LoadedEngine(engine, self._loaded[0], metrics, self._cache_metrics)
+
+    def _assemble(self) -> EngineResources:
+        settings = self._settings
+        model = load(self._folder, image_max_tokens=settings.image_tokens)
+        wire_memory()
+        layers = Layers(model.network, room=settings.initial_blocks * page_size(settings))
+        probe = layers.fresh()
+        row = measure_sequence(model.network, probe)
+        quantize_pages(settings, model.config, layers, probe)
+        work = measure_work(model.network, layers)
+        reserve = work_reserve(settings, work.cost)
+        images = self._image_memory(model.vision)
+        footprint = measure(model, label_of)
+        computing = max(reserve, images.tower_bytes)
+        kept_free = max(computing, self._least_computing) + images.kept_bytes
+        admitted = admission(settings, footprint.weights_bytes, row, kept_free)
+        shifts = model.vision is not None and model.vision.moves_positions
+        verdict = check_batching(model.network, layers.fresh, settings.batch, shifts=shifts)
+        weights = known_digests(settings).get(self._folder, partial(digest_of, model))
+        known = identity(model, weights)
+        kv = layers.kv_at_rest(probe)
+        adapters = Adapters(model.network)
+        self._loaded.append(
+            EngineStartup(
+                model=model,
+                footprint=footprint,
+                admission=admitted,
+                verdict=verdict,
+                identity=known,
+                kv=kv,
+                adapters=adapters,
+                computing_bytes=computing,
+                image_bytes=images.kept_bytes,
+            )
+        )
+        budget_bytes = memory_budget(self._shared.settings)
+        return EngineResources(
+            cache=self._prompt_cache(self._loaded[0], layers, probe),
+            time_limits=time_limits(settings),
+            admission=admitted,
+            measured=work.chunks,
+            longest_chunk=partial(work.cost.longest, reserve),
+            shortage=partial(shortage, budget_bytes, this_device().lacking_bytes),
+            network=model.network,
+            token_bytes=model.tokenizer.token_bytes,
+            eos_token_ids=model.tokenizer.eos_token_ids,
+            max_sequences=settings.batch,
+            batches=verdict.batches,
+            vision=model.vision,
+            image_bytes=images.kept_bytes,
+            mount=adapters.mount,
+        )
+
+    def _image_memory(self, vision: Vision | None) -> ImageMemory:
+        """Measure what reading images takes, and limit their tokens to what memory allows."""
+        if vision is None:
+            return ImageMemory()
+        wanted = vision.processor.max_tokens
+        memory = image_memory(self._settings, wanted, measure_tower(vision))
+        if memory.max_tokens < wanted:
+            vision.processor.max_tokens = memory.max_tokens
+            self._shared.terminal.say(
+                f"Images have at most {memory.max_tokens:,} tokens: memory allows no more."
+            )
+        return memory
+
+    def _prompt_cache(self, ready: EngineStartup, layers: Layers, probe: list[Any]) -> PromptCache | NoReuse:
+        """Build the prompt cache, or `NoReuse`.
+
+        Args:
+            probe: caches that hold some tokens.
+        """
+        if layers.unknown:
+            kinds = ", ".join(layers.unknown)
+            self._shared.terminal.say(
+                f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache."
+            )
+        if layers.unknown or not self._settings.prompt_cache:
+            return NoReuse(layers, self._cache_metrics)
+        limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
+        self._cache_metrics.budget_bytes = limits.budget_bytes
+        cache = PromptCache(
+            layers,
+            limits=limits,
+            page_size=page_size(self._settings),
+            metrics=self._cache_metrics,
+            identity=ready.identity,
+        )
+        self._shared.disk.attach(cache, KVShape.of(layers, probe))
+        return cache
+
+
+def start_model(
+    shared: SharedParts, name: str, folder: Path, others: Sequence[MemoryNeeds] = ()
+) -> ModelRuntime:
+    """Load a model, and build what answers requests with it.
+
+    Args:
+        others: what the other loaded models need.
+
+    Raises:
+        StartLLMError: the model cannot be served.
+    """
+    taken = sum(one.kept_bytes for one in others)
+    least_computing = max((one.computing_bytes for one in others), default=0)
+    settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
+    loaded = EngineLoader(shared, settings, folder, least_computing).start()
+    try:
+        return _runtime(shared, settings, name, loaded)
+    except BaseException:
+        shared.disk.remove_listener(loaded.engine.note_disk)
+        loaded.engine.stop(_STOP_S)
+        raise
+
+
+def _runtime(shared: SharedParts, settings: Settings, name: str, loaded: LoadedEngine) -> ModelRuntime:
+    ready, tokenizer = loaded.startup, loaded.startup.model.tokenizer
+    family = model_family(settings, ready.model.config, tokenizer)
+    database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
+    known = transcripts(settings, tokenizer, database.table if database else no_table)
+    preparer = make_preparer(settings, ready.model, family, known)
+    traits = replace(
+        model_traits(settings, ready.model, ready.footprint, family, ready.admission), adapters=ready.adapters
+    )
+    card = _card(name, ready, traits, memory_budget(settings))
+    trace = shared.trace.of(loaded.cache_metrics) if shared.trace else None
+    service = Service(
+        engine=loaded.engine,
+        tokenizer=tokenizer,
+        preparer=preparer,
+        transcripts=known,
+        traits=traits,
+        reports=Reports(shared.requests, shared.terminal, trace, shows_images=settings.shows_images),
+    )
+    adapters = ModelAdapters(loaded.engine, ready.adapters, shared.adapters[name])
+    adapters.mount_again(shared.terminal.say)
+    images = image_door(settings) if card.sees else None
+    facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes, images)
+    rows = database.metrics if database else DatabaseMetrics()
+    metrics = ModelMetrics(loaded.metrics, loaded.cache_metrics, known.metrics, rows)
+    return ModelRuntime(
+        settings=settings,
+        card=card,
+        engine=loaded.engine,
+        startup=ready,
+        family=family,
+        preparer=preparer,
+        served=ServedModel(service, facts, _status(shared, card, loaded, metrics), adapters),
+        metrics=metrics,
+        trace=trace,
+        disk=shared.disk,
+        database=database,
+    )
+
+
+def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:
+    """Return the memory that a model will need, from its files; more than there is if they do not tell."""
+    try:
+        shape = shape_in(name, folder)
+    except ModelError:
+        return MemoryNeeds(kept_bytes=sys.maxsize, window_bytes=0, computing_bytes=0)
+    longest = min(shape.window, settings.max_kv_size)
+    return MemoryNeeds(
+        kept_bytes=shape.weights.total,
+        window_bytes=shape.cost.bytes_of(longest),
+        computing_bytes=shape.transient_bytes,
+    )
+
+
+def _card(name: str, ready: EngineStartup, traits: ModelTraits, budget_bytes: int) -> ModelCard:
+    return ModelCard(
+        id=name,
+        context_window=min(traits.context_window, ready.admission.longest),
+        usable_bytes=ready.admission.usable_bytes,
+        budget_bytes=budget_bytes,
+        reasons=traits.family.reasoning is not None,
+        sees=ready.model.vision is not None,
+        weights_bytes=ready.footprint.weights_bytes,
+        model_type=ready.footprint.model_type,
+    )
+
+
+def _status(shared: SharedParts, card: ModelCard, loaded: LoadedEngine, metrics: ModelMetrics) -> Status:
+    settings, ready, vision = shared.settings, loaded.startup, loaded.startup.model.vision
+    return Status(
+        card=card,
+        batch=settings.batch,
+        unbatched_reason=ready.verdict.reason,
+        requests=shared.requests,
+        engine=metrics.engine,
+        cache=metrics.cache,
+        disk=shared.disk.metrics,
+        database=metrics.database,
+        transcripts=metrics.transcripts,
+        responses=shared.responses,
+        kv=KVStorage(mode=ready.kv.mode, layers=ready.kv.layers, attention=ready.kv.attention),
+        limits=HealthLimits(chunk_s=settings.chunk_s, stall_s=settings.stall_s),
+        engine_is_alive=loaded.engine.is_alive,
+        image_input_bytes=lambda: vision.processor.input_bytes if vision else 0,
+        drain=shared.drain,
+    )

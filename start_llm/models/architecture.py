@@ -1,0 +1,75 @@
+"""Asks mlx_lm which architectures it has, and completes a config with the defaults of its class."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.models
+
+from start_llm.models import mlx_lm_utils
+
+_CLASSES = ("TextModelArgs", "TextArgs", "TextConfig", "ModelArgs")
+"""Names of the classes with a text model's defaults, the narrowest first."""
+
+
+def is_supported(config: Mapping[str, Any]) -> bool:
+    """Return True if mlx_lm has this architecture, and no code of the model's own is needed."""
+    return bool(config.get("model_type")) and not config.get("model_file") and _name(config) in _names()
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with the defaults that mlx_lm's class has for missing keys.
+
+    Configs of multimodal models often give only what differs: Gemma 3 leaves out its number of heads.
+    """
+    if not is_supported(config):
+        return dict(config)
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        return _defaults(_name(config)) | _set(config)
+    inner_name = _name({**inner, "model_type": inner.get("model_type", "")})
+    found = _defaults(inner_name if inner_name in _names() else _name(config))
+    return {**config, "text_config": found | _set(inner)}
+
+
+def _set(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    """Return the module of mlx_lm that runs this architecture."""
+    kind = str(config.get("model_type"))
+    said = config.get("architectures") or ()
+    for one in said if isinstance(said, list) else (said,):
+        if (kind, str(one)) in mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING:
+            return mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING[kind, str(one)]
+    return mlx_lm_utils.MODEL_REMAPPING.get(kind, kind)
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Return the modules that define a model. Their text is read: importing one takes time, or fails."""
+    folder = Path(next(iter(mlx_lm.models.__path__)))
+    names = (one.name for one in pkgutil.iter_modules([str(folder)]))
+    return frozenset(
+        name for name in names if "\nclass ModelArgs" in (folder / f"{name}.py").read_text(encoding="utf-8")
+    )
+
+
+@cache
+def _defaults(name: str) -> dict[str, Any]:
+    """Return the defaults of an architecture's text model; {} if its module cannot be imported."""
+    try:
+        model, _ = mlx_lm_utils._get_classes({"model_type": name})  # pyright: ignore[reportPrivateUsage]
+    except (ValueError, ImportError, SystemExit):
+        # olmo ends the process if its package is missing.
+        return {}
+    module = sys.modules[model.__module__]
+    made = next((getattr(module, one) for one in _CLASSES if is_dataclass(getattr(module, one, None))), None)
+    return {one.name: one.default for one in fields(made) if one.default is not MISSING} if made else {}

@@ -1,0 +1,283 @@
+"""Loads the vision tower of a model folder, and computes images into the caches of the text network.
+
+The text is mlx_lm's network; the tower, and the network for chunks of images, are mlx_vlm's. Both packages
+have the same parameters for the text, so they share one set of arrays, and only the tower costs memory. A
+chunk of text goes through mlx_lm's network as in any other model. A chunk of an image goes through
+mlx_vlm's, on the same caches.
+
+Runs on the engine thread, which owns the arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from start_llm.core.chat import Json
+from start_llm.models.block_mask import BlockMaskCache
+from start_llm.models.image_processor import ImageProcessor, Inputs
+from start_llm.models.vision_families import VISION_FAMILIES, blank, load_image_processor
+
+# mlx_vlm is imported where it is used: only a model with a vision tower needs it.
+# ruff: noqa: PLC0415
+
+_TEXT = "language_model."
+_FOREIGN_CODE = frozenset({"auto_map", "model_file"})
+_READ_BY_PROCESSORS = ("config.json", "tokenizer_config.json", "*processor_config.json")
+_TRIED_IDS = tuple(range(5, 85, 5))
+_MOST_DIFFERENCE = 0.5
+"""Most difference of logits between both networks, in standard deviations: bfloat16 rounds to 1/256 in each
+layer, and wrong parameters give more than 1.
+"""
+
+
+class Blind(Exception):
+    """The folder's images cannot be served. The message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFeatures:
+    """What the tower makes of one image.
+
+    Attributes:
+        embeddings: [1, tokens, hidden].
+        layers: for the first layers of the network what is added behind each, [tokens, hidden]; may be empty.
+        per_layer: [1, tokens, layers, width] of networks that read the tokens in each layer; else None.
+    """
+
+    embeddings: mx.array
+    layers: tuple[mx.array, ...]
+    per_layer: mx.array | None
+
+    def __len__(self) -> int:
+        return self.embeddings.shape[1]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.embeddings, *self.layers, *([] if self.per_layer is None else [self.per_layer])]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+class ImageChunk(NamedTuple):
+    """Tokens `start` to `end` of an image.
+
+    Attributes:
+        network_ids: of these tokens.
+        positions: three positions for each, [3][tokens]; None for networks that take the place in the cache.
+    """
+
+    start: int
+    end: int
+    network_ids: Sequence[int]
+    positions: Sequence[Sequence[int]] | None
+
+
+class Vision:
+    """The eyes of a model.
+
+    Attributes:
+        processor: expands images to tokens; usable from any thread.
+        reads_both_ways: an image has to be computed as a whole, because its tokens see each other in both
+            directions.
+        moves_positions: positions have three axes, so that text behind an image is shifted.
+        parameters: of the tower alone.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: ImageProcessor,
+        parameters: Mapping[str, mx.array],
+        *,
+        reads_both_ways: bool = False,
+        moves_positions: bool = False,
+    ) -> None:
+        self._model = model
+        self.processor = processor
+        self.parameters = parameters
+        self.reads_both_ways = reads_both_ways
+        self.moves_positions = moves_positions
+
+    def look(self, inputs: Inputs, network_ids: Sequence[int]) -> ImageFeatures:
+        """Run the tower on one image."""
+        ids = mx.array([list(network_ids)])
+        arrays = {name: mx.array(cast("Any", value)) for name, value in inputs.items()}
+        pixels = arrays.pop("pixel_values")
+        seen = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **arrays)
+        layers = seen.deepstack_visual_embeds
+        features = ImageFeatures(
+            seen.inputs_embeds, () if layers is None else tuple(layers), seen.per_layer_inputs
+        )
+        mx.eval(features.arrays)
+        return features
+
+    def compute(self, features: ImageFeatures, chunk: ImageChunk, caches: list[Any]) -> None:
+        """Compute tokens of an image into caches that hold everything before them. Evaluates nothing."""
+        start, end = chunk.start, chunk.end
+        options: dict[str, Any] = {}
+        if chunk.positions is not None:
+            # Without these, the network would take positions from the last prompt that it has seen.
+            options = {"position_ids": _positions(chunk.positions), "rope_deltas": mx.array([[0]])}
+        if features.layers:
+            options["visual_pos_masks"] = mx.ones((1, end - start), dtype=mx.bool_)
+            options["deepstack_visual_embeds"] = [layer[start:end] for layer in features.layers]
+        if features.per_layer is not None:
+            options["per_layer_inputs"] = features.per_layer[:, start:end]
+        lent = _lent(caches, as_block=self.reads_both_ways)
+        # A slice is a new array: Gemma 3 multiplies the one that it is given in place.
+        embeddings = features.embeddings[:, start:end]
+        ids = mx.array([list(chunk.network_ids)])
+        self._model.language_model(ids, inputs_embeds=embeddings, cache=lent, **options)
+        _take_back(caches, lent)
+
+
+def _positions(positions: Sequence[Sequence[int]]) -> mx.array:
+    """Return positions [3][tokens] as an array [3, 1, tokens]."""
+    return mx.array([list(axis) for axis in positions])[:, None, :]
+
+
+def _lent(caches: Sequence[Any], *, as_block: bool) -> list[Any]:
+    """Return caches for mlx_vlm's network that share the arrays of mlx_lm's."""
+    from mlx_vlm.models.cache import ArraysCache
+
+    lent: list[Any] = []
+    for cache in caches:
+        one = cache
+        if type(cache).__name__ == "ArraysCache":
+            one = ArraysCache(len(cache.cache))
+            one.cache = list(cache.cache)
+        elif as_block:
+            one = BlockMaskCache(cache)
+        lent.append(one)
+    return lent
+
+
+def _take_back(caches: Sequence[Any], lent: Sequence[Any]) -> None:
+    for ours, theirs in zip(caches, lent, strict=True):
+        if type(ours).__name__ == "ArraysCache":
+            ours.cache = list(theirs.cache)
+
+
+# ------------------------------------------------------------------------------------------------------- load
+
+
+def load_vision(folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int) -> Vision:
+    """Load the tower of a folder beside the network of its text.
+
+    Args:
+        network: mlx_lm's, loaded from this folder.
+        max_tokens: see `ImageProcessor`.
+
+    Raises:
+        Blind: the folder's images cannot be served.
+    """
+    model_type = str(config.get("model_type"))
+    family = VISION_FAMILIES.get(model_type)
+    if family is None:
+        known = ", ".join(sorted(VISION_FAMILIES))
+        raise Blind(f"images are served for {known}, and this is {model_type}")
+    if place := _foreign_code(folder):
+        raise Blind(f"{place} names code of its own, which is never run")
+    try:
+        model = _loaded(folder)
+        parameters = _share(model, network)
+        processor = load_image_processor(family, folder, max_tokens)
+        vision = Vision(
+            model,
+            processor,
+            parameters,
+            reads_both_ways=family.reads_both_ways(config),
+            moves_positions=processor.preprocess(blank()).grid is not None,
+        )
+        _try(vision, model, network)
+    except Blind:
+        raise
+    except Exception as error:
+        # The libraries may raise anything for a broken or unknown folder; the text can be served.
+        raise Blind(f"the vision tower cannot be loaded ({type(error).__name__}: {error})") from error
+    return vision
+
+
+def _foreign_code(folder: Path) -> str | None:
+    """Return the file and the key by which a folder asks for its own code to be run: mlx_vlm would do it."""
+    for pattern in _READ_BY_PROCESSORS:
+        for path in sorted(folder.glob(pattern)):
+            try:
+                found = _FOREIGN_CODE.intersection(_keys(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError):
+                continue  # who reads it says so
+            if found:
+                return f"{min(found)} in {path.name}"
+    return None
+
+
+def _keys(content: Any) -> Iterator[str]:
+    if isinstance(content, dict):
+        for key, value in cast("dict[str, Any]", content).items():
+            yield key
+            yield from _keys(value)
+    elif isinstance(content, list):
+        for value in cast("list[Any]", content):
+            yield from _keys(value)
+
+
+def _loaded(folder: Path) -> Any:
+    from mlx_vlm.utils import load_model
+
+    return load_model(folder, lazy=True)
+
+
+def _share(model: Any, network: Any) -> Mapping[str, mx.array]:
+    """Make mlx_vlm's network use the parameters of mlx_lm's, and return those of the tower, evaluated.
+
+    Raises:
+        Blind: there is no tower, or the packages have different parameters for the text.
+    """
+    text = _named(network)
+    own = _named(model)
+    tied = {name: name.replace("lm_head", "model.embed_tokens") for name in own if "lm_head" in name}
+    shared = {name: text.get(name, text.get(tied.get(name, ""))) for name in own if name.startswith(_TEXT)}
+    strange = sorted(
+        name
+        for name, array in shared.items()
+        if array is None or (array.shape, array.dtype) != (own[name].shape, own[name].dtype)
+    )
+    if strange:
+        raise Blind(f"mlx_lm and mlx_vlm have different parameters for its text: {strange[0]}")
+    model.update(tree_unflatten(list(shared.items())))
+    tower = {
+        name: array for name, array in own.items() if not name.startswith((_TEXT, "audio", "embed_audio"))
+    }
+    if not tower:
+        raise Blind("the folder has no weights of a vision tower")
+    mx.eval(list(tower.values()))
+    return tower
+
+
+def _named(module: Any) -> dict[str, mx.array]:
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
+
+
+def _try(vision: Vision, model: Any, network: Any) -> None:
+    """Compare both networks on a few tokens, and look at a blank image.
+
+    Raises:
+        Blind: they compute different logits, or the tower gives other tokens than the processor announces.
+    """
+    ids = mx.array([list(_TRIED_IDS)])
+    ours, theirs = network(ids), model.language_model(ids).logits
+    worst = mx.abs(ours - theirs).max() / mx.maximum(mx.std(ours), 1e-6)
+    if not cast("float", worst.item()) <= _MOST_DIFFERENCE:
+        raise Blind("mlx_lm and mlx_vlm compute different logits for its text")
+    done = vision.processor.preprocess(blank())
+    if len(vision.look(done.inputs, done.network_ids)) != len(done.network_ids):
+        raise Blind("its tower gives other tokens than its image processor announces")

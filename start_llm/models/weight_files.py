@@ -1,0 +1,232 @@
+"""Counts the bytes of a model's weights from the headers of its safetensors files, without their contents.
+
+A header is a JSON object that gives name, type, shape and place of each tensor; its length stands in the
+file's first eight bytes (https://huggingface.co/docs/safetensors/index#format).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from start_llm.core.errors import ModelError
+from start_llm.models.layer_costs import number_bytes, text_config
+from start_llm.models.layer_kinds import layer_count
+from start_llm.models.vision_families import VISION_FAMILIES
+
+_LONGEST_HEADER = 100 * 2**20
+_DROPPED = re.compile(r"(^|\.)(audio_\w+|embed_audio|mtp)\.|inv_freq$")
+"""Tensors that are never loaded: towers for sound, and draft heads."""
+_TOWER = re.compile(r"(^|\.)(vision_\w+|visual|multi_modal_projector|embed_vision|aligner)\.")
+"""Tensors of a vision tower, which is loaded if the model's images are served."""
+_EXPERT = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
+_SHARED_EXPERT = re.compile(r"shared_experts?\.")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings?|tok_embeddings)\.")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_AFFINE_EXTRA = 32
+"""Bits of the scale and the bias of each group of affine quantisation, as float16."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """The bytes of a model's weights, as they lie in memory.
+
+    Attributes:
+        total: of all parameters that are loaded.
+        experts: of routed experts, of which a token reads some.
+        embeddings: of an input embedding that nothing else uses; a token reads one row of it.
+        tower: of a vision tower, which only images read.
+    """
+
+    total: int
+    experts: int = 0
+    embeddings: int = 0
+    tower: int = 0
+
+    def read_for_a_token(self, share_of_experts: float) -> int:
+        """Return the bytes that one token reads."""
+        return self.total - self.embeddings - self.tower - int(self.experts * (1 - share_of_experts))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a header."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def header(path: Path) -> Iterator[Tensor]:
+    """Yield the tensors of a safetensors file.
+
+    Raises:
+        ModelError: the file is not whole, or none of this format.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 0 < size <= _LONGEST_HEADER:
+                raise ModelError(f"{path} is no safetensors file: its header would have {size:,} bytes.")
+            content = json.loads(file.read(size))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The header of {path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"The header of {path} is no JSON object.")
+    for name, said in content.items():
+        if name != "__metadata__":
+            yield _tensor(path, name, said)
+
+
+def _tensor(path: Path, name: str, said: Any) -> Tensor:
+    try:
+        begin, end = said["data_offsets"]
+        return Tensor(name, tuple(said["shape"]), int(end) - int(begin))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"The header of {path} does not describe {name!r}.") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that mlx_lm loads, in order."""
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the weight files that the folder's index names, or any file, and that are not there."""
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        named = set(index["weight_map"].values())
+    except OSError:
+        return [] if weight_files(folder) else ["model.safetensors"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ["model.safetensors.index.json"]
+    return sorted(str(name) for name in named if not (folder / str(name)).is_file())
+
+
+def weights_in(folder: Path, config: Mapping[str, Any]) -> WeightBytes:
+    """Return the bytes of a folder's weights.
+
+    Raises:
+        ModelError: a file is missing, or its header or the number of layers cannot be read.
+    """
+    if missing := missing_files(folder):
+        raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
+    return _sum((one for path in weight_files(folder) for one in header(path)), config)
+
+
+def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
+    layers = _layer_count(config)
+    tied, sees = is_tied(config), _sees(config)
+    total = experts = embeddings = tower = 0
+    for one in tensors:
+        if _TOWER.search(one.name):
+            tower += one.nbytes if sees else 0
+            continue
+        if _is_dropped(one.name, layers) or (tied and "lm_head." in one.name):
+            continue
+        total += one.nbytes
+        if _EXPERT.search(one.name) and not _SHARED_EXPERT.search(one.name):
+            experts += one.nbytes
+        if _EMBEDDING.search(one.name) and not tied:
+            embeddings += one.nbytes
+    return WeightBytes(total + tower, experts, embeddings, tower)
+
+
+def _sees(config: Mapping[str, Any]) -> bool:
+    """Return True if the images of such a model are served."""
+    return bool(config.get("vision_config")) and config.get("model_type") in VISION_FAMILIES
+
+
+def _layer_count(config: Mapping[str, Any]) -> int:
+    try:
+        return layer_count(text_config(config))
+    except KeyError as error:
+        raise ModelError(f"config.json does not give {error}.") from error
+
+
+def _is_dropped(name: str, layers: int) -> bool:
+    number = _LAYER.search(name)
+    return bool(_DROPPED.search(name)) or (number is not None and int(number[1]) >= layers)
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Return True if the input embedding is also the output's matrix."""
+    return bool(text_config(config).get("tie_word_embeddings"))
+
+
+# ------------------------------------------------------------------------------------------- from the config
+
+
+def bits_per_weight(config: Mapping[str, Any]) -> float:
+    """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
+    said = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(said, dict) or not isinstance(said.get("bits"), int):
+        return 8.0 * number_bytes(text_config(config))
+    group = int(said.get("group_size") or 64)
+    extra = _AFFINE_EXTRA if str(said.get("mode", "affine")) == "affine" else 8
+    return said["bits"] + extra / group
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of a model: how many each layer has, how many a token reads, and their numbers."""
+
+    each_layer: int
+    active: int
+    parameters: int
+
+    @property
+    def share(self) -> float:
+        return self.active / self.each_layer
+
+
+def routed_experts(config: Mapping[str, Any]) -> Experts | None:
+    """Return the routed experts, from the config; None for a dense model."""
+    text = text_config(config)
+    each = _first(text, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+    active = _first(
+        text,
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "moe_topk",
+        "moe_top_k",
+        "moe_k",
+        "top_k_experts",
+    )
+    width = _first(text, "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+    if each <= 1 or not active or not width:
+        return None
+    return Experts(
+        each, min(active, each), _expert_layers(text) * each * 3 * _first(text, "hidden_size") * width
+    )
+
+
+def _first(text: Mapping[str, Any], *names: str) -> int:
+    return int(next((text[name] for name in names if isinstance(text.get(name), int) and text[name]), 0))
+
+
+def _expert_layers(text: Mapping[str, Any]) -> int:
+    """Return the number of layers with experts."""
+    layers, every = layer_count(text), text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1
+    if isinstance(every, list):
+        return sum(1 for one in every if one)
+    every = text.get("interleave_moe_layer_step") or every
+    dense: set[int] = set(text.get("mlp_only_layers") or ())
+    first = int(text.get("first_k_dense_replace") or 0)
+    return sum(1 for index in range(first, layers) if (index + 1) % every == 0 and index not in dense)
+
+
+def weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
+    """Return the bytes of weights of which only the sum is known, with the config's share of experts."""
+    text, bits = text_config(config), bits_per_weight(config)
+    experts = routed_experts(config)
+    embeddings = 0 if is_tied(config) else _first(text, "vocab_size") * _first(text, "hidden_size")
+    return WeightBytes(
+        total,
+        min(int((experts.parameters if experts else 0) * bits / 8), total),
+        min(int(embeddings * bits / 8), total),
+    )

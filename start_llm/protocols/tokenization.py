@@ -1,0 +1,46 @@
+"""Implements POST /tokenize and POST /detokenize, in vLLM's form.
+
+A text is tokenized as `/v1/completions` does it, and messages as `/v1/chat/completions` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from start_llm.core.chat import Json
+from start_llm.protocols.base import ModelFacts, ParsedRequest, RequestContext
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.openai import chat, completions
+from start_llm.protocols.openai.options import UnsupportedField, refuse_unsupported, token_ids
+
+
+def _is_true(value: Json) -> bool:
+    return value is True
+
+
+_ALWAYS = (
+    UnsupportedField("add_special_tokens", _is_true, "must be true: the model reads them"),
+    UnsupportedField("add_generation_prompt", _is_true, "must be true: a reply follows"),
+)
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
+    """Parse a request for the tokens of `messages` or of a `prompt`."""
+    refuse_unsupported(body, _ALWAYS)
+    if body.value("messages") is not None:
+        return chat.parse(body, headers, context)
+    return completions.parse(body, headers, context)
+
+
+def tokens_body(tokens: Sequence[int], window: int) -> dict[str, Json]:
+    return {"count": len(tokens), "max_model_len": window, "tokens": list(tokens)}
+
+
+def text_body(body: Fields, model: ModelFacts) -> dict[str, Json]:
+    """Return the text of token ids. Bytes that are no UTF-8 become replacement characters.
+
+    Raises:
+        InvalidRequest: `tokens` is no list of token ids.
+    """
+    ids = token_ids(body.array("tokens"), "tokens", model.vocabulary)
+    return {"prompt": b"".join(map(model.token_bytes, ids)).decode("utf-8", "replace")}

@@ -1,0 +1,152 @@
+"""Renders what the library of models tells: `/library`, `/fit`, `/downloads`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from start_llm.core.chat import Json
+from start_llm.core.library import (
+    Assessment,
+    Download,
+    Fit,
+    FitReport,
+    LibraryEntry,
+    MachineFacts,
+    ModelLibrary,
+)
+from start_llm.protocols.fields import Fields
+from start_llm.server.served_models import ServedModels
+from start_llm.telemetry.metrics import EngineMetrics
+
+type Page = tuple[int, Mapping[str, Json]]
+
+_FEWEST_STEPS = 32
+"""Steps of replies from which a decode speed is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryRequest:
+    """A request about the library: who asks, and the fields of its query or body."""
+
+    tenant: bytes
+    fields: Fields
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryPages:
+    """Answers requests about the library."""
+
+    library: ModelLibrary
+    served: ServedModels
+
+    def models(self, _request: LibraryRequest) -> Page:
+        return 200, {"models": [_entry(one) for one in self.library.entries()]}
+
+    def fit(self, request: LibraryRequest) -> Page:
+        asked = request.fields
+        found = self.library.fit(asked.text("model"), asked.text("repo"))
+        status = self.served.default.status
+        is_loaded = found.model == status.card.id and not asked.text("repo")
+        measured = _measured_tps(status.engine) if is_loaded else None
+        context = status.card.context_window if is_loaded else found.report.context_tokens
+        return 200, _fit(found, context, measured, int(status.engine.stepped_at * 1000))
+
+    def downloads(self, request: LibraryRequest) -> Page:
+        return 200, {"downloads": [_download(one) for one in self.library.downloads(request.tenant)]}
+
+    def start(self, request: LibraryRequest) -> Page:
+        repo_id = request.fields.required_text("repo_id")
+        return 202, _download(self.library.start(request.tenant, repo_id))
+
+    def pause(self, request: LibraryRequest, name: str) -> Page:
+        return 200, _download(self.library.pause(request.tenant, name))
+
+    def resume(self, request: LibraryRequest, name: str) -> Page:
+        return 202, _download(self.library.resume(request.tenant, name))
+
+    def remove(self, request: LibraryRequest, name: str) -> Page:
+        return 200, _download(self.library.remove(request.tenant, name)) | {"deleted": True}
+
+
+def _measured_tps(engine: EngineMetrics) -> float | None:
+    """Return the tokens a second of one reply: the median of the last pauses between two steps."""
+    pauses = sorted(engine.stalls)
+    if len(pauses) < _FEWEST_STEPS:
+        return None
+    median = pauses[len(pauses) // 2]
+    return round(1 / median, 1) if median else None
+
+
+def _entry(entry: LibraryEntry) -> dict[str, Json]:
+    return {
+        "repo_id": entry.repo_id,
+        "model_type": entry.model_type,
+        "size_bytes": entry.size_bytes,
+        "quant_bits": entry.quant_bits,
+        "vision": entry.vision,
+        "supported": entry.supported,
+        "serving": entry.serving,
+        "assessment": _assessment(entry.assessment) if entry.assessment else None,
+        "complete": entry.complete,
+        "place": entry.place,
+        "path": entry.path,
+    }
+
+
+def _assessment(found: Assessment) -> dict[str, Json]:
+    return {
+        "fits": found.fits,
+        "max_safe_context": found.max_safe_context,
+        "predicted_decode_tps": found.predicted_decode_tps,
+    }
+
+
+def _download(download: Download) -> dict[str, Json]:
+    told: dict[str, Json] = asdict(download)
+    if download.error is None:
+        del told["error"]
+    return told
+
+
+def _fit(found: Fit, context: int, measured_tps: float | None, measured_at: int) -> dict[str, Json]:
+    report = found.report
+    return {
+        "model": found.model,
+        "machine": {
+            "chip": found.machine.chip,
+            "ram_bytes": found.machine.ram_bytes,
+            "bandwidth_gbs": found.machine.bandwidth_gbs,
+        },
+        "context_tokens": context,
+        "typical_context_tokens": min(report.typical_context_tokens, context),
+        "typical_decode_tps": report.decode_tps,
+        "typical_prefill_tps": report.prefill_tps,
+        "measured_decode_tps": measured_tps,
+        "measured_at": measured_at if measured_tps is not None else None,
+        "report": {
+            "fits": report.fits,
+            "weights_bytes": report.weights_bytes,
+            "kv_bytes": report.kv_bytes,
+            "transient_bytes": report.transient_bytes,
+            "total_bytes": report.total_bytes,
+            "usable_bytes": report.usable_bytes,
+            "max_safe_context": report.context_tokens,
+            "predicted_decode_tps": report.decode_tps,
+            "predicted_prefill_tps": report.prefill_tps,
+        },
+        "verdict": report.verdict,
+        "arithmetic": list(found.arithmetic),
+        "sku_matrix_ctx": found.sku_context,
+        "sku_matrix": [_sku(machine, one) for machine, one in found.skus],
+    }
+
+
+def _sku(machine: MachineFacts, report: FitReport) -> dict[str, Json]:
+    return {
+        "sku": machine.name,
+        "ram_gb": machine.ram_gb,
+        "fits": report.fits,
+        "max_context": report.context_tokens,
+        "decode_tps": report.decode_tps,
+    }

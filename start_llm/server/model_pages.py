@@ -1,0 +1,79 @@
+"""Renders the pages about models: `/`, `/health`, `/stats`, `/v1/models`, and load and unload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import NotFound
+from start_llm.server.served_models import ListedModel, ServedModels
+
+type Page = tuple[int, Mapping[str, Json]]
+
+
+def greeting(models: ServedModels) -> Page:
+    return 200, {"server": "start_llm", "model": _loading(models) or models.default.status.card.id}
+
+
+def health(models: ServedModels) -> Page:
+    """Return the health of the model in use. While another one is loaded, all is well."""
+    if loading := _loading(models):
+        return 200, {"status": "ok", "model": loading, "loading": loading}
+    return models.default.status.health()
+
+
+def _loading(models: ServedModels) -> str | None:
+    return next((one.id for one in models.listed() if one.state == "loading"), None)
+
+
+def stats(models: ServedModels) -> Page:
+    status, body = models.default.status.stats()
+    told: list[Json] = [
+        {"id": one.id, "state": one.state, "in_flight": one.in_flight} for one in models.listed()
+    ]
+    return status, {**body, "models": told}
+
+
+def model_list(models: ServedModels) -> Page:
+    listed: list[Json] = [_entry(one, models.started_at) for one in models.listed()]
+    return 200, {"object": "list", "data": listed}
+
+
+def one_model(models: ServedModels, name: str) -> Page:
+    """Return a model by its id or an alias, so a client can find out which ones there are."""
+    found = next((one for one in models.listed() if name in (one.id, *one.aliases)), None)
+    if found is None:
+        raise NotFound(
+            f"There is no model {name!r}; there is {', '.join(repr(one.id) for one in models.listed())}.",
+            param="model",
+        )
+    return 200, _entry(found, models.started_at)
+
+
+def load_model(models: ServedModels, name: str) -> Page:
+    models.load(name)
+    return one_model(models, name)
+
+
+def unload_model(models: ServedModels, name: str) -> Page:
+    models.unload(name)
+    return one_model(models, name)
+
+
+def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
+    told: dict[str, Json] = {
+        "id": model.id,
+        "object": "model",
+        "created": started_at,
+        "owned_by": "start_llm",
+        "state": model.state,
+        **({"aliases": list(model.aliases)} if model.aliases else {}),
+    }
+    if card := model.card:
+        told |= {
+            "context_window": card.context_window,
+            "max_output_tokens": card.context_window,
+            "vision": card.sees,
+            "reasoning": card.reasons,
+        }
+    return told

@@ -1,0 +1,94 @@
+"""The lines that the server prints when it is ready: what it serves, and how to use it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from start_llm.audit.calls import unread_call
+from start_llm.audit.subject import AuditedModel
+from start_llm.cache.layers import KVAtRest
+from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.core.family import Family
+from start_llm.engine.self_test import BatchVerdict
+from start_llm.launch.clients import CLIENTS
+from start_llm.models.footprint import Footprint
+from start_llm.models.loader import LoadedModel
+from start_llm.prompt.adapt import needed
+from start_llm.prompt.audit import described
+from start_llm.prompt.prepare import Preparer
+from start_llm.server.status import ModelCard
+from start_llm.telemetry.metrics import CacheMetrics
+
+type Row = tuple[str, str]
+"""A title and its text."""
+
+
+def model_rows(card: ModelCard, footprint: Footprint, family: Family, preparer: Preparer) -> list[Row]:
+    """Return the rows about the model: its template with all adaptations, its layers and its memory."""
+    return [
+        ("model", card.id),
+        ("family", f"{family.name} ({card.model_type})"),
+        ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
+        ("layers", ", ".join(f"{count} {kind}" for kind, count in footprint.layers.items())),
+        ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
+    ]
+
+
+def cache_text(metrics: CacheMetrics, kv: KVAtRest) -> str:
+    if not metrics.budget_bytes:
+        return "off"
+    quantised = f", pages {kv.mode}" if kv.mode.startswith("uniform") else ""
+    return f"up to {_size(metrics.budget_bytes)}{quantised}"
+
+
+def images_text(model: LoadedModel) -> str:
+    if model.vision:
+        return f"up to {model.vision.processor.max_tokens:,} tokens each"
+    return f"none: {model.blind_reason}" if model.blind_reason else "none"
+
+
+def batch_text(batch: int, verdict: BatchVerdict) -> str:
+    return f"{batch} at once" if verdict.batches else f"one after another: {verdict.reason}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:
+    """Yield what a user has to know beforehand: this is the demo model, or nothing reads its calls."""
+    if card.id == DEMO_MODEL.name:
+        yield (
+            "\n  This is the demo model: it says what it is, says a word after you, calls a tool that "
+            "you name,\n  and passes on its result. Choose a real one with --model."
+        )
+    if told := unread_call(model):
+        yield f"\n  No reader knows how this model writes calls; an agent gets them as text: {told!r}"
+
+
+def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:
+    """Return lines that a user can paste, by purpose. They name the variable of an API key, not the key."""
+    chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    body = shlex.quote(json.dumps(chat, ensure_ascii=False))
+    key = '"$MLX_API_KEY"' if asks_key else "local"
+    shown = ' -H "Authorization: Bearer $MLX_API_KEY"' if asks_key else ""
+    return [
+        (
+            "Try it:",
+            [f"curl -N {url}/v1/chat/completions{shown} -H 'Content-Type: application/json' -d {body}"],
+        ),
+        (
+            "For clients that speak OpenAI's protocol:",
+            [f"export OPENAI_BASE_URL={url}/v1", f"export OPENAI_API_KEY={key}", f"# model: {model}"],
+        ),
+        (
+            f"For {', '.join(CLIENTS)}, in the folder to work in:",
+            [
+                shlex.join(
+                    [str(ROOT / "scripts" / "start_llm"), "launch", "--base-url", url, next(iter(CLIENTS))]
+                )
+            ],
+        ),
+    ]

@@ -1,0 +1,438 @@
+"""Pages at rest can be quantised: what that saves, what it loses, and that it is lost once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+from start_llm.cache.arrays import LONGEST_PIECE, Arrays
+from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.layers import Layers
+from start_llm.cache.page_file import FileHeader, opened_file
+from start_llm.cache.pages import PageRun
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.cache.quantize import KVQuantizer
+from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.core.events import Finished
+from start_llm.engine.resources import EngineResources
+from start_llm.models.loader import load
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.conversations import PAGE, Cached, memory_for, tokens
+from tests.cache.disk import OnDisk, settled
+from tests.cache.test_layers import Caches
+from tests.conftest import TinyModel
+
+EIGHT, FOUR = KVFormat(8, 64, 0), KVFormat(4, 64, 0)
+TYPES = [mx.float32, mx.bfloat16, mx.float16]
+WIDTHS = [64, 96, 128, 16, 20]
+
+
+def uneven(width: int, kind: mx.Dtype) -> mx.array:
+    """[1, 2, 40, width]: channels and tokens of very different size, and groups of nothing but 0."""
+    rng = np.random.default_rng(width)
+    values = rng.normal(size=(1, 2, 40, width))
+    values *= np.exp(2 * rng.normal(size=(1, 2, 1, width))) * np.exp(2 * rng.normal(size=(1, 2, 40, 1)))
+    values[:, :, 7] = 0
+    return mx.array(np.clip(values, -3e4, 3e4).astype(np.float32)).astype(kind)
+
+
+def there_and_back(form: KVFormat, array: mx.array) -> tuple[Arrays, mx.array]:
+    quantizer = KVQuantizer.of(form, [(array,)])
+    packed = quantizer.packed(0, (array,))
+    return packed, quantizer.unpacked(0, packed)[0]
+
+
+def as_numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
+
+
+# ----------------------------------------------------------------------------------------------- one array
+
+
+@pytest.mark.parametrize("form", [EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(4, 128, 0)])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_was_restored_is_quantised_again_without_a_loss(form, kind, width):
+    packed, once = there_and_back(form, uneven(width, kind))
+    again, twice = there_and_back(form, once)
+    assert (once.dtype, once.shape) == (kind, (1, 2, 40, width))
+    assert all(mx.array_equal(first, second) for first, second in zip(packed, again, strict=True))
+    assert mx.array_equal(once, twice)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("power", [-9, 0, 5])
+def test_every_code_survives_behind_every_largest_number(bits, kind, power):
+    """All mantissas of bfloat16 and float16, and as many of float32; with one of each code in the group."""
+    most = 2 ** (bits - 1) - 1
+    largest = 2.0**power * (1 + np.arange(1024) / 1024)
+    array = mx.array(np.outer(largest, np.arange(-most, most + 2) / most)).astype(kind)[None, None]
+    array[..., -1] = array[..., 0]
+    form = KVFormat(bits, array.shape[-1], 0)
+    packed, once = there_and_back(form, array)
+    again, twice = there_and_back(form, once)
+    assert all(mx.array_equal(first, second) for first, second in zip(packed, again, strict=True))
+    assert mx.array_equal(once, twice)
+
+
+@pytest.mark.parametrize(("form", "share"), [(EIGHT, 1 / 64), (FOUR, 1 / 12)])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_element_is_further_off_than_a_share_of_the_largest_in_its_group(form, kind, share, width):
+    array = uneven(width, kind)
+    restored = as_numpy(there_and_back(form, array)[1]).reshape(1, 2, 40, -1, form.group_of(width))
+    groups = as_numpy(array).reshape(restored.shape)
+    assert (np.abs(restored - groups) <= share * np.abs(groups).max(axis=-1, keepdims=True)).all()
+    assert (restored[:, :, 7] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "width", "share"),
+    [
+        (EIGHT, mx.bfloat16, 64, 0.5157),
+        (EIGHT, mx.bfloat16, 128, 0.5157),
+        (EIGHT, mx.float32, 128, 0.2657),
+        (FOUR, mx.bfloat16, 128, 0.2657),
+        (FOUR, mx.float32, 128, 0.1407),
+        (KVFormat(8, 32, 0), mx.bfloat16, 128, 0.5313),
+        (EIGHT, mx.bfloat16, 96, 0.5313),
+    ],
+)
+def test_stored_bytes_are_this_share_of_the_exact_ones(form, kind, width, share):
+    array = uneven(width, kind)
+    packed, _ = there_and_back(form, array)
+    nbytes = sum(part.nbytes for part in packed)
+    assert nbytes / array.nbytes == pytest.approx(share, abs=1e-4)
+    assert nbytes == 40 * KVQuantizer.of(form, [(array,)]).token_bytes(0)
+
+
+def test_arrays_that_are_quantised_already_or_have_half_bytes_stay_as_they_are():
+    codes = mx.zeros((1, 2, 40, 8), mx.uint32)
+    odd = mx.ones((1, 2, 40, 7))
+    for leaf in ((codes, odd[..., :4]), (odd,)):
+        quantizer = KVQuantizer.of(FOUR, [leaf])
+        assert not quantizer.quantizes(0)
+        assert quantizer.packed(0, leaf) is leaf
+        assert quantizer.unpacked(0, leaf) is leaf
+
+
+# --------------------------------------------------------------------------------------------- runs of pages
+
+
+def fed(count: int, layers: int = 2) -> tuple[Layers, list[Any]]:
+    """Caches of `layers` layers that hold `count` tokens."""
+    network = Caches(lambda: [KVCache() for _ in range(layers)])
+    made = Layers(network)
+    caches = made.fresh()
+    rng = np.random.default_rng(3)
+    for cache in caches:
+        keys, values = (
+            mx.array(rng.normal(size=(1, 2, count, 64)).astype(np.float32)).astype(mx.bfloat16)
+            for _ in range(2)
+        )
+        cache.update_and_fetch(keys, values)
+    mx.eval([cache.state for cache in caches])
+    return made, caches
+
+
+@pytest.mark.parametrize("count", [700, LONGEST_PIECE + 300])
+def test_a_run_is_exact_up_to_the_start_and_quantised_from_there(count):
+    layers, caches = fed(count)
+    exact = layers.cut(caches, 0, count)
+    assert layers.quantize_pages(KVFormat(8, 64, 256), caches)
+    pieces = layers.give_up(caches)
+    before = pieces.nbytes
+    for index in range(len(pieces)):
+        assert not pieces.is_trimmed(index, 0, count)
+        pieces.keep(index, 0, count)
+        assert pieces.is_trimmed(index, 0, count)
+    assert pieces.nbytes == pieces.bytes_of(0, count) < before
+    assert pieces.covers(0, count)
+    restored = layers.cut(layers.assemble([pieces.part(0, count)], None, count), 0, count)
+    for whole, back in zip(exact.leaves, restored.leaves, strict=True):
+        for array, other in zip(whole, back, strict=True):
+            assert mx.array_equal(array[..., :256, :], other[..., :256, :])
+            assert not mx.array_equal(array[..., 256:, :], other[..., 256:, :])
+            assert mx.array_equal(there_and_back(EIGHT, array)[1][..., 256:, :], other[..., 256:, :])
+
+
+def test_a_quantised_run_can_be_cut_further_and_is_not_quantised_twice():
+    layers, caches = fed(900)
+    layers.quantize_pages(EIGHT, caches)
+    pieces = layers.give_up(caches)
+    for index in range(len(pieces)):
+        pieces.keep(index, 0, 900)
+    wanted = layers.cut(layers.assemble([pieces.part(300, 500)], None, 200), 0, 200)
+    for index in range(len(pieces)):
+        pieces.keep(index, 300, 500)
+    assert pieces.nbytes == pieces.bytes_of(300, 500)
+    found = layers.cut(layers.assemble([pieces.part(300, 500)], None, 200), 0, 200)
+    for leaf, other in zip(wanted.leaves, found.leaves, strict=True):
+        assert all(mx.array_equal(one, two) for one, two in zip(leaf, other, strict=True))
+
+
+def test_a_leaf_that_its_model_has_quantised_is_left_alone():
+    network = Caches(lambda: [QuantizedKVCache(group_size=64, bits=8)])
+    layers = Layers(network)
+    (cache,) = caches = layers.fresh()
+    cache.update_and_fetch(mx.ones((1, 2, 30, 64)), mx.ones((1, 2, 30, 64)))
+    assert not layers.quantize_pages(EIGHT, caches)
+    assert layers.quantizer is None
+
+
+def test_the_format_is_in_the_key_of_every_page():
+    def root(form: KVFormat | None) -> bytes:
+        layers, caches = fed(40)
+        assert form is None or layers.quantize_pages(form, caches)
+        cache = PromptCache(
+            layers,
+            limits=EvictionLimits(budget_bytes=1),
+            page_size=PAGE,
+            metrics=CacheMetrics(),
+            identity=b"model",
+        )
+        return cache._root(b"").key
+
+    formats = [None, EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(8, 64, 256)]
+    assert len({root(form) for form in formats}) == len(formats)
+    assert root(EIGHT) == root(EIGHT)
+
+
+def test_a_start_inside_of_a_page_is_moved_to_the_next_one():
+    assert [KVFormat.from_page(8, 64, start, 256).start for start in (0, 1, 256, 5000)] == [0, 256, 256, 5120]
+
+
+# ------------------------------------------------------------------------------------------------ the engine
+
+
+BOUNDS = {
+    "qwen3": {8: 2e-4, 4: 1e-1},
+    "gemma3_text": {8: 1e-5, 4: 2e-3},
+    "qwen3_5": {8: 1e-5, 4: 2e-3},
+    "glm4_moe_lite": {8: 1e-1, 4: 3.0},
+}
+"""Mean KL divergence in nats, by family and bits, for random networks: those make the most of any difference.
+
+Latent attention (glm4_moe_lite) is the most sensitive one; servers refuse to quantise it.
+"""
+
+
+@pytest.fixture(scope="module", params=BOUNDS)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def resources(family: str, tiny_model: TinyModel) -> EngineResources:
+    model = load(tiny_model(family, hidden=128, layers=2))
+    return EngineResources(
+        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
+    )
+
+
+def packed_runs(engine: Cached) -> list[PageRun]:
+    """All runs, once everything that is loose is tidied."""
+    engine.cache.tidy(60)
+    return engine.cache._store.tree.runs
+
+
+def interrupted(engine: Cached, prompt: tuple[int, ...], **more: Any) -> None:
+    """Fill the cache with a prompt whose pages end up in a run: another one that begins like it went on."""
+    engine.say(prompt, boundaries=(len(prompt) - 1,), **more)
+    for one in list(engine.cache._store.seq_caches):
+        engine.cache._store.split_into_pages(one)
+    engine.cache.check_integrity()
+
+
+def log_probabilities(engine: Cached, ids: tuple[int, ...], known: int) -> mx.array:
+    """Those of every token after the restored part of a prompt, [tokens, vocabulary]."""
+    network = engine._resources.network
+    with mx.stream(generation_stream):
+        opened = engine.cache.open(ids, b"", ())
+        assert len(opened.seq_cache.tokens) >= known, "nothing was restored"
+        del opened.seq_cache.tokens[known:]
+        logits = network(mx.array([ids[len(opened.seq_cache.tokens) :]]), cache=opened.seq_cache.caches)[0]
+        engine.cache.discard(opened.seq_cache)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("form", [EIGHT, FOUR])
+@pytest.mark.sample(4)
+def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, form):
+    prompt = tokens(random.Random(5), 10 * PAGE, 10 * PAGE)
+    question = prompt + tokens(random.Random(6), 40, 40)
+    exact, quantised = Cached(resources), Cached(resources, kv=form)
+    for engine in (exact, quantised):
+        interrupted(engine, prompt)
+    sizes = [sum(run.stored.nbytes for run in packed_runs(engine)) for engine in (exact, quantised)]
+    assert 0 < sizes[1] < 0.3 * sizes[0], "of float32"
+    (known,) = {engine.cache.peek(question, b"", ()).tokens for engine in (exact, quantised)}
+    assert known >= 10 * PAGE - 2
+    truth, found = (log_probabilities(engine, question, known) for engine in (exact, quantised))
+    assert not mx.array_equal(truth, found), "nothing was quantised"
+    assert divergence(truth, found) <= BOUNDS[family][form.bits]
+
+
+@pytest.mark.parametrize(("form", "most"), [(EIGHT, 5e-4), (FOUR, 2e-1)])
+@pytest.mark.sample(2)
+def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
+    """The demo model, behind 400 tokens of its own document."""
+    model = load(DEMO_MODEL)
+    text = (ROOT / "docs" / "demo-model.md").read_text(encoding="utf-8")
+    ids = tuple(model.tokenizer.encode(text, as_document=False))[:480]
+    resources = EngineResources(
+        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=1, batches=True
+    )
+    found: list[mx.array] = []
+    for kv in (None, form):
+        engine = Cached(resources, kv=kv)
+        interrupted(engine, ids[:400])
+        assert packed_runs(engine)
+        found.append(log_probabilities(engine, ids, 396))
+    assert 0 < divergence(*found) <= most
+
+
+def divergence(truth: mx.array, found: mx.array) -> float:
+    """Mean KL divergence of log-probabilities [tokens, vocabulary], in nats."""
+    return float((mx.exp(truth) * (truth - found)).sum(axis=-1).mean())
+
+
+def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources):
+    engine = Cached(resources, kv=EIGHT)
+    prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
+    seen: list[list[mx.array]] = []
+    for _ in range(4):
+        interrupted(engine, prompt)
+        seen.append(
+            [
+                array
+                for run in packed_runs(engine)
+                for index in range(len(run.stored))
+                for arrays in run.stored.part(0, 5 * PAGE).take(index)
+                for array in arrays
+            ]
+        )
+    assert seen[0]
+    for later in seen[1:]:
+        assert all(mx.array_equal(one, two) for one, two in zip(seen[0], later, strict=True))
+
+
+def test_a_sequence_that_is_continued_in_place_is_exact(resources):
+    plain, engine = Cached(resources), Cached(resources, kv=FOUR)
+    prompt = tokens(random.Random(8), 150, 150)
+    first = [one.say(prompt, 6, (149,)) for one in (plain, engine)]
+    assert first[0].tokens == first[1].tokens
+    longer = (*prompt, *first[0].tokens, 3, 4, 5)
+    second = [one.say(longer, 6, (len(longer) - 1,)) for one in (plain, engine)]
+    assert second[0].tokens == second[1].tokens
+    assert engine.cached.reused_in_place == plain.cached.reused_in_place == 1
+
+
+@pytest.mark.thorough
+def test_many_conversations_keep_the_cache_in_order(resources):
+    """With a small budget: pages are quantised, restored, evicted and cut all the time."""
+    rng = random.Random(11)
+    engine = Cached(resources, budget=2 * memory_for(resources, 300), kv=KVFormat.from_page(8, 64, 40, PAGE))
+    prompts = [tokens(rng, 60, 200)]
+    for _ in range(25):
+        base = rng.choice(prompts[-4:])
+        kept = rng.choice((len(base), rng.randint(20, len(base))))
+        prompts.append(base[:kept] + tokens(rng, 5, 80))
+        watched = engine.say(prompts[-1], boundaries=(kept, len(prompts[-1]) - 1))
+        assert isinstance(watched.ending, Finished)
+        engine.cache.tidy(60)
+        engine.cache.check_integrity()
+    assert engine.cached.reused_tokens > 500
+    assert engine.cached.evictions > 0
+
+
+# -------------------------------------------------------------------------------------------------- the disk
+
+
+def written(engine: OnDisk, prompt: tuple[int, ...]) -> None:
+    interrupted(engine, prompt)
+    engine.cache.flush_to_disk(10)
+    settled(lambda: engine.disk.queue == 0)
+
+
+def page_files(folder: Path) -> list[Path]:
+    return sorted((folder / "pages").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.parametrize("form", [EIGHT, FOUR, KVFormat(8, 64, 3 * PAGE)])
+@pytest.mark.sample(4)
+def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, is_in_place):
+    prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
+    question = (*prompt, 1, 2, 3)
+    first = OnDisk(resources, tmp_path, kv=form)
+    try:
+        written(first, prompt)
+        known = first.cache.peek(question, b"", ()).tokens
+        assert packed_runs(first)
+        memory = log_probabilities(first, question, known)
+    finally:
+        first.stop()
+    second = OnDisk(resources, tmp_path, kv=form, is_in_place=is_in_place)
+    try:
+        settled(lambda: second.tier.scanned.is_over)
+        while wait := second.cache.wait_for_disk(question, b"", len(question)):
+            settled(lambda wait=wait: second.cache.collect_from_disk() or wait.is_over)
+        assert second.cache.peek(question, b"", ()).tokens == known
+        assert mx.array_equal(log_probabilities(second, question, known), memory)
+    finally:
+        second.stop()
+
+
+def test_files_say_their_format_and_are_as_small_as_pages_in_memory(resources, tmp_path):
+    form = KVFormat(8, 64, 2 * PAGE)
+    sizes: dict[str, list[int]] = {}
+    for name, kv in (("exact", None), ("quantised", form)):
+        engine = OnDisk(resources, tmp_path / name, kv=kv)
+        try:
+            written(engine, tokens(random.Random(5), 6 * PAGE, 6 * PAGE))
+        finally:
+            engine.stop()
+        headers = [_header(path) for path in page_files(tmp_path / name)]
+        told = {header.kv_format for header in headers}
+        assert told == ({""} if kv is None else {"", form.tag})
+        sizes[name] = sorted(sum(one.nbytes for one in header.tensors.values()) for header in headers)
+    assert sizes["quantised"][0] < 0.55 * sizes["exact"][0]
+
+
+def _header(path: Path) -> FileHeader:
+    with opened_file(path, "pages", bytes.fromhex(path.stem.partition("-")[2])) as opened:
+        return opened.header
+
+
+@pytest.mark.sample(2)
+def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
+    prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
+    formats = [None, EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(8, 64, 2 * PAGE)]
+    for kv in formats:
+        engine = OnDisk(resources, tmp_path, kv=kv)
+        try:
+            settled(lambda engine=engine: engine.tier.scanned.is_over)
+            assert engine.cache.wait_for_disk((*prompt, 1), b"", 300) is None, "pages of another format"
+            written(engine, prompt)
+        finally:
+            engine.stop()
+        assert not engine.disk.rejected
+
+
+# ----------------------------------------------------------------------------------------------------- off
+
+
+def test_without_a_format_keys_and_files_are_what_they_were(resources):
+    assert Cached(resources).cache.identity == b""
+    assert Cached(resources, kv=EIGHT).cache.identity == EIGHT.tag.encode()
+    assert b"kv_format" not in FileHeader("pages", b"k", b"p", (1,), {}).encoded()

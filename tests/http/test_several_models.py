@@ -1,0 +1,314 @@
+"""Requests load the model that they name."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import statistics
+import threading
+import urllib.error
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from start_llm.core.errors import ModelError, SettingsError
+from start_llm.model_runtime import MemoryNeeds, start_model, together
+from start_llm.wiring import usable_share
+from tests.conftest import TinyModel
+from tests.serving import Server, serving
+
+FAMILIES = ("qwen3", "llama", "gemma3_text", "glm4_moe_lite", "qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five models."""
+    place = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        shutil.copytree(tiny_model(family, hidden=128, layers=2), place / family)
+    return place
+
+
+@contextmanager
+def hosting(folder: Path, first: str = "qwen3", **settings: Any) -> Generator[Server]:
+    with serving(Path(first), model_dir=str(folder), max_kv_size=4096, **settings) as server:
+        yield server
+
+
+def completion(server: Server, model: str, prompt: str, length: int = 8) -> dict[str, Any]:
+    body = {"model": model, "prompt": prompt, "max_tokens": length, "temperature": 0}
+    return server.post("/v1/completions", body)
+
+
+def said(server: Server, model: str, prompt: str, length: int = 8) -> str:
+    return completion(server, model, prompt, length)["choices"][0]["text"]
+
+
+def states(server: Server) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in server.get("/v1/models")["data"]}
+
+
+def loaded(server: Server) -> set[str]:
+    return {name for name, state in states(server).items() if state == "loaded"}
+
+
+def prompts(count: int) -> list[str]:
+    words = random.Random(3)
+    return [
+        " ".join(words.choices(["fish", "sea", "boat", "cod"], k=words.randint(5, 60))) for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[tuple[str, str], str]:
+    """What each model says when it is the only one."""
+    texts: dict[tuple[str, str], str] = {}
+    for family in FAMILIES:
+        with serving(folder / family, max_kv_size=4096) as server:
+            texts |= {(family, prompt): said(server, family, prompt) for prompt in prompts(6)}
+    return texts
+
+
+def test_a_model_is_loaded_when_it_is_named(folder: Path, alone: dict[tuple[str, str], str]):
+    with hosting(folder) as server:
+        assert states(server) == {"qwen3": "loaded"} | dict.fromkeys(
+            sorted(set(FAMILIES) - {"qwen3"}), "available"
+        )
+        (prompt, *_) = prompts(6)
+        for family in FAMILIES:
+            assert said(server, family, prompt) == alone[family, prompt]
+        assert loaded(server) == set(FAMILIES), "there is room for all"
+
+
+def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[str, str], str]):
+    (prompt, *_) = prompts(6)
+    with hosting(folder) as server:
+        assert said(server, "claude-haiku", prompt) == alone["qwen3", prompt]
+        assert said(server, "llama", prompt) == alone["llama", prompt]
+        assert said(server, "claude-haiku", prompt) == alone["llama", prompt], "the one that was used last"
+        listed = server.get("/v1/models")["data"]
+        assert [one["id"] for one in listed][:2] == ["llama", "qwen3"], "clients take the first one's window"
+        assert listed[0]["context_window"] == 4096
+        assert loaded(server) == {"qwen3", "llama"}
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.thorough
+def test_eight_clients_and_five_models_get_what_each_would_get_alone(
+    folder: Path, alone: dict[tuple[str, str], str], limit: int
+):
+    asked = [key for key in alone for _ in range(2)]
+    random.Random(limit).shuffle(asked)
+    with hosting(folder, max_loaded=limit) as server, ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda key: said(server, *key), asked))
+        assert answers == [alone[key] for key in asked]
+        assert len(loaded(server)) <= limit
+
+
+def test_where_memory_has_room_for_one_the_other_goes(folder: Path, alone: dict[tuple[str, str], str]):
+    (prompt, *_) = prompts(6)
+    with hosting(folder, memory=52_000_000) as server:
+        needs = server.app.runtime.needs
+        assert together([needs]) < usable_share(52_000_000) < together([needs, needs])
+        for family in ("llama", "qwen3", "llama"):
+            assert said(server, family, prompt) == alone[family, prompt]
+            assert loaded(server) == {family}
+
+
+def test_models_compute_in_turns_so_they_need_the_memory_for_it_once():
+    small = MemoryNeeds(kept_bytes=10, window_bytes=3, computing_bytes=5)
+    large = MemoryNeeds(kept_bytes=100, window_bytes=30, computing_bytes=50)
+    assert together([]) == 0
+    assert together([small]) == 18
+    assert together([small, large, small]) == 13 + 130 + 13 + 50
+
+
+@pytest.mark.thorough
+def test_two_models_stay_where_there_is_room_for_one_step(folder: Path, alone: dict[tuple[str, str], str]):
+    """Their own needs are small; the memory of a step, twice, would be too much."""
+    (prompt, *_) = prompts(6)
+    with hosting(folder, memory=70_000_000) as server:
+        needs = server.app.runtime.needs
+        assert together([needs, needs]) < usable_share(70_000_000) < 2 * together([needs])
+        for family in ("llama", "qwen3", "llama"):
+            assert said(server, family, prompt) == alone[family, prompt]
+        assert loaded(server) == {"qwen3", "llama"}
+
+
+def test_an_alias_is_another_name_of_a_model(folder: Path, alone: dict[tuple[str, str], str]):
+    (prompt, *_) = prompts(6)
+    aliases = ("claude-haiku-4-5=llama", "small = llama", "a/b=qwen3")
+    with hosting(folder, aliases=aliases, max_loaded=1) as server:
+        listed = {one["id"]: one.get("aliases") for one in server.get("/v1/models")["data"]}
+        assert listed["llama"] == ["claude-haiku-4-5", "small"]
+        assert listed["qwen3"] == ["a/b"]
+        assert listed["gemma3_text"] is None
+        for name, family in (("claude-haiku-4-5", "llama"), ("a/b", "qwen3"), ("small", "llama")):
+            reply = completion(server, name, prompt)
+            assert reply["choices"][0]["text"] == alone[family, prompt]
+            assert reply["model"] == name
+            assert loaded(server) == {family}
+        assert server.get("/v1/models/small")["id"] == "llama"
+        assert server.post("/v1/models/a%2Fb/load", {})["id"] == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("alias", "problem"),
+    [("x=nobody", "there is no model 'nobody'"), ("llama=qwen3", "'llama' is a model itself")],
+)
+def test_an_alias_that_cannot_be_ends_the_start(folder: Path, alias: str, problem: str):
+    with pytest.raises(SettingsError, match=f"MODEL_ALIASES: {problem}"), hosting(folder, aliases=(alias,)):
+        pass
+
+
+def test_a_stream_is_finished_before_its_model_goes(folder: Path, alone: dict[tuple[str, str], str]):
+    (prompt, *_) = prompts(6)
+    with hosting(folder, max_loaded=1) as server:
+        whole = said(server, "qwen3", prompt, 300)
+        with ThreadPoolExecutor(2) as clients:
+            long = clients.submit(said, server, "qwen3", prompt, 300)
+            while not server.get("/stats")["models"][0]["in_flight"] and not long.done():
+                pass
+            assert clients.submit(said, server, "llama", prompt).result() == alone["llama", prompt]
+            assert long.result() == whole
+        assert loaded(server) == {"llama"}
+
+
+@pytest.mark.thorough
+def test_what_was_computed_is_there_when_a_model_that_stayed_is_asked_again(folder: Path):
+    prompt = " ".join(prompts(6)) * 3
+    with hosting(folder) as server:
+        first = completion(server, "qwen3", prompt)["usage"]
+        said(server, "llama", prompt)
+        again = completion(server, "qwen3", prompt)["usage"]
+        assert again["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
+
+
+def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: Path):
+    prompt = " ".join(prompts(6)) * 8
+    with hosting(folder, max_loaded=1, ssd_folder=str(tmp_path), drain_s=10) as server:
+        first = completion(server, "qwen3", prompt)["usage"]
+        said(server, "llama", prompt)
+        again = completion(server, "qwen3", prompt)["usage"]
+        assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 8
+
+
+@pytest.mark.thorough
+def test_memory_comes_back_over_fifty_switches(folder: Path):
+    (prompt, *_) = prompts(6)
+    with hosting(folder, max_loaded=1) as server:
+        sizes = []
+        for number in range(50):
+            said(server, ("qwen3", "llama")[number % 2], prompt)
+            if number % 2 == 0:
+                gc.collect()
+                sizes.append(mx.get_active_memory())
+        # Single ones have arrays of the step behind the last token, which nobody waits for.
+        assert statistics.median(sizes[12:]) <= statistics.median(sizes[:12]) * 1.01
+
+
+def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, go = threading.Event(), threading.Event()
+    with hosting(folder, max_loaded=1) as server, ThreadPoolExecutor(2) as clients:
+
+        def slow(*arguments: Any) -> Any:
+            begun.set()
+            assert go.wait(30)
+            return start_model(*arguments)
+
+        monkeypatch.setattr("start_llm.model_host.start_model", slow)
+        named = clients.submit(said, server, "llama", "Fish?")
+        assert begun.wait(30)
+        unknown = clients.submit(said, server, "claude-haiku", "Fish?")
+        assert server.get("/health") == {"status": "ok", "model": "llama", "loading": "llama"}
+        assert server.get("/")["model"] == "llama"
+        assert states(server) | {"llama": "loading"} == states(server)
+        assert loaded(server) == set()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.get("/stats")
+        assert refused.value.code == 503
+        assert not named.done()
+        assert not unknown.done(), "it waits, and loads nothing"
+        go.set()
+        assert named.result() == unknown.result()
+
+
+def test_models_are_loaded_and_unloaded_by_request(folder: Path):
+    with hosting(folder) as server:
+        assert server.post("/v1/models/llama/load", {})["state"] == "loaded"
+        assert loaded(server) == {"qwen3", "llama"}
+        assert server.post("/v1/models/qwen3/unload", {})["state"] == "available"
+        assert loaded(server) == {"llama"}
+        for path, status, words in (
+            ("/v1/models/llama/unload", 409, "Load another one first"),
+            ("/v1/models/nobody/load", 404, "There is no model 'nobody'"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                server.post(path, {})
+            assert refused.value.code == status
+            assert words in refused.value.read().decode()
+
+
+@pytest.mark.thorough
+def test_a_pinned_model_stays(folder: Path):
+    with hosting(folder, max_loaded=2, pinned=("qwen3",)) as server:
+        for family in FAMILIES[1:]:
+            said(server, family, "Fish?")
+            assert "qwen3" in loaded(server)
+            assert len(loaded(server)) == 2
+
+
+def test_beside_pinned_models_without_room_a_request_is_refused_with_the_reason(folder: Path):
+    with hosting(folder, max_loaded=1, pinned=("qwen3",)) as server:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            said(server, "llama", "Fish?")
+        assert "does not fit beside the pinned models: qwen3" in refused.value.read().decode()
+        assert said(server, "qwen3", "Fish?")
+
+
+def test_a_model_that_is_broken_leaves_the_one_that_was_there(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "models")
+    (tmp_path / "models" / "llama" / "model.safetensors").write_bytes(b"no weights")
+    with hosting(tmp_path / "models", max_loaded=1) as server:
+        before = said(server, "qwen3", "Fish?")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            said(server, "llama", "Fish?")
+        assert refused.value.code == 500
+        assert "'llama' cannot be loaded" in refused.value.read().decode()
+        assert said(server, "qwen3", "Fish?") == before
+
+
+def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_comes_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> Any:
+        raise ModelError("the disk is gone")
+
+    with hosting(folder, max_loaded=1) as server:
+        before = said(server, "qwen3", "Fish?")
+        with monkeypatch.context() as patched:
+            patched.setattr("start_llm.model_host.start_model", broken)
+            for model, words in (("llama", "the disk is gone"), ("claude-haiku", "No model is loaded")):
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    said(server, model, "Fish?")
+                assert words in refused.value.read().decode()
+        assert said(server, "qwen3", "Fish?") == before
+
+
+def test_a_model_that_nobody_uses_goes(folder: Path):
+    with hosting(folder, model_idle_s=0.5) as server:
+        said(server, "llama", "Fish?")
+        gone = threading.Event()
+        for _ in range(100):
+            if loaded(server) == {"llama"}:
+                break
+            gone.wait(0.1)
+        assert loaded(server) == {"llama"}, "the last one stays"

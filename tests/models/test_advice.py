@@ -1,0 +1,72 @@
+"""What a Mac is told before the default model is downloaded."""
+
+import pytest
+
+from start_llm.models.advice import advice, is_first_start, suggestions
+from start_llm.models.fit import AGENT_CONTEXT, report
+from start_llm.models.hub import Hub
+from start_llm.models.machines import MACHINES, Machine, machine_named
+from start_llm.models.well_known import DEFAULT_APPLE_MODEL
+
+
+@pytest.fixture
+def hub(tmp_path) -> Hub:
+    return Hub(tmp_path, free_bytes=lambda _: 123_400_000_000)
+
+
+def test_the_default_is_judged_with_memory_and_disk(hub):
+    lines = advice(machine_named("M4 Pro 48 GB"), hub)
+    assert lines[0] == f"The first start downloads {DEFAULT_APPLE_MODEL}: 16.8 GB."
+    assert lines[1] == "  memory   17.8 GiB with 32,768 tokens; M4 Pro 48 GB lets models use 34.2 GiB"
+    assert lines[2] == f"  disk     123.4 GB are free in {hub.cache}"
+    assert lines[3].startswith("  verdict  fits, with all of its 202,752 tokens, about ")
+
+
+def test_where_the_default_does_not_fit_that_is_said_and_smaller_ones_are_named(hub):
+    lines = advice(machine_named("M2 16 GB"), hub)
+    assert lines[3].startswith("  verdict  does not fit: weights and computing need 16.1 GiB of 10.1 GiB")
+    assert sum("mlx-community/" in line for line in lines[5:]) == 3
+    assert "Qwen3-4B" in "\n".join(lines[5:])
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda one: one.name)
+def test_every_suggestion_fits_with_what_an_agent_needs(machine):
+    found = suggestions(machine)
+    assert DEFAULT_APPLE_MODEL not in [one.repository for one in found]
+    assert len(found) == 3 or machine.ram_gb < 16
+    for one in found:
+        assert report(one.shape, machine, AGENT_CONTEXT).context_tokens >= AGENT_CONTEXT
+
+
+def test_the_largest_that_is_quick_enough_comes_first():
+    (first, *_) = suggestions(machine_named("M3 Ultra 512 GB"))
+    assert "DeepSeek" in first.repository
+    slow_first = suggestions(machine_named("M4 Pro 48 GB"))[0]
+    assert "Qwen3-32B" not in slow_first.repository, "it fits, at 7 tokens a second"
+
+
+def test_a_machine_of_unknown_speed_is_told_of_memory_alone(hub):
+    known = machine_named("M4 Pro 48 GB")
+    machine = Machine("M9 48 GB", "M9", known.ram_bytes, known.usable_bytes)
+    lines = advice(machine, hub)
+    assert "tokens a second" not in "\n".join(lines)
+    assert len(lines) == 8
+
+
+def test_a_tiny_machine_is_offered_what_there_is(hub):
+    machine = Machine("Toy", "Toy", 2**30, 2**30)
+    assert suggestions(machine) == []
+    assert len(advice(machine, hub)) == 5
+
+
+def test_the_first_start_is_one_without_a_choice_and_without_the_model(hub):
+    assert is_first_start(None, hub)
+    assert not is_first_start("mlx-community/other", hub)
+    snapshot = hub.folder_of(DEFAULT_APPLE_MODEL) / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("c")
+    (snapshot / "config.json").write_text("{}")
+    assert is_first_start(None, hub), "the weights are missing"
+    (snapshot / "model.safetensors").write_bytes(b"")
+    assert not is_first_start(None, hub)

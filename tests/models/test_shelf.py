@@ -1,0 +1,120 @@
+"""Models are judged on disk and on the hub, of which config and index alone are read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from start_llm.core.errors import BadGateway, InvalidRequest, NotFound
+from start_llm.models.downloads import Downloads
+from start_llm.models.hub import Hub
+from start_llm.models.library import Library, Place, shape_in
+from start_llm.models.machines import GIB, MACHINES, Machine
+from start_llm.models.shelf import Shelf
+from tests.models.fake_hub import WEIGHTS, FakeHub, hub_of
+from tests.models.test_library import copied
+
+MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
+REPO = "lab/tiny"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model) -> Path:
+    return tiny_model("qwen3_moe")
+
+
+@pytest.fixture
+def server(model) -> Iterator[FakeHub]:
+    with hub_of({path.name: path.read_bytes() for path in model.iterdir()}) as running:
+        yield running
+
+
+@pytest.fixture
+def shelf(server, model, tmp_path) -> Shelf:
+    copied(model, tmp_path / "models" / "other", max_position_embeddings=1000)
+    hub = Hub(tmp_path / "hub", endpoint=server.url)
+    library = Library([Place("models", tmp_path / "models"), Place("hub", hub.cache)], MACHINE)
+    return Shelf(library, MACHINE, hub, Downloads(hub), lambda: [("loaded", model)])
+
+
+def test_the_loaded_model_is_judged_unless_another_is_named(shelf, model):
+    loaded = shelf.fit(None, None)
+    assert loaded.model == "loaded"
+    assert loaded == shelf.fit("loaded", None)
+    assert loaded.report.weights_bytes == shape_in("x", model).weights.total
+    other = shelf.fit("other", None)
+    assert (other.model, other.report.context_tokens) == ("other", 1000)
+    assert other.sku_context == 1000
+
+
+def test_the_table_of_machines_has_every_machine(shelf):
+    found = shelf.fit(None, None)
+    assert [machine.name for machine, _ in found.skus] == [one.name for one in MACHINES]
+    assert all(report.typical_context_tokens == 32_768 for _, report in found.skus)
+    assert found.machine.name == "Toy 16 GB"
+
+
+def test_a_model_on_the_hub_is_judged_by_config_and_index_alone(shelf, server, model):
+    found = shelf.fit(None, REPO)
+    here = shelf.fit(None, None)
+    assert found.model == REPO
+    assert found.report == here.report
+    assert server.requests == ["GET config.json", f"GET {INDEX}"]
+    assert not shelf.hub.cache.exists()
+
+
+def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
+    del server.files[INDEX]
+    server.files["sub/other.safetensors"] = b"x" * 10**6
+    found = shelf.fit(None, REPO).report
+    assert found.weights_bytes == len(server.files[WEIGHTS])
+
+
+@pytest.mark.parametrize("index", [{}, {"metadata": None}, {"metadata": {"total_size": "5"}}])
+def test_an_index_without_a_sum_is_passed_over(shelf, server, index):
+    server.files[INDEX] = json.dumps(index).encode()
+    assert shelf.fit(None, REPO).report.weights_bytes == len(server.files[WEIGHTS])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config.json": b"{"}, "config.json is not JSON"),
+        ({"config.json": b"[]"}, "config.json is no JSON object"),
+        ({"config.json": None}, "no config.json"),
+        ({"config.json": b'{"model_type": "rwkv7"}'}, "rwkv7"),
+        ({INDEX: None, WEIGHTS: None}, "no weights"),
+    ],
+)
+def test_a_repository_that_cannot_be_judged_is_told_why(shelf, server, change, words):
+    for name, data in change.items():
+        server.files.pop(name)
+        if data is not None:
+            server.files[name] = data
+    with pytest.raises(NotFound, match=words) as refused:
+        shelf.fit(None, REPO)
+    assert refused.value.param == "repo"
+
+
+def test_errors_name_the_field(shelf, server):
+    for model, repo, kind, field in (
+        ("other", REPO, InvalidRequest, "repo"),
+        (None, "no name", InvalidRequest, "repo"),
+        (None, "lab/nothing", NotFound, "repo"),
+        ("nothing", None, NotFound, "model"),
+    ):
+        with pytest.raises(kind) as refused:
+            shelf.fit(model, repo)
+        assert refused.value.param == field
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(BadGateway, match="The hub cannot be asked"):
+        shelf.fit(None, REPO)
+
+
+def test_a_model_on_disk_that_is_not_whole_is_told(shelf, tmp_path):
+    (tmp_path / "models" / "other" / WEIGHTS).unlink()
+    with pytest.raises(InvalidRequest, match=r"'other' cannot be judged.*lacks model\.safetensors"):
+        shelf.fit("other", None)
