@@ -42,6 +42,7 @@ class CachedFile:
         key, parent: keys of the prefixes that end with and before its tokens.
         used_ns: when it was last used, in nanoseconds of wall time; the file's modification time.
         header: what it holds; None until it was read.
+        is_verified: this process has written it, or read all of it, and it was right.
     """
 
     kind: FileKind
@@ -50,6 +51,7 @@ class CachedFile:
     nbytes: int
     used_ns: int
     header: FileHeader | None = None
+    is_verified: bool = False
 
     @property
     def name(self) -> FileName:

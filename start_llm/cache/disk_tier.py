@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,6 +151,7 @@ class DiskTier:
         self._say = say
         self._lock = Lock(folder / LOCK)
         self._queued: set[FileName] = set()
+        self._unverified: set[FileName] = set()
         self._written: deque[Outgoing] = deque()
         self._room = threading.Condition()
         self._paused_until = 0.0
@@ -293,7 +294,9 @@ class DiskTier:
         used_ns: int,
         superseded: Superseded,
     ) -> None:
-        file = CachedFile(header.kind, header.key, header.parent, header.nbytes, used_ns, header)
+        file = CachedFile(
+            header.kind, header.key, header.parent, header.nbytes, used_ns, header, is_verified=True
+        )
         try:
             if self._keep_quota(file.nbytes):
                 path = file.path(self.folder)
@@ -370,8 +373,6 @@ class DiskTier:
                 job.done += 1
                 is_left = job.done < len(job.parts)
                 has_more = is_left and self._thread.submit(lambda: self._read(job), is_urgent=True)
-            else:
-                self._verify_later([part.file for part in job.parts[job.done + 1 :]])
         finally:
             if not has_more:
                 self._end(job)
@@ -385,15 +386,33 @@ class DiskTier:
                 raise HurtFile("layout")
             opened.read_into(part.targets())
 
-        return self._is_right(part.file, read)
+        part.file.is_verified = self._is_right(part.file, read)
+        return part.file.is_verified
 
-    def _verify_later(self, files: list[CachedFile]) -> None:
-        """Check files after one that was hurt. Those that are too would otherwise never be written again."""
+    def verify_later(self, files: Iterable[CachedFile]) -> None:
+        """Check files whose content was computed: a hurt one would otherwise not be written again."""
         for file in files:
-            self._thread.submit(partial(self._verify, file))
+            if not file.is_verified and file.name not in self._unverified:
+                self._unverified.add(file.name)
+                if not self._thread.submit(partial(self._verify, file)):
+                    self._is_checked(file)
+
+    def wait_for_checks(self, timeout_s: float) -> bool:
+        """Wait until all files that `verify_later` was told of are checked. False if they are not in time."""
+        with self._room:
+            return self._room.wait_for(lambda: not self._unverified, timeout_s)
 
     def _verify(self, file: CachedFile) -> None:
-        self._is_right(file, OpenedFile.verify)
+        try:
+            if self.index.get(*file.name) is file and not file.is_verified:
+                file.is_verified = self._is_right(file, OpenedFile.verify)
+        finally:
+            self._is_checked(file)
+
+    def _is_checked(self, file: CachedFile) -> None:
+        with self._room:
+            self._unverified.discard(file.name)
+            self._room.notify_all()
 
     def look(self, files: list[CachedFile]) -> DiskWait:
         """Read the headers of files that are known by name alone."""

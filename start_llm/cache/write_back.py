@@ -127,6 +127,12 @@ class WriteBack:
     def flush(self, patience_s: float) -> None:
         """Write everything that is not on the disk yet, the conversations that were used last first."""
         end = time.perf_counter() + patience_s
+        self._write_all(end)
+        if self._tier.wait_for_checks(end - time.perf_counter()):
+            self._write_all(end)
+
+    def _write_all(self, end: float) -> None:
+        """Write what is not on the disk yet, until this time of `time.perf_counter`."""
         self._due = self._candidates(idle_s=0)
         while self._due and time.perf_counter() < end:
             if self._tier.wait_for_room(end - time.perf_counter()):
@@ -175,11 +181,22 @@ class WriteBack:
     def _candidates(self, idle_s: float) -> list[Writable]:
         """Return what is due, the last first: conversations that were used last, by position."""
         found = [one for one in self._all(idle_s) if self._is_writable(one.item)]
+        self._tier.verify_later(self._unread())
         now = self._clock()
         later = [one.due for one in found if one.due > now]
         self._next_due = min(later, default=0.0)
         due = [one for one in found if one.due <= now]
         return [one.item for one in sorted(due, key=lambda one: (one.last_used, -one.end))]
+
+    def _unread(self) -> Iterator[CachedFile]:
+        """Yield the files that nobody has read since the start, though memory has their content.
+
+        It was computed because a file on the way to them was hurt, and they may be hurt as well.
+        """
+        for item in (*self._store.tree.pages(), *self._store.checkpoints, *self._store.seq_caches):
+            file = self._tier.index.get(*self._name(item))
+            if file and not file.is_verified:
+                yield file
 
     def _all(self, idle_s: float) -> Iterator[_Candidate]:
         last_uses = self._last_uses()

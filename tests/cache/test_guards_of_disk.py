@@ -331,9 +331,23 @@ def test_files_behind_a_hurt_one_are_checked(tmp_path: Path):
         path.write_bytes(bytes(path.stat().st_size))
     with on_disk(resources(), tmp_path) as engine:
         assert cached(engine.say(PROMPT, 3)) == 2 * PAGE
-        settled(lambda: engine.disk.rejected == {"header": 4})
+    assert engine.disk.rejected == {"header": 4}
     with on_disk(resources(), tmp_path) as engine:
         assert cached(engine.say(PROMPT, 3)) == 299
+        check(engine)
+
+
+def test_hurt_files_that_no_prompt_has_read_are_written_again_once_their_content_is_computed(tmp_path: Path):
+    """Nobody reads the pages behind a hurt state, nor would anybody write them if they passed for whole."""
+    said_before(tmp_path, has_state=True)
+    hurt = [*(tmp_path / "states").rglob("*.safetensors"), *files(tmp_path)[2:6]]
+    for path in hurt:
+        path.write_bytes(bytes(path.stat().st_size))
+    with on_disk(resources(has_state=True), tmp_path) as engine:
+        assert cached(engine.say(PROMPT, 3, boundaries=(290,))) == 0
+    assert engine.disk.rejected == {"header": len(hurt)}
+    with on_disk(resources(has_state=True), tmp_path) as engine:
+        assert cached(engine.say(PROMPT, 3, boundaries=(290,))) == 290
         check(engine)
 
 
