@@ -30,6 +30,7 @@ from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.status import ModelCard
 from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
 from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
+from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import (
     access_policy,
@@ -68,6 +69,7 @@ class App:
         self._settings = settings
         self._terminal = terminal
         self._requests = RequestMetrics()
+        self._prometheus = ServerMetrics()
         self._thread = EngineThread()
         self._trace = make_trace(settings, CacheMetrics(), terminal.say)
         self._disk: DiskStorage | None = None
@@ -180,6 +182,7 @@ class App:
         """Start what the models share."""
         self._thread.start()
         self._disk = DiskStorage(self._settings, self._terminal.say)
+        self._prometheus.show_disk(self._disk.metrics)
         self._responses = self._disk.responses()
         return SharedParts(
             settings=self._settings,
@@ -187,6 +190,7 @@ class App:
             thread=self._thread,
             disk=self._disk,
             requests=self._requests,
+            prometheus=self._prometheus,
             trace=self._trace,
             responses=response_store(self._settings, self._responses.table if self._responses else no_table),
             drain=self._drain,
@@ -197,6 +201,7 @@ class App:
             models=host,
             library=LibraryPages(shelf, host),
             adapter_root=adapters,
+            prometheus=self._prometheus,
             seal=make_seal(self._settings, self._terminal.say),
             tenants=Tenants(self._proxy_key, apart=self._settings.isolates_tenants),
             responses=host.default.status.responses,

@@ -293,6 +293,7 @@ class ModelHost:
         finally:
             self._changed.acquire()
         self._residents[name] = _Resident(runtime, self._clock())
+        self._shared.prometheus.models.attach(name, runtime.metrics)
         if others:
             self._divide_memory()
 
@@ -300,6 +301,7 @@ class ModelHost:
         """Unload a model once it has answered its requests."""
         self._end(self._residents[name])
         del self._residents[name]
+        self._shared.prometheus.models.detach(name)
         self._shared.thread.collect()
         self._divide_memory()
         self._shared.terminal.say(f"Unloaded {name}.")

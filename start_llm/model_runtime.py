@@ -43,7 +43,8 @@ from start_llm.server.served_models import ServedModel
 from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
 from start_llm.service import ModelTraits, Service
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, ModelMetrics, RequestMetrics
+from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Trace
 from start_llm.wiring import (
@@ -82,6 +83,7 @@ class SharedParts:
     thread: EngineThread
     disk: DiskStorage
     requests: RequestMetrics
+    prometheus: ServerMetrics
     trace: Trace | None
     responses: ResponseStore
     drain: RequestDrain
@@ -140,16 +142,6 @@ class LoadedEngine:
     startup: EngineStartup
     metrics: EngineMetrics
     cache_metrics: CacheMetrics
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMetrics:
-    """Counters of one model."""
-
-    engine: EngineMetrics
-    cache: CacheMetrics
-    transcripts: TranscriptMetrics
-    database: DatabaseMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,14 +353,21 @@ def _runtime(shared: SharedParts, settings: Settings, name: str, loaded: LoadedE
         preparer=preparer,
         transcripts=known,
         traits=traits,
-        reports=Reports(shared.requests, shared.terminal, trace, shows_images=settings.shows_images),
+        reports=Reports(
+            shared.requests,
+            shared.terminal,
+            trace,
+            shared.prometheus.observer(name),
+            shows_images=settings.shows_images,
+        ),
     )
     adapters = ModelAdapters(loaded.engine, ready.adapters, shared.adapters[name])
     adapters.mount_again(shared.terminal.say)
     images = image_door(settings) if card.sees else None
     facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes, images)
     rows = database.metrics if database else DatabaseMetrics()
-    metrics = ModelMetrics(loaded.metrics, loaded.cache_metrics, known.metrics, rows)
+    weights = ready.footprint.weights_bytes
+    metrics = ModelMetrics(loaded.metrics, loaded.cache_metrics, known.metrics, rows, weights)
     return ModelRuntime(
         settings=settings,
         card=card,

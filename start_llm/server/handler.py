@@ -42,11 +42,13 @@ from start_llm.server.routes import (
     FactsRoute,
     GenerateRoute,
     LibraryRoute,
+    MetricsRoute,
     QueryRoute,
     StatusRoute,
     StoredRoute,
     dialect,
     find,
+    pattern,
     requires_key,
 )
 from start_llm.server.served_models import ServedModel
@@ -55,6 +57,7 @@ from start_llm.service import Answer, Service
 
 _CLIENT_CHECK_INTERVAL_S = 0.05
 _READING = ("GET", "HEAD")
+_METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _STDLIB_REFUSALS = {414: HeadersTooLarge, 431: HeadersTooLarge, 501: MethodNotAllowed}
 
 
@@ -83,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
-        self._dialect, self._request_id = OPENAI, new_id("req_")
+        self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
             if not self._buffer.peek(1):
@@ -117,6 +120,9 @@ class Handler(BaseHTTPRequestHandler):
             case StatusRoute(render):
                 with self.server.context.drain.admit_request():
                     self._send_json(*render(self.server.context.models))
+            case MetricsRoute():
+                accept = self.headers.get("accept", "")
+                self._send_body(200, *self.server.context.prometheus.exposition(accept))
             case StoredRoute(render):
                 self._send_json(200, render(self._request_context(self.server.context.models.default)))
             case LibraryRoute() | AdapterRoute() | FactsRoute() as route:
@@ -280,8 +286,12 @@ class Handler(BaseHTTPRequestHandler):
     def _send_json(
         self, status: int, payload: Mapping[str, Json], extra: Mapping[str, str] | None = None
     ) -> None:
-        body = json.dumps(payload, ensure_ascii=False).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(extra or {})}
+        self._send_body(status, "application/json", json.dumps(payload, ensure_ascii=False).encode(), extra)
+
+    def _send_body(
+        self, status: int, content_type: str, body: bytes, extra: Mapping[str, str] | None = None
+    ) -> None:
+        headers = {"Content-Type": content_type, "Content-Length": str(len(body)), **(extra or {})}
         if self._unread_body or self.close_connection:
             headers["Connection"] = "close"
         self._send_head(status, headers)
@@ -289,6 +299,8 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
+        method = self.command if self.command in _METHODS else "other"
+        self.server.context.prometheus.note_response(pattern(self.path), method, status)
         self.send_response(status)
         self.send_header(self._dialect.id_header, self._request_id)
         for name, value in headers.items():

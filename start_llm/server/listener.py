@@ -25,6 +25,7 @@ from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.drain import RequestDrain
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.served_models import ServedModels
+from start_llm.telemetry.prometheus import ServerMetrics
 
 _BUSY: Final = float("inf")
 _POLL_S: Final = 0.1
@@ -77,6 +78,7 @@ class ServerContext:
     access_policy: AccessPolicy = field(default_factory=AccessPolicy)
     drain: RequestDrain = field(default_factory=RequestDrain)
     adapter_root: Path | None = None
+    prometheus: ServerMetrics = field(default_factory=ServerMetrics)
 
     @property
     def adapters(self) -> AdapterPages:

@@ -86,6 +86,11 @@ class StatusRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsRoute:
+    """The endpoint that Prometheus scrapes."""
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryRoute:
     """An endpoint about models on disk. Its fields come from the query, or from a body."""
 
@@ -132,7 +137,7 @@ _DOWNLOADS = "/downloads"
 _ADAPTERS = "/v1/adapters"
 
 type PostRoute = GenerateRoute | QueryRoute | FactsRoute | LibraryRoute | AdapterRoute
-type Endpoint = PostRoute | StoredRoute | StatusRoute
+type Endpoint = PostRoute | StoredRoute | StatusRoute | MetricsRoute
 POST_ROUTES: Mapping[str, PostRoute] = {
     _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
@@ -150,11 +155,12 @@ POST_ROUTES: Mapping[str, PostRoute] = {
     _DOWNLOADS: LibraryRoute(LibraryPages.start, has_body=True),
     _ADAPTERS: AdapterRoute(AdapterPages.mount, has_body=True),
 }
-STATUS_ROUTES: Mapping[str, StatusRoute | LibraryRoute | AdapterRoute] = {
+STATUS_ROUTES: Mapping[str, StatusRoute | LibraryRoute | AdapterRoute | MetricsRoute] = {
     "/": StatusRoute(model_pages.greeting),
     "/api/hello": StatusRoute(model_pages.greeting),
     "/health": StatusRoute(model_pages.health),
     "/stats": StatusRoute(model_pages.stats),
+    "/metrics": MetricsRoute(),
     "/v1/models": _MODELS,
     "/models": _MODELS,
     "/library": LibraryRoute(LibraryPages.models),
@@ -182,7 +188,21 @@ KEYLESS_PATHS = frozenset({"/", "/api/hello", "/health"})
 
 def requires_key(target: str) -> bool:
     """Return True if a request with this target needs a key."""
-    return (target.partition("?")[0].rstrip("/") or "/") not in KEYLESS_PATHS
+    return _path(target) not in KEYLESS_PATHS
+
+
+def _path(target: str) -> str:
+    """Return the path of a target; a slash at its end does not matter."""
+    return target.partition("?")[0].rstrip("/") or "/"
+
+
+def pattern(target: str) -> str:
+    """Return the pattern of a target's path; `other` for what no endpoint has, so that there are few."""
+    path = _path(target)
+    if target and (path in POST_ROUTES or path in STATUS_ROUTES):
+        return path
+    prefixes = (_MODEL_PREFIX, f"{_DOWNLOADS}/", f"{_ADAPTERS}/", *_RESPONSE_PREFIXES)
+    return next((f"{prefix}{{id}}" for prefix in prefixes if path.startswith(prefix)), "other")
 
 
 def dialect(target: str) -> Dialect:
@@ -199,8 +219,7 @@ def find(method: str, target: str) -> Endpoint:
         NotFound: no such path.
         MethodNotAllowed: the path exists, but not for this method.
     """
-    path, _, query = target.partition("?")
-    path = path.rstrip("/") or "/"
+    path, query = _path(target), target.partition("?")[2]
     endpoints = _endpoints(path, query)
     if not endpoints:
         raise NotFound(

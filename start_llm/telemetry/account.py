@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
 from start_llm.telemetry.metrics import RequestMetrics
+from start_llm.telemetry.prometheus import RequestObserver, ServerMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
 from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest
 
@@ -19,12 +20,14 @@ class Reports:
 
     Attributes:
         trace: None if no trace is written.
+        observer: for the histograms of `/metrics`.
         shows_images: the terminal shows where images stand in prompts (VLM_CACHE_DEBUG).
     """
 
     metrics: RequestMetrics
     terminal: Terminal
     trace: Trace | None = None
+    observer: RequestObserver = field(default_factory=lambda: ServerMetrics().observer(""))
     shows_images: bool = False
 
 
@@ -45,6 +48,8 @@ class RequestAccount:
         self._prefilled = 0
         self._ending = "cancelled"
         self._usage: Usage | None = None
+        self._submitted = self._turn_came = time.perf_counter()
+        self._last_text: float | None = None
 
     def begin(self) -> None:
         self._reports.metrics.begin()
@@ -59,6 +64,7 @@ class RequestAccount:
                 self._reports.terminal.prefilling(self._line, event)
             case Text():
                 self._line.note_text()
+                self._note_tokens(len(event.tokens))
             case Finished():
                 self._ending = "deadline" if event.was_cut else event.reason
                 self._usage = event.usage
@@ -68,7 +74,17 @@ class RequestAccount:
             case _:
                 pass
 
+    def _note_tokens(self, count: int) -> None:
+        observer, now = self._reports.observer, time.perf_counter()
+        if self._last_text is None:
+            observer.note_first_token(now - self._line.began, now - self._turn_came)
+        else:
+            observer.note_tokens(count, now - self._last_text)
+        self._last_text = now
+
     def _note_restored(self, restored: Restored) -> None:
+        self._turn_came = time.perf_counter()
+        self._reports.observer.note_turn(self._turn_came - self._submitted)
         self._restored = restored
         self._explanation = self._explain(restored)
         terminal = self._reports.terminal
@@ -89,9 +105,20 @@ class RequestAccount:
             texts: prompt and reply, for the trace if it needs them.
         """
         self._reports.terminal.finished(self._line, self._ending, self._usage)
+        self._observe_end(reply_length)
         if self._reports.trace:
             self._reports.trace.write(self._asked, self._ended(reply_length), texts)
         self._reports.metrics.end(self._ending, self._usage)
+
+    def _observe_end(self, reply_length: int) -> None:
+        observer, prompt = self._reports.observer, self._line.prompt_tokens
+        if self._restored:
+            observer.note_sources(self._restored, self._computed(self._restored.tokens))
+        total_s = time.perf_counter() - self._line.began
+        observer.note_end(self._ending, total_s, prompt, self._reply_tokens(reply_length))
+
+    def _reply_tokens(self, reply_length: int) -> int:
+        return self._usage.completion if self._usage else reply_length
 
     def _ended(self, reply_length: int) -> TracedReply:
         now, line, restored = time.perf_counter(), self._line, self._restored or Restored(0)
@@ -101,7 +128,7 @@ class RequestAccount:
             ending=self._ending,
             cached_tokens=restored.tokens,
             computed_tokens=self._computed(restored.tokens),
-            completion_tokens=self._usage.completion if self._usage else reply_length,
+            completion_tokens=self._reply_tokens(reply_length),
             ttft_seconds=round(line.first_text - line.began, 4) if line.first_text else None,
             total_seconds=round(now - line.began, 4),
             cache_hit=restored.tokens > 0 if self._restored else None,

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from start_llm.core.database import DatabaseMetrics
 from start_llm.core.events import Usage
 
 _STALLS = 500
@@ -222,3 +223,14 @@ class RequestMetrics:
                 self.prompt_tokens += usage.prompt
                 self.cached_tokens += usage.cached
                 self.completion_tokens += usage.completion
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """Counters of one loaded model."""
+
+    engine: EngineMetrics
+    cache: CacheMetrics
+    transcripts: TranscriptMetrics
+    database: DatabaseMetrics
+    weights_bytes: int

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.fuzz.bodies import Expected
 from tests.fuzz.requests import Request
 from tests.grammar import completions, messages, responses, wire
@@ -28,6 +30,9 @@ def judge(asked: Request, reply: Reply) -> None:
     assert reply.status == 200 or not asked.is_normal
     if asked.method == "HEAD" or not reply.body:
         assert asked.method == "HEAD", "no body"
+        return
+    if _path(asked) == "/metrics" and reply.status == 200:
+        assert list(text_string_to_metric_families(reply.body.decode()))
         return
     if reply.headers["content-type"].startswith("text/event-stream"):
         told = _streamed(asked, reply)
