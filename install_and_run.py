@@ -3,16 +3,20 @@
 
 This file needs only the standard library and Python 3.9 or newer. The server itself runs on Python 3.12.
 
-    1. refuse a .venv that another Python has changed   (names each artefact, deletes nothing)
-    2. install what is missing: find a Python 3.12, make .venv, run pip
+    1. read the options, and refuse unknown ones
+    2. refuse a .venv that another Python has changed   (names each artefact, deletes nothing)
+    3. install what is missing: find a Python 3.12, make .venv, run uv, or pip where there is no uv
        (skipped while the stamps in .venv are current: a second start uses no network)
-    3. become the server through exec                   (on Linux with OpenBLAS preloaded)
+    4. become the server through exec                   (on Linux with OpenBLAS preloaded)
+
+What the tools print goes to logs/install.log; its end is shown if a step fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -21,6 +25,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -31,6 +37,10 @@ VENV_PYTHON = VENV / "bin" / "python"
 REQUIREMENT_FILES = {"server": ROOT / "requirements.txt", "dev": ROOT / "requirements-dev.txt"}
 CONSTRAINTS = ROOT / "constraints.txt"  # the exact version of every package, dependencies included
 INSTALLED_WITHOUT_DEPENDENCIES = "mlx-vlm"
+LOG = ROOT / "logs" / "install.log"
+BACKENDS = ("cpu", "cuda12", "cuda13")
+LAST_LINES = 12
+NEEDED_BYTES = {"cpu": 2_000_000_000, "cuda12": 6_000_000_000, "cuda13": 6_000_000_000}
 CURE = "Delete the folder (rm -rf .venv) and run this again; it is then made anew."
 
 HOW_TO_GET_PYTHON = """\
@@ -79,7 +89,9 @@ def run(arguments: list[str]) -> None:
     own_arguments, pytest_arguments = split_at_test(arguments)
     options, server_arguments = option_parser().parse_known_args(own_arguments)
     refuse_windows(sys.platform)
-    ensure_installed(["server", "dev"] if options.dev or pytest_arguments is not None else ["server"])
+    refuse_unknown(server_arguments)
+    parts = ["server", "dev"] if options.dev or pytest_arguments is not None else ["server"]
+    ensure_installed(parts, options.backend)
     if options.setup_only:
         say(f"Ready: {VENV}")
     elif pytest_arguments is not None:
@@ -122,7 +134,13 @@ def option_parser() -> argparse.ArgumentParser:
     values.add_argument("--no-proxy", action="store_true", help="the server alone, without the LiteLLM proxy")
     values.add_argument("--mlx-port", "--port", metavar="N", help="port of the server")
     values.add_argument("--proxy-port", metavar="N", help="port of the LiteLLM proxy")
+    values.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="MLX's build for Linux; by default the one for this machine",
+    )
     stages = parser.add_argument_group("instead of starting the server")
+    stages.add_argument("--version", action="version", version=f"start_llm {own_version()}")
     stages.add_argument("--setup-only", action="store_true", help="install, then stop")
     stages.add_argument("--dev", action="store_true", help="install requirements-dev.txt as well")
     stages.add_argument(
@@ -140,6 +158,28 @@ def serve_options(options: argparse.Namespace) -> list[str]:
         ("--proxy-port", options.proxy_port),
     )
     return flags + [word for name, value in values if value is not None for word in (name, value)]
+
+
+def own_version() -> str:
+    text = (ROOT / "start_llm" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
+    return found.group(1) if found else "of unknown version"
+
+
+def refuse_unknown(arguments: list[str]) -> None:
+    """Refuse options that the server does not have, before anything is installed for it."""
+    known = [*re.findall(r"--[a-z-]+", option_parser().format_help()), *server_flags()]
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if name.startswith("--") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise Refusal(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+
+
+def server_flags() -> list[str]:
+    """Return the options of the server, read from its source, which this Python may not be able to run."""
+    text = (ROOT / "start_llm" / "config" / "flags.py").read_text(encoding="utf-8")
+    return re.findall(r'"(--[a-z][a-z-]*)"', text)
 
 
 def absolute_if_it_exists(model: str) -> str:
@@ -175,10 +215,10 @@ def probe(python: str) -> Interpreter:
     return Interpreter(executable, complaint_about(version, machine, sys.platform))
 
 
-def quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
+def quietly(command: list[str], timeout: float = 30) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, returncode=126, stdout="", stderr=str(error))
@@ -190,6 +230,29 @@ def complaint_about(version: str, machine: str, system: str) -> str:
     if system == "darwin" and machine != "arm64":
         return f"runs as {machine} (an Intel Mac, or Rosetta); MLX needs arm64"
     return ""
+
+
+def find_or_bring_python() -> str:
+    """Return a Python 3.12; one that uv downloads if there is none.
+
+    Raises:
+        Refusal: there is none, and uv cannot download one.
+    """
+    try:
+        return find_python()
+    except Refusal:
+        with tempfile.TemporaryDirectory() as folder:
+            uv = usable_uv(shutil.which("uv")) or usable_uv(uv_in(folder))
+            if uv is None or quietly([uv, "python", "install", "3.12"], timeout=600).returncode != 0:
+                raise
+            return find_python()
+
+
+def uv_in(folder: str) -> str:
+    """Install uv into a folder with the Python that runs this. Returns where it is if that went well."""
+    quietly([sys.executable, "-m", "venv", folder], timeout=120)
+    quietly([str(Path(folder, "bin", "python")), "-m", "pip", "install", "--quiet", "uv"], timeout=300)
+    return str(Path(folder, "bin", "uv"))
 
 
 def find_python() -> str:
@@ -287,14 +350,39 @@ def wrong_interpreters() -> list[str]:
 # --- installation ------------------------------------------------------------
 
 
-def ensure_installed(parts: list[str]) -> None:
+def ensure_installed(parts: list[str], backend: str | None) -> None:
+    """Install what is missing.
+
+    Args:
+        backend: MLX's build for Linux; None is the one that is there, or the one for this machine.
+    """
     refuse_contamination()
-    if all(is_installed(part) for part in parts):
+    if all(is_installed(part) for part in parts) and backend in (None, installed_backend()):
         return
     with installation_lock():
         refuse_contamination()
+        there = installed_backend()
+        if there and backend not in (None, there):
+            raise Refusal(f"{VENV} has MLX for {there}, and two builds overwrite each other's files.\n{CURE}")
         if not all(is_installed(part) for part in parts):
-            install(parts)
+            install(parts, there or backend or detected_backend())
+
+
+def installed_backend() -> str | None:
+    """Return the build of MLX that the environment has, or is about to have; None if there is none."""
+    file = VENV / ".backend"
+    if file.is_file():
+        return file.read_text()
+    return "cpu" if any(stamp(part).is_file() for part in REQUIREMENT_FILES) else None
+
+
+def detected_backend() -> str:
+    """Return the build of MLX for this machine's NVIDIA driver, if it has one."""
+    if sys.platform != "linux":
+        return "cpu"
+    found = re.search(r"CUDA Version: (\d+)", quietly(["nvidia-smi"]).stdout)
+    version = int(found.group(1)) if found else 0
+    return "cuda13" if version >= 13 else "cuda12" if version == 12 else "cpu"
 
 
 def is_installed(part: str) -> bool:
@@ -334,7 +422,7 @@ def installation_lock() -> Generator[None]:
 
     try:
         VENV.mkdir(exist_ok=True)
-        file = (VENV / ".lock").open("w")
+        file = (VENV / ".installing").open("w")  # uv locks .lock itself, and would wait for us
     except OSError as error:
         raise Refusal(f"Cannot write to {VENV}: {error.strerror}. It installs only there.") from error
     with file:
@@ -346,24 +434,36 @@ def installation_lock() -> Generator[None]:
         yield
 
 
-def install(parts: list[str]) -> None:
+def install(parts: list[str], backend: str) -> None:
+    refuse_full_disk(NEEDED_BYTES[backend])
     for part in REQUIREMENT_FILES:
         stamp(part).unlink(missing_ok=True)  # if a step fails from here on, the next start installs again
     make_environment()
+    (VENV / ".backend").write_text(backend)
     lines = [line for part in parts for line in requirement_lines(part)]
+    if backend != "cpu":
+        lines = [line.replace("mlx[cpu]", f"mlx[{backend}]") for line in lines]
     lonely = [line for line in lines if line.startswith(INSTALLED_WITHOUT_DEPENDENCIES)]
-    files = " and ".join(REQUIREMENT_FILES[part].name for part in parts)
-    say(f"Installing {files}: about 1 GB, some minutes the first time.")
-    pip_install("the requirements", [line for line in lines if line not in lonely])
-    pip_install(INSTALLED_WITHOUT_DEPENDENCIES, ["--no-deps", *lonely])
+    began = time.monotonic()
+    say(f"Packages  installing (about 1 GB, MLX for {backend}); details in {LOG.relative_to(ROOT)}")
+    tool = install_packages([line for line in lines if line not in lonely], lonely)
     for part in parts:
         stamp(part).write_text(fingerprint(part))
+    say(f"Packages  installed with {tool} in {time.monotonic() - began:.0f} s")
+
+
+def refuse_full_disk(needed: int) -> None:
+    free = shutil.disk_usage(ROOT).free
+    if free < needed:
+        raise Refusal(
+            f"The packages need {needed / 1e9:.0f} GB; on the disk of {ROOT} {free / 1e9:.1f} GB are free."
+        )
 
 
 def make_environment() -> None:
     if not (VENV_PYTHON.exists() and configuration()):
-        python = find_python()
-        say(f"Making {VENV} with {python}")
+        python = find_or_bring_python()
+        say(f"Python    {python}")
         hint = "On Debian and Ubuntu venv is a package of its own: apt install python3.12-venv."
         run_step("Making the environment", [python, "-m", "venv", str(VENV)], hint)
     packages = VENV / "lib" / "python3.12" / "site-packages"
@@ -374,17 +474,101 @@ def make_environment() -> None:
         run_step("Adding pip to the environment", [str(VENV_PYTHON), "-m", "ensurepip"], hint)
 
 
-def pip_install(what: str, requirements: list[str]) -> None:
-    pip = [str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    pip += ["--constraint", CONSTRAINTS.name]
+def install_packages(requirements: list[str], lonely: list[str]) -> str:
+    """Install with uv, or with pip if uv cannot do it. Returns the name of the tool.
+
+    Args:
+        lonely: requirements to install without their own.
+    """
+    uv = find_uv()
+    if uv:
+        try:
+            for lines in (requirements, ["--no-deps", *lonely]):
+                run_step("Installing with uv", [*uv_install(uv), *lines], "", uv_environment())
+        except Refusal:
+            say("Packages  uv cannot install them; pip does it, which takes some minutes")
+        else:
+            return "uv"
     hint = "If a download failed: check the network and pip's settings, then run the same command again."
-    run_step(f"Installing {what}", [*pip, *requirements], hint)
+    run_step("Installing the requirements", [*pip_install(), *requirements], hint)
+    run_step(f"Installing {INSTALLED_WITHOUT_DEPENDENCIES}", [*pip_install(), "--no-deps", *lonely], hint)
+    return "pip"
 
 
-def run_step(step: str, command: list[str], hint: str) -> None:
-    status = subprocess.call(command, stdin=subprocess.DEVNULL, cwd=ROOT)
+def pip_install() -> list[str]:
+    pip = [str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    return [*pip, "--constraint", CONSTRAINTS.name]
+
+
+def find_uv() -> str | None:
+    """Return uv: the user's, or one that pip brings into the environment; None if there is none."""
+    own = str(VENV / "bin" / "uv")
+    found = usable_uv(shutil.which("uv")) or usable_uv(own)
+    if found is None:
+        log(quietly([*pip_install(), "uv"], timeout=300).stdout)
+    return found or usable_uv(own)
+
+
+def usable_uv(program: str | None) -> str | None:
+    if program is None:
+        return None
+    done = quietly([program, "--version"])
+    return program if done.returncode == 0 and done.stdout.startswith("uv ") else None
+
+
+def uv_install(uv: str) -> list[str]:
+    """Return the command that installs from where pip would: uv does not read pip's settings."""
+    command = [uv, "pip", "install", "--python", str(VENV_PYTHON), "--constraint", CONSTRAINTS.name]
+    for name, value in pip_settings():
+        if name == "index-url":
+            command += ["--default-index", value]
+        elif name == "extra-index-url":
+            command += ["--index-strategy", "unsafe-best-match"]  # as pip: the best version of all of them
+            command += [word for url in value.split() for word in ("--index", url)]
+        elif name == "find-links":
+            command += [word for place in value.split() for word in ("--find-links", place)]
+        elif name == "no-index" and value.lower() in ("1", "true", "yes", "on"):
+            command += ["--no-index"]
+    return command
+
+
+def uv_environment() -> dict[str, str]:
+    names = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
+    found = {names[name]: value for name, value in pip_settings() if name in names}
+    return {**os.environ, **found}
+
+
+def pip_settings() -> list[tuple[str, str]]:
+    """Return what pip's files and variables set, each name once: a later one replaces an earlier one."""
+    listed = quietly([str(VENV_PYTHON), "-m", "pip", "config", "list"]).stdout
+    found = re.findall(r"^[^\s=]*\.([a-z-]+)='(.*)'$", listed.replace("\\n", " "), re.MULTILINE)
+    return list(dict(reversed(found)).items())
+
+
+def run_step(step: str, command: list[str], hint: str, environment: dict[str, str] | None = None) -> None:
+    """Run a tool, whose output goes to the log.
+
+    Raises:
+        Refusal: it failed. Says how its output ends.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        status = subprocess.call(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=environment
+        )
+        output.seek(0)
+        text = output.read()
+    log(f"$ {' '.join(command)}\n{text}")
     if status != 0:
-        raise Refusal(f"\n{step} failed with status {status}; the reason is printed above.\n{hint}")
+        end = "\n".join(text.splitlines()[-LAST_LINES:])
+        raise Refusal(f"{end}\n\n{step} failed with status {status}; {LOG} has all that was printed.\n{hint}")
+
+
+def log(text: str) -> None:
+    """Add to the log. An installation does not fail because it cannot be written."""
+    with contextlib.suppress(OSError):
+        LOG.parent.mkdir(exist_ok=True)
+        with LOG.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
 # --- the server --------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dotenv import dotenv_values
 
+from start_llm import __version__
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
@@ -251,6 +252,7 @@ def _add_model_commands(commands: Any) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m start_llm", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="serve a model", allow_abbrev=False)
     add_flags(server)

@@ -13,6 +13,7 @@ from start_llm.config.paths import DEMO_MODEL, ROOT
 from start_llm.core.family import Family
 from start_llm.engine.self_test import BatchVerdict
 from start_llm.launch.clients import CLIENTS
+from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
 from start_llm.prompt.adapt import needed
@@ -26,12 +27,14 @@ type Row = tuple[str, str]
 
 
 def model_rows(card: ModelCard, footprint: Footprint, family: Family, preparer: Preparer) -> list[Row]:
-    """Return the rows about the model: its template with all adaptations, its layers and its memory."""
+    """Return the rows about the model: its template with all adaptations, its layers, device and memory."""
+    device = this_device()
     return [
         ("model", card.id),
         ("family", f"{family.name} ({card.model_type})"),
         ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in footprint.layers.items())),
+        ("device", f"{device.kind} ({device.name}), {_size(device.usable_bytes)} of memory"),
         ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
     ]
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from start_llm import cli
+from start_llm import __version__, cli
 from start_llm.config.flags import FLAGS, SWITCHES
 from start_llm.config.settings import all_rows
 from start_llm.telemetry.terminal import Terminal
@@ -173,12 +173,13 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
     summary = {name: value for name, _, value in rows}
-    names = "model family template layers memory cache disk images context batch trace address"
+    names = "model family template layers device memory cache disk images context batch trace address"
     assert list(summary) == names.split()
     assert len({len(name) + len(gap) for name, gap, _ in rows}) == 1
     assert summary["model"] == 'it\'s a "tiny" model'
     assert (summary["family"], summary["layers"]) == ("generic (qwen3)", "2 full attention")
     assert "enable_thinking switches thinking" in summary["template"]
+    assert re.fullmatch(r"(CPU|Metal|CUDA) \(.+\), [\d.,]+ GiB of memory", summary["device"])
     assert summary["memory"].startswith("weights ")
     assert summary["cache"] == "up to 64.0 MiB"
     assert Path(summary["trace"]).parts[-2:] == (server.checkout.name, "elsewhere")
@@ -339,6 +340,13 @@ def test_a_command_line_that_is_not_understood_is_explained(arguments, complaint
         cli.main(arguments)
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"start_llm {__version__}\n"
 
 
 def test_help_names_every_flag(capsys):

@@ -30,6 +30,13 @@ class Device:
     meminfo: Path = _MEMINFO
 
     @property
+    def kind(self) -> str:
+        """CPU, Metal or CUDA."""
+        if self.has_own_memory:
+            return "CUDA"
+        return "Metal" if "max_recommended_working_set_size" in self.info else "CPU"
+
+    @property
     def usable_bytes(self) -> int:
         """Bytes for models and caches: Metal's recommendation, a card's memory, or the host's."""
         wanted = self.info.get("max_recommended_working_set_size") or self.info.get("total_memory")

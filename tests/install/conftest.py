@@ -28,6 +28,7 @@ case "$*" in
         touch "$packages/pip-25.0.dist-info/RECORD"
         cp "$0" "$3/bin/python"
         echo "home = $0" > "$3/pyvenv.cfg"; echo "version = {version}.1" >> "$3/pyvenv.cfg" ;;
+    "-m pip config list") cat "$root/pip-settings" 2>/dev/null ;;
     "-m pip "*)
         echo "pip at work"
         while [ -e "$root/slow-pip" ]; do echo x >> "$root/pip-started"; sleep 0.05; done ;;
@@ -59,6 +60,10 @@ class Sandbox:
             "# why\nalpha[x]==1; sys_platform != 'x'  # more\n\nmlx-vlm==0.7\n"
         )
         (self.root / "constraints.txt").write_text("gamma==3\n")
+        for source in ("__init__.py", "config/flags.py"):
+            place = self.root / "start_llm" / source
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / "start_llm" / source, place)
         (self.root / "requirements-dev.txt").write_text("beta==2\n")
         self.environment = {"PATH": str(self.bin), "HOME": str(self.home)}
         self.running = str(self.write_script(folder / "old" / "python", "echo '3.11 arm64 old'"))
@@ -71,6 +76,19 @@ class Sandbox:
 
     def add_python(self, path: Path, version: str = "3.12") -> Path:
         return self.write_script(path, FAKE_PYTHON.format(root=self.root, version=version))
+
+    def add_uv(self, status: int = 0) -> None:
+        """A uv on PATH, whose installations end with this status."""
+        body = 'case "$*" in --version) echo "uv 0.13.9" ;; "pip install "*)'
+        self.write_script(
+            self.bin / "uv",
+            f'{body} echo "uv $*" >> "{self.root}/calls"; echo "cert: $SSL_CERT_FILE"; exit {status} ;; esac',
+        )
+
+    @property
+    def log(self) -> str:
+        """What the tools have printed."""
+        return (self.root / "logs" / "install.log").read_text()
 
     def add_installed_environment(self) -> None:
         """A .venv as a first start leaves it; the calls that made it are forgotten."""

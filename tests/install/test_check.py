@@ -15,6 +15,7 @@ CHECKS = ["-m ruff format --check .", "-m ruff check .", "-m basedpyright"]
 def check(sandbox):
     """Runs the copied script with fakes for the Python on PATH and for the one of the environment."""
     (sandbox.root / "scripts").mkdir()
+    shutil.rmtree(sandbox.root / "start_llm")
     (sandbox.root / "start_llm").mkdir()
     (sandbox.root / "start_llm" / "long.py").write_text("\n" * 500)
     (sandbox.root / "start_llm" / "short.py").write_text("\n" * 7)

@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 import install_and_run
+from start_llm import __version__
+from start_llm.cli import _parser
 
 PIP = "-m pip install --disable-pip-version-check --no-input --constraint constraints.txt"
-FIRST_INSTALLATION = [f"{PIP} alpha[x]==1; sys_platform != 'x'", f"{PIP} --no-deps mlx-vlm==0.7"]
+FIRST_INSTALLATION = [
+    f"{PIP} uv",
+    f"{PIP} alpha[x]==1; sys_platform != 'x'",
+    f"{PIP} --no-deps mlx-vlm==0.7",
+]
+"""By pip, because the uv that it was to bring is not there."""
 
 
 def wait_for(path: Path) -> None:
@@ -105,7 +112,13 @@ def test_the_first_start_installs_and_puts_mlx_vlm_in_without_its_dependencies(s
     assert done.returncode == 0
     assert sandbox.calls() == [f"-m venv {sandbox.venv}", *FIRST_INSTALLATION]
     assert sandbox.stamps() == [".installed-server"]
-    assert "pip at work" in done.stdout
+    assert sandbox.log.count("pip at work") == 3
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "Python",
+        "Packages",
+        "Packages",
+        "Ready:",
+    ]
 
 
 def test_a_second_start_is_quick_and_changes_nothing(sandbox):
@@ -126,7 +139,7 @@ def test_a_changed_requirement_installs_again_but_a_comment_does_not(sandbox):
     assert sandbox.calls() == []
     requirements.write_text(requirements.read_text().replace("alpha[x]==1", "alpha[x]==2"))
     sandbox.run("--setup-only")
-    assert sandbox.calls() == [FIRST_INSTALLATION[0].replace("==1", "==2"), FIRST_INSTALLATION[1]]
+    assert sandbox.calls() == [one.replace("==1", "==2") for one in FIRST_INSTALLATION]
 
 
 def test_another_interpreter_installs_again(sandbox):
@@ -156,7 +169,8 @@ def test_every_requirement_has_the_version_of_the_constraints():
 def test_dev_requirements_come_on_first_need_and_only_then(sandbox, arguments):
     sandbox.add_installed_environment()
     sandbox.run(*arguments)
-    assert sandbox.calls()[:2] == [f"{FIRST_INSTALLATION[0]} beta==2", FIRST_INSTALLATION[1]]
+    uv, server, lonely = FIRST_INSTALLATION
+    assert sandbox.calls()[:3] == [uv, f"{server} beta==2", lonely]
     assert sandbox.stamps() == [".installed-dev", ".installed-server"]
     sandbox.forget_calls()
     sandbox.run(*arguments)
@@ -273,6 +287,125 @@ def test_two_starts_at_once_install_once_and_the_second_says_that_it_waits(sandb
     assert sandbox.calls() == [f"-m venv {sandbox.venv}", *FIRST_INSTALLATION]
 
 
+# --- with uv -----------------------------------------------------------------
+
+UV = "uv pip install --python {venv}/bin/python --constraint constraints.txt"
+
+
+def test_uv_installs_where_there_is_one(sandbox):
+    sandbox.add_python(sandbox.bin / "python3.12")
+    sandbox.add_uv()
+    done = sandbox.run("--setup-only")
+    uv = UV.format(venv=sandbox.venv)
+    assert sandbox.calls()[1:] == [
+        "-m pip config list",
+        "-m pip config list",
+        f"{uv} alpha[x]==1; sys_platform != 'x'",
+        "-m pip config list",
+        "-m pip config list",
+        f"{uv} --no-deps mlx-vlm==0.7",
+    ]
+    assert "Packages  installed with uv in " in done.stdout
+    assert sandbox.stamps() == [".installed-server"]
+
+
+def test_uv_installs_from_where_pip_would(sandbox):
+    """It does not read pip's settings."""
+    (sandbox.root / "pip-settings").write_text(
+        ":env:.find-links='/wheels'\nglobal.cert='/etc/certs.pem'\nglobal.find-links='/other'\n"
+        "global.index-url='file:///one/simple'\nglobal.extra-index-url='file:///two file:///three'\n"
+        "install.no-index='false'\nglobal.timeout='3'\n"
+    )
+    sandbox.add_python(sandbox.bin / "python3.12")
+    sandbox.add_uv()
+    assert sandbox.run("--setup-only").returncode == 0
+    (asked,) = (call for call in sandbox.calls() if "alpha" in call)
+    options = asked.removeprefix(UV.format(venv=sandbox.venv)).removesuffix(
+        "alpha[x]==1; sys_platform != 'x'"
+    )
+    assert "--default-index file:///one/simple" in options
+    assert "--index-strategy unsafe-best-match --index file:///two --index file:///three" in options
+    assert "--find-links /wheels" in options
+    assert "/other" not in options
+    assert "--no-index" not in options
+    assert "cert: /etc/certs.pem" in sandbox.log
+
+
+def test_what_uv_cannot_install_pip_does(sandbox):
+    sandbox.add_python(sandbox.bin / "python3.12")
+    sandbox.add_uv(status=2)
+    done = sandbox.run("--setup-only")
+    assert done.returncode == 0
+    assert "uv cannot install them; pip does it" in done.stdout
+    assert [call for call in sandbox.calls() if call.startswith(PIP)] == FIRST_INSTALLATION[1:]
+    assert "Packages  installed with pip in " in done.stdout
+
+
+def test_the_environment_is_not_locked_where_uv_locks_it(sandbox):
+    """uv waited five minutes for us, who waited for uv (lesson 114)."""
+    sandbox.add_python(sandbox.bin / "python3.12")
+    sandbox.add_uv()
+    sandbox.run("--setup-only")
+    assert not (sandbox.venv / ".lock").exists()
+
+
+def test_uv_brings_a_python_where_there_is_none(sandbox):
+    place = sandbox.home / ".local/share/uv/python/cpython-3.12.8-linux/bin/python3.12"
+    kept = sandbox.add_python(sandbox.root.parent / "kept")
+    sandbox.write_script(
+        sandbox.bin / "uv",
+        f'PATH=/usr/bin:/bin; case "$*" in --version) echo "uv 0.13.9" ;; "python install 3.12") '
+        f"mkdir -p {place.parent}; cp {kept} {place} ;; *) exit 2 ;; esac",
+    )
+    done = sandbox.run("--setup-only")
+    assert done.returncode == 0, done.stderr
+    assert sandbox.base_python() == str(place)
+
+
+# --- what is looked at first, and MLX's builds --------------------------------
+
+
+def test_a_full_disk_is_told_before_anything_is_done(sandbox, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=1_200_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(install_and_run.Refusal, match=r"need 2 GB; .* 1\.2 GB are free"):
+        install_and_run.refuse_full_disk(install_and_run.NEEDED_BYTES["cpu"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has several builds")
+@pytest.mark.parametrize(
+    ("told", "build"), [("CUDA Version: 13.0", "cuda13"), ("CUDA Version: 12.8", "cuda12"), ("N/A", "cpu")]
+)
+def test_the_build_of_mlx_is_that_for_the_driver(sandbox, told, build):
+    sandbox.write_script(sandbox.bin / "nvidia-smi", f"echo '| Driver Version: 580.1  {told} |'")
+    sandbox.add_python(sandbox.bin / "python3.12")
+    (sandbox.root / "requirements.txt").write_text('mlx[cpu]==1; sys_platform == "linux"\nmlx-vlm==0.7\n')
+    sandbox.run("--setup-only")
+    assert f'{PIP} mlx[{build}]==1; sys_platform == "linux"' in sandbox.calls()
+    assert (sandbox.venv / ".backend").read_text() == build
+
+
+def test_the_chosen_build_wins_and_another_one_needs_a_new_environment(sandbox):
+    sandbox.write_script(sandbox.bin / "nvidia-smi", "echo 'CUDA Version: 13.0'")
+    sandbox.add_python(sandbox.bin / "python3.12")
+    assert sandbox.run("--setup-only", "--backend", "cpu").returncode == 0
+    sandbox.forget_calls()
+    for arguments in ([], ["--backend", "cpu"]):
+        assert sandbox.run("--setup-only", *arguments).returncode == 0
+        assert sandbox.calls() == []
+    done = sandbox.run("--setup-only", "--backend", "cuda12")
+    assert_refused(sandbox, done, "has MLX for cpu")
+    assert sandbox.stamps() == [".installed-server"]
+
+
+def test_an_environment_of_before_has_the_build_for_the_cpu(sandbox):
+    sandbox.add_installed_environment()
+    (sandbox.venv / ".backend").unlink()
+    assert_refused(sandbox, sandbox.run("--setup-only", "--backend", "cuda12"), "has MLX for cpu")
+    assert sandbox.run("--setup-only").returncode == 0
+    assert sandbox.calls() == []
+
+
 # --- starting the server or the tests ----------------------------------------
 
 
@@ -281,14 +414,43 @@ def started_with(done: subprocess.CompletedProcess[str]) -> list[str]:
     return re.findall("^argument: (.*)$", done.stdout, re.MULTILINE)
 
 
-def test_the_server_gets_its_options_and_everything_unknown_unchanged(sandbox):
+def test_the_server_gets_its_options_and_those_of_its_own_unchanged(sandbox):
     sandbox.add_installed_environment()
     options = ["--proxy-port", "4001", "--mlx-port=8081", "--demo", "--no-proxy", "--model", "org/name"]
-    unknown = ["--batch", "4", "--cache-dir=a b", "-v", "--mod", "free"]
-    started = started_with(sandbox.run(*unknown[:3], *options, *unknown[3:]))
+    own = ["--batch", "4", "--ssd-cache-dir=a b", "-v", "--top-p", "0.5"]
+    started = started_with(sandbox.run(*own[:3], *options, *own[3:]))
     ports = ["--mlx-port", "8081", "--proxy-port", "4001"]
     known = ["--no-proxy", "--demo", "--model", "org/name", *ports]
-    assert started == ["-m", "start_llm", "serve", *known, *unknown]
+    assert started == ["-m", "start_llm", "serve", *known, *own]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("--modle", " Did you mean --model?"), ("--bacth=2", " Did you mean --batch?"), ("--zzzzzzzz", "")],
+)
+def test_an_unknown_option_is_refused_before_anything_is_installed(sandbox, option, told):
+    sandbox.add_python(sandbox.bin / "python3.12")
+    done = sandbox.run(option, "x")
+    assert done.returncode == 1
+    assert done.stderr == f"There is no option {option.partition('=')[0]}.{told}\n"
+    assert not sandbox.was_started()
+    assert not sandbox.venv.exists()
+
+
+def test_every_option_of_the_server_is_known():
+    """The installer reads them from the source, as it runs before there is a Python that could."""
+    (server,) = (
+        commands.choices["serve"] for commands in _parser()._actions if isinstance(commands.choices, dict)
+    )
+    names = {name for name in server._option_string_actions if name.startswith("--")}
+    shown = re.findall(r"--[a-z-]+", install_and_run.option_parser().format_help())
+    assert names - {*install_and_run.server_flags(), *shown} == set()
+
+
+def test_the_version_is_told_without_installing(sandbox):
+    done = sandbox.run("--version")
+    assert (done.returncode, done.stdout) == (0, f"start_llm {__version__}\n")
+    assert not sandbox.venv.exists()
 
 
 def test_the_server_runs_in_the_root_and_gets_no_option_of_its_own_accord(sandbox):

@@ -26,6 +26,11 @@ def test_a_gpu_tells_what_models_may_use(info: dict[str, Any], usable: int):
     assert Device("", info).usable_bytes == usable
 
 
+@pytest.mark.parametrize(("info", "kind"), [(METAL, "Metal"), (CUDA, "CUDA"), (CPU, "CPU")])
+def test_the_kind_of_a_device_is_told(info: dict[str, Any], kind: str):
+    assert Device("", info).kind == kind
+
+
 def test_without_a_gpu_models_may_use_the_memory_of_the_host():
     assert Device("", CPU).usable_bytes > 2**28
     assert this_device().usable_bytes > 2**28

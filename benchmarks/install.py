@@ -1,0 +1,143 @@
+"""Time from a fresh clone to a served demo, and the same after installations that were interrupted.
+
+    python benchmarks/install.py [--interruptions 5] [--seed N]
+
+Copies what git tracks into a folder of its own, whose installer sees no Python 3.12 and no uv on PATH and has
+empty caches of pip and uv. It installs and serves the demo model there until both ports answer. Then, in
+another copy, it is ended by Ctrl-C at random moments of the installation, each start going on with what the
+one before has left, and is started once more. What must not be is printed, and the status is then 1. It needs
+a package index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import servers  # noqa: E402 - found through the line above
+
+PATIENCE_S = 600
+
+
+class Copy:
+    """A fresh clone, with caches of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "clone"
+        listed = subprocess.run(
+            [shutil.which("git") or "git", "ls-files", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+        (self.root / ".env").unlink(missing_ok=True)
+        self.port, self.proxy_port = servers.free_port(), servers.free_port()
+        caches = {"UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
+        self.environment = {**os.environ, "PATH": "/usr/bin:/bin", **caches}
+
+    def start(self) -> subprocess.Popen[str]:
+        """The one command, with the Python of the system."""
+        ports = ["--mlx-port", str(self.port), "--proxy-port", str(self.proxy_port)]
+        return subprocess.Popen(
+            [shutil.which("python3") or sys.executable, "install_and_run.py", "--demo", *ports],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def serve(self) -> tuple[float, list[str]]:
+        """Start, and wait for both ports. Returns the seconds that it took, and the lines up to there."""
+        began, process = time.perf_counter(), self.start()
+        try:
+            for port in (self.port, self.proxy_port):
+                self._wait_for(port, process)
+            took = time.perf_counter() - began
+            asked = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+            servers.ask(self.proxy_port, "/v1/chat/completions", asked)["choices"]
+        finally:
+            end(process)
+        return took, process.communicate()[0].splitlines()
+
+    def _wait_for(self, port: int, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise SystemExit(f"It ended with {process.returncode}:\n{process.communicate()[0]}")
+            try:
+                servers.ask(port, "/v1/models")
+            except (OSError, http.client.HTTPException, ValueError):
+                time.sleep(0.1)
+            else:
+                return
+        raise SystemExit(f"Nothing answers on port {port}.")
+
+    def interrupt(self, after_s: float) -> tuple[int, str]:
+        """Start, and press Ctrl-C. Returns the status, and what was printed."""
+        process = self.start()
+        try:
+            process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+        printed = process.communicate(timeout=60)[0]
+        return process.returncode, printed
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--interruptions", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args()
+    rng, problems = random.Random(wanted.seed), list[str]()
+    print(servers.machine("mlx", "mlx-lm"))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        first_s, lines = copy.serve()
+        print("\n".join(lines[:5]))
+        second_s, _ = copy.serve()
+    print(f"from a fresh clone to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        for _ in range(wanted.interruptions):
+            after_s = rng.uniform(0.3, 0.4 * first_s)  # the rest is the start of server and proxy
+            status, printed = copy.interrupt(after_s)
+            print(f"Ctrl-C after {after_s:.1f} s: status {status}")
+            if status not in (0, 130) or "Traceback" in printed:
+                problems.append(f"status {status} after {after_s:.1f} s:\n{printed}")
+        last_s, _ = copy.serve()
+    print(f"from there to both ports: {last_s:.1f} s")
+    print("\n".join(problems) or "Nothing is wrong.")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
