@@ -336,18 +336,23 @@ def start_model(
     least_computing = max((one.computing_bytes for one in others), default=0)
     settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
     loaded = EngineLoader(shared, settings, folder, least_computing).start()
+    ready = loaded.startup
+    database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
     try:
-        return _runtime(shared, settings, name, loaded)
+        return _runtime(shared, settings, name, loaded, database)
     except BaseException:
+        if database:
+            database.close()
         shared.disk.remove_listener(loaded.engine.note_disk)
         loaded.engine.stop(_STOP_S)
         raise
 
 
-def _runtime(shared: SharedParts, settings: Settings, name: str, loaded: LoadedEngine) -> ModelRuntime:
+def _runtime(
+    shared: SharedParts, settings: Settings, name: str, loaded: LoadedEngine, database: Database | None
+) -> ModelRuntime:
     ready, tokenizer = loaded.startup, loaded.startup.model.tokenizer
     family = model_family(settings, ready.model.config, tokenizer)
-    database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
     known = transcripts(settings, tokenizer, database.table if database else no_table)
     preparer = make_preparer(settings, ready.model, family, known)
     traits = replace(
