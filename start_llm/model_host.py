@@ -175,6 +175,12 @@ class ModelHost:
                 resident.last_used = self._clock()
                 self._changed.notify_all()
 
+    def must_wait(self, name: object) -> bool:
+        with self._changed:
+            wanted = self._id(name)
+            resident = self._residents.get(wanted) if wanted else self._default_resident()
+            return resident is None or resident.is_leaving
+
     def _take(self, name: object) -> _Resident:
         with self._changed:
             while True:
