@@ -59,6 +59,7 @@ from start_llm.wiring import (
     model_family,
     model_traits,
     no_table,
+    own_machine,
     page_size,
     quantize_pages,
     time_limits,
@@ -395,11 +396,12 @@ def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:
         shape = shape_in(name, folder)
     except ModelError:
         return MemoryNeeds(kept_bytes=sys.maxsize, window_bytes=0, computing_bytes=0)
-    longest = min(shape.window, settings.max_kv_size)
+    longest, budget = min(shape.window, settings.max_kv_size), memory_budget(settings)
+    is_fused = own_machine(settings).fuses_attention
     return MemoryNeeds(
-        kept_bytes=shape.weights.total,
+        kept_bytes=shape.weights.total + shape.image_bytes(budget),
         window_bytes=shape.cost.bytes_of(longest),
-        computing_bytes=shape.transient_bytes,
+        computing_bytes=shape.computing_bytes(budget, is_fused=is_fused),
     )
 
 

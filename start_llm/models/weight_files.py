@@ -134,11 +134,11 @@ def weights_in(folder: Path, config: Mapping[str, Any]) -> WeightBytes:
 
 def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     layers = _layer_count(config)
-    tied, sees = is_tied(config), _sees(config)
+    tied, loads_tower = is_tied(config), sees(config)
     total = experts = embeddings = tower = 0
     for one in tensors:
         if _TOWER.search(one.name):
-            tower += one.nbytes if sees else 0
+            tower += one.nbytes if loads_tower else 0
             continue
         if _is_dropped(one.name, layers) or (tied and "lm_head." in one.name):
             continue
@@ -150,7 +150,7 @@ def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     return WeightBytes(total + tower, experts, embeddings, tower)
 
 
-def _sees(config: Mapping[str, Any]) -> bool:
+def sees(config: Mapping[str, Any]) -> bool:
     """Return True if the images of such a model are served."""
     return bool(config.get("vision_config")) and str(config.get("model_type")) in VISION_FAMILIES
 
