@@ -185,6 +185,23 @@ def _verdict(shape: ModelShape, needed: int, usable: int, longest: int) -> str:
     return f"fits, with all of its {shape.window:,} tokens"
 
 
+def beside(shapes: Sequence[ModelShape], machine: Machine, longest: int) -> str:
+    """Say whether models stay loaded beside each other: if each has room for a prompt of its whole window.
+
+    Args:
+        longest: tokens that a prompt has at most, whatever the window.
+    """
+    found = [report(shape, machine) for shape in shapes]
+    prompts = sum(shape.cost.bytes_of(min(shape.window, longest)) for shape in shapes)
+    kept = sum(one.weights_bytes + one.image_bytes for one in found)
+    computing, usable = max(one.transient_bytes for one in found), found[0].usable_bytes
+    told = "they stay loaded" if kept + prompts + computing <= usable else "they take each other's place"
+    return (
+        f"Beside each other {told}: {gib(kept)} of weights and images, {gib(prompts)} for a prompt of the "
+        f"whole window of each and {gib(computing)} for computing, of {gib(usable)}."
+    )
+
+
 def gib(count: float) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
 
