@@ -76,6 +76,7 @@ def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
     if card := model.card:
         told |= {
             "context_window": card.context_window,
+            "max_input_tokens": card.context_window,  # the name that LiteLLM has for it
             "max_output_tokens": card.context_window,
             "vision": card.sees,
             "reasoning": card.reasons,
