@@ -12,7 +12,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
 from start_llm.models.download import as_path, pull
-from start_llm.models.fit import ModelShape, arithmetic, gib, report
+from start_llm.models.fit import ModelShape, arithmetic, beside, gib, report
 from start_llm.models.fit_table import as_markdown
 from start_llm.models.hub import REPOSITORY, Hub
 from start_llm.models.library import Library, shape_in
@@ -20,7 +20,7 @@ from start_llm.models.machines import Machine
 from start_llm.models.progress import Progress
 from start_llm.models.shelf import shape_on_hub
 from start_llm.models.well_known import WELL_KNOWN
-from start_llm.wiring import model_name, model_places, own_machine
+from start_llm.wiring import model_folders, model_name, model_places, own_machine
 
 _INTERRUPTED = 130
 
@@ -51,14 +51,34 @@ def pull_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> 
 
 
 def fit_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
-    """Print whether a model fits, and why. 1 if it does not."""
+    """Print whether a model fits, and why; without a name, each of MODEL_DIR. 1 if one does not."""
     if options.table:
         out.write(as_markdown())
         return 0
     machine = own_machine(settings)
-    shape = _shape(settings, options.model or model_name(settings))
-    out.writelines(f"{line}\n" for line in _page(shape, machine))
-    return 0 if report(shape, machine).fits else 1
+    if options.model or len(model_folders(settings)) < 2:
+        shape = _shape(settings, options.model or model_name(settings))
+        out.writelines(f"{line}\n" for line in _page(shape, machine))
+        return 0 if report(shape, machine).fits else 1
+    return _fit_folder(settings, machine, out)
+
+
+def _fit_folder(settings: Settings, machine: Machine, out: TextIO) -> int:
+    """Print whether each model of MODEL_DIR fits, and whether they do together. 1 if one does not."""
+    shapes: list[ModelShape] = []
+    folders = model_folders(settings)
+    for name, folder in folders.items():
+        try:
+            shape = shape_in(name, folder)
+        except ModelError as error:
+            out.write(f"{name} cannot be judged. {error}\n\n")
+            continue
+        shapes.append(shape)
+        out.writelines(f"{line}\n" for line in (*_page(shape, machine), ""))
+    if len(shapes) > 1:
+        out.write(f"{beside(shapes, machine, settings.max_kv_size)}\n")
+    all_fit = len(shapes) == len(folders) and all(report(shape, machine).fits for shape in shapes)
+    return 0 if all_fit else 1
 
 
 def remove_model(

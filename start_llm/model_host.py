@@ -31,6 +31,7 @@ from start_llm.model_runtime import (
     start_model,
     together,
 )
+from start_llm.models.library import check_loadable
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.wiring import memory_budget, usable_share
 
@@ -174,6 +175,12 @@ class ModelHost:
                 resident.last_used = self._clock()
                 self._changed.notify_all()
 
+    def must_wait(self, name: object) -> bool:
+        with self._changed:
+            wanted = self._id(name)
+            resident = self._residents.get(wanted) if wanted else self._default_resident()
+            return resident is None or resident.is_leaving
+
     def _take(self, name: object) -> _Resident:
         with self._changed:
             while True:
@@ -257,23 +264,30 @@ class ModelHost:
         """Load a model, after those are gone that it cannot stand beside. Holds the lock at both ends.
 
         Raises:
-            RequestError: it cannot be loaded. The one that was there last is then loaded again.
+            RequestError: it cannot be loaded. If no other one is left, the last one is loaded again.
         """
         before = self._last_used().runtime.card.id if self._residents else None
         with self._change(name):
-            try:
-                self._make_room(name)
-                self._load(name)
-            except StartupError as error:
-                if before and not self._residents:
-                    self._bring_back(before)
-                raise InternalError(f"The model {name!r} cannot be loaded. {error}") from error
+            reason = self._reason_not_to_load(name)
+            if reason is None:
+                return
+            if before and not self._residents and (again := self._reason_not_to_load(before)):
+                self._shared.terminal.say(f"The model {before!r} cannot be loaded again. {again}")
+        raise InternalError(f"The model {name!r} cannot be loaded. {reason}")
 
-    def _bring_back(self, name: str) -> None:
+    def _reason_not_to_load(self, name: str) -> str | None:
+        """Load a model after making room for it, or return why it cannot be loaded."""
         try:
+            check_loadable(self._folders[name])
+            self._make_room(name)
             self._load(name)
         except StartupError as error:
-            self._shared.terminal.say(f"The model {name!r} cannot be loaded again. {error}")
+            reason = str(error)
+        else:
+            return None
+        # Only now: the traceback of the error leads to the parts of the model that were loaded.
+        self._shared.thread.collect()
+        return reason
 
     def start(self, name: str) -> None:
         """Load the first model.

@@ -60,6 +60,7 @@ from start_llm.wiring import (
     model_family,
     model_traits,
     no_table,
+    own_machine,
     page_size,
     quantize_pages,
     time_limits,
@@ -328,18 +329,23 @@ def start_model(
     least_computing = max((one.computing_bytes for one in others), default=0)
     settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
     loaded = EngineLoader(shared, settings, folder, least_computing).start()
+    ready = loaded.startup
+    database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
     try:
-        return _runtime(shared, settings, name, loaded)
+        return _runtime(shared, settings, name, loaded, database)
     except BaseException:
+        if database:
+            database.close()
         shared.disk.remove_listener(loaded.engine.note_disk)
         loaded.engine.stop(_STOP_S)
         raise
 
 
-def _runtime(shared: SharedParts, settings: Settings, name: str, loaded: LoadedEngine) -> ModelRuntime:
+def _runtime(
+    shared: SharedParts, settings: Settings, name: str, loaded: LoadedEngine, database: Database | None
+) -> ModelRuntime:
     ready, tokenizer = loaded.startup, loaded.startup.model.tokenizer
     family = model_family(settings, ready.model.config, tokenizer)
-    database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
     known = transcripts(settings, tokenizer, database.table if database else no_table)
     preparer = make_preparer(settings, ready.model, family, known)
     traits = replace(
@@ -389,11 +395,12 @@ def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:
         shape = shape_in(name, folder)
     except ModelError:
         return MemoryNeeds(kept_bytes=sys.maxsize, window_bytes=0, computing_bytes=0)
-    longest = min(shape.window, settings.max_kv_size)
+    longest, budget = min(shape.window, settings.max_kv_size), memory_budget(settings)
+    is_fused = own_machine(settings).fuses_attention
     return MemoryNeeds(
-        kept_bytes=shape.weights.total,
+        kept_bytes=shape.weights.total + shape.image_bytes(budget),
         window_bytes=shape.cost.bytes_of(longest),
-        computing_bytes=shape.transient_bytes,
+        computing_bytes=shape.computing_bytes(budget, is_fused=is_fused),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from start_llm.core.adapters import AdapterChoice, NoAdapters
+from start_llm.core.adapters import AdapterChoice, NoAdapters, adapter_label
 from start_llm.core.chat import GenerationRequest, RequestOrigin
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ContextOverflow, OverBudget
@@ -141,6 +141,7 @@ class Service:
             session=request.session_id,
             prompt_tokens=len(turn.tokens),
             began=began,
+            adapter=adapter_label(request.options.adapter),
             beginning=turn.tokens.ids[:_SHOWN_TOKENS],
             images=spans,
         )
@@ -266,6 +267,7 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, ima
         branch=digest(request.lineage.branch),
         endpoint=origin.endpoint,
         model=origin.model,
+        adapter=adapter_label(request.options.adapter),
         messages=prepared.messages,
         images=images,
         prompt_tokens=len(turn.tokens),

@@ -37,6 +37,7 @@ from start_llm.models.device import this_device
 from start_llm.models.downloads import Downloads
 from start_llm.models.footprint import Footprint
 from start_llm.models.hub import Hub
+from start_llm.models.image_costs import COMPUTING_SHARE, kept_image_bytes
 from start_llm.models.known_digests import KnownDigests
 from start_llm.models.layer_costs import keeps_latents
 from start_llm.models.library import Library, Place, models_in, places
@@ -68,14 +69,7 @@ from start_llm.transcripts.turn import Transcripts
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
 _SMALLEST_PAGE = 256
-_WORK_SHARE = 0.08
 _LONG_CONTEXT = 65_536
-_IMAGES_SHARE, _MOST_IMAGE_BYTES = 0.02, 512 * 2**20
-"""Share of the memory budget for images as the vision tower has seen them, and the limit to it.
-
-An image of 4,096 tokens takes 32 to 128 MiB, and is needed again only where its KV was evicted, or by a
-conversation with another beginning.
-"""
 _HEADROOM = 0.05
 """Share of the memory budget for what is not counted: allocators, sockets, texts."""
 
@@ -286,7 +280,7 @@ def work_reserve(settings: Settings, work: PrefillMemoryCost) -> int:
     This is the need of a longest chunk after 65,536 tokens of context, limited to 8 % of the budget, and at
     least the need of that chunk without context.
     """
-    most = int(_WORK_SHARE * memory_budget(settings))
+    most = int(COMPUTING_SHARE * memory_budget(settings))
     return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
 
 
@@ -311,10 +305,9 @@ def image_memory(settings: Settings, wanted: int, tower: TowerMemoryCost) -> Ima
     Then it is a power of two, so that two starts, which measure slightly different figures, agree on it.
     """
     budget = memory_budget(settings)
-    affordable = tower.longest(int(_WORK_SHARE * budget))
+    affordable = tower.longest(int(COMPUTING_SHARE * budget))
     tokens = wanted if wanted <= affordable else 1 << (affordable.bit_length() - 1)
-    kept = min(int(_IMAGES_SHARE * budget), _MOST_IMAGE_BYTES)
-    return ImageMemory(tower.bytes_of(tokens), kept, tokens)
+    return ImageMemory(tower.bytes_of(tokens), kept_image_bytes(budget), tokens)
 
 
 def admission(settings: Settings, weights_bytes: int, row: SequenceCost, computing: int) -> Admission:

@@ -91,6 +91,23 @@ def test_fit_takes_a_name_of_the_list_and_without_one_the_default(model_dir, cap
     assert run(capsys, "fit")[1].startswith("lab/tiny on ")
 
 
+def test_fit_judges_each_model_of_a_folder_and_all_together(model_dir, tiny_model, capsys):
+    shutil.copytree(tiny_model("llama", hidden=64, layers=1), model_dir / "second")
+    status, out, _ = run(capsys, "fit")
+    assert status == 0
+    for name in ("lab/tiny", "second"):
+        assert any(line.startswith(f"{name} on ") for line in out.splitlines())
+    last = out.splitlines()[-1]
+    assert last.startswith("Beside each other they stay loaded: ")
+    assert run(capsys, "fit", "second")[1].startswith("second on ")
+    (model_dir / "second" / "model.safetensors").unlink()
+    status, out, _ = run(capsys, "fit")
+    assert status == 1
+    assert "second cannot be judged. " in out
+    assert "it lacks model.safetensors" in out
+    assert "lab/tiny on " in out
+
+
 def test_fit_knows_well_known_models_without_a_network(home, capsys):
     status, out, _ = run(capsys, "fit", "mlx-community/Kimi-K2-Instruct-4bit")
     assert status == 1

@@ -74,6 +74,11 @@ class NoAdapters:
         return BASE_MODEL
 
 
+def adapter_label(spec: str) -> str | None:
+    """Return a request's adapters as logs show them: `a+b`; None for the base model."""
+    return "+".join(adapter_names(spec)) or None
+
+
 def adapter_names(spec: str) -> tuple[str, ...]:
     """Return the names in a request's `adapter`: `a`, `a+b`, or none at all."""
     return () if spec in _NO_ADAPTER else tuple(spec.split("+"))

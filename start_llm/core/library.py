@@ -75,7 +75,8 @@ class FitReport:
         context_tokens: the longest sequence that fits, at most the model's own window.
         typical_context_tokens: the length at which bytes and speeds are given.
         kv_bytes: of a sequence of that length.
-        transient_bytes: of computing a prompt.
+        transient_bytes: of computing a prompt, or an image in the vision tower.
+        image_bytes: for images that are kept as the tower has seen them.
         read_bytes: that one token reads: active weights, and the cache.
         decode_tps, prefill_tps: None if the machine's speed is not known.
         verdict: in words.
@@ -92,10 +93,11 @@ class FitReport:
     decode_tps: float | None
     prefill_tps: float | None
     verdict: str
+    image_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.transient_bytes
+        return self.weights_bytes + self.kv_bytes + self.transient_bytes + self.image_bytes
 
 
 @dataclass(frozen=True, slots=True)

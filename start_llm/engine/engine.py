@@ -49,15 +49,13 @@ class Engine:
         self._thread = thread or EngineThread()
         self._inbox = Inbox(self._thread.bell)
         self._ready, self._ended = threading.Event(), threading.Event()
-        self._startup_error: StartLLMError | None = ModelError(
-            "Loading failed; the traceback above says where."
-        )
+        self._startup_error: StartLLMError | None = ModelError("Loading failed.")
 
     def start(self) -> None:
         """Wait until the model is loaded.
 
         Raises:
-            StartLLMError: `assemble` raised it, or another exception, which the thread prints.
+            StartLLMError: `assemble` raised it, or another exception, whose traceback the thread prints.
         """
         if self._has_own_thread:
             self._thread.start()
@@ -146,8 +144,11 @@ class Engine:
             self._startup_error = None
         except StartLLMError as error:
             self._startup_error = error
-        except Exception:  # noqa: BLE001 - whatever it is, the message of the error leads here
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message of the error leads here
             traceback.print_exc()
+            self._startup_error = ModelError(
+                f"Loading failed: {type(error).__name__}: {error} (the traceback was printed)"
+            )
         finally:
             if self._startup_error:
                 self._ended.set()

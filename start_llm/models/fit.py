@@ -25,9 +25,10 @@ from start_llm.core.library import Assessment, Fit, FitReport, MachineFacts
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.models.architecture import completed
 from start_llm.models.footprint import context_window
+from start_llm.models.image_costs import TowerCost, kept_image_bytes, tower_cost
 from start_llm.models.layer_costs import LayerGroup, layer_groups, number_bytes, sequence_cost, text_config
 from start_llm.models.machines import GIB, MACHINES, Machine
-from start_llm.models.weight_files import WeightBytes, bits_per_weight, routed_experts
+from start_llm.models.weight_files import WeightBytes, bits_per_weight, routed_experts, sees
 
 TYPICAL_CONTEXT = 8192
 SKU_CONTEXT = 32_768
@@ -51,6 +52,7 @@ class ModelShape:
         transient_bytes: activations of the longest piece of a prompt.
         bits: of one weight, with scales.
         experts_share: share of the routed experts that a token reads; 1 for a dense model.
+        tower: of a model whose images are served.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ModelShape:
     transient_bytes: int
     bits: float
     experts_share: float
+    tower: TowerCost | None = None
 
     @cached_property
     def cost(self) -> SequenceCost:
@@ -69,6 +72,19 @@ class ModelShape:
     def active_bytes(self) -> int:
         """Bytes of weights that one token reads."""
         return self.weights.read_for_a_token(self.experts_share)
+
+    def image_bytes(self, budget: int) -> int:
+        """Return the memory for images that are kept as the tower has seen them."""
+        return kept_image_bytes(budget) if self.tower else 0
+
+    def computing_bytes(self, budget: int, *, is_fused: bool) -> int:
+        """Return the memory for one step: a piece of a prompt, or an image in the tower.
+
+        Args:
+            is_fused: whether attention is computed without the scores of all pairs.
+        """
+        tower = self.tower.within(budget, is_fused=is_fused) if self.tower else 0
+        return max(self.transient_bytes, tower)
 
     @property
     def active_parameters(self) -> float:
@@ -97,6 +113,7 @@ def _shape_of(name: str, whole: Mapping[str, Any], weights: WeightBytes) -> Mode
         transient_bytes=_transient(text_config(whole)),
         bits=bits_per_weight(whole),
         experts_share=experts.share if experts else 1.0,
+        tower=tower_cost(whole) if sees(whole) else None,
     )
     if min(shape.cost.bytes_of(1), shape.active_bytes - 1, shape.bits, shape.transient_bytes) < 0:
         raise ValueError("it makes weights, cache or computing negative")
@@ -122,7 +139,9 @@ def _transient(text: Mapping[str, Any]) -> int:
 def report(shape: ModelShape, machine: Machine, context: int = TYPICAL_CONTEXT) -> FitReport:
     """Judge a model on a machine, for sequences of `context` tokens."""
     usable = int(machine.usable_bytes * (1 - _HEADROOM))
-    left = usable - shape.weights.total - shape.transient_bytes
+    images = shape.image_bytes(machine.usable_bytes)
+    computing = shape.computing_bytes(machine.usable_bytes, is_fused=machine.fuses_attention)
+    left = usable - shape.weights.total - computing - images
     longest = min(shape.cost.tokens_in(max(left, 0)), shape.window) if left >= shape.cost.state_bytes else 0
     typical = min(context, shape.window)
     kv_bytes = shape.cost.bytes_of(typical)
@@ -133,12 +152,13 @@ def report(shape: ModelShape, machine: Machine, context: int = TYPICAL_CONTEXT) 
         typical_context_tokens=typical,
         weights_bytes=shape.weights.total,
         kv_bytes=kv_bytes,
-        transient_bytes=shape.transient_bytes,
+        transient_bytes=computing,
+        image_bytes=images,
         usable_bytes=usable,
         read_bytes=read,
         decode_tps=_decode_tps(shape, machine, read),
         prefill_tps=_prefill_tps(shape, machine),
-        verdict=_verdict(shape, usable, longest),
+        verdict=_verdict(shape, shape.weights.total + computing + images, usable, longest),
     )
 
 
@@ -155,15 +175,31 @@ def _prefill_tps(shape: ModelShape, machine: Machine) -> float | None:
     return round(machine.tflops * 1e12 / (2 * shape.active_parameters) * _PREFILL, 1)
 
 
-def _verdict(shape: ModelShape, usable: int, longest: int) -> str:
-    if shape.weights.total + shape.transient_bytes > usable:
-        needed = gib(shape.weights.total + shape.transient_bytes)
-        return f"does not fit: weights and computing need {needed} of {gib(usable)}"
+def _verdict(shape: ModelShape, needed: int, usable: int, longest: int) -> str:
+    if needed > usable:
+        return f"does not fit: weights and computing need {gib(needed)} of {gib(usable)}"
     if longest < min(AGENT_CONTEXT, shape.window):
         return f"fits, but only {longest:,} tokens; a coding agent needs {AGENT_CONTEXT:,}"
     if longest < shape.window:
         return f"fits, with {longest:,} of its {shape.window:,} tokens"
     return f"fits, with all of its {shape.window:,} tokens"
+
+
+def beside(shapes: Sequence[ModelShape], machine: Machine, longest: int) -> str:
+    """Say whether models stay loaded beside each other: if each has room for a prompt of its whole window.
+
+    Args:
+        longest: tokens that a prompt has at most, whatever the window.
+    """
+    found = [report(shape, machine) for shape in shapes]
+    prompts = sum(shape.cost.bytes_of(min(shape.window, longest)) for shape in shapes)
+    kept = sum(one.weights_bytes + one.image_bytes for one in found)
+    computing, usable = max(one.transient_bytes for one in found), found[0].usable_bytes
+    told = "they stay loaded" if kept + prompts + computing <= usable else "they take each other's place"
+    return (
+        f"Beside each other {told}: {gib(kept)} of weights and images, {gib(prompts)} for a prompt of the "
+        f"whole window of each and {gib(computing)} for computing, of {gib(usable)}."
+    )
 
 
 def gib(count: float) -> str:
@@ -213,11 +249,21 @@ def arithmetic(shape: ModelShape, machine: Machine, found: FitReport) -> list[st
     lines += [
         f"cache      {shape.cost.token_bytes:,} bytes a token, {_fixed(shape.cost):,} bytes at most besides",
         f"           {tokens:,} tokens: {gib(found.kv_bytes)}",
-        f"computing  {gib(shape.transient_bytes)} for {_CHUNK:,} tokens of a prompt at once",
+        f"computing  {gib(found.transient_bytes)} for {_CHUNK:,} tokens of a prompt at once",
+        *_image_lines(shape, found),
         f"together   {gib(found.total_bytes)} of {gib(found.usable_bytes)} that models may use here",
         f"window     {found.context_tokens:,} tokens fit; the model was made for {shape.window:,}",
     ]
     return lines + _speed_lines(shape, machine, found)
+
+
+def _image_lines(shape: ModelShape, found: FitReport) -> list[str]:
+    if shape.tower is None:
+        return []
+    return [
+        "           or for an image in the vision tower, whichever takes more",
+        f"images     {gib(found.image_bytes)} for those that are kept as the tower has seen them",
+    ]
 
 
 def _fixed(cost: SequenceCost) -> int:

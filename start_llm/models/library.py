@@ -22,7 +22,7 @@ from start_llm.models.architecture import is_supported
 from start_llm.models.fit import ModelShape, assessment, shape_of
 from start_llm.models.hub import Hub
 from start_llm.models.machines import Machine
-from start_llm.models.weight_files import missing_files, weights_in
+from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
 
 _KEPT_S = 30.0
 _LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
@@ -177,11 +177,28 @@ def shape_in(name: str, folder: Path) -> ModelShape:
     return shape_of(name, config, weights_in(folder, config))
 
 
+def check_loadable(folder: Path) -> None:
+    """Look for what is wrong with a model before others are unloaded for it. No weights are read.
+
+    Raises:
+        ModelError: it cannot be loaded. What this does not find, loading finds.
+    """
+    config = read_config(folder)
+    if not config:
+        raise ModelError(f"{folder / 'config.json'} is missing, or is no JSON object.")
+    if not is_supported(config):
+        raise ModelError(f"mlx_lm alone cannot run {folder}, of model_type {config.get('model_type')!r}.")
+    if missing := missing_files(folder):
+        raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
+    for path in weight_files(folder):
+        check_whole(path)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of config.json; {} if it cannot be read."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

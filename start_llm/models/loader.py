@@ -87,8 +87,9 @@ def load(folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS) -> LoadedM
             "tuple[Any, Any, dict[str, Json]]", mlx_lm_utils.load(str(folder), return_config=True)
         )
         tokenizer = _tokenizer(wrapper, folder)
-    except Exception as error:
-        # The libraries may raise anything for a broken or unknown folder; the cause is chained.
+    except (Exception, SystemExit) as error:
+        # The libraries may raise anything for a broken or unknown folder; the cause is chained. mlx_lm's olmo
+        # ends the process if its package is missing.
         raise ModelError(
             f"The model in {folder} cannot be loaded: {_told(error)}{_advice(folder, error)}"
         ) from error
@@ -127,7 +128,7 @@ def _eyes(
         return None, str(reason)
 
 
-def _advice(folder: Path, error: Exception) -> str:
+def _advice(folder: Path, error: BaseException) -> str:
     """Return what to know about a vision model for which mlx_lm has no network."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("vision_config") or "not supported" not in str(error):
@@ -144,13 +145,13 @@ def _require_model_folder(folder: Path) -> None:
         raise ModelError(f"{folder} is not a model folder: it has no config.json.")
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{config} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{config} is not a JSON object.")
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Return an error's message with its type: the message of a KeyError would be 'model_type' alone."""
     return f"{type(error).__name__}: {error}"
 
@@ -168,7 +169,7 @@ def author_sampling(folder: Path) -> SamplingChoice:
     """Return the sampling defaults of generation_config.json, without values that are out of range."""
     try:
         said = cast("Json", json.loads((folder / "generation_config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # The file is optional; mlx_lm ignores a missing one too.
         return SamplingChoice()
     if not isinstance(said, dict):

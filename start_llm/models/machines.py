@@ -48,6 +48,11 @@ class Machine:
     tflops: float | None = None
 
     @property
+    def fuses_attention(self) -> bool:
+        """True if attention makes no scores of all pairs. Metal has a kernel for it, and a CPU none."""
+        return self.tflops is not None
+
+    @property
     def ram_gb(self) -> int:
         return round(self.ram_bytes / GIB)
 

@@ -123,7 +123,7 @@ def _json(hub: Hub, repository: HubRepository, path: str) -> dict[str, Any] | No
         return None
     try:
         content = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"Its {path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"Its {path} is no JSON object.")

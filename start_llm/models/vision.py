@@ -213,7 +213,7 @@ def _foreign_code(folder: Path) -> str | None:
         for path in sorted(folder.glob(pattern)):
             try:
                 found = _FOREIGN_CODE.intersection(_keys(json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue  # who reads it says so
             if found:
                 return f"{min(found)} in {path.name}"

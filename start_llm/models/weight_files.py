@@ -65,7 +65,7 @@ def header(path: Path) -> Iterator[Tensor]:
     """Yield the tensors of a safetensors file.
 
     Raises:
-        ModelError: the file is not whole, or none of this format.
+        ModelError: the header is not whole, or none of this format.
     """
     try:
         with path.open("rb") as file:
@@ -73,13 +73,27 @@ def header(path: Path) -> Iterator[Tensor]:
             if not 0 < size <= _LONGEST_HEADER:
                 raise ModelError(f"{path} is no safetensors file: its header would have {size:,} bytes.")
             content = json.loads(file.read(size))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The header of {path} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"The header of {path} is no JSON object.")
     for name, said in content.items():
         if name != "__metadata__":
             yield _tensor(path, name, said)
+
+
+def check_whole(path: Path) -> None:
+    """Read the header of a safetensors file, and compare the file's size with it.
+
+    Raises:
+        ModelError: the file is not whole, or none of this format.
+    """
+    described = sum(tensor.nbytes for tensor in header(path))
+    with path.open("rb") as file:
+        begins = 8 + int.from_bytes(file.read(8), "little")
+    missing = begins + described - path.stat().st_size
+    if missing > 0:
+        raise ModelError(f"{path} is not whole: {missing:,} bytes are missing, by its header.")
 
 
 def _tensor(path: Path, name: str, said: Any) -> Tensor:
@@ -102,7 +116,7 @@ def missing_files(folder: Path) -> list[str]:
         named = set(index["weight_map"].values())
     except OSError:
         return [] if weight_files(folder) else ["model.safetensors"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ["model.safetensors.index.json"]
     return sorted(str(name) for name in named if not (folder / str(name)).is_file())
 
@@ -120,11 +134,11 @@ def weights_in(folder: Path, config: Mapping[str, Any]) -> WeightBytes:
 
 def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     layers = _layer_count(config)
-    tied, sees = is_tied(config), _sees(config)
+    tied, loads_tower = is_tied(config), sees(config)
     total = experts = embeddings = tower = 0
     for one in tensors:
         if _TOWER.search(one.name):
-            tower += one.nbytes if sees else 0
+            tower += one.nbytes if loads_tower else 0
             continue
         if _is_dropped(one.name, layers) or (tied and "lm_head." in one.name):
             continue
@@ -136,9 +150,9 @@ def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     return WeightBytes(total + tower, experts, embeddings, tower)
 
 
-def _sees(config: Mapping[str, Any]) -> bool:
+def sees(config: Mapping[str, Any]) -> bool:
     """Return True if the images of such a model are served."""
-    return bool(config.get("vision_config")) and config.get("model_type") in VISION_FAMILIES
+    return bool(config.get("vision_config")) and str(config.get("model_type")) in VISION_FAMILIES
 
 
 def _layer_count(config: Mapping[str, Any]) -> int:

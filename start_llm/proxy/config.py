@@ -51,9 +51,9 @@ class ProxyConfig:
     Attributes:
         port: the port on 127.0.0.1.
         backend: the server's own address, such as `http://127.0.0.1:8080`.
-        model: the model name that the proxy lists; any other name reaches the same model.
+        model: the name of the first model; LiteLLM passes any other name on as it is.
         sees: the model sees images.
-        window: the context window (prompt and reply together) that `/v1/models` reports, in tokens.
+        window: its context window (prompt and reply together), in tokens.
         keys: a client must send one of these; if empty, no key is required.
         backend_key: the key that the proxy sends to the server.
         python: the interpreter that has LiteLLM installed.
@@ -118,7 +118,6 @@ def _entry(config: ProxyConfig, name: str, target: str) -> Json:
             # These two protocols pass without translation.
             "supported_endpoints": ["/v1/messages", "/v1/responses"],
             "cache_control_ttl": True,
-            # Reported in /v1/models. Clients use it to decide when to compact.
             "max_input_tokens": config.window,
             "max_output_tokens": config.window,
             "supports_vision": config.sees,
@@ -143,7 +142,6 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
         "START_LLM_PROXY_MOST_BYTES": str(config.max_body_bytes),
-        "START_LLM_PROXY_SEES": "1" if config.sees else "",
         _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,
         "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),

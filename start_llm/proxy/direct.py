@@ -1,7 +1,8 @@
 """Forward some requests to the server without LiteLLM; the access policy has checked them already.
 
 LiteLLM would turn a text completion into a chat, estimate token counts, and look up a stored response without
-the caller's key. It does not know the paths that clients use to see whether a server is there.
+the caller's key. Of models it lists those of its configuration, and not which of the server's are loaded. It
+does not know the paths that clients use to see whether a server is there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("POST", r"/v1/messages/count_tokens|(?:/v1)?/responses/input_tokens"),
         ("GET DELETE", r"(?:/v1)?/responses/(?P<name>[^/]+)"),
         ("GET", r"(?:/v1)?/responses/(?P<name>[^/]+)/input_items"),
+        ("GET HEAD", r"(?:/v1)?/models(?:/[^/]+){0,2}"),
         ("HEAD", r"/"),
         ("GET HEAD", r"/api/hello"),
     )

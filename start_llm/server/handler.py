@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -33,6 +33,7 @@ from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.library_pages import LibraryRequest
+from start_llm.server.life_signs import repeated
 from start_llm.server.listener import Listener
 from start_llm.server.routes import (
     OPENAI,
@@ -80,12 +81,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile = cast("io.BufferedIOBase", BoundedWriter(self.connection, limits.write_s))
         self._unread_body = False
         self._last_look = 0.0
+        self._stream_begun: EventStream | None = None
 
     def finish(self) -> None:
         if self._unread_body:
             drain(self.connection)
 
     def handle_one_request(self) -> None:
+        self._stream_begun = None
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -149,14 +152,40 @@ class Handler(BaseHTTPRequestHandler):
         return RequestContext(model.facts, tenant, context.seal, context.responses, context.notices)
 
     @contextmanager
-    def _call(self, wire: GenerateRoute) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
+    def _call(
+        self, wire: GenerateRoute, *, may_stream: bool = True
+    ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
         """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
         body = parse_body(self._read_body())
-        with self.server.context.models.lease(body.value("model")) as model:
+        streams = may_stream and body.boolean("stream")
+        with self._lease(body.value("model"), streams=streams) as model:
             context = self._request_context(model)
             call = wire.parse(body, self._lower_headers(), context)
             is_background = background(self._lower_headers())
             yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
+
+    @contextmanager
+    def _lease(self, name: object, *, streams: bool) -> Generator[ServedModel]:
+        """Lease a model. While a streamed reply waits for it to be loaded, its stream begins."""
+        models = self.server.context.models
+        with ExitStack() as stack:
+            if streams and models.must_wait(name):
+                with repeated(self._send_life_sign, self.server.limits.keep_alive_s):
+                    model = stack.enter_context(models.lease(name))
+            else:
+                model = stack.enter_context(models.lease(name))
+            yield model
+
+    def _send_life_sign(self) -> None:
+        self._begin_stream().send_comment()
+
+    def _begin_stream(self) -> EventStream:
+        """Return the stream of the reply. Its head is sent if it has not been."""
+        if self._stream_begun is None:
+            stream = EventStream(self.wfile.write, chunked=self.request_version == "HTTP/1.1")
+            self._send_head(HTTPStatus.OK, stream.headers)
+            self._stream_begun = stream
+        return self._stream_begun
 
     def _admit(self) -> None:
         """Apply the access policy. Must run before the request is parsed and its body is read."""
@@ -170,7 +199,8 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def _handle_query(self, wire: GenerateRoute, ask: Ask) -> None:
-        with self.server.context.drain.admit_request(), self._call(wire) as (model, _, request):
+        admitted = self.server.context.drain.admit_request()
+        with admitted, self._call(wire, may_stream=False) as (model, _, request):
             self._send_json(200, ask(model.service, request))
 
     @contextmanager
@@ -213,8 +243,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_whole(call.reply, answer)
 
     def _stream(self, reply: Reply, answer: Answer) -> None:
-        stream = EventStream(self.wfile.write, chunked=self.request_version == "HTTP/1.1")
-        self._send_head(HTTPStatus.OK, stream.headers)
+        stream = self._begin_stream()
         stream.send(reply.opening(answer.prompt_tokens))
         for event in answer.events():
             self._check_client(event)
@@ -281,7 +310,12 @@ class Handler(BaseHTTPRequestHandler):
         return length
 
     def _refuse(self, error: RequestError) -> None:
-        self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)
+        if self._stream_begun:
+            # The status was sent while the model was loaded, without which the request could not be checked.
+            self._stream_begun.send([self._dialect.stream_refusal(error, self._request_id)])
+            self._stream_begun.end()
+        else:
+            self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)
 
     def _send_json(
         self, status: int, payload: Mapping[str, Json], extra: Mapping[str, str] | None = None

@@ -129,6 +129,7 @@ def _fit(found: Fit, context: int, measured_tps: float | None, measured_at: int)
             "weights_bytes": report.weights_bytes,
             "kv_bytes": report.kv_bytes,
             "transient_bytes": report.transient_bytes,
+            "image_bytes": report.image_bytes,
             "total_bytes": report.total_bytes,
             "usable_bytes": report.usable_bytes,
             "max_safe_context": report.context_tokens,

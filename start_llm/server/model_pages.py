@@ -27,11 +27,15 @@ def _loading(models: ServedModels) -> str | None:
 
 
 def stats(models: ServedModels) -> Page:
-    status, body = models.default.status.stats()
+    model = models.default
+    status, body = model.status.stats()
+    mounted = model.adapters.listed()
+    adapters: list[Json] = [{"id": one.id, "bytes": one.nbytes} for one in mounted]
     told: list[Json] = [
         {"id": one.id, "state": one.state, "in_flight": one.in_flight} for one in models.listed()
     ]
-    return status, {**body, "models": told}
+    in_all: dict[str, Json] = {"bytes": sum(one.nbytes for one in mounted), "mounted": adapters}
+    return status, {**body, "adapters": in_all, "models": told}
 
 
 def model_list(models: ServedModels) -> Page:
@@ -72,6 +76,7 @@ def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
     if card := model.card:
         told |= {
             "context_window": card.context_window,
+            "max_input_tokens": card.context_window,  # the name that LiteLLM has for it
             "max_output_tokens": card.context_window,
             "vision": card.sees,
             "reasoning": card.reasons,

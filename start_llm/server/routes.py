@@ -12,7 +12,7 @@ from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.protocols.base import ModelFacts, Parser, RequestContext, openai_refusal
+from start_llm.protocols.base import ModelFacts, Parser, RequestContext, SSEFrame, openai_refusal
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat as openai_chat
@@ -35,10 +35,12 @@ class Dialect:
     Attributes:
         id_header: name of the header with the request's id.
         refusal: returns the body of an error, for a request with this id.
+        stream_refusal: returns the event of an error, if the stream began while the model was loaded.
     """
 
     id_header: str
     refusal: Callable[[RequestError, str], Mapping[str, Json]]
+    stream_refusal: Callable[[RequestError, str], SSEFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,21 @@ def _count(wire: GenerateRoute, told: Callable[[int], Mapping[str, Json]]) -> Qu
     return QueryRoute(wire, lambda service, request: told(service.count(request)))
 
 
-OPENAI = Dialect("x-request-id", lambda error, _: openai_refusal(error))
-_ANTHROPIC = Dialect("request-id", anthropic_refusal)
-_OF_RESPONSES = Dialect(OPENAI.id_header, lambda error, _: openai_responses.refusal(error))
+OPENAI = Dialect(
+    "x-request-id",
+    refusal=lambda error, _: openai_refusal(error),
+    stream_refusal=lambda error, _: SSEFrame(openai_refusal(error)),
+)
+_ANTHROPIC = Dialect(
+    "request-id",
+    refusal=anthropic_refusal,
+    stream_refusal=lambda error, name: SSEFrame(anthropic_refusal(error, name), event="error"),
+)
+_OF_RESPONSES = Dialect(
+    OPENAI.id_header,
+    refusal=lambda error, _: openai_responses.refusal(error),
+    stream_refusal=lambda error, _: openai_responses.refused_stream(error),
+)
 
 _CHAT = GenerateRoute("/v1/chat/completions", openai_chat.parse)
 _TEXT = GenerateRoute("/v1/completions", openai_completions.parse)

@@ -46,8 +46,15 @@ class EventStream:
     def send(self, frames: Iterable[SSEFrame]) -> None:
         data = b"".join(encode(frame) for frame in frames)
         if data:
-            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-            self._last_write = time.monotonic()
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._last_write = time.monotonic()
+
+    def send_comment(self) -> None:
+        """Send what readers of events ignore, while there is no reply yet whose events could be sent."""
+        self._send(b": the model is being loaded\n\n")
 
     def end(self) -> None:
         """Mark the stream as complete."""

@@ -22,6 +22,7 @@ class RequestLine:
     """One request's name and times, on the clock of `time.perf_counter`.
 
     Attributes:
+        adapter: the adapters of the request; None for the base model.
         beginning: the first tokens of a prompt with images.
         images: where they stand in it.
     """
@@ -29,6 +30,7 @@ class RequestLine:
     session: str | None
     prompt_tokens: int
     began: float
+    adapter: str | None = None
     beginning: tuple[int, ...] = ()
     images: Sequence[ImageSpan] = ()
     first_text: float | None = None
@@ -115,10 +117,11 @@ class Terminal:
         speed = "-"
         if usage and line.first_text and usage.completion > 1 and now > line.first_text:
             speed = f"{(usage.completion - 1) / (now - line.first_text):.1f} tok/s"
+        under = f"  adapter {line.adapter}" if line.adapter else ""
         cached, out = (usage.cached, usage.completion) if usage else (0, 0)
         self.say(
             f"{_clock()} {line.name:<12}  in {line.prompt_tokens:,}  cached {cached:,}  out {out:,}"
-            f"  ttft {ttft}  {speed}  {ending}"
+            f"  ttft {ttft}  {speed}  {ending}{under}"
         )
 
     def failed(self, line: RequestLine, message: str) -> None:

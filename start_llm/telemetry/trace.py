@@ -34,6 +34,7 @@ class TracedRequest:
     branch: str | None
     endpoint: str
     model: str
+    adapter: str | None
     messages: int
     images: int
     prompt_tokens: int

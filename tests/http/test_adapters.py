@@ -212,6 +212,26 @@ def test_what_is_mounted_is_listed(folder: Path, root: Path):
         assert ask(server.port, "POST", "/v1/completions", {"prompt": "Hi", "adapter": "a"}).status == 400
 
 
+def test_trace_terminal_and_stats_name_them(folder: Path, root: Path, tmp_path: Path):
+    with adapting(folder, root, "a", "b", traces=True, log_root=str(tmp_path)) as server:
+        mounted = {one["id"]: one["size_bytes"] for one in server.get(PATH)["adapters"]}
+        told = server.get("/stats")["adapters"]
+        assert told["mounted"] == [{"id": name, "bytes": size} for name, size in mounted.items()]
+        assert told["bytes"] == sum(mounted.values()) > 0
+        unmount(server, "b")
+        assert [one["id"] for one in server.get("/stats")["adapters"]["mounted"]] == ["a"]
+        mount(server, "b")
+        for spec in ("none", "a", "a+b"):
+            said(server, "Fish?", spec)
+        wait_until(lambda: server.get("/stats")["requests"]["in_flight"] == 0, within_s=5)
+        files = list(tmp_path.glob("*/cache-session-*.log"))
+        traced = {json.loads(line)["adapter"] for file in files for line in file.read_text().splitlines()}
+        assert traced == {None, "a", "a+b"}
+        assert len(files) == 3, "a session of its own for each"
+        shown = [line for line in server.printed().splitlines() if "ttft" in line]
+        assert [line.partition("  adapter ")[2] for line in shown] == ["", "a", "a+b"]
+
+
 def test_a_reply_is_finished_under_the_adapter_with_which_it_began(
     folder: Path, root: Path, alone: dict[tuple[str, str], str]
 ):

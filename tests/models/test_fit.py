@@ -22,7 +22,7 @@ from start_llm.engine.cost import measure_sequence
 from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.models import fit
 from start_llm.models.architecture import completed, is_supported
-from start_llm.models.fit import ModelShape, arithmetic, report, shape_of
+from start_llm.models.fit import ModelShape, arithmetic, beside, report, shape_of
 from start_llm.models.footprint import measure
 from start_llm.models.layer_costs import LayerGroup, layer_groups, sequence_cost
 from start_llm.models.loader import load
@@ -236,6 +236,17 @@ def test_a_tower_takes_memory_and_no_time():
     assert found.total_bytes == blind.total_bytes + GIB
     assert (found.read_bytes, found.decode_tps) == (blind.read_bytes, blind.decode_tps)
     assert "1.0 GiB of them the vision tower" in "\n".join(arithmetic(seeing, MACHINE, found))
+
+
+def test_models_stay_beside_each_other_if_each_has_room_for_a_prompt_of_its_window():
+    small = replace(DENSE, weights=WeightBytes(2 * GIB))
+    usable = int(10 * GIB * 0.95)
+    together = 2 * 2 * GIB + 2 * 100_000 * 10_000 + GIB // 2
+    assert together < usable
+    assert beside([small, small], MACHINE, 10**6).startswith("Beside each other they stay loaded: 4.0 GiB of")
+    other = beside([small, small, small, small], MACHINE, 10**6)
+    assert other.startswith("Beside each other they take each other's place")
+    assert "they stay loaded" in beside([small, small, small, small], MACHINE, 20_000)
 
 
 def test_a_window_layer_keeps_its_last_tokens():

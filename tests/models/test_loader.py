@@ -72,6 +72,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no model type": (config(model_type=...), "KeyError: 'model_type'"),
     "unknown model type": (config(model_type="wizard"), "Model type wizard not supported"),
     "model type is no text": (config(model_type=5), "Model type 5 not supported"),
+    "config is nested too deeply": (content("config.json", "[" * 100_000), "config.json is not valid JSON"),
+    "a model that ends the process": (config(model_type="olmo"), "SystemExit: 1"),
     "a module that is no model": (config(model_type="base"), "no attribute 'Model'"),
     "a size is missing": (config(num_hidden_layers=...), "num_hidden_layers"),
     "a size of the wrong type": (config(num_hidden_layers="two"), "cannot be interpreted as an integer"),

@@ -11,6 +11,7 @@ from start_llm.models.weight_files import (
     Tensor,
     WeightBytes,
     bits_per_weight,
+    check_whole,
     header,
     missing_files,
     routed_experts,
@@ -34,6 +35,17 @@ def write(path: Path, sizes: dict[str, int]) -> None:
 def test_a_header_is_read_without_the_contents(tmp_path):
     write(tmp_path / "model.safetensors", {"a": 3, "b": 5})
     assert [*header(tmp_path / "model.safetensors")] == [Tensor("a", (3,), 3), Tensor("b", (5,), 5)]
+
+
+def test_a_file_that_is_shorter_than_its_header_says_is_not_whole(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write(path, {"a": 3, "b": 5})
+    for missing, written in ((8, 7), (1, 1)):
+        with pytest.raises(ModelError, match=f"is not whole: {missing} bytes are missing"):
+            check_whole(path)
+        with path.open("ab") as file:
+            file.write(bytes(written))
+    check_whole(path)
 
 
 def test_towers_that_are_not_loaded_and_draft_layers_are_not_counted(tmp_path):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from start_llm.core.errors import LaunchError
 from start_llm.launch.server_info import NO_KEY, Address, find
-from tests.proxy.conftest import KEY, MODEL, WINDOW, Proxied
+from tests.conftest import TinyModel
+from tests.proxy.conftest import KEY, PROXIED, Proxied
+from tests.sdk.endpoints import Endpoints
 from tests.server.test_access import trap, with_images
+from tests.serving import serving
 
 LOOPBACK = "0100007F"
 """127.0.0.1, as the kernel's tables write it."""
@@ -163,15 +170,54 @@ def test_no_address_in_a_request_is_asked_by_the_proxy_either(proxied: Proxied, 
         assert not caught
 
 
-def test_only_the_configured_model_is_listed(proxied: Proxied):
-    (model,) = proxied.ask("/v1/models").json["data"]
-    assert (model["id"], model["vision"]) == (MODEL, True)
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/"])
+def test_the_models_of_the_server_are_listed_as_it_lists_them(proxied: Proxied, path: str):
+    listed = proxied.server.get("/v1/models")
+    assert proxied.ask(path).json == listed
+    (model,) = listed["data"]
+    assert proxied.ask(f"/v1/models/{model['id']}").json == model
+    assert proxied.ask("/v1/models/owner/other").status == 404
+    assert proxied.ask(path, method="HEAD").text == ""
+
+
+@pytest.fixture
+def two_models(
+    proxied: Proxied, tiny_model: TinyModel, endpoints: Endpoints, tmp_path: Path
+) -> Generator[str]:
+    """The address of the proxy, in front of a server with two models for the time of a test."""
+    for family in ("qwen3", "llama"):
+        shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / family)
+    with serving(
+        Path("qwen3"), model_dir=str(tmp_path), max_kv_size=4096, aliases=("small=llama",)
+    ) as server:
+        yield endpoints.of(server, PROXIED).url
+    endpoints.of(proxied.server, PROXIED)
+
+
+def test_all_models_are_listed_and_each_answers_under_its_name(two_models: str):
+    with OpenAI(base_url=f"{two_models}/v1", api_key=KEY, max_retries=0) as client:
+
+        def listed() -> dict[str, Any]:
+            return {model.id: model.model_extra for model in client.models.list()}
+
+        before = listed()
+        assert list(before) == ["qwen3", "llama"]
+        assert (before["llama"]["state"], before["llama"]["aliases"]) == ("available", ["small"])
+        message: Any = {"role": "user", "content": "Hello"}
+        reply = client.chat.completions.create(model="llama", messages=[message], max_tokens=1)
+        assert reply.choices
+        after = listed()
+        assert list(after) == ["llama", "qwen3"], "the one that was used last comes first"
+        assert after["llama"]["state"] == "loaded"
+        assert after["llama"]["context_window"] == after["llama"]["max_input_tokens"] == 4096
 
 
 def test_the_listed_model_tells_its_window_as_the_launcher_reads_it(proxied: Proxied):
-    served = find([Address(f"http://127.0.0.1:{proxied.port}", KEY)])
-    assert (served.model, served.window, served.reply) == (MODEL, WINDOW, WINDOW // 4)
-    assert served.sees, "as the proxy was told; its model is blind"
+    through, direct = (
+        find([Address(url, KEY)]) for url in (f"http://127.0.0.1:{proxied.port}", proxied.server.url)
+    )
+    assert (through.model, through.window, through.reply) == (direct.model, direct.window, direct.reply)
+    assert not through.sees, "as the model is, whatever the proxy was told"
 
 
 def test_the_launcher_is_told_of_a_wrong_key(proxied: Proxied):

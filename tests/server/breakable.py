@@ -56,6 +56,9 @@ class OneModel:
     def lease(self, name: object) -> Generator[ServedModel]:
         yield self.default
 
+    def must_wait(self, name: object) -> bool:
+        return False
+
     def listed(self) -> list[ListedModel]:
         card = self.default.status.card
         return [ListedModel(id=card.id, state="loaded", card=card)]

@@ -36,8 +36,8 @@ FIT_KEYS = {
     *("measured_at", "report", "sku_matrix_ctx", "sku_matrix"),
 }
 REPORT_KEYS = {
-    *("fits", "weights_bytes", "kv_bytes", "transient_bytes", "total_bytes", "usable_bytes"),
-    *("max_safe_context", "predicted_decode_tps"),
+    *("fits", "weights_bytes", "kv_bytes", "transient_bytes", "image_bytes", "total_bytes"),
+    *("usable_bytes", "max_safe_context", "predicted_decode_tps"),
 }
 DOWNLOAD_KEYS = {
     *("repo_id", "state", "current_file", "received_bytes", "total_bytes", "files_done", "files_total"),
@@ -85,7 +85,7 @@ def test_fit_has_the_keys_that_clients_know(server: Server):
     assert fit["report"]["weights_bytes"] == stats["weights_bytes"]
     assert fit["typical_context_tokens"] == 8192
     assert fit["report"]["total_bytes"] == sum(
-        fit["report"][name] for name in ("weights_bytes", "kv_bytes", "transient_bytes")
+        fit["report"][name] for name in ("weights_bytes", "kv_bytes", "transient_bytes", "image_bytes")
     )
 
 

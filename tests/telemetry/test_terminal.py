@@ -35,6 +35,13 @@ def test_a_finished_request_is_one_line_with_its_figures():
         assert figure in text
 
 
+def test_a_request_under_adapters_says_so():
+    request = line()
+    assert "adapter" not in printed(lambda terminal: terminal.finished(request, "stop", None))
+    request.adapter = "a+b"
+    assert "stop  adapter a+b" in printed(lambda terminal: terminal.finished(request, "stop", None))
+
+
 def test_a_request_that_never_spoke_has_no_times():
     text = printed(lambda terminal: terminal.finished(line(), "cancelled", None))
     assert "ttft -" in text

@@ -36,6 +36,7 @@ ASKED = TracedRequest(
     branch=None,
     endpoint="/v1/chat/completions",
     model="tiny",
+    adapter=None,
     messages=3,
     images=1,
     prompt_tokens=40,

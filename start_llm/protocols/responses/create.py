@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
 from start_llm.core.errors import InvalidRequest, RequestError
 from start_llm.core.sampling import Range
-from start_llm.protocols.base import ParsedRequest, RequestContext, openai_error
+from start_llm.protocols.base import ParsedRequest, RequestContext, SSEFrame, new_id, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT
@@ -104,6 +105,23 @@ def refusal(error: RequestError) -> dict[str, Json]:
     """Encode an error. An error in the messages is an error in `input`."""
     param = "input" if error.param == "messages" else error.param
     return openai_error(error.message, kind=error.kind, param=param, code=error.code)
+
+
+def refused_stream(error: RequestError) -> SSEFrame:
+    """Encode an error of a stream that began before its request could be read: a response that failed."""
+    code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
+    response: Json = {
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "failed",
+        "error": {"code": code, "message": error.message},
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+    kind = "response.failed"
+    return SSEFrame({"type": kind, "sequence_number": 0, "response": response}, event=kind)
 
 
 def input_token_count_body(tokens: int) -> dict[str, Json]:

@@ -1,0 +1,151 @@
+"""A model that cannot be loaded is a clear error, and leaves the others and the memory as they were."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import urllib.error
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from start_llm.core.errors import ModelError
+from tests.conftest import TinyModel
+from tests.http.test_several_models import completion, hosting, loaded, said
+from tests.serving import Server
+
+type Change = Callable[[Path], object]
+
+LONG = 200
+MOST_OF_A_MODEL = 3_000_000
+"""Bytes; each of the two has about four million."""
+
+
+def config(**values: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def shortened(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+BROKEN: dict[str, tuple[Change, str]] = {
+    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    "config is nested too deeply": (
+        lambda folder: (folder / "config.json").write_text("[" * 100_000),
+        "config.json is missing, or is no JSON object",
+    ),
+    "no architecture": (config(model_type="wizard"), "of model_type 'wizard'"),
+    "a type that is none": (config(model_type=["a"], vision_config={"a": 1}), "of model_type ['a']"),
+    "an architecture that ends the process": (config(model_type="olmo"), "SystemExit"),
+    "a size of zero": (config(num_attention_heads=0), "ZeroDivisionError"),
+    "a number that is none": (config(rope_scaling={"rope_type": "yarn"}), "KeyError"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "it lacks model.safetensors"),
+    "weights cut short": (shortened, "is not whole: 1,000 bytes are missing"),
+    "wrong shapes": (config(hidden_size=64), "Expected shape"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
+}
+FOUND_BEFOREHAND = ("config is no JSON", "no architecture", "no weights", "weights cut short")
+
+
+@pytest.fixture
+def folder(tiny_model: TinyModel, tmp_path: Path) -> Path:
+    """Two models, of which `llama` is to be broken."""
+    for family in ("qwen3", "llama"):
+        shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / "models" / family)
+    return tmp_path / "models"
+
+
+def refusal(server: Server, model: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        said(server, model, "Fish?")
+    return refused.value.code, json.load(refused.value)["error"]["message"]
+
+
+def memory() -> int:
+    gc.collect()
+    return mx.get_active_memory()
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case: str, folder: Path):
+    change, reason = BROKEN[case]
+    change(folder / "llama")
+    with hosting(folder, max_loaded=2) as server, ThreadPoolExecutor(1) as clients:
+        whole = said(server, "qwen3", "Fish?", LONG)
+        before = memory()
+        running = clients.submit(said, server, "qwen3", "Fish?", LONG)
+        status, message = refusal(server, "llama")
+        assert status == 500
+        assert message.startswith("The model 'llama' cannot be loaded. ")
+        assert reason in message
+        assert running.result() == whole
+        assert loaded(server) == {"qwen3"}
+        assert memory() <= before * 1.01
+
+
+@pytest.mark.parametrize("case", FOUND_BEFOREHAND)
+def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: Path):
+    BROKEN[case][0](folder / "llama")
+    with hosting(folder, max_loaded=1) as server:
+        refusal(server, "llama")
+        assert "Unloaded" not in server.printed()
+        assert loaded(server) == {"qwen3"}
+
+
+@pytest.mark.parametrize("failure", [KeyError, ModelError])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
+    limit: int, failure: type[Exception], folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with hosting(folder, max_loaded=limit) as server:
+        text = said(server, "qwen3", "Fish?")
+        before, sizes = memory(), list[int]()
+
+        def broken(*_: Any, **__: Any) -> Any:
+            sizes.append(mx.get_active_memory())
+            raise failure("no such layer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("start_llm.model_runtime.check_batching", broken)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                said(server, "llama", "Fish?")
+        assert "no such layer" in refused.value.read().decode()
+        if limit == 2:
+            assert sizes[0] > before + MOST_OF_A_MODEL, "the broken model was in memory"
+        else:
+            assert sizes[1] < sizes[0] + MOST_OF_A_MODEL, (
+                "it had gone before the one that was there came back"
+            )
+        # With room for one, that one was tried as well, and could not be loaded either.
+        assert loaded(server) == ({"qwen3"} if limit == 2 else set())
+        assert mx.get_active_memory() <= (before * 1.01 if limit == 2 else before - MOST_OF_A_MODEL), (
+            "without a search"
+        )
+        assert said(server, "qwen3", "Fish?") == text
+
+
+def test_the_reason_stands_in_the_protocol_that_was_spoken(folder: Path):
+    config(num_attention_heads=0)(folder / "llama")
+    with hosting(folder) as server:
+        for path, asked in (
+            ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "Fish?"}]}),
+            ("/v1/responses", {"input": "Fish?"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Fish?"}]}),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                server.post(path, {"model": "llama", **asked})
+            body = json.load(refused.value)
+            assert "The model 'llama' cannot be loaded" in body["error"]["message"], path
+            assert body.get("type", "error") == "error", path
+        assert completion(server, "qwen3", "Fish?")["choices"]

@@ -1,0 +1,217 @@
+"""A stream whose model has to be loaded shows signs of life, and tells errors in itself afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from start_llm.core.errors import ModelError
+from start_llm.model_runtime import start_model
+from tests.conftest import TinyModel
+from tests.grammar import completions, messages, responses, wire
+from tests.http.test_several_models import hosting, loaded, said
+from tests.server.client import CHAT, TEXT, Client, ask, wait_until
+from tests.serving import Server
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ASKED: dict[str, dict[str, Any]] = {
+    TEXT: {"prompt": "Fish?", "max_tokens": 4},
+    CHAT: {"messages": [{"role": "user", "content": "Fish?"}], "max_tokens": 4},
+    MESSAGES: {"messages": [{"role": "user", "content": "Fish?"}], "max_tokens": 4},
+    RESPONSES: {"input": "Fish?", "max_output_tokens": 4},
+}
+READERS: dict[str, Callable[[bytes], Any]] = {
+    path: lambda stream, read=read: read(list(wire.events_in(stream))).body
+    for path, read in (
+        (TEXT, completions.read),
+        (CHAT, completions.read),
+        (MESSAGES, messages.read),
+        (RESPONSES, responses.read),
+    )
+}
+every_protocol = pytest.mark.parametrize("path", ASKED)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("two")
+    for family in ("qwen3", "llama"):
+        shutil.copytree(tiny_model(family, hidden=128, layers=2), place / family)
+    return place
+
+
+class Loading:
+    """Loads models when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.failure: Exception | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.begun.set()
+        assert self.go.wait(30)
+        if self.failure:
+            raise self.failure
+        return start_model(*arguments)
+
+
+@pytest.fixture
+def loading() -> Loading:
+    return Loading()
+
+
+@contextmanager
+def slowly_loading(
+    folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch, keep_alive_s: float = 0.05
+) -> Generator[Server]:
+    """A server with `qwen3` loaded, which loads `llama` when `loading` is told to."""
+    with hosting(folder, keep_alive_s=keep_alive_s, prompt_cache=False) as server:
+        monkeypatch.setattr("start_llm.model_host.start_model", loading)
+        try:
+            yield server
+        finally:
+            loading.go.set()
+
+
+def body_behind(client: Client, comments: int) -> bytes:
+    """Read the head and so many comments, and return the rest of the stream."""
+    status, headers = client.head()
+    assert status == 200
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    chunks = client.chunks()
+    for _ in range(comments):
+        assert next(chunks) == b": the model is being loaded\n\n"
+    return b"".join(behind_comments(chunks))
+
+
+def behind_comments(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The chunks that are no comments."""
+    return (chunk for chunk in chunks if not chunk.startswith(b":"))
+
+
+@every_protocol
+def test_a_stream_shows_signs_of_life_while_its_model_is_loaded(
+    path: str, folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    asked = ASKED[path] | {"model": "llama", "temperature": 0, "stream": True}
+    with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
+        client.request("POST", path, asked)
+        timer = threading.Timer(0.3, loading.go.set)
+        timer.start()
+        late = body_behind(client, 3)
+        assert client.ask("GET", "/health").status == 200, "the connection goes on"
+        usual = ask(server.port, "POST", path, asked).body
+        read = READERS[path]
+        assert wire.bare(read(late)) == wire.bare(read(usual))
+
+
+@every_protocol
+def test_what_is_refused_after_signs_of_life_is_told_in_the_stream(
+    path: str, folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    asked = ASKED[path] | {"model": "llama", "temperature": "hot", "stream": True}
+    with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
+        client.request("POST", path, asked)
+        assert client.head()[0] == 200
+        chunks = client.chunks()
+        assert next(chunks).startswith(b":")
+        loading.go.set()
+        (event,) = wire.events_in(b"".join(behind_comments(chunks)))
+        refusal = ask(server.port, "POST", path, asked)
+        assert refusal.status == 400, "the model is there now, so it is refused before the status line"
+        if path == RESPONSES:
+            assert (event["type"], event["response"]["status"]) == ("response.failed", "failed")
+            assert event["response"]["error"]["message"] == refusal.json["error"]["message"]
+            assert event["response"]["error"]["code"] == "invalid_prompt"
+        else:
+            assert event["error"] == refusal.json["error"]
+        assert client.ask("GET", "/health").status == 200, "the connection goes on"
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_the_stream_too(
+    folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    loading.failure = ModelError("The disk is gone.")
+    with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
+        client.request("POST", CHAT, ASKED[CHAT] | {"model": "llama", "stream": True})
+        assert client.head()[0] == 200
+        chunks = client.chunks()
+        assert next(chunks).startswith(b":")
+        loading.go.set()
+        (event,) = wire.events_in(b"".join(behind_comments(chunks)))
+        assert event["error"]["message"] == "The model 'llama' cannot be loaded. The disk is gone."
+
+
+@pytest.mark.parametrize("wish", [{"stream": False}, {"stream": True}, {"stream": "yes"}])
+def test_what_does_not_wait_for_long_is_refused_before_the_status_line(
+    wish: dict[str, Any], folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    loading.go.set()
+    with slowly_loading(folder, loading, monkeypatch, keep_alive_s=8) as server:
+        refused = ask(server.port, "POST", CHAT, {"model": "llama", "messages": "none"} | wish)
+        assert refused.status == 400
+        assert refused.error["param"] == ("stream" if wish["stream"] == "yes" else "messages")
+
+
+def test_a_whole_reply_waits_in_silence(folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch):
+    with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
+        client.request("POST", CHAT, ASKED[CHAT] | {"model": "llama"})
+        threading.Timer(0.3, loading.go.set).start()
+        assert client.reply().json["choices"]
+
+
+def test_a_client_that_leaves_while_its_model_is_loaded_asks_for_nothing(
+    folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    with slowly_loading(folder, loading, monkeypatch) as server:
+        with Client(server.port) as client:
+            client.request("POST", CHAT, ASKED[CHAT] | {"model": "llama", "stream": True})
+            assert client.head()[0] == 200
+            client.reset()
+        threading.Event().wait(0.2)
+        loading.go.set()
+        wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
+        assert said(server, "llama", "Fish?")
+        assert server.get("/stats")["requests"]["endings"] == {"length": 1}, "the one of this test alone"
+
+
+def test_the_clients_of_both_makers_wait_and_understand_errors(
+    folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    loading.failure = ModelError("The disk is gone.")
+    message: Any = {"role": "user", "content": "Fish?"}
+    with slowly_loading(folder, loading, monkeypatch) as server:
+        ours = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        theirs = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+        def from_openai() -> list[Any]:
+            return list(ours.chat.completions.create(model="llama", messages=[message], stream=True))
+
+        def from_responses() -> list[Any]:
+            return list(ours.responses.create(model="llama", input="Fish?", stream=True))
+
+        def from_anthropic() -> list[Any]:
+            stream = theirs.messages.create(model="llama", messages=[message], max_tokens=4, stream=True)
+            return list(stream)
+
+        for ask_all, error in ((from_openai, openai.APIError), (from_anthropic, anthropic.APIError)):
+            loading.go.clear()
+            threading.Timer(0.3, loading.go.set).start()
+            with pytest.raises(error, match="The disk is gone"):
+                ask_all()
+        loading.go.clear()
+        threading.Timer(0.3, loading.go.set).start()
+        (failed,) = from_responses()
+        assert "The disk is gone" in failed.response.error.message
+        loading.failure = None
+        loading.go.clear()
+        threading.Timer(0.3, loading.go.set).start()
+        assert from_anthropic()[-1].type == "message_stop"
