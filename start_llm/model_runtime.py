@@ -43,6 +43,7 @@ from start_llm.server.served_models import ServedModel
 from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
 from start_llm.service import ModelTraits, Service
 from start_llm.telemetry.account import Reports
+from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, RequestMetrics, TranscriptMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Trace
@@ -85,6 +86,7 @@ class SharedParts:
     trace: Trace | None
     responses: ResponseStore
     drain: RequestDrain
+    activity: Activity
     adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -361,7 +363,13 @@ def _runtime(shared: SharedParts, settings: Settings, name: str, loaded: LoadedE
         preparer=preparer,
         transcripts=known,
         traits=traits,
-        reports=Reports(shared.requests, shared.terminal, trace, shows_images=settings.shows_images),
+        reports=Reports(
+            shared.requests,
+            shared.terminal,
+            trace,
+            shows_images=settings.shows_images,
+            activity=shared.activity,
+        ),
     )
     adapters = ModelAdapters(loaded.engine, ready.adapters, shared.adapters[name])
     adapters.mount_again(shared.terminal.say)

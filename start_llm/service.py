@@ -141,6 +141,7 @@ class Service:
             session=request.session_id,
             prompt_tokens=len(turn.tokens),
             began=began,
+            tenant=request.tenant,
             beginning=turn.tokens.ids[:_SHOWN_TOKENS],
             images=spans,
         )

@@ -139,10 +139,7 @@ def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
 
 
 def _check_origin(said: Mapping[str, str]) -> None:
-    """Refuse requests from pages of other origins.
-
-    This server serves no pages, so a page with the server's own origin was set up by the user.
-    """
+    """Refuse requests from pages of other origins. The server's own page has the origin that Host names."""
     origin = said.get("origin")
     if origin is not None and _netloc(origin) != said.get("host", "").lower():
         raise Forbidden("Requests from web pages are not served.")

@@ -31,16 +31,17 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - both imports take seconds, and the parent must be watched before
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
-    from start_llm.proxy.backend import Backend  # noqa: PLC0415
+    from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
     from start_llm.proxy.listed_models import ListedModels  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
+    from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
 
     backend = Backend()
     inside = ListedModels(RetryAfter(app), sees=bool(os.environ["START_LLM_PROXY_SEES"]))
     config = uvicorn.Config(
-        _with_access_policy(Direct(ErrorRewriter(inside, backend), backend)),
+        _with_access_policy(ToStatusPage(Direct(ErrorRewriter(inside, backend), backend), SERVER)),
         host="127.0.0.1",
         port=port,
         log_level="warning",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
+from start_llm.telemetry.activity import Activity, RequestFacts, RequestOutcome
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
 from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest
@@ -26,6 +27,7 @@ class Reports:
     terminal: Terminal
     trace: Trace | None = None
     shows_images: bool = False
+    activity: Activity = field(default_factory=Activity)
 
 
 type Explain = Callable[[Restored], Explanation]
@@ -42,12 +44,27 @@ class RequestAccount:
         self._explain = explain
         self._explanation: Explanation | None = None
         self._restored: Restored | None = None
+        self._restored_at = 0.0
         self._prefilled = 0
         self._ending = "cancelled"
         self._usage: Usage | None = None
 
     def begin(self) -> None:
         self._reports.metrics.begin()
+        self._running = self._reports.activity.begin(self._facts())
+
+    def _facts(self) -> RequestFacts:
+        asked, line = self._asked, self._line
+        return RequestFacts(
+            id=asked.request_id,
+            tenant=line.tenant,
+            endpoint=asked.endpoint,
+            model=asked.model,
+            session=asked.session,
+            name=line.name if line.session else "",
+            has_turns=asked.session_source != "none",
+            prompt_tokens=line.prompt_tokens,
+        )
 
     def note(self, event: Event) -> None:
         """Handle the next event of the request."""
@@ -55,10 +72,11 @@ class RequestAccount:
             case Restored():
                 self._note_restored(event)
             case Prefilling():
-                self._prefilled = event.done
+                self._prefilled = self._running.done = event.done
                 self._reports.terminal.prefilling(self._line, event)
             case Text():
                 self._line.note_text()
+                self._running.note_text(len(event.tokens))
             case Finished():
                 self._ending = "deadline" if event.was_cut else event.reason
                 self._usage = event.usage
@@ -69,7 +87,8 @@ class RequestAccount:
                 pass
 
     def _note_restored(self, restored: Restored) -> None:
-        self._restored = restored
+        self._restored, self._restored_at = restored, time.perf_counter()
+        self._running.note_restored(restored.tokens)
         self._explanation = self._explain(restored)
         terminal = self._reports.terminal
         if self._line.images and self._reports.shows_images:
@@ -91,6 +110,7 @@ class RequestAccount:
         self._reports.terminal.finished(self._line, self._ending, self._usage)
         if self._reports.trace:
             self._reports.trace.write(self._asked, self._ended(reply_length), texts)
+        self._reports.activity.end(self._running, self._outcome(reply_length))
         self._reports.metrics.end(self._ending, self._usage)
 
     def _ended(self, reply_length: int) -> TracedReply:
@@ -119,6 +139,19 @@ class RequestAccount:
                 "hybrid_trim_miss": int(restored.miss == "no_state"),
                 "exact_key_rejected_by_model_lcp": restored.rejected_keys,
             },
+        )
+
+    def _outcome(self, reply_length: int) -> RequestOutcome:
+        line, cached = self._line, self._restored.tokens if self._restored else 0
+        return RequestOutcome(
+            ending=self._ending,
+            cached=cached,
+            computed=self._computed(cached),
+            written=self._usage.completion if self._usage else reply_length,
+            seconds=time.perf_counter() - line.began,
+            ttft_s=line.first_text - line.began if line.first_text else None,
+            prefill_s=line.first_text - self._restored_at if line.first_text and self._restored else None,
+            explanation=self._explanation,
         )
 
     def _computed(self, cached: int) -> int:

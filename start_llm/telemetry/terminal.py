@@ -22,6 +22,7 @@ class RequestLine:
     """One request's name and times, on the clock of `time.perf_counter`.
 
     Attributes:
+        tenant: whose request it is; never printed.
         beginning: the first tokens of a prompt with images.
         images: where they stand in it.
     """
@@ -29,6 +30,7 @@ class RequestLine:
     session: str | None
     prompt_tokens: int
     began: float
+    tenant: bytes = b""
     beginning: tuple[int, ...] = ()
     images: Sequence[ImageSpan] = ()
     first_text: float | None = None
