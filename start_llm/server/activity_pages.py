@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import takewhile
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
@@ -24,6 +25,7 @@ from start_llm.telemetry.savings import Saving
 type Page = tuple[int, Mapping[str, Json]]
 
 _MAX_SHOWN = 50
+_NOTHING_NEWER: Mapping[str, Json] = {"recent": [], "conversations": [], "refused": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +56,23 @@ class ActivityPages:
     def overview(self, tenant: bytes, asked: Fields) -> Page:
         """Return what happens now, and the records of what has happened.
 
-        The records are left out if `since` is the `version` that the last answer had, because they are the
-        same then. So a page that asks every second costs little while a long prompt is read.
+        If `since` is the `version` of an earlier answer, only records that are newer are among them, so that
+        a page that asks every second costs little.
         """
-        version = self.activity.version
-        records = {} if asked.text("since") == version else self._records(tenant)
-        return 200, {"version": version, **self._present(tenant), **records}
+        version = self.activity.version  # before the records: those that come meanwhile are told twice
+        last = self.activity.last_number_in(asked.text("since"))
+        return 200, {
+            "version": version,
+            **self._present(tenant),
+            "is_whole": last is None,
+            **(_NOTHING_NEWER if asked.text("since") == version else self._records(tenant, last or 0)),
+        }
 
-    def _records(self, tenant: bytes) -> dict[str, Json]:
+    def _records(self, tenant: bytes, last: int) -> Mapping[str, Json]:
         return {
-            "recent": self._recent(tenant),
-            "conversations": self._conversations(tenant),
-            "refused": self._refused(tenant),
+            "recent": self._recent(tenant, last),
+            "conversations": self._conversations(tenant, last),
+            "refused": self._refused(tenant, last),
         }
 
     def _present(self, tenant: bytes) -> dict[str, Json]:
@@ -106,21 +113,23 @@ class ActivityPages:
     def _is_shown(self, facts: RequestFacts, tenant: bytes) -> bool:
         return not self.asks_key or facts.tenant == tenant
 
-    def _recent(self, tenant: bytes) -> list[Json]:
-        shown = [one for one in self.activity.finished() if self._is_shown(one.facts, tenant)]
+    def _recent(self, tenant: bytes, last: int) -> list[Json]:
+        newer = takewhile(lambda one: one.number > last, self.activity.finished())
+        shown = [one for one in newer if self._is_shown(one.facts, tenant)]
         return [_finished(one, tenant) for one in shown[:_MAX_SHOWN]]
 
-    def _conversations(self, tenant: bytes) -> list[Json]:
+    def _conversations(self, tenant: bytes, last: int) -> list[Json]:
+        newer = takewhile(lambda one: one[1][-1].number > last, self.activity.conversations())
         return [
-            {**_who(facts, tenant), "turns": [_turn(turn) for turn in turns]}
-            for facts, turns in self.activity.conversations()
+            {**_who(facts, tenant), "turns": [_turn(turn) for turn in turns if turn.number > last]}
+            for facts, turns in newer
             if self._is_shown(facts, tenant)
         ]
 
-    def _refused(self, tenant: bytes) -> list[Json]:
+    def _refused(self, tenant: bytes, last: int) -> list[Json]:
         return [
             _refusal(one, has_texts=one.tenant in (None, tenant))
-            for one in self.activity.refused()
+            for one in takewhile(lambda one: one.number > last, self.activity.refused())
             if not self.asks_key or one.tenant in (None, tenant)
         ]
 

@@ -24,6 +24,7 @@ _MAX_FINISHED = 100
 _MAX_REFUSED = 50
 _MAX_CONVERSATIONS = 20
 _MAX_TURNS = 24
+_MAX_DIGITS = 18
 _MAX_NAME, _MAX_PATH, _MAX_REASON, _MAX_TEXT = 100, 120, 240, 400
 
 
@@ -101,6 +102,7 @@ class FinishedRequest:
     """A request that has ended.
 
     Attributes:
+        number: of this record; later ones have higher numbers.
         ended: seconds since 1970.
         again: computed prompt tokens that had been computed before.
         reason: why, in plain words; None if there are none.
@@ -108,6 +110,7 @@ class FinishedRequest:
             the request has them; empty if no difference of words is the reason.
     """
 
+    number: int
     facts: RequestFacts
     ended: float
     ending: str
@@ -132,6 +135,7 @@ class Refusal:
 
     Attributes:
         tenant: whose request it was; None if it was refused at the door, before that is known.
+        number: of this record; later ones have higher numbers.
         times: how often it came.
         last: seconds since 1970.
     """
@@ -141,6 +145,7 @@ class Refusal:
     path: str
     status: int
     reason: str
+    number: int = 0
     last: float = 0.0
     times: int = 1
 
@@ -149,6 +154,7 @@ class Refusal:
 class ConversationTurn:
     """One turn: prompt tokens that the cache had, that were new, and that were read again."""
 
+    number: int
     ended: float
     cached: int
     new: int
@@ -178,7 +184,7 @@ class Activity:
         self._refused: deque[Refusal] = deque(maxlen=_MAX_REFUSED)
         self._conversations: OrderedDict[tuple[bytes, str], ConversationHistory] = OrderedDict()
         self._savings = Savings(clock)
-        self._name, self._changes = secrets.token_hex(4), 0
+        self._name, self._last_number = secrets.token_hex(4), 0
         self._lock = threading.Lock()
 
     @property
@@ -188,7 +194,13 @@ class Activity:
     @property
     def version(self) -> str:
         """A name of the present records. It changes whenever they do, and another process has others."""
-        return f"{self._name}-{self._changes}"
+        return f"{self._name}-{self._last_number}"
+
+    def last_number_in(self, version: str | None) -> int | None:
+        """Return the number of the last record of a version; None if it is none of this process."""
+        name, _, number = (version or "").partition("-")
+        is_own = name == self._name and number.isascii() and number.isdigit() and len(number) < _MAX_DIGITS
+        return int(number) if is_own else None
 
     def begin(self, facts: RequestFacts) -> RunningRequest:
         """Add a request. `end` removes it."""
@@ -204,7 +216,6 @@ class Activity:
         return running
 
     def end(self, running: RunningRequest, outcome: RequestOutcome) -> None:
-        finished = _finished(running.facts, outcome, self._clock())
         if explanation := outcome.explanation:
             self._savings.add(
                 PromptReading.of_request(
@@ -215,8 +226,9 @@ class Activity:
                 )
             )
         with self._lock:
-            self._changes += 1
+            self._last_number += 1
             self._running.pop(id(running), None)
+            finished = _finished(self._last_number, running.facts, outcome, self._clock())
             self._finished.append(finished)
             if outcome.explanation and running.facts.has_turns:
                 self._add_turn(finished)
@@ -227,6 +239,7 @@ class Activity:
         history.facts = finished.facts
         history.turns.append(
             ConversationTurn(
+                number=finished.number,
                 ended=finished.ended,
                 cached=finished.cached,
                 new=finished.computed - finished.again,
@@ -247,12 +260,12 @@ class Activity:
             reason=_clip(refusal.reason, _MAX_REASON),
         )
         with self._lock:
-            self._changes += 1
-            same = [one for one in self._refused if replace(one, last=0.0, times=1) == clipped]
+            self._last_number += 1
+            same = [one for one in self._refused if replace(one, number=0, last=0.0, times=1) == clipped]
             for one in same:
                 self._refused.remove(one)
             times = 1 + sum(one.times for one in same)
-            self._refused.append(replace(clipped, last=self._clock(), times=times))
+            self._refused.append(replace(clipped, number=self._last_number, last=self._clock(), times=times))
 
     def running(self) -> Sequence[RunningRequest]:
         """Return the running requests, the oldest first."""
@@ -279,11 +292,12 @@ class Activity:
         return self._savings.of_hour_and_day()
 
 
-def _finished(facts: RequestFacts, outcome: RequestOutcome, ended: float) -> FinishedRequest:
+def _finished(number: int, facts: RequestFacts, outcome: RequestOutcome, ended: float) -> FinishedRequest:
     explanation = outcome.explanation
     again = min(explanation.lost, outcome.computed) if explanation else 0
     cause = _cause(explanation) if explanation and again else None
     return FinishedRequest(
+        number=number,
         facts=facts,
         ended=ended,
         ending=outcome.ending,

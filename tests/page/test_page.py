@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from scripts.browser import Browser, Page
-from tests.page.conftest import HURT, KEY, NAME, SCRIPT
+from tests.page.conftest import HURT, KEY, NAME, SCRIPT, refused, talk
 from tests.serving import Server
 
 PANELS = {
@@ -286,3 +286,22 @@ def test_the_policy_would_stop_what_the_script_does_not(browser: Browser, hostil
             page.run(f"(() => {{ try {{ {hole} }} catch (error) {{ console.error(String(error)) }} }})()")
             page.browser.listen(0.1)
             assert page.problems, hole
+
+
+def test_records_that_come_later_join_those_that_are_there(browser: Browser, hostile: Server):
+    with browser.page(hostile.url) as page:
+        give_key(page)
+        turns = "document.querySelectorAll('#conversations .turns li').length"
+        before = page.run(turns)
+        page.run("document.querySelector('#recent button').focus()")
+        talk(hostile, "new", "new", "later", KEY)
+        refused(hostile, "/later", KEY)
+        page.run("poll()")
+        page.until(f"{turns} === {before} + 3")
+        assert "GET /later" in text(page, "refused").splitlines()[0]
+        assert text(page, "recent").count("Session later") == 3
+        assert text(page, "recent").index("Session later") < text(page, "recent").index(f"Session {NAME}")
+        assert page.run("document.activeElement.innerText").startswith("Show what differs"), (
+            "it has lost the focus"
+        )
+        assert page.run("document.querySelectorAll('#recent > li').length") == page.run("known.recent.size")

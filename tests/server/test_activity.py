@@ -204,15 +204,31 @@ def test_a_line_that_is_no_request_is_noted_without_its_text(scripted: Server):
 # ------------------------------------------------------------------------------------------------ the present
 
 
-def test_a_program_that_knows_the_records_does_not_get_them_again(scripted: Server):
-    talk(scripted.port, "hello", "seen")
+def test_a_program_that_names_a_version_gets_what_is_newer(scripted: Server):
+    for session in ("seen", "other"):
+        talk(scripted.port, "hello", session)
+    ask(scripted.port, "GET", "/nothing-here")
     wait_until(lambda: stats(scripted.port)["requests"]["in_flight"] == 0, within_s=5)
     told = activity(scripted.port)
-    same = activity(scripted.port, query=f"?since={told['version']}")
-    assert told.keys() - same.keys() == {"recent", "conversations", "refused"}
-    assert activity(scripted.port, query="?since=another").keys() == told.keys()
+    assert told["is_whole"]
+    since = f"?since={told['version']}"
+    same = activity(scripted.port, query=since)
+    assert (same["is_whole"], same["version"]) == (False, told["version"])
+    assert same["recent"] == same["conversations"] == same["refused"] == []
     talk(scripted.port, "hello", "seen")
-    wait_until(lambda: "recent" in activity(scripted.port, query=f"?since={told['version']}"), within_s=5)
+    ask(scripted.port, "GET", "/nothing-here")
+    wait_until(lambda: bool(activity(scripted.port, query=since)["recent"]), within_s=5)
+    newer = activity(scripted.port, query=since)
+    assert [one["name"] for one in newer["recent"]] == ["seen"]
+    assert [(one["name"], len(one["turns"])) for one in newer["conversations"]] == [("seen", 1)]
+    assert [(one["path"], one["times"]) for one in newer["refused"]] == [("/nothing-here", 2)]
+
+
+@pytest.mark.parametrize("version", ["another", "another-1", "-1", "%00", "0-9999999999999999999", ""])
+def test_an_unknown_version_gets_everything(scripted: Server, version: str):
+    assert activity(scripted.port, query=f"?since={version}")["is_whole"]
+    own = activity(scripted.port)["version"].partition("-")[0]
+    assert activity(scripted.port, query=f"?since={own}-x{version}")["is_whole"]
 
 
 def test_the_state_of_the_server(scripted: Server, scripted_model: Path):

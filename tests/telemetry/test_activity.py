@@ -169,6 +169,7 @@ def test_the_version_changes_with_the_records_alone():
     activity.refuse(Refusal(tenant=None, method="GET", path="/", status=403, reason="no"))
     versions.append(activity.version)
     assert len({*versions, other.version}) == 4
+    assert [activity.last_number_in(one) for one in (*versions, other.version, None)] == [0, 1, 2, None, None]
 
 
 def test_records_stay_small_whatever_clients_send():

@@ -42,6 +42,7 @@ function show(list, items, nameOf, create, update = () => {}) {
 const count = (value, one, many = `${one}s`) => `${number.format(value)} ${value === 1 ? one : many}`;
 const tokens = value => count(value, "token");
 const clock = seconds => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const were = value => `${number.format(value)} ${value === 1 ? "was" : "were"}`;
 const percent = (part, whole) => `${Math.floor(100 * part / whole)} %`;
 
 function bytes(value) {
@@ -76,9 +77,9 @@ function showHeadline(now) {
 
 function progressOf(one) {
   if (one.phase === "waiting") return `Waits for its turn with ${tokens(one.prompt_tokens)}, for ${duration(one.seconds)} so far.`;
-  const kept = one.cached_tokens ? ` ${number.format(one.cached_tokens)} of them were kept from before.` : "";
+  const kept = one.cached_tokens ? ` Of them ${were(one.cached_tokens)} kept from before.` : "";
   if (one.phase === "reading") return `Reads its prompt: ${number.format(one.done_tokens)} of ${tokens(one.prompt_tokens)} in ${duration(one.seconds)}.${kept}`;
-  return `Writes its reply: ${tokens(one.written_tokens)} so far, after a prompt of ${tokens(one.prompt_tokens)}, in ${duration(one.seconds)}.${kept}`;
+  return `Writes its reply: ${tokens(one.written_tokens)} so far, after a prompt of ${tokens(one.prompt_tokens)}, in ${duration(one.seconds)}.`;
 }
 
 function showRunning(now) {
@@ -131,12 +132,36 @@ function showTurns(list, turns) {
     element.children[place].style.setProperty("height", `${100 * turn[`${kind}_tokens`] / longest}%`)));
 }
 
-function showConversations(now) {
-  say(byId("conversations-summary"), now.conversations.length ? "Each column is one turn, the newest at the right; its height is the length of its prompt." : "No conversation so far.");
-  show(byId("conversations"), now.conversations, one => one.session,
-    one => make("li", {}, make("span", { class: "name" }, `Session ${one.name}`), ` · ${one.model}`,
+/** Add what is new to what the page knows, the newest first; the server forgets the oldest, too. */
+function addRecords(now) {
+  if (now.is_whole) for (const list of Object.values(known)) list.clear();
+  for (const one of now.conversations.toReversed()) {
+    const before = known.conversations.get(one.session)?.turns ?? [];
+    put(known.conversations, one.session, { ...one, turns: [...before, ...one.turns].slice(-MOST.turns) });
+  }
+  for (const one of now.recent.toReversed()) put(known.recent, `${one.id} ${one.ended_at}`, one);
+  for (const one of now.refused.toReversed()) put(known.refused, `${one.method} ${one.path} ${one.status} ${one.reason}`, one);
+  const newest = list => [...list].toReversed();
+  showConversations(newest(known.conversations));
+  showRecent(newest(known.recent));
+  showRefused(newest(known.refused));
+}
+
+const known = { conversations: new Map(), recent: new Map(), refused: new Map() };
+const MOST = { records: 50, turns: 24 };
+
+function put(records, name, record) {
+  records.delete(name);
+  records.set(name, record);
+  if (records.size > MOST.records) records.delete(records.keys().next().value);
+}
+
+function showConversations(conversations) {
+  say(byId("conversations-summary"), conversations.length ? "Each column is one turn, the newest at the right; its height is the length of its prompt." : "No conversation so far.");
+  show(byId("conversations"), conversations, ([name]) => name,
+    ([, one]) => make("li", {}, make("span", { class: "name" }, `Session ${one.name}`), ` · ${one.model}`,
       make("p"), make("ol", { class: "turns", "aria-label": `Turns of session ${one.name}` })),
-    (element, one) => {
+    (element, [, one]) => {
       say(element.querySelector("p"), `Last turn at ${turnSentence(one.turns.at(-1))}`);
       showTurns(element.querySelector("ol"), one.turns);
     });
@@ -149,8 +174,8 @@ const ENDINGS = {
 
 function requestSentence(one) {
   const first = one.ttft_seconds === null ? "" : ` The first came after ${duration(one.ttft_seconds)}.`;
-  return `Of ${tokens(one.prompt_tokens)}, ${number.format(one.cached_tokens)} were kept from before and ${number.format(one.computed_tokens)} were read. `
-    + `${tokens(one.written_tokens)} ${one.written_tokens === 1 ? "was" : "were"} written.${first} ${ENDINGS[one.ending] ?? one.ending}`;
+  return `Of ${tokens(one.prompt_tokens)}, ${were(one.cached_tokens)} kept from before and ${were(one.computed_tokens)} read. `
+    + `Of the reply, ${were(one.written_tokens)} written.${first} ${ENDINGS[one.ending] ?? one.ending}`;
 }
 
 function finishedRequest(one) {
@@ -180,15 +205,15 @@ function differenceButton(one) {
   return make("div", {}, button, texts);
 }
 
-function showRecent(now) {
-  say(byId("recent-summary"), now.recent.length ? "The newest request is at the top." : "No request has ended so far.");
-  show(byId("recent"), now.recent, one => `${one.id} ${one.ended_at}`, finishedRequest);
+function showRecent(recent) {
+  say(byId("recent-summary"), recent.length ? "The newest request is at the top." : "No request has ended so far.");
+  show(byId("recent"), recent, ([name]) => name, ([, one]) => finishedRequest(one));
 }
 
-function showRefused(now) {
-  say(byId("refused-summary"), now.refused.length ? "These requests were refused before the model saw them." : "No request was refused.");
-  show(byId("refused"), now.refused, one => `${one.method} ${one.path} ${one.status} ${one.reason}`,
-    () => make("li", {}, make("span", { class: "name" }), make("p")), (element, one) => {
+function showRefused(refused) {
+  say(byId("refused-summary"), refused.length ? "These requests were refused before the model saw them." : "No request was refused.");
+  show(byId("refused"), refused, ([name]) => name,
+    () => make("li", {}, make("span", { class: "name" }), make("p")), (element, [, one]) => {
       const times = one.times > 1 ? `${number.format(one.times)} times, last at ` : "";
       say(element.firstChild, `${times}${clock(one.last_at)} · ${`${one.method} ${one.path}`.trim() || "a request"}`);
       say(element.lastChild, `Refused with ${one.status}: ${one.reason}`);
@@ -311,7 +336,7 @@ async function poll() {
     savedSentence(byId("saved-hour"), now.saved.hour, "hour");
     savedSentence(byId("saved-day"), now.saved.day, "day");
     for (const panel of [showHeadline, showRunning, showMemory, showDisk, showModels]) panel(now);
-    if (now.recent) for (const panel of [showConversations, showRecent, showRefused]) panel(now); // they have changed
+    if (now.is_whole || now.recent.length || now.refused.length) addRecords(now);
     await showDownloads();
     say(byId("connection"), "");
   } catch (error) {
