@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from scripts.browser import Page, browsing
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 1280, 1330
-COLOURS = 128
+COLOURS = 256
 CHUNK = 500
 """Tokens of the long prompt that are read before the picture is taken."""
 MAX_BYTES = 150_000
@@ -44,6 +44,8 @@ QUESTIONS = (
     "Who reads it?",
     "Thank you.",
 )
+
+type Colour = tuple[int, int, int]
 
 
 @contextmanager
@@ -135,15 +137,24 @@ def long_prompt(port: int, name: str) -> Generator[None]:
 
 
 def small(png: bytes) -> bytes:
-    """Return the same picture with a palette of its most frequent colours."""
+    """Return the same picture with a palette of its most frequent colours. The others become the nearest."""
     whole = Image.open(io.BytesIO(png)).convert("RGB")
-    pixels = whole.tobytes()
-    counts = Counter(zip(pixels[::3], pixels[1::3], pixels[2::3], strict=True))
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([part for colour, _ in counts.most_common(COLOURS) for part in colour])
+    data = whole.tobytes()
+    pixels = list(zip(data[::3], data[1::3], data[2::3], strict=True))
+    counts = Counter(pixels)
+    palette = [colour for colour, _ in counts.most_common(COLOURS)]
+    places = {colour: _nearest(palette, colour) for colour in counts}
+    reduced = Image.frombytes("P", whole.size, bytes(places[pixel] for pixel in pixels))
+    reduced.putpalette([part for colour in palette for part in colour])
     picture = io.BytesIO()
-    whole.quantize(palette=palette, dither=Image.Dither.NONE).save(picture, "PNG", optimize=True)
+    reduced.save(picture, "PNG", optimize=True)
     return picture.getvalue()
+
+
+def _nearest(palette: Sequence[Colour], colour: Colour) -> int:
+    """Return the place of the colour that is most like another one."""
+    distances = [sum((a - b) ** 2 for a, b in zip(one, colour, strict=True)) for one in palette]
+    return distances.index(min(distances))
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from start_llm.models.shelf import Shelf
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
-from start_llm.server.activity_pages import Machine
+from start_llm.server.activity_pages import ServingMachine
 from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
@@ -210,7 +210,7 @@ class App:
             access_policy=self._access_policy,
             drain=self._drain,
             activity=self._activity,
-            machine=Machine(this_device().name, memory_budget(self._settings)),
+            machine=ServingMachine(this_device().name, memory_budget(self._settings)),
         )
         self._listener.open(context)
         self._introduce(host.runtime)

@@ -139,7 +139,10 @@ def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
 
 
 def _check_origin(said: Mapping[str, str]) -> None:
-    """Refuse requests from pages of other origins. The server's own page has the origin that Host names."""
+    """Refuse requests from pages of other origins.
+
+    The server's only page is its status page; its origin is what Host names.
+    """
     origin = said.get("origin")
     if origin is not None and _netloc(origin) != said.get("host", "").lower():
         raise Forbidden("Requests from web pages are not served.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -29,7 +30,7 @@ _NOTHING_NEWER: Mapping[str, Json] = {"recent": [], "conversations": [], "refuse
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ServingMachine:
     """Where the models compute, and the memory that they may use."""
 
     device: str = ""
@@ -50,7 +51,7 @@ class ActivityPages:
 
     models: ServedModels
     activity: Activity
-    machine: Machine
+    machine: ServingMachine
     asks_key: bool
 
     def overview(self, tenant: bytes, asked: Fields) -> Page:
@@ -121,7 +122,7 @@ class ActivityPages:
     def _conversations(self, tenant: bytes, last: int) -> list[Json]:
         newer = takewhile(lambda one: one[1][-1].number > last, self.activity.conversations())
         return [
-            {**_who(facts, tenant), "turns": [_turn(turn) for turn in turns if turn.number > last]}
+            {**_session(facts, tenant), "turns": [_turn(turn) for turn in turns if turn.number > last]}
             for facts, turns in newer
             if self._is_shown(facts, tenant)
         ]
@@ -134,15 +135,20 @@ class ActivityPages:
         ]
 
 
-def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
-    """Return what identifies a request; the name that a client gave its session for its own key only."""
+def _session(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
+    """Return what identifies a session. Its key alone sees the name that the client gave it."""
     name = facts.name if facts.tenant == tenant else ""
     return {"session": facts.session, "name": name or facts.session[:6], "model": facts.model}
 
 
+def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
+    """Return what identifies a request. Its id proves who has received the reply: others get a digest."""
+    digest = hashlib.blake2b(facts.id.encode(), digest_size=8).hexdigest()
+    return {"id": facts.id if facts.tenant == tenant else digest, **_session(facts, tenant)}
+
+
 def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
     return {
-        "id": one.facts.id,
         **_who(one.facts, tenant),
         "endpoint": one.facts.endpoint,
         "phase": one.phase,
@@ -156,7 +162,6 @@ def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
 
 def _finished(one: FinishedRequest, tenant: bytes) -> Json:
     return {
-        "id": one.facts.id,
         **_who(one.facts, tenant),
         "endpoint": one.facts.endpoint,
         "ended_at": round(one.ended, 3),

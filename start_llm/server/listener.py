@@ -21,7 +21,7 @@ from start_llm.protocols.notices import Notices
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
-from start_llm.server.activity_pages import ActivityPages, Machine
+from start_llm.server.activity_pages import ActivityPages, ServingMachine
 from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.drain import RequestDrain
 from start_llm.server.library_pages import LibraryPages
@@ -80,7 +80,7 @@ class ServerContext:
     drain: RequestDrain = field(default_factory=RequestDrain)
     adapter_root: Path | None = None
     activity: Activity = field(default_factory=Activity)
-    machine: Machine = field(default_factory=Machine)
+    machine: ServingMachine = field(default_factory=ServingMachine)
 
     @property
     def adapters(self) -> AdapterPages:

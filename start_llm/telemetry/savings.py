@@ -105,8 +105,8 @@ class Savings:
     The time saved is an estimate: cached tokens divided by the prefill speed of computed tokens, less the
     time that prompts waited for the disk. The speed is that of all requests of the last day that computed at
     least 32 tokens, from the start of their prefill to their first token. It is the speed as it was lived,
-    with other requests beside. Long prompts take more time for each token than short ones, so that the
-    estimate is low where long prompts were cached.
+    with other requests beside. Long prompts take more time for each token than short ones, so the estimate is
+    low where the cached prompts are longer than the computed ones, and high where they are shorter.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

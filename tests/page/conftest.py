@@ -74,7 +74,7 @@ def busy(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Gen
     folder = tmp_path_factory.mktemp("disk")
     with serving(tiny_model("qwen3"), batch=3, ssd_folder=str(folder)) as server:
         talk(server, "one " * 20, "another " * 20, "story")
-        talk(server, "something else", "something else", "other")
+        talk(server, "something else", "something else", "secret-name", "any-key")
         refused(server, "/nothing")
         post(server, "/downloads", {"repo_id": "nobody/nothing"})
         with Client(server.port) as reading, Client(server.port) as writing:

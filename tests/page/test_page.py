@@ -248,6 +248,23 @@ def test_the_key_is_asked_for_kept_in_the_tab_and_sent(browser: Browser, hostile
         assert page.run("document.getElementById('key-panel').hidden")
 
 
+def test_a_key_shows_its_own_names_on_a_server_that_asks_for_none(browser: Browser, busy: Server):
+    with browser.page(busy.url) as page:
+        page.until(LOADED)
+        assert "secret-name" not in text(page, "recent")
+        until_focus(page, "change-key")
+        page.press("Enter")
+        assert page.run("document.activeElement.id") == "key"
+        page.write("any-key")
+        page.press("Enter")
+        page.until("document.getElementById('recent').innerText.includes('secret-name')")
+        assert text(page, "change-key") == "Forget the key"
+        page.run("document.getElementById('change-key').click()")
+        page.until("!document.getElementById('recent').innerText.includes('secret-name')")
+        assert page.run("sessionStorage.length") == 0
+        check_quiet(page, busy)
+
+
 def test_texts_of_models_and_clients_stay_texts(browser: Browser, hostile: Server):
     """Session names, paths, differing texts, replies and reasoning."""
     with browser.page(hostile.url) as page:

@@ -307,17 +307,24 @@ async function ask(path, options = {}, patience = PATIENCE_MS) {
   return (await checked(reply)).json();
 }
 
-let model = "", version = "", timer = 0, isPolling = false, pause = IDLE_MS, needsKey = false;
+let model = "", version = "", timer = 0, isPolling = false, pause = IDLE_MS, needsKey = false, wantsKey = false;
 
 function later(delay) {
   clearTimeout(timer);
   if (document.visibilityState === "visible" && !needsKey) timer = setTimeout(poll, delay);
 }
 
+function showKey() {
+  say(byId("key-title"), needsKey ? "This server asks for a key" : "See what a key has sent");
+  say(byId("change-key"), key() ? "Forget the key" : "Use a key");
+  byId("change-key").hidden = needsKey && !key();
+  byId("key-panel").hidden = !needsKey && !wantsKey;
+  byId("panels").hidden = needsKey;
+}
+
 function demandKey(message) {
   needsKey = message !== null;
-  byId("key-panel").hidden = !needsKey;
-  byId("panels").hidden = needsKey;
+  showKey();
   if (!needsKey) return;
   say(byId("headline"), "The server is running.");
   say(byId("key-problem"), key() ? message : "");
@@ -327,8 +334,10 @@ function demandKey(message) {
 async function poll() {
   if (isPolling || document.visibilityState !== "visible") return;
   isPolling = true;
+  const usedKey = key();
   try {
     const now = await ask(`/activity?since=${encodeURIComponent(version)}`);
+    if (key() !== usedKey) return;
     version = now.version;
     demandKey(null);
     pause = now.running.length || now.running_of_others ? BUSY_MS : IDLE_MS;
@@ -341,19 +350,37 @@ async function poll() {
     say(byId("connection"), "");
   } catch (error) {
     pause = IDLE_MS;
+    if (key() !== usedKey) return;
     if (error instanceof KeyNeeded) demandKey(error.message);
     else say(byId("connection"), `No news from the server (${error.message}). The page tries again every ${IDLE_MS / 1000} seconds.`);
   } finally {
     isPolling = false;
+    if (key() !== usedKey) { // what came is for the key before
+      needsKey = false;
+      version = "";
+      pause = 0;
+    }
     later(pause);
   }
 }
 
 document.addEventListener("visibilitychange", () => (document.visibilityState === "visible" ? poll() : clearTimeout(timer)));
+byId("change-key").addEventListener("click", () => {
+  if (key()) {
+    sessionStorage.removeItem(KEY);
+    version = "";
+    poll();
+  } else {
+    wantsKey = !wantsKey;
+    showKey();
+    if (wantsKey) byId("key").focus();
+  }
+});
 byId("key-form").addEventListener("submit", event => {
   event.preventDefault();
   try { sessionStorage.setItem(KEY, byId("key").value.trim()); } catch { return say(byId("key-problem"), "This browser does not let the page keep the key."); }
   byId("key").value = version = "";
+  wantsKey = false;
   poll();
 });
 
