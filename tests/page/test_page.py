@@ -118,7 +118,7 @@ def test_everything_is_reached_and_operated_with_the_keyboard(browser: Browser, 
         page.write("Tell me something")
         page.press("Enter")
         page.until("document.querySelectorAll('#log .message').length === 2")
-        page.until("document.querySelectorAll('#log .message')[1].innerText.length > 10", 20)
+        page.until("document.querySelectorAll('#log .message')[1].textContent.length > 30", 30)
         assert text(page, "chat-state") == "The model answers …"
         assert page.run("document.getElementById('log').getAttribute('aria-busy')") == "true"
         until_focus(page, "stop")

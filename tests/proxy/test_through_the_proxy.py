@@ -279,7 +279,8 @@ def test_a_browser_is_led_to_the_servers_status_page(proxied: Proxied):
     led_to = urlsplit(reply.headers["location"])
     connection.close()
     assert (reply.status, led_to.hostname, led_to.port) == (307, "localhost", proxied.tunnel.port)
-    assert b"<!doctype html>" in ask(led_to.port, "GET", led_to.path, headers={"Accept": "text/html"}).body
+    page = ask(proxied.tunnel.port, "GET", led_to.path, headers={"Accept": "text/html"})
+    assert b"<!doctype html>" in page.body
 
 
 @pytest.mark.parametrize("stream", [False, True])
