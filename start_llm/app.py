@@ -18,17 +18,20 @@ from start_llm.launch.server_info import own_url
 from start_llm.model_host import ModelHost, host_limits
 from start_llm.model_runtime import ModelRuntime, SharedParts
 from start_llm.models.advice import advice, is_first_start
+from start_llm.models.device import this_device
 from start_llm.models.download import name_of, resolve
 from start_llm.models.shelf import Shelf
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
+from start_llm.server.activity_pages import ServingMachine
 from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.status import ModelCard
 from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
+from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -39,6 +42,7 @@ from start_llm.wiring import (
     make_seal,
     make_shelf,
     make_trace,
+    memory_budget,
     model_folders,
     model_name,
     no_table,
@@ -70,6 +74,7 @@ class App:
         self._terminal = terminal
         self._requests = RequestMetrics()
         self._prometheus = ServerMetrics()
+        self._activity = Activity()
         self._thread = EngineThread()
         self._trace = make_trace(settings, CacheMetrics(), terminal.say)
         self._disk: DiskStorage | None = None
@@ -194,6 +199,7 @@ class App:
             trace=self._trace,
             responses=response_store(self._settings, self._responses.table if self._responses else no_table),
             drain=self._drain,
+            activity=self._activity,
         )
 
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
@@ -208,6 +214,8 @@ class App:
             notices=Notices(self._terminal.say),
             access_policy=self._access_policy,
             drain=self._drain,
+            activity=self._activity,
+            machine=ServingMachine(this_device().name, memory_budget(self._settings)),
         )
         self._listener.open(context)
         self._introduce(host.runtime)

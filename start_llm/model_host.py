@@ -220,8 +220,15 @@ class ModelHost:
         if resident is None:
             state = "loading" if self._changing == name else "available"
             return ListedModel(id=name, state=state, aliases=aliases)
-        card = resident.runtime.card
-        return ListedModel(id=name, state="loaded", card=card, in_flight=resident.uses, aliases=aliases)
+        status = resident.runtime.served.status
+        return ListedModel(
+            id=name,
+            state="loaded",
+            card=status.card,
+            in_flight=resident.uses,
+            aliases=aliases,
+            status=status,
+        )
 
     # ------------------------------------------------------------------------------------- loading, unloading
 

@@ -43,6 +43,7 @@ from start_llm.server.served_models import ServedModel
 from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
 from start_llm.service import ModelTraits, Service
 from start_llm.telemetry.account import Reports
+from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, ModelMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -88,6 +89,7 @@ class SharedParts:
     trace: Trace | None
     responses: ResponseStore
     drain: RequestDrain
+    activity: Activity
     adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -365,6 +367,7 @@ def _runtime(
             trace,
             shared.prometheus.observer(name),
             shows_images=settings.shows_images,
+            activity=shared.activity,
         ),
     )
     adapters = ModelAdapters(loaded.engine, ready.adapters, shared.adapters[name])

@@ -142,6 +142,7 @@ class Service:
             prompt_tokens=len(turn.tokens),
             began=began,
             adapter=adapter_label(request.options.adapter),
+            tenant=request.tenant,
             beginning=turn.tokens.ids[:_SHOWN_TOKENS],
             images=spans,
         )

@@ -141,7 +141,7 @@ def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
 def _check_origin(said: Mapping[str, str]) -> None:
     """Refuse requests from pages of other origins.
 
-    This server serves no pages, so a page with the server's own origin was set up by the user.
+    The server's only page is its status page; its origin is what Host names.
     """
     origin = said.get("origin")
     if origin is not None and _netloc(origin) != said.get("host", "").lower():

@@ -10,7 +10,7 @@ import httpx
 
 from start_llm.proxy.error_text import ErrorResponse
 
-_BACKEND = os.environ["START_LLM_BACKEND"]
+SERVER = os.environ["START_LLM_BACKEND"]
 _BACKEND_KEY = os.environ["START_LLM_BACKEND_KEY"]
 _PATIENCE_S = 60
 _QUESTIONS: Mapping[str, str] = {
@@ -30,7 +30,7 @@ class Backend:
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
-            base_url=_BACKEND,
+            base_url=SERVER,
             timeout=httpx.Timeout(_PATIENCE_S, read=None),
             # No connection is kept alive: the server might close it just when it is used again.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

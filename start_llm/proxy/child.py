@@ -31,14 +31,15 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - both imports take seconds, and the parent must be watched before
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
-    from start_llm.proxy.backend import Backend  # noqa: PLC0415
+    from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
+    from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
 
     backend = Backend()
     config = uvicorn.Config(
-        _with_access_policy(Direct(ErrorRewriter(RetryAfter(app), backend), backend)),
+        _with_access_policy(ToStatusPage(Direct(ErrorRewriter(RetryAfter(app), backend), backend), SERVER)),
         host="127.0.0.1",
         port=port,
         log_level="warning",

@@ -14,11 +14,13 @@ from http.server import BaseHTTPRequestHandler
 from typing import cast
 from urllib.parse import parse_qsl
 
+from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.errors import (
     ClientGone,
     EngineDied,
+    Forbidden,
     HeadersTooLarge,
     InternalError,
     InvalidRequest,
@@ -26,6 +28,7 @@ from start_llm.core.errors import (
     MethodNotAllowed,
     RequestError,
     RequestTimeout,
+    Unauthorized,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
@@ -37,10 +40,13 @@ from start_llm.server.life_signs import repeated
 from start_llm.server.listener import Listener
 from start_llm.server.routes import (
     OPENAI,
+    ActivityRoute,
     AdapterRoute,
     Ask,
+    BrowserRoute,
     Endpoint,
     FactsRoute,
+    FieldsRoute,
     GenerateRoute,
     LibraryRoute,
     MetricsRoute,
@@ -54,7 +60,9 @@ from start_llm.server.routes import (
 )
 from start_llm.server.served_models import ServedModel
 from start_llm.server.sse import EventStream
+from start_llm.server.status_page import HtmlPage, status_page
 from start_llm.service import Answer, Service
+from start_llm.telemetry.activity import Refusal
 
 _CLIENT_CHECK_INTERVAL_S = 0.05
 _READING = ("GET", "HEAD")
@@ -118,23 +126,33 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, endpoint: Endpoint) -> None:
         match endpoint:
-            case StatusRoute(render, takes_time=False):
-                self._send_json(*render(self.server.context.models))
-            case StatusRoute(render):
-                with self.server.context.drain.admit_request():
-                    self._send_json(*render(self.server.context.models))
+            case StatusRoute() | BrowserRoute() as route:
+                self._send_status(route)
             case MetricsRoute():
-                accept = self.headers.get("accept", "")
-                self._send_body(200, *self.server.context.prometheus.exposition(accept))
+                content_type, body = self.server.context.prometheus.exposition(self.headers.get("accept", ""))
+                self._send_body(200, _headers(content_type, body), body)
             case StoredRoute(render):
                 self._send_json(200, render(self._request_context(self.server.context.models.default)))
-            case LibraryRoute() | AdapterRoute() | FactsRoute() as route:
+            case LibraryRoute() | AdapterRoute() | FactsRoute() | ActivityRoute() as route:
                 with self._fields(route) as asked:
                     self._send_json(*self._page(route, asked))
             case QueryRoute(wire, ask):
                 self._handle_query(wire, ask)
             case GenerateRoute() as wire:
                 self._generate(wire)
+
+    def _send_status(self, route: StatusRoute | BrowserRoute) -> None:
+        context = self.server.context
+        match route:
+            case BrowserRoute() if prefers_html(self.headers.get("accept", "")):
+                self._send_page(status_page())
+            case BrowserRoute(otherwise):
+                self._send_status(otherwise)
+            case StatusRoute(render, takes_time=False):
+                self._send_json(*render(context.models))
+            case StatusRoute(render):
+                with context.drain.admit_request():
+                    self._send_json(*render(context.models))
 
     def _may_have_body(self) -> bool:
         """Return True if a body may follow. A body of unknown length leaves the connection unusable."""
@@ -204,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(200, ask(model.service, request))
 
     @contextmanager
-    def _fields(self, route: LibraryRoute | AdapterRoute | FactsRoute) -> Generator[Fields]:
+    def _fields(self, route: FieldsRoute) -> Generator[Fields]:
         """Return the fields of the body or of the query. The server waits for what is sent to it."""
         if self.command in _READING:
             yield Fields(dict(parse_qsl(route.query)))
@@ -212,14 +230,14 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.context.drain.admit_request():
             yield parse_body(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
 
-    def _page(
-        self, route: LibraryRoute | AdapterRoute | FactsRoute, asked: Fields
-    ) -> tuple[int, Mapping[str, Json]]:
+    def _page(self, route: FieldsRoute, asked: Fields) -> tuple[int, Mapping[str, Json]]:
         context = self.server.context
+        tenant = context.tenants.of(self._lower_headers())
         match route:
             case LibraryRoute(answer):
-                tenant = context.tenants.of(self._lower_headers())
                 return answer(context.library, LibraryRequest(tenant, asked))
+            case ActivityRoute(answer):
+                return answer(context.activity_pages, tenant, asked)
             case AdapterRoute(answer):
                 return answer(context.adapters, asked)
             case FactsRoute(answer):
@@ -275,7 +293,7 @@ class Handler(BaseHTTPRequestHandler):
                 case Finished():
                     self._send_json(200, reply.whole(outputs, event))
                 case Failed(message):
-                    self._refuse(InternalError(message))
+                    self._send_error_body(InternalError(message))
                 case _:
                     pass
 
@@ -310,6 +328,25 @@ class Handler(BaseHTTPRequestHandler):
         return length
 
     def _refuse(self, error: RequestError) -> None:
+        """Refuse a request that the engine has not seen, and note it for the status page."""
+        self.server.context.activity.refuse(
+            Refusal(
+                tenant=self._tenant_of_refused(error),
+                method=self.command,
+                path=self.path.partition("?")[0],
+                status=error.status,
+                reason=error.message,
+            )
+        )
+        self._send_error_body(error)
+
+    def _tenant_of_refused(self, error: RequestError) -> bytes | None:
+        """Return whose request it is; None if it was not let in, so that it is nobody's."""
+        if isinstance(error, Unauthorized | Forbidden):
+            return None
+        return self.server.context.tenants.of(self._lower_headers())
+
+    def _send_error_body(self, error: RequestError) -> None:
         if self._stream_begun:
             # The status was sent while the model was loaded, without which the request could not be checked.
             self._stream_begun.send([self._dialect.stream_refusal(error, self._request_id)])
@@ -317,17 +354,18 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)
 
+    def _send_page(self, page: HtmlPage) -> None:
+        self._send_body(200, {**page.headers, "Content-Length": str(len(page.body))}, page.body)
+
     def _send_json(
         self, status: int, payload: Mapping[str, Json], extra: Mapping[str, str] | None = None
     ) -> None:
-        self._send_body(status, "application/json", json.dumps(payload, ensure_ascii=False).encode(), extra)
+        body = json.dumps(payload, ensure_ascii=False).encode()
+        self._send_body(status, {**_headers("application/json", body), **(extra or {})}, body)
 
-    def _send_body(
-        self, status: int, content_type: str, body: bytes, extra: Mapping[str, str] | None = None
-    ) -> None:
-        headers = {"Content-Type": content_type, "Content-Length": str(len(body)), **(extra or {})}
+    def _send_body(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         if self._unread_body or self.close_connection:
-            headers["Connection"] = "close"
+            headers = {**headers, "Connection": "close"}
         self._send_head(status, headers)
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -348,7 +386,16 @@ class Handler(BaseHTTPRequestHandler):
         self._unread_body = True
         if not hasattr(self, "headers"):
             self.command = ""
-        self._refuse(kind(f"{message or HTTPStatus(code).phrase}."))
+        phrase = HTTPStatus(code).phrase
+        unread = Refusal(
+            tenant=None, method="", path="", status=code, reason=f"{phrase}: no readable request"
+        )
+        self.server.context.activity.refuse(unread)
+        self._send_error_body(kind(f"{message or phrase}."))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
         """Do nothing. The service logs requests, because it knows their outcome."""
+
+
+def _headers(content_type: str, body: bytes) -> dict[str, str]:
+    return {"Content-Type": content_type, "Content-Length": str(len(body))}

@@ -21,10 +21,12 @@ from start_llm.protocols.notices import Notices
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.protocols.tenants import Tenants
+from start_llm.server.activity_pages import ActivityPages, ServingMachine
 from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.drain import RequestDrain
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.served_models import ServedModels
+from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.prometheus import ServerMetrics
 
 _BUSY: Final = float("inf")
@@ -79,10 +81,16 @@ class ServerContext:
     drain: RequestDrain = field(default_factory=RequestDrain)
     adapter_root: Path | None = None
     prometheus: ServerMetrics = field(default_factory=ServerMetrics)
+    activity: Activity = field(default_factory=Activity)
+    machine: ServingMachine = field(default_factory=ServingMachine)
 
     @property
     def adapters(self) -> AdapterPages:
         return AdapterPages(self.models, self.adapter_root)
+
+    @property
+    def activity_pages(self) -> ActivityPages:
+        return ActivityPages(self.models, self.activity, self.machine, bool(self.access_policy.keys))
 
 
 class Connections:

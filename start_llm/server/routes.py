@@ -20,6 +20,7 @@ from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.responses.listing import input_items
 from start_llm.server import model_pages
+from start_llm.server.activity_pages import ActivityPages
 from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.library_pages import LibraryPages, LibraryRequest, Page
 from start_llm.server.served_models import ServedModels
@@ -110,6 +111,22 @@ class AdapterRoute:
     query: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ActivityRoute:
+    """An endpoint about the activity that a tenant may see. Its fields come from the query."""
+
+    answer: Callable[[ActivityPages, bytes, Fields], Page]
+    has_body: bool = False
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserRoute:
+    """The status page for a browser, and something else for other clients."""
+
+    otherwise: StatusRoute
+
+
 def _count(wire: GenerateRoute, told: Callable[[int], Mapping[str, Json]]) -> QueryRoute:
     """Return the endpoint that counts the prompt tokens of such a request."""
     return QueryRoute(wire, lambda service, request: told(service.count(request)))
@@ -147,11 +164,14 @@ _TOKENIZE = QueryRoute(
 )
 _MODELS = StatusRoute(model_pages.model_list)
 
+_ACTIVITY = "/activity"
 _DOWNLOADS = "/downloads"
 _ADAPTERS = "/v1/adapters"
 
+type FieldsRoute = LibraryRoute | AdapterRoute | FactsRoute | ActivityRoute
 type PostRoute = GenerateRoute | QueryRoute | FactsRoute | LibraryRoute | AdapterRoute
-type Endpoint = PostRoute | StoredRoute | StatusRoute | MetricsRoute
+type ReadRoute = StatusRoute | LibraryRoute | AdapterRoute | ActivityRoute | BrowserRoute | MetricsRoute
+type Endpoint = PostRoute | StoredRoute | ReadRoute
 POST_ROUTES: Mapping[str, PostRoute] = {
     _CHAT.path: _CHAT,
     "/chat/completions": _CHAT,
@@ -169,12 +189,13 @@ POST_ROUTES: Mapping[str, PostRoute] = {
     _DOWNLOADS: LibraryRoute(LibraryPages.start, has_body=True),
     _ADAPTERS: AdapterRoute(AdapterPages.mount, has_body=True),
 }
-STATUS_ROUTES: Mapping[str, StatusRoute | LibraryRoute | AdapterRoute | MetricsRoute] = {
-    "/": StatusRoute(model_pages.greeting),
+STATUS_ROUTES: Mapping[str, ReadRoute] = {
+    "/": BrowserRoute(StatusRoute(model_pages.greeting)),
     "/api/hello": StatusRoute(model_pages.greeting),
     "/health": StatusRoute(model_pages.health),
     "/stats": StatusRoute(model_pages.stats),
     "/metrics": MetricsRoute(),
+    _ACTIVITY: ActivityRoute(ActivityPages.overview),
     "/v1/models": _MODELS,
     "/models": _MODELS,
     "/library": LibraryRoute(LibraryPages.models),
@@ -215,7 +236,7 @@ def pattern(target: str) -> str:
     path = _path(target)
     if target and (path in POST_ROUTES or path in STATUS_ROUTES):
         return path
-    prefixes = (_MODEL_PREFIX, f"{_DOWNLOADS}/", f"{_ADAPTERS}/", *_RESPONSE_PREFIXES)
+    prefixes = (_MODEL_PREFIX, f"{_ACTIVITY}/", f"{_DOWNLOADS}/", f"{_ADAPTERS}/", *_RESPONSE_PREFIXES)
     return next((f"{prefix}{{id}}" for prefix in prefixes if path.startswith(prefix)), "other")
 
 
@@ -248,14 +269,28 @@ def find(method: str, target: str) -> Endpoint:
 def _endpoints(path: str, query: str) -> Mapping[str, Endpoint]:
     """Return the endpoints of a path, by method."""
     page = STATUS_ROUTES.get(path)
-    if isinstance(page, LibraryRoute | AdapterRoute):
+    if isinstance(page, LibraryRoute | AdapterRoute | ActivityRoute):
         page = replace(page, query=query)
     found: dict[str, Endpoint] = dict.fromkeys(_READING, page) if page else {}
     if path in POST_ROUTES:
         found["POST"] = POST_ROUTES[path]
     if found:
         return found
-    return _one_model(path) or _one_download(path) or _one_adapter(path, query) or _one_response(path, query)
+    return (
+        _one_model(path)
+        or _one_download(path)
+        or _one_adapter(path, query)
+        or _one_request(path)
+        or _one_response(path, query)
+    )
+
+
+def _one_request(path: str) -> Mapping[str, Endpoint]:
+    """Return the endpoint of what differs in a request that was read again."""
+    name = unquote(path.removeprefix(f"{_ACTIVITY}/"))
+    if not path.startswith(f"{_ACTIVITY}/") or "/" in name:
+        return {}
+    return dict.fromkeys(_READING, ActivityRoute(lambda pages, tenant, _: pages.difference(tenant, name)))
 
 
 def _one_download(path: str) -> Mapping[str, Endpoint]:

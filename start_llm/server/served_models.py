@@ -53,7 +53,7 @@ class ListedModel:
     """A model that requests can name.
 
     Attributes:
-        card: None if it is not loaded.
+        card, status: None if it is not loaded.
         in_flight: requests that it is answering.
         aliases: its other names.
     """
@@ -63,6 +63,7 @@ class ListedModel:
     card: ModelCard | None = None
     in_flight: int = 0
     aliases: tuple[str, ...] = ()
+    status: Status | None = None
 
 
 class ServedModels(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
+from start_llm.telemetry.activity import Activity, RequestFacts, RequestOutcome
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.prometheus import RequestObserver, ServerMetrics
 from start_llm.telemetry.terminal import RequestLine, Terminal
@@ -29,6 +30,7 @@ class Reports:
     trace: Trace | None = None
     observer: RequestObserver = field(default_factory=lambda: ServerMetrics().observer(""))
     shows_images: bool = False
+    activity: Activity = field(default_factory=Activity)
 
 
 type Explain = Callable[[Restored], Explanation]
@@ -53,6 +55,20 @@ class RequestAccount:
 
     def begin(self) -> None:
         self._reports.metrics.begin()
+        self._running = self._reports.activity.begin(self._facts())
+
+    def _facts(self) -> RequestFacts:
+        asked, line = self._asked, self._line
+        return RequestFacts(
+            id=asked.request_id,
+            tenant=line.tenant,
+            endpoint=asked.endpoint,
+            model=asked.model,
+            session=asked.session,
+            name=line.name if line.session else "",
+            has_turns=asked.session_source != "none",
+            prompt_tokens=line.prompt_tokens,
+        )
 
     def note(self, event: Event) -> None:
         """Handle the next event of the request."""
@@ -60,11 +76,12 @@ class RequestAccount:
             case Restored():
                 self._note_restored(event)
             case Prefilling():
-                self._prefilled = event.done
+                self._prefilled = self._running.done = event.done
                 self._reports.terminal.prefilling(self._line, event)
             case Text():
                 self._line.note_text()
                 self._note_tokens(len(event.tokens))
+                self._running.note_text(len(event.tokens))
             case Finished():
                 self._ending = "deadline" if event.was_cut else event.reason
                 self._usage = event.usage
@@ -83,9 +100,10 @@ class RequestAccount:
         self._last_text = now
 
     def _note_restored(self, restored: Restored) -> None:
+        self._restored = restored
         self._turn_came = time.perf_counter()
         self._reports.observer.note_turn(self._turn_came - self._submitted)
-        self._restored = restored
+        self._running.note_restored(restored.tokens)
         self._explanation = self._explain(restored)
         terminal = self._reports.terminal
         if self._line.images and self._reports.shows_images:
@@ -108,6 +126,7 @@ class RequestAccount:
         self._observe_end(reply_length)
         if self._reports.trace:
             self._reports.trace.write(self._asked, self._ended(reply_length), texts)
+        self._reports.activity.end(self._running, self._outcome(reply_length))
         self._reports.metrics.end(self._ending, self._usage)
 
     def _observe_end(self, reply_length: int) -> None:
@@ -146,6 +165,19 @@ class RequestAccount:
                 "hybrid_trim_miss": int(restored.miss == "no_state"),
                 "exact_key_rejected_by_model_lcp": restored.rejected_keys,
             },
+        )
+
+    def _outcome(self, reply_length: int) -> RequestOutcome:
+        line, cached = self._line, self._restored.tokens if self._restored else 0
+        return RequestOutcome(
+            ending=self._ending,
+            cached=cached,
+            computed=self._computed(cached),
+            written=self._usage.completion if self._usage else reply_length,
+            seconds=time.perf_counter() - line.began,
+            ttft_s=line.first_text - line.began if line.first_text else None,
+            prefill_s=line.first_text - self._turn_came if line.first_text and self._restored else None,
+            explanation=self._explanation,
         )
 
     def _computed(self, cached: int) -> int:

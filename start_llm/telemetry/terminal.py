@@ -23,6 +23,7 @@ class RequestLine:
 
     Attributes:
         adapter: the adapters of the request; None for the base model.
+        tenant: whose request it is; never printed.
         beginning: the first tokens of a prompt with images.
         images: where they stand in it.
     """
@@ -31,6 +32,7 @@ class RequestLine:
     prompt_tokens: int
     began: float
     adapter: str | None = None
+    tenant: bytes = b""
     beginning: tuple[int, ...] = ()
     images: Sequence[ImageSpan] = ()
     first_text: float | None = None

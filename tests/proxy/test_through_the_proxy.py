@@ -7,6 +7,7 @@ import http.client
 import json
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -269,6 +270,17 @@ def test_no_path_but_those_of_responses_can_be_reached_by_the_name_of_one(proxie
 def test_clients_may_say_hello(proxied: Proxied):
     assert proxied.ask("/", method="HEAD").status == 200
     assert proxied.ask("/api/hello", method="GET").json["server"] == "start_llm"
+
+
+def test_a_browser_is_led_to_the_servers_status_page(proxied: Proxied):
+    connection = http.client.HTTPConnection("localhost", proxied.port, timeout=30)
+    connection.request("GET", "/", headers={"Accept": "text/html,*/*;q=0.8"})
+    reply = connection.getresponse()
+    led_to = urlsplit(reply.headers["location"])
+    connection.close()
+    assert (reply.status, led_to.hostname, led_to.port) == (307, "localhost", proxied.tunnel.port)
+    page = ask(proxied.tunnel.port, "GET", led_to.path, headers={"Accept": "text/html"})
+    assert b"<!doctype html>" in page.body
 
 
 @pytest.mark.parametrize("stream", [False, True])

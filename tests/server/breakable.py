@@ -60,8 +60,8 @@ class OneModel:
         return False
 
     def listed(self) -> list[ListedModel]:
-        card = self.default.status.card
-        return [ListedModel(id=card.id, state="loaded", card=card)]
+        status = self.default.status
+        return [ListedModel(id=status.card.id, state="loaded", card=status.card, status=status)]
 
     def load(self, name: str) -> None:
         pass

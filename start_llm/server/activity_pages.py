@@ -1,0 +1,247 @@
+"""Renders `/activity`: what the server does now and did lately, for the status page."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import takewhile
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import NotFound
+from start_llm.protocols.fields import Fields
+from start_llm.server.served_models import ListedModel, ServedModels
+from start_llm.server.status import Status
+from start_llm.telemetry.activity import (
+    Activity,
+    ConversationTurn,
+    FinishedRequest,
+    Refusal,
+    RequestFacts,
+    RunningRequest,
+)
+from start_llm.telemetry.savings import Saving
+
+type Page = tuple[int, Mapping[str, Json]]
+
+_MAX_SHOWN = 50
+_NOTHING_NEWER: Mapping[str, Json] = {"recent": [], "conversations": [], "refused": []}
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMachine:
+    """Where the models compute, and the memory that they may use."""
+
+    device: str = ""
+    budget_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityPages:
+    """Answers requests about activity. Never waits for the engine.
+
+    If the server asks for keys, each key sees its own requests only. If it does not, everybody sees the
+    numbers of all, since clients send any key that they like; names of sessions and texts are still those of
+    the caller's own key alone.
+
+    Attributes:
+        asks_key: the server asks for keys.
+    """
+
+    models: ServedModels
+    activity: Activity
+    machine: ServingMachine
+    asks_key: bool
+
+    def overview(self, tenant: bytes, asked: Fields) -> Page:
+        """Return what happens now, and the records of what has happened.
+
+        If `since` is the `version` of an earlier answer, only records that are newer are among them, so that
+        a page that asks every second costs little.
+        """
+        version = self.activity.version  # before the records: those that come meanwhile are told twice
+        last = self.activity.last_number_in(asked.text("since"))
+        return 200, {
+            "version": version,
+            **self._present(tenant),
+            "is_whole": last is None,
+            **(_NOTHING_NEWER if asked.text("since") == version else self._records(tenant, last or 0)),
+        }
+
+    def _records(self, tenant: bytes, last: int) -> Mapping[str, Json]:
+        return {
+            "recent": self._recent(tenant, last),
+            "conversations": self._conversations(tenant, last),
+            "refused": self._refused(tenant, last),
+        }
+
+    def _present(self, tenant: bytes) -> dict[str, Json]:
+        activity, listed = self.activity, self.models.listed()
+        statuses = [one.status for one in listed if one.status]
+        now, running = activity.now, activity.running()
+        mine = [one for one in running if self._is_shown(one.facts, tenant)]
+        hour, day = activity.savings()
+        return {
+            "now": round(now, 3),
+            "device": self.machine.device,
+            "started_at": self.models.started_at,
+            "shows_all_keys": not self.asks_key,
+            "running": [_running(one, tenant, now) for one in mine[:_MAX_SHOWN]],
+            "running_of_others": len(running) - len(mine),
+            "saved": {"hour": _saving(hour), "day": _saving(day)},
+            "memory": _memory(self.machine.budget_bytes, statuses),
+            "ssd": _ssd(statuses[0]) if statuses else None,
+            "models": [_model(one) for one in listed],
+        }
+
+    def difference(self, tenant: bytes, request_id: str) -> Page:
+        """Return the words that differ, if this is why a request of this tenant was read again.
+
+        Raises:
+            NotFound: there is no such request, it is of another tenant, or no words differ.
+        """
+        for one in self.activity.finished():
+            if one.facts.id == request_id and one.facts.tenant == tenant and one.has_difference:
+                return 200, {
+                    "id": request_id,
+                    "reason": one.reason,
+                    "computed": one.computed_text,
+                    "asked": one.asked_text,
+                }
+        raise NotFound("There is no such request, or no text of it differs.")
+
+    def _is_shown(self, facts: RequestFacts, tenant: bytes) -> bool:
+        return not self.asks_key or facts.tenant == tenant
+
+    def _recent(self, tenant: bytes, last: int) -> list[Json]:
+        newer = takewhile(lambda one: one.number > last, self.activity.finished())
+        shown = [one for one in newer if self._is_shown(one.facts, tenant)]
+        return [_finished(one, tenant) for one in shown[:_MAX_SHOWN]]
+
+    def _conversations(self, tenant: bytes, last: int) -> list[Json]:
+        newer = takewhile(lambda one: one[1][-1].number > last, self.activity.conversations())
+        return [
+            {**_session(facts, tenant), "turns": [_turn(turn) for turn in turns if turn.number > last]}
+            for facts, turns in newer
+            if self._is_shown(facts, tenant)
+        ]
+
+    def _refused(self, tenant: bytes, last: int) -> list[Json]:
+        return [
+            _refusal(one, has_texts=one.tenant in (None, tenant))
+            for one in takewhile(lambda one: one.number > last, self.activity.refused())
+            if not self.asks_key or one.tenant in (None, tenant)
+        ]
+
+
+def _session(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
+    """Return what identifies a session. Its key alone sees the name that the client gave it."""
+    name = facts.name if facts.tenant == tenant else ""
+    return {"session": facts.session, "name": name or facts.session[:6], "model": facts.model}
+
+
+def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
+    """Return what identifies a request. Its id proves who has received the reply: others get a digest."""
+    digest = hashlib.blake2b(facts.id.encode(), digest_size=8).hexdigest()
+    return {"id": facts.id if facts.tenant == tenant else digest, **_session(facts, tenant)}
+
+
+def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
+    return {
+        **_who(one.facts, tenant),
+        "endpoint": one.facts.endpoint,
+        "phase": one.phase,
+        "prompt_tokens": one.facts.prompt_tokens,
+        "cached_tokens": one.cached,
+        "done_tokens": one.done,
+        "written_tokens": one.written,
+        "seconds": round(max(now - one.began, 0.0), 1),
+    }
+
+
+def _finished(one: FinishedRequest, tenant: bytes) -> Json:
+    return {
+        **_who(one.facts, tenant),
+        "endpoint": one.facts.endpoint,
+        "ended_at": round(one.ended, 3),
+        "ending": one.ending,
+        "prompt_tokens": one.facts.prompt_tokens,
+        "cached_tokens": one.cached,
+        "computed_tokens": one.computed,
+        "written_tokens": one.written,
+        "ttft_seconds": None if one.ttft_s is None else round(one.ttft_s, 3),
+        "seconds": round(one.seconds, 3),
+        "again_tokens": one.again,
+        "reason": one.reason,
+        "has_difference": one.has_difference and one.facts.tenant == tenant,
+    }
+
+
+def _turn(turn: ConversationTurn) -> Json:
+    return {
+        "ended_at": round(turn.ended, 3),
+        "cached_tokens": turn.cached,
+        "new_tokens": turn.new,
+        "again_tokens": turn.again,
+        "reason": turn.reason,
+    }
+
+
+def _refusal(one: Refusal, *, has_texts: bool) -> Json:
+    return {
+        "last_at": round(one.last, 3),
+        "times": one.times,
+        "method": one.method if has_texts else "",
+        "path": one.path if has_texts else "",
+        "status": one.status,
+        "reason": one.reason if has_texts else HTTPStatus(one.status).phrase,
+    }
+
+
+def _saving(saving: Saving) -> Json:
+    return {
+        "cached_tokens": saving.cached,
+        "prompt_tokens": saving.cached + saving.computed,
+        "saved_seconds": None if saving.saved_s is None else round(saving.saved_s, 1),
+    }
+
+
+def _memory(budget_bytes: int, statuses: Sequence[Status]) -> Json:
+    caches = [one.cache for one in statuses]
+    parts = {
+        "weights": sum(one.card.weights_bytes for one in statuses),
+        "pages": sum(one.page_bytes for one in caches),
+        "checkpoints": sum(one.checkpoint_bytes for one in caches),
+        "sequence_caches": sum(one.seq_cache_bytes for one in caches),
+        "live": sum(one.live_bytes for one in caches),
+        "images": sum(one.engine.image_bytes for one in statuses),
+    }
+    free_bytes = max(budget_bytes - sum(parts.values()), 0)
+    return {"budget_bytes": budget_bytes, "parts": {**parts}, "free_bytes": free_bytes}
+
+
+def _ssd(status: Status) -> Json:
+    disk = status.disk
+    return {
+        "state": disk.state,
+        "files": disk.files,
+        "bytes": disk.nbytes,
+        "max_bytes": disk.max_bytes,
+        "hits": disk.hits,
+        "restored_tokens": disk.restored_tokens,
+        "restored_seconds": round(disk.restored_s, 3),
+        "written_today_bytes": disk.written_today_bytes,
+        "queue": disk.queue,
+        "errors": disk.errors,
+    }
+
+
+def _model(one: ListedModel) -> Json:
+    return {
+        "id": one.id,
+        "state": one.state,
+        "in_flight": one.in_flight,
+        "aliases": list(one.aliases),
+        "context_window": one.card.context_window if one.card else None,
+    }

@@ -1,0 +1,488 @@
+"use strict";
+// Everything that is shown comes from /activity and /downloads. Text becomes text nodes only, never markup:
+// the page's Content-Security-Policy would refuse anything else.
+
+const BUSY_MS = 1000, IDLE_MS = 5000, DOWNLOADS_MS = 10000, PATIENCE_MS = 10000;
+const KEY = "start_llm key";
+const byId = id => document.getElementById(id);
+const number = new Intl.NumberFormat("en");
+
+// ------------------------------------------------------------------------------------------------- elements
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Make `list` show `items`. An item's element stays the same and in place, so that it keeps the focus. */
+function show(list, items, nameOf, create, update = () => {}) {
+  const known = new Map([...list.children].map(child => [child.dataset.name, child])), used = new Set();
+  items.forEach((item, place) => {
+    const name = nameOf(item);
+    let element = known.get(name);
+    if (!element || used.has(element)) {
+      element = create(item);
+      element.dataset.name = name;
+    }
+    used.add(element);
+    update(element, item);
+    if (list.children[place] !== element) list.insertBefore(element, list.children[place] ?? null);
+  });
+  for (const child of [...list.children]) if (!used.has(child)) child.remove();
+}
+
+// ---------------------------------------------------------------------------------------------------- words
+
+const count = (value, one, many = `${one}s`) => `${number.format(value)} ${value === 1 ? one : many}`;
+const tokens = value => count(value, "token");
+const clock = seconds => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const were = value => `${number.format(value)} ${value === 1 ? "was" : "were"}`;
+const percent = (part, whole) => `${Math.floor(100 * part / whole)} %`;
+
+function bytes(value) {
+  if (value >= 2 ** 30) return `${(value / 2 ** 30).toFixed(1)} GiB`;
+  return value >= 2 ** 20 ? `${(value / 2 ** 20).toFixed(1)} MiB` : `${Math.ceil(value / 1024)} KiB`;
+}
+
+function duration(seconds) {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+function savedSentence(element, saved, span) {
+  if (!saved.prompt_tokens) return say(element, `No prompt was read in the last ${span}.`);
+  const share = make("strong", {}, `${number.format(saved.cached_tokens)} of ${tokens(saved.prompt_tokens)}`);
+  const time = saved.saved_seconds === null ? "" : ` Reading them would have taken about ${duration(saved.saved_seconds)}.`;
+  const rest = ` of all prompts in the last ${span} did not have to be read again (${percent(saved.cached_tokens, saved.prompt_tokens)}).${time}`;
+  if (element.textContent !== share.textContent + rest) element.replaceChildren(share, rest);
+}
+
+// --------------------------------------------------------------------------------------------------- panels
+
+function showHeadline(now) {
+  const loaded = now.models.filter(one => one.state === "loaded").map(one => one.id);
+  const loading = now.models.filter(one => one.state === "loading").map(one => one.id);
+  const parts = [loaded.length ? `${loaded.join(" and ")} ${loaded.length === 1 ? "is" : "are"} loaded` : "No model is loaded"];
+  if (loading.length) parts.push(`${loading.join(" and ")} is being loaded`);
+  say(byId("headline"), `${parts.join("; ")}. Computing on ${now.device || "this machine"} since ${new Date(now.started_at * 1000).toLocaleString()}.`);
+}
+
+function progressOf(one) {
+  if (one.phase === "waiting") return `Waits for its turn with ${tokens(one.prompt_tokens)}, for ${duration(one.seconds)} so far.`;
+  const kept = one.cached_tokens ? ` Of them ${were(one.cached_tokens)} kept from before.` : "";
+  if (one.phase === "reading") return `Reads its prompt: ${number.format(one.done_tokens)} of ${tokens(one.prompt_tokens)} in ${duration(one.seconds)}.${kept}`;
+  return `Writes its reply: ${tokens(one.written_tokens)} so far, after a prompt of ${tokens(one.prompt_tokens)}, in ${duration(one.seconds)}.`;
+}
+
+function showRunning(now) {
+  const others = now.running_of_others ? ` ${count(now.running_of_others, "request")} with other keys ${now.running_of_others === 1 ? "is" : "are"} running.` : "";
+  const own = now.running.length ? `${count(now.running.length, "request")} ${now.running.length === 1 ? "is" : "are"} running.` : "No request is running.";
+  say(byId("running-summary"), own + others);
+  show(byId("running"), now.running, one => one.id,
+    one => make("li", {}, make("span", { class: "name" }, `Session ${one.name}`), ` · ${one.endpoint} · ${one.model}`,
+      make("p"), make("progress", { "aria-label": `Prompt of session ${one.name}, read so far` })),
+    (element, one) => {
+      say(element.querySelector("p"), progressOf(one));
+      const bar = element.querySelector("progress");
+      bar.max = Math.max(one.prompt_tokens, 1);
+      bar.value = one.done_tokens;
+    });
+}
+
+const PARTS = {
+  weights: "weights: the models themselves",
+  pages: "pages: prompts that were read before",
+  checkpoints: "checkpoints: places from which a conversation can go on",
+  sequence_caches: "conversations that rest",
+  live: "conversations that run",
+  images: "images that were looked at",
+  free: "free, for computing and for more of these",
+};
+
+function showMemory(now) {
+  const { budget_bytes: budget, parts, free_bytes: free } = now.memory;
+  const all = Object.entries({ ...parts, free }).filter(([name, value]) => value || name !== "images");
+  say(byId("memory-summary"), budget ? `${bytes(budget - free)} of the ${bytes(budget)} that the server may use are in use.` : "The server does not say how much memory it may use.");
+  show(byId("memory-bar"), all, ([name]) => name, ([name]) => make("span", { class: name }),
+    (element, [, value]) => element.style.setProperty("flex-grow", String(value / Math.max(budget, 1))));
+  show(byId("memory-legend"), all, ([name]) => name,
+    ([name]) => make("li", {}, make("span", { class: `swatch ${name}` }), make("span")),
+    (element, [name, value]) => say(element.lastChild, `${bytes(value)} ${PARTS[name]}`));
+}
+
+function turnSentence(turn) {
+  const again = turn.again_tokens ? `, ${number.format(turn.again_tokens)} read again because ${turn.reason}` : "";
+  return `${clock(turn.ended_at)}: ${tokens(turn.cached_tokens)} kept, ${number.format(turn.new_tokens)} new${again}.`;
+}
+
+function showTurns(list, turns) {
+  const longest = Math.max(...turns.map(one => one.cached_tokens + one.new_tokens + one.again_tokens), 1);
+  show(list, turns, turn => String(turn.ended_at), turn => {
+    const kinds = ["again", "new", "cached"].map(kind => make("span", { class: kind }));
+    return make("li", { title: turnSentence(turn) }, ...kinds, make("span", { class: "sr" }, turnSentence(turn)));
+  }, (element, turn) => ["again", "new", "cached"].forEach((kind, place) =>
+    element.children[place].style.setProperty("height", `${100 * turn[`${kind}_tokens`] / longest}%`)));
+}
+
+/** Add what is new to what the page knows, the newest first; the server forgets the oldest, too. */
+function addRecords(now) {
+  if (now.is_whole) for (const list of Object.values(known)) list.clear();
+  for (const one of now.conversations.toReversed()) {
+    const before = known.conversations.get(one.session)?.turns ?? [];
+    put(known.conversations, one.session, { ...one, turns: [...before, ...one.turns].slice(-MOST.turns) });
+  }
+  for (const one of now.recent.toReversed()) put(known.recent, `${one.id} ${one.ended_at}`, one);
+  for (const one of now.refused.toReversed()) put(known.refused, `${one.method} ${one.path} ${one.status} ${one.reason}`, one);
+  const newest = list => [...list].toReversed();
+  showConversations(newest(known.conversations));
+  showRecent(newest(known.recent));
+  showRefused(newest(known.refused));
+}
+
+const known = { conversations: new Map(), recent: new Map(), refused: new Map() };
+const MOST = { records: 50, turns: 24 };
+
+function put(records, name, record) {
+  records.delete(name);
+  records.set(name, record);
+  if (records.size > MOST.records) records.delete(records.keys().next().value);
+}
+
+function showConversations(conversations) {
+  say(byId("conversations-summary"), conversations.length ? "Each column is one turn, the newest at the right; its height is the length of its prompt." : "No conversation so far.");
+  show(byId("conversations"), conversations, ([name]) => name,
+    ([, one]) => make("li", {}, make("span", { class: "name" }, `Session ${one.name}`), ` · ${one.model}`,
+      make("p"), make("ol", { class: "turns", "aria-label": `Turns of session ${one.name}` })),
+    (element, [, one]) => {
+      say(element.querySelector("p"), `Last turn at ${turnSentence(one.turns.at(-1))}`);
+      showTurns(element.querySelector("ol"), one.turns);
+    });
+}
+
+const ENDINGS = {
+  stop: "The reply was complete.", length: "The reply was cut at its limit of tokens.", tool_calls: "It ended with calls of tools.",
+  cancelled: "Its client left before the end.", deadline: "The server's time limit ended it.", failed: "It failed.",
+};
+
+function requestSentence(one) {
+  const first = one.ttft_seconds === null ? "" : ` The first came after ${duration(one.ttft_seconds)}.`;
+  return `Of ${tokens(one.prompt_tokens)}, ${were(one.cached_tokens)} kept from before and ${were(one.computed_tokens)} read. `
+    + `Of the reply, ${were(one.written_tokens)} written.${first} ${ENDINGS[one.ending] ?? one.ending}`;
+}
+
+function finishedRequest(one) {
+  const item = make("li", {}, make("span", { class: "name" }, `${clock(one.ended_at)} · Session ${one.name}`), ` · ${one.endpoint} · ${one.model}`,
+    make("p", {}, requestSentence(one)));
+  if (one.again_tokens) item.append(make("p", {}, `${tokens(one.again_tokens)} had to be read again: ${one.reason}.`));
+  if (one.has_difference) item.append(differenceButton(one));
+  return item;
+}
+
+function differenceButton(one) {
+  const texts = make("div", { class: "texts", id: `texts-${one.id}`, hidden: "" });
+  const button = make("button", { type: "button", class: "small", "aria-expanded": "false", "aria-controls": texts.id },
+    `Show what differs at ${clock(one.ended_at)}`);
+  button.addEventListener("click", async () => {
+    texts.hidden = !texts.hidden;
+    button.setAttribute("aria-expanded", String(!texts.hidden));
+    if (texts.hidden || texts.children.length) return;
+    try {
+      const told = await ask(`/activity/${encodeURIComponent(one.id)}`);
+      texts.replaceChildren(make("p", {}, "Read before:"), make("pre", {}, told.computed || "(nothing)"),
+        make("p", {}, "In this request:"), make("pre", {}, told.asked || "(nothing)"));
+    } catch (error) {
+      texts.replaceChildren(make("p", { class: "alarm" }, error.message));
+    }
+  });
+  return make("div", {}, button, texts);
+}
+
+function showRecent(recent) {
+  say(byId("recent-summary"), recent.length ? "The newest request is at the top." : "No request has ended so far.");
+  show(byId("recent"), recent, ([name]) => name, ([, one]) => finishedRequest(one));
+}
+
+function showRefused(refused) {
+  say(byId("refused-summary"), refused.length ? "These requests were refused before the model saw them." : "No request was refused.");
+  show(byId("refused"), refused, ([name]) => name,
+    () => make("li", {}, make("span", { class: "name" }), make("p")), (element, [, one]) => {
+      const times = one.times > 1 ? `${number.format(one.times)} times, last at ` : "";
+      say(element.firstChild, `${times}${clock(one.last_at)} · ${`${one.method} ${one.path}`.trim() || "a request"}`);
+      say(element.lastChild, `Refused with ${one.status}: ${one.reason}`);
+    });
+}
+
+function showDisk(now) {
+  const disk = now.ssd;
+  if (!disk || disk.state.startsWith("off")) return say(byId("ssd"), "The disk tier is off: what was read is lost when the server stops. SSD_CACHE_DIR turns it on.");
+  const state = { on: "is on", scanning: "looks through its files", paused: "pauses after an error" }[disk.state] ?? disk.state;
+  const hits = disk.hits ? `${count(disk.hits, "prompt")} found ${tokens(disk.restored_tokens)} there and waited ${duration(disk.restored_seconds)} for them.` : "No prompt has needed it so far.";
+  const queue = disk.queue ? ` ${count(disk.queue, "file")} ${disk.queue === 1 ? "waits" : "wait"} to be written.` : "";
+  say(byId("ssd"), `The disk tier ${state}: ${count(disk.files, "file")} with ${bytes(disk.bytes)} of at most ${bytes(disk.max_bytes)}. ${hits} ${bytes(disk.written_today_bytes)} were written today.${queue}`);
+}
+
+// ------------------------------------------------------------------------------------- models and downloads
+
+function modelSentence(one) {
+  if (one.state !== "loaded") return one.state === "loading" ? "is being loaded." : "is on this machine and not loaded.";
+  const busy = one.in_flight ? `answers ${count(one.in_flight, "request")}` : "is idle";
+  return `is loaded and ${busy}; prompt and reply may have ${tokens(one.context_window)}.`;
+}
+
+function showModels(now) {
+  const loaded = now.models.filter(one => one.state === "loaded").length;
+  show(byId("models"), now.models, one => one.id,
+    one => {
+      const button = make("button", { type: "button", class: "small" });
+      button.addEventListener("click", () => change(one.id, button.dataset.action));
+      return make("li", {}, make("span", { class: "name" }, one.id), " ", make("span"), " ", button);
+    },
+    (element, one) => {
+      const button = element.lastChild;
+      say(element.children[1], modelSentence(one));
+      button.dataset.action = one.state === "loaded" ? "unload" : "load";
+      button.hidden = one.state === "loading" || (one.state === "loaded" && loaded === 1);
+      say(button, `${one.state === "loaded" ? "Unload" : "Load"} ${one.id}`);
+    });
+}
+
+async function change(name, action) {
+  const state = byId("models-state");
+  say(state, `Asked the server to ${action} ${name} …`);
+  try {
+    await ask(`/v1/models/${encodeURIComponent(name)}/${action}`, { method: "POST" }, 0);
+    say(state, `Done: ${action} ${name}.`);
+  } catch (error) {
+    say(state, error.message);
+  }
+  poll();
+}
+
+function downloadSentence(one) {
+  const size = one.total_bytes ? `${bytes(one.received_bytes)} of ${bytes(one.total_bytes)}` : bytes(one.received_bytes);
+  const speed = one.bytes_per_sec ? `, ${bytes(one.bytes_per_sec)} each second` : "";
+  return `is ${one.state}: ${size}${speed}.${one.error ? ` ${one.error}` : ""}`;
+}
+
+let downloadsAt = 0;
+async function showDownloads() {
+  if (Date.now() - downloadsAt < DOWNLOADS_MS) return;
+  downloadsAt = Date.now();
+  const { downloads } = await ask("/downloads");
+  say(byId("downloads-summary"), downloads.length ? "" : "No model was downloaded since the start.");
+  show(byId("downloads"), downloads, one => one.id, one => make("li", {}, make("span", { class: "name" }, one.repo_id), " ", make("span")),
+    (element, one) => say(element.lastChild, downloadSentence(one)));
+}
+
+// -------------------------------------------------------------------------------------------------- polling
+
+class KeyNeeded extends Error {}
+
+function key() {
+  try { return sessionStorage.getItem(KEY) ?? ""; } catch { return ""; }
+}
+
+function headers(more = {}) {
+  return key() ? { ...more, Authorization: `Bearer ${key()}` } : more;
+}
+
+async function checked(reply) {
+  if (reply.ok) return reply;
+  const told = await reply.json().catch(() => ({}));
+  const message = told.error?.message ?? `The server answered ${reply.status}.`;
+  throw reply.status === 401 ? new KeyNeeded(message) : new Error(message);
+}
+
+async function ask(path, options = {}, patience = PATIENCE_MS) {
+  const signal = patience ? AbortSignal.timeout(patience) : undefined;
+  const reply = await fetch(path, { ...options, signal, headers: headers(), cache: "no-store" });
+  return (await checked(reply)).json();
+}
+
+let model = "", version = "", timer = 0, isPolling = false, pause = IDLE_MS, needsKey = false, wantsKey = false;
+
+function later(delay) {
+  clearTimeout(timer);
+  if (document.visibilityState === "visible" && !needsKey) timer = setTimeout(poll, delay);
+}
+
+function showKey() {
+  say(byId("key-title"), needsKey ? "This server asks for a key" : "See what a key has sent");
+  say(byId("change-key"), key() ? "Forget the key" : "Use a key");
+  byId("change-key").hidden = needsKey && !key();
+  byId("key-panel").hidden = !needsKey && !wantsKey;
+  byId("panels").hidden = needsKey;
+}
+
+function demandKey(message) {
+  needsKey = message !== null;
+  showKey();
+  if (!needsKey) return;
+  say(byId("headline"), "The server is running.");
+  say(byId("key-problem"), key() ? message : "");
+  if (byId("panels").contains(document.activeElement) || document.activeElement === document.body) byId("key").focus();
+}
+
+async function poll() {
+  if (isPolling || document.visibilityState !== "visible") return;
+  isPolling = true;
+  const usedKey = key();
+  try {
+    const now = await ask(`/activity?since=${encodeURIComponent(version)}`);
+    if (key() !== usedKey) return;
+    version = now.version;
+    demandKey(null);
+    pause = now.running.length || now.running_of_others ? BUSY_MS : IDLE_MS;
+    model = now.models.find(one => one.state === "loaded")?.id ?? model;
+    savedSentence(byId("saved-hour"), now.saved.hour, "hour");
+    savedSentence(byId("saved-day"), now.saved.day, "day");
+    for (const panel of [showHeadline, showRunning, showMemory, showDisk, showModels]) panel(now);
+    if (now.is_whole || now.recent.length || now.refused.length) addRecords(now);
+    await showDownloads();
+    say(byId("connection"), "");
+  } catch (error) {
+    pause = IDLE_MS;
+    if (key() !== usedKey) return;
+    if (error instanceof KeyNeeded) demandKey(error.message);
+    else say(byId("connection"), `No news from the server (${error.message}). The page tries again every ${IDLE_MS / 1000} seconds.`);
+  } finally {
+    isPolling = false;
+    if (key() !== usedKey) { // what came is for the key before
+      needsKey = false;
+      version = "";
+      pause = 0;
+    }
+    later(pause);
+  }
+}
+
+document.addEventListener("visibilitychange", () => (document.visibilityState === "visible" ? poll() : clearTimeout(timer)));
+byId("change-key").addEventListener("click", () => {
+  if (key()) {
+    sessionStorage.removeItem(KEY);
+    version = "";
+    poll();
+  } else {
+    wantsKey = !wantsKey;
+    showKey();
+    if (wantsKey) byId("key").focus();
+  }
+});
+byId("key-form").addEventListener("submit", event => {
+  event.preventDefault();
+  try { sessionStorage.setItem(KEY, byId("key").value.trim()); } catch { return say(byId("key-problem"), "This browser does not let the page keep the key."); }
+  byId("key").value = version = "";
+  wantsKey = false;
+  poll();
+});
+
+// ----------------------------------------------------------------------------------------------------- chat
+
+let messages = [], running = null, session = "";
+
+function newSession() {
+  session = `page-${Math.random().toString(36).slice(2, 8)}`;
+  messages = [];
+}
+
+function addMessage(who, text) {
+  const body = make("p", {}, text);
+  const element = make("div", { class: "message" }, make("span", { class: "name" }, who), body);
+  byId("log").append(element);
+  return { element, body };
+}
+
+/** Where a reply is shown: its text, and its thoughts in a part that is folded until somebody opens it. */
+function replyView() {
+  const { element, body } = addMessage("Model", "");
+  const thoughts = make("p"), folded = make("details", { class: "thoughts", hidden: "" }, make("summary", {}, "Thoughts"), thoughts);
+  element.insertBefore(folded, body);
+  const log = byId("log");
+  return delta => {
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    if (delta.reasoning_content) { folded.hidden = false; thoughts.append(delta.reasoning_content); }
+    if (delta.content) body.append(delta.content);
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+    return body.textContent;
+  };
+}
+
+async function* eventsOf(reply) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (let reader = reply.body.getReader(), piece; !(piece = await reader.read()).done;) {
+    const parts = (rest + decoder.decode(piece.value, { stream: true })).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: {")) yield JSON.parse(part.slice(6));
+  }
+}
+
+async function converse(signal) {
+  const body = JSON.stringify({ model, messages, stream: true });
+  const reply = await checked(await fetch("/v1/chat/completions", {
+    method: "POST", body, signal, headers: headers({ "Content-Type": "application/json", "x-session-id": session }),
+  }));
+  const view = replyView(), answer = { role: "assistant", content: "" };
+  messages.push(answer);
+  for await (const event of eventsOf(reply)) {
+    if (event.error) throw new Error(event.error.message);
+    answer.content = view(event.choices?.[0]?.delta ?? {});
+  }
+}
+
+async function send(question) {
+  messages.push({ role: "user", content: question });
+  addMessage("You", question);
+  byId("question").value = "";
+  running = new AbortController();
+  setRunning(true, "The model answers …");
+  setTimeout(() => later(0), 300);
+  let end = "The reply is complete.";
+  try {
+    await converse(running.signal);
+  } catch (error) {
+    end = running.signal.aborted ? "You stopped the reply." : error.message;
+  }
+  messages = messages.filter(one => one.role === "user" || one.content);
+  running = null;
+  setRunning(false, end);
+}
+
+function setRunning(isRunning, text) {
+  const hadFocus = document.activeElement === byId("stop");
+  byId("log").setAttribute("aria-busy", String(isRunning));
+  byId("send").disabled = isRunning;
+  byId("stop").disabled = !isRunning;
+  if (hadFocus) byId("question").focus();
+  say(byId("chat-state"), text);
+}
+
+byId("chat-form").addEventListener("submit", event => {
+  event.preventDefault();
+  const question = byId("question").value.trim();
+  if (question && !running) send(question);
+});
+byId("question").addEventListener("keydown", event => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("chat-form").requestSubmit();
+});
+byId("stop").addEventListener("click", () => running?.abort());
+byId("fresh").addEventListener("click", () => {
+  running?.abort();
+  newSession();
+  byId("log").replaceChildren();
+  say(byId("chat-state"), "");
+  byId("question").focus();
+});
+
+newSession();
+poll();

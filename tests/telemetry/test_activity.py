@@ -1,0 +1,208 @@
+"""The records of what requests do and did: what they say, and that they stay small."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from start_llm.core.events import Restored
+from start_llm.core.explanation import Against, Difference, Explanation
+from start_llm.telemetry import activity as module
+from start_llm.telemetry.activity import (
+    Activity,
+    Refusal,
+    RequestFacts,
+    RequestOutcome,
+    plain_reason,
+)
+
+LONG = "ä" * 100_000
+
+
+def facts(tenant: bytes = b"", session: str = "s", **changes: Any) -> RequestFacts:
+    told: dict[str, Any] = {
+        "id": "req_1",
+        "tenant": tenant,
+        "endpoint": "/v1/chat/completions",
+        "model": "m",
+        "session": session,
+        "name": "",
+        "has_turns": True,
+        "prompt_tokens": 100,
+    }
+    return RequestFacts(**told | changes)
+
+
+def explanation(lost: int = 0, miss: Any = "drift", cause: Difference | None = None) -> Explanation:
+    return Explanation(
+        prompt_tokens=100,
+        bound_messages=0,
+        bound_tokens=0,
+        refusal=None,
+        restored=Restored(40, miss),
+        again=lost,
+        against=Against(messages=3, tokens=90),
+        differences=(cause,) if cause else (),
+    )
+
+
+def difference(**changes: Any) -> Difference:
+    told: dict[str, Any] = {
+        "message": 2,
+        "role": "user",
+        "drift": "content",
+        "rule": None,
+        "what": "says something else",
+        "token": 40,
+        "computed": "was",
+        "asked": "is",
+    }
+    return Difference(**told | changes)
+
+
+def outcome(explained: Explanation | None = None, **changes: Any) -> RequestOutcome:
+    told: dict[str, Any] = {
+        "ending": "stop",
+        "cached": 40,
+        "computed": 60,
+        "written": 7,
+        "seconds": 2.0,
+        "ttft_s": 1.0,
+        "prefill_s": 0.5,
+        "explanation": explained or explanation(),
+    }
+    return RequestOutcome(**told | changes)
+
+
+def ended(activity: Activity, asked: RequestFacts, told: RequestOutcome) -> None:
+    activity.end(activity.begin(asked), told)
+
+
+def test_a_request_runs_in_phases_and_then_is_finished():
+    activity = Activity(lambda: 1000.0)
+    running = activity.begin(facts())
+    assert [(one.phase, one.began) for one in activity.running()] == [("waiting", 1000.0)]
+    running.note_restored(40)
+    assert (running.phase, running.cached, running.done) == ("reading", 40, 40)
+    running.note_text(2)
+    running.note_text(1)
+    assert (running.phase, running.done, running.written) == ("writing", 100, 3)
+    activity.end(running, outcome())
+    assert activity.running() == ()
+    (finished,) = activity.finished()
+    assert (finished.ended, finished.ending, finished.written, finished.again) == (1000.0, "stop", 7, 0)
+
+
+def test_tokens_that_were_read_again_have_a_reason_and_the_words_that_differ():
+    activity = Activity()
+    ended(activity, facts(), outcome(explanation(30, cause=difference())))
+    (finished,) = activity.finished()
+    assert (finished.again, finished.reason) == (30, "message 3 (user) says something else")
+    assert (finished.computed_text, finished.asked_text) == ("was", "is")
+    ((_, (turn,)),) = activity.conversations()
+    assert (turn.cached, turn.new, turn.again, turn.reason) == (40, 30, 30, finished.reason)
+
+
+def test_words_that_are_not_the_reason_are_not_kept():
+    activity = Activity()
+    ended(activity, facts(), outcome(explanation(30, "evicted", difference())))
+    ended(activity, facts(), outcome(explanation(0, cause=difference())))
+    assert [one.has_difference for one in activity.finished()] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("explained", "told"),
+    [
+        (explanation(1, "evicted"), "they had been dropped to make room for others"),
+        (explanation(1, "off"), "the cache is off"),
+        (explanation(1, "drift"), "what was recorded of them is gone"),
+        (
+            explanation(1, cause=difference(message=None, role=None, what="have other tools")),
+            "the request has other tools",
+        ),
+        (
+            explanation(1, cause=difference(rule="date", drift="live", what="has changed")),
+            "'date' in message 3 (user) has changed",
+        ),
+    ],
+)
+def test_reasons_are_plain_words(explained: Explanation, told: str):
+    assert plain_reason(explained) == told
+
+
+def test_what_never_began_to_be_read_is_no_turn():
+    activity = Activity()
+    ended(activity, facts(), outcome(explanation=None, cached=0, computed=0, ending="cancelled"))
+    ended(activity, facts(has_turns=False), outcome())
+    assert activity.conversations() == ()
+    assert len(activity.finished()) == 2
+
+
+def test_equal_refusals_are_counted_as_one():
+    clock = iter(range(1000)).__next__
+    activity = Activity(clock)
+    scan = Refusal(tenant=None, method="GET", path="/admin", status=404, reason="nothing")
+    for _ in range(5):
+        activity.refuse(scan)
+    activity.refuse(Refusal(tenant=b"a", method="GET", path="/admin", status=404, reason="nothing"))
+    assert [(one.tenant, one.times, one.last) for one in activity.refused()] == [(b"a", 1, 5), (None, 5, 4)]
+
+
+def test_conversations_of_two_tenants_with_one_name_are_apart():
+    activity = Activity()
+    ended(activity, facts(b"a"), outcome())
+    ended(activity, facts(b"b"), outcome())
+    ended(activity, facts(b"a"), outcome())
+    assert [(told.tenant, len(turns)) for told, turns in activity.conversations()] == [(b"a", 2), (b"b", 1)]
+
+
+def test_the_version_changes_with_the_records_alone():
+    activity, other = Activity(), Activity()
+    versions = [activity.version]
+    running = activity.begin(facts())
+    running.note_text(1)
+    assert activity.version == versions[0]
+    activity.end(running, outcome())
+    versions.append(activity.version)
+    activity.refuse(Refusal(tenant=None, method="GET", path="/", status=403, reason="no"))
+    versions.append(activity.version)
+    assert len({*versions, other.version}) == 4
+    assert [activity.last_number_in(one) for one in (*versions, other.version, None)] == [0, 1, 2, None, None]
+
+
+def test_records_stay_small_whatever_clients_send():
+    activity = Activity()
+    cause = difference(computed=LONG, asked=LONG, what=LONG)
+    for number in range(3000):
+        asked = facts(session=f"s{number % 300}", id=f"{number}{LONG}", name=LONG, model=LONG)
+        ended(activity, asked, outcome(explanation(30, cause=cause)))
+        activity.refuse(
+            Refusal(tenant=None, method=LONG, path=f"/{number}{LONG}", status=400, reason=f"{number}{LONG}")
+        )
+    for _ in range(100):
+        ended(activity, facts(), outcome())
+    assert len(activity.finished()) == module._MAX_FINISHED
+    assert len(activity.refused()) == module._MAX_REFUSED
+    assert len(activity.conversations()) == module._MAX_CONVERSATIONS
+    assert len(activity.conversations()[0][1]) == module._MAX_TURNS
+    assert _size(activity.finished(), activity.refused(), activity.conversations()) < 2_000_000
+
+
+def _size(*values: Any) -> int:
+    """Bytes of all texts in records, each counted once."""
+    texts: dict[int, int] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, str | bytes):
+            texts[id(value)] = sys.getsizeof(value)
+        elif isinstance(value, tuple | list):
+            for one in value:
+                walk(one)
+        elif hasattr(value, "__dataclass_fields__"):
+            for name in value.__dataclass_fields__:
+                walk(getattr(value, name))
+
+    walk(values)
+    return sum(texts.values())
