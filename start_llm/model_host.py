@@ -345,28 +345,31 @@ class ModelHost:
         """Unload models until this one fits beside those that are left.
 
         Raises:
-            StartupError: it does not fit beside the pinned ones.
+            StartupError: it does not fit beside the pinned ones. Then none is unloaded.
         """
-        while self._residents and not self._fits(name):
-            victims = [one for one in self._residents if one not in self._limits.pinned]
-            if not victims:
-                raise StartupError(f"It does not fit beside the pinned models: {', '.join(self._residents)}.")
+        if not self._residents:
+            return
+        needed = estimated_needs(name, self._folders[name], self._shared.settings)
+        pinned = [one for one in self._residents if one in self._limits.pinned]
+        if pinned and not self._fits(needed, pinned):
+            raise StartupError(f"It does not fit beside the pinned models: {', '.join(pinned)}.")
+        while self._residents and not self._fits(needed, self._residents):
+            victims = [one for one in self._residents if one not in pinned]
             self._unload(min(victims, key=lambda one: self._residents[one].last_used))
 
-    def _fits(self, name: str) -> bool:
-        if 0 < self._limits.max_loaded <= len(self._residents):
+    def _fits(self, needed: MemoryNeeds, names: Collection[str]) -> bool:
+        """Return whether another model fits beside these."""
+        if 0 < self._limits.max_loaded <= len(names):
             return False
-        needed = estimated_needs(name, self._folders[name], self._shared.settings)
-        return self._spare_beside([needed]) >= 0
+        return self._spare([*(self._residents[name].runtime.needs for name in names), needed]) >= 0
 
     @property
     def spare_bytes(self) -> int:
         with self._changed:
-            return self._spare_beside()
+            return self._spare([resident.runtime.needs for resident in self._residents.values()])
 
-    def _spare_beside(self, more: Sequence[MemoryNeeds] = ()) -> int:
-        """Return the bytes that are left beside the loaded models, and more of them; below 0: they miss."""
-        needs = [*(resident.runtime.needs for resident in self._residents.values()), *more]
+    def _spare(self, needs: Sequence[MemoryNeeds]) -> int:
+        """Return the bytes that are left beside models with these needs; below 0: they miss."""
         return usable_share(memory_budget(self._shared.settings)) - together(needs)
 
     def divide_memory(self) -> None:
@@ -376,7 +379,7 @@ class ModelHost:
     def _divide_memory(self) -> None:
         """Give each model room for a prompt of its whole window, and a share of what is left."""
         runtimes = [resident.runtime for resident in self._residents.values()]
-        spare = max(self._spare_beside(), 0)
+        spare = max(self._spare([one.needs for one in runtimes]), 0)
         for one in runtimes:
             one.share_memory(one.needs.window_bytes + spare // len(runtimes))
 

@@ -274,6 +274,19 @@ def test_beside_pinned_models_without_room_a_request_is_refused_with_the_reason(
         assert said(server, "qwen3", "Fish?")
 
 
+def test_no_model_is_unloaded_for_one_that_does_not_fit_beside_pinned_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    large = MemoryNeeds(kept_bytes=2**60, window_bytes=0, computing_bytes=0)
+    with hosting(folder, pinned=("qwen3",)) as server:
+        assert said(server, "llama", "Fish?")
+        monkeypatch.setattr("start_llm.model_host.estimated_needs", lambda *_: large)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            said(server, "gemma3_text", "Fish?")
+        assert "does not fit beside the pinned models: qwen3." in refused.value.read().decode()
+        assert loaded(server) == {"qwen3", "llama"}
+
+
 def test_a_model_that_is_broken_leaves_the_one_that_was_there(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "models")
     (tmp_path / "models" / "llama" / "model.safetensors").write_bytes(b"no weights")
