@@ -111,11 +111,24 @@ def test_eight_clients_and_five_models_get_what_each_would_get_alone(
         assert len(loaded(server)) <= limit
 
 
+def measured_needs(folder: Path) -> MemoryNeeds:
+    """The needs of a model where memory is short; those of a step differ from machine to machine."""
+    with hosting(folder, memory=70_000_000) as server:
+        return server.app.runtime.needs
+
+
+def budget_between(less: int, more: int) -> int:
+    """A budget of which what is counted lies in the middle."""
+    return int((less + more) / 2 / (usable_share(1000) / 1000))
+
+
 def test_where_memory_has_room_for_one_the_other_goes(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
-    with hosting(folder, memory=52_000_000) as server:
+    needs = measured_needs(folder)
+    memory = budget_between(together([needs]), together([needs, needs]))
+    with hosting(folder, memory=memory) as server:
         needs = server.app.runtime.needs
-        assert together([needs]) < usable_share(52_000_000) < together([needs, needs])
+        assert together([needs]) < usable_share(memory) < together([needs, needs])
         for family in ("llama", "qwen3", "llama"):
             assert said(server, family, prompt) == alone[family, prompt]
             assert loaded(server) == {family}
@@ -133,9 +146,11 @@ def test_models_compute_in_turns_so_they_need_the_memory_for_it_once():
 def test_two_models_stay_where_there_is_room_for_one_step(folder: Path, alone: dict[tuple[str, str], str]):
     """Their own needs are small; the memory of a step, twice, would be too much."""
     (prompt, *_) = prompts(6)
-    with hosting(folder, memory=70_000_000) as server:
+    needs = measured_needs(folder)
+    memory = budget_between(together([needs, needs]), 2 * together([needs]))
+    with hosting(folder, memory=memory) as server:
         needs = server.app.runtime.needs
-        assert together([needs, needs]) < usable_share(70_000_000) < 2 * together([needs])
+        assert together([needs, needs]) < usable_share(memory) < 2 * together([needs])
         for family in ("llama", "qwen3", "llama"):
             assert said(server, family, prompt) == alone[family, prompt]
         assert loaded(server) == {"qwen3", "llama"}
