@@ -482,9 +482,11 @@ def install_packages(requirements: list[str], lonely: list[str]) -> str:
     """
     uv = find_uv()
     if uv:
+        settings = pip_settings()
+        command, environment = uv_install(uv, settings), uv_environment(settings)
         try:
             for lines in (requirements, ["--no-deps", *lonely]):
-                run_step("Installing with uv", [*uv_install(uv), *lines], "", uv_environment())
+                run_step("Installing with uv", [*command, *lines], "", environment)
         except Refusal:
             say("Packages  uv cannot install them; pip does it, which takes some minutes")
         else:
@@ -516,10 +518,10 @@ def usable_uv(program: str | None) -> str | None:
     return program if done.returncode == 0 and done.stdout.startswith("uv ") else None
 
 
-def uv_install(uv: str) -> list[str]:
+def uv_install(uv: str, settings: list[tuple[str, str]]) -> list[str]:
     """Return the command that installs from where pip would: uv does not read pip's settings."""
     command = [uv, "pip", "install", "--python", str(VENV_PYTHON), "--constraint", CONSTRAINTS.name]
-    for name, value in pip_settings():
+    for name, value in settings:
         if name == "index-url":
             command += ["--default-index", value]
         elif name == "extra-index-url":
@@ -532,9 +534,9 @@ def uv_install(uv: str) -> list[str]:
     return command
 
 
-def uv_environment() -> dict[str, str]:
+def uv_environment(settings: list[tuple[str, str]]) -> dict[str, str]:
     names = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
-    found = {names[name]: value for name, value in pip_settings() if name in names}
+    found = {names[name]: value for name, value in settings if name in names}
     return {**os.environ, **found}
 
 

@@ -173,7 +173,7 @@ class RequestAccount:
             ending=self._ending,
             cached=cached,
             computed=self._computed(cached),
-            written=self._usage.completion if self._usage else reply_length,
+            written=self._reply_tokens(reply_length),
             seconds=time.perf_counter() - line.began,
             ttft_s=line.first_text - line.began if line.first_text else None,
             prefill_s=line.first_text - self._turn_came if line.first_text and self._restored else None,

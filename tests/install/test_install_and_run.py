@@ -299,10 +299,7 @@ def test_uv_installs_where_there_is_one(sandbox):
     uv = UV.format(venv=sandbox.venv)
     assert sandbox.calls()[1:] == [
         "-m pip config list",
-        "-m pip config list",
         f"{uv} alpha[x]==1; sys_platform != 'x'",
-        "-m pip config list",
-        "-m pip config list",
         f"{uv} --no-deps mlx-vlm==0.7",
     ]
     assert "Packages  installed with uv in " in done.stdout
