@@ -96,6 +96,7 @@ def test_explaining_costs_no_generation_and_no_token(folder):
         wait_until(lambda: engine_is_free(server.port), within_s=5)
         before = server.get("/stats")
         server.post(PATH, body(with_first(grown, rules="Be brief.")))
+        wait_until(lambda: engine_is_free(server.port), within_s=5)
         after = server.get("/stats")
     assert after == before | {name: after[name] for name in after if "uptime" in name}
 
