@@ -23,7 +23,7 @@ from start_llm.config.flags import add_flags, variables_of
 from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
-from start_llm.core.errors import SettingsError, StartupError
+from start_llm.core.errors import LaunchError, SettingsError, StartupError
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.server_info import ServerInfo, addresses, find
 from start_llm.launch.setup import Setup, as_script, make_setup
@@ -38,6 +38,7 @@ _UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",
     "config": "set {client} up",
     "audit": "look into {folder}",
+    "doctor": "examine this machine",
     "cache": "look into the disk tier",
     "models": "list the models",
     "pull": "download {repo}",
@@ -121,6 +122,38 @@ def _audit(options: argparse.Namespace) -> int:
     return 0 if page.is_fine else 1
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    """Examine the machine with a model, and write `doctor.json`. Return 1 if something is wrong, else 0."""
+    settings = settings_table.load(*_sources(options))
+    _refuse_beside_a_server(settings)
+    limit_malloc_retention()
+    _quiet_tokenizers()
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    from start_llm.doctor.report import examine_and_report  # noqa: PLC0415
+
+    try:
+        return examine_and_report(settings, Path(options.json), Terminal())
+    except KeyboardInterrupt:
+        print("Interrupted. Nothing was left behind.", file=sys.stderr)
+        return 130
+
+
+def _refuse_beside_a_server(settings: Settings) -> None:
+    """Refuse to measure while a server uses the same machine.
+
+    Raises:
+        StartupError: one answers at the address of the settings.
+    """
+    try:
+        served = find(addresses(settings))
+    except LaunchError:
+        return
+    raise StartupError(
+        f"A server answers at {served.url}. It and the examination would disturb each other: stop it first."
+    )
+
+
 def _cache(options: argparse.Namespace) -> int:
     """Print what the folder of the disk tier holds, or remove it. Return 1 if a file is hurt, else 0."""
     settings = settings_table.load(*_sources(options))
@@ -169,6 +202,7 @@ def _about_models(options: argparse.Namespace) -> int:
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "serve": _serve,
     "audit": _audit,
+    "doctor": _doctor,
     "cache": _cache,
     "launch": _launch,
     "config": _config,
@@ -261,6 +295,12 @@ def _parser() -> argparse.ArgumentParser:
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )
     audited.add_argument("folder", metavar="FOLDER", help="with config, tokenizer and chat template")
+    doctor = commands.add_parser(
+        "doctor", help="examine this machine with a model, in about five minutes", allow_abbrev=False
+    )
+    add_flags(doctor)
+    doctor.add_argument("--demo", action="store_true", help="examine with the demo model")
+    doctor.add_argument("--json", metavar="FILE", default="doctor.json", help="where to write the report")
     cache = commands.add_parser("cache", help="look into the disk tier, or empty it", allow_abbrev=False)
     cache.add_argument("action", choices=("status", "verify", "clear"))
     add_flags(cache, "--ssd-cache-dir")

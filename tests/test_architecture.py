@@ -41,28 +41,38 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "model_runtime": EVERYTHING,
     "model_host": EVERYTHING,
     "app": EVERYTHING,
+    "doctor": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": EVERYTHING,
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
     "wiring": frozenset(
-        {"app", "audit", "cli", "model_commands", "disk_storage", "model_runtime", "model_host"}
+        {"app", "audit", "cli", "doctor", "model_commands", "disk_storage", "model_runtime", "model_host"}
     ),
     "disk_storage": frozenset({"app", "model_runtime"}),
     "model_adapters": frozenset({"model_runtime"}),
-    "model_runtime": frozenset({"app", "model_host"}),
+    "model_runtime": frozenset({"app", "doctor", "model_host"}),
     "model_host": frozenset({"app"}),
     "model_commands": frozenset({"cli"}),
-    "audit": frozenset({"app", "cli", "startup_summary"}),
+    "audit": frozenset({"app", "cli", "doctor", "startup_summary"}),
     "startup_summary": frozenset({"app"}),
-    "app": frozenset({"cli"}),
+    "app": frozenset({"cli", "doctor"}),
+    "doctor": frozenset({"cli"}),
     "cli": frozenset({"__main__"}),
     "__main__": frozenset(),
 }
 """Layers at the top: the only ones that may import them."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
-MLX_PLACES = ("engine", "models", "cache.arrays", "cache.layers", "cache.buffers", "cache.quantize")
+MLX_PLACES = (
+    "engine",
+    "models",
+    "doctor.network",
+    "cache.arrays",
+    "cache.layers",
+    "cache.buffers",
+    "cache.quantize",
+)
 
 
 def breaches(sources: Sources) -> list[str]:
@@ -179,7 +189,7 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
     "the server imports the app": (
         "server.handler",
         "from start_llm.app import App",
-        "which only ['cli'] may",
+        "which only ['cli', 'doctor'] may",
     ),
     "the app imports the command line": ("app", "import start_llm.cli", "which only ['__main__'] may"),
     "the package imports a part": ("", "from start_llm.app import App", "package itself imports nothing"),

@@ -34,21 +34,28 @@ def _next_stride(position: int) -> int:
     return (position // _STRIDE + 1) * _STRIDE
 
 
-def checkpoint_to_drop(newest: Checkpoint, bytes_per_token: float, *, is_tight: bool) -> Checkpoint | None:
+def checkpoint_to_drop(
+    newest: Checkpoint, bytes_per_token: float, first_end: int | None, *, is_tight: bool
+) -> Checkpoint | None:
     """Return a checkpoint on the path to the newest one that should be dropped; None if there is none.
 
-    The first and the newest one stay. A conversation has at most six; beyond that, the one that saves the
-    fewest tokens is dropped.
+    The newest one stays, and so does the one at the end of the first message, where other conversations with
+    the same rules leave. A conversation has at most six; beyond that, the one that saves the fewest tokens is
+    dropped.
 
     Args:
+        first_end: where the first message ends; None if no message does. If there is no checkpoint, the first
+            one stays in its place.
         is_tight: checkpoint memory is short. Then a checkpoint must save 2,048 tokens, or KV of at least its
             own size; this does not apply to a network without KV.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
-    inner = kept[1:-1]
+    starts = [0, *(one.position for one in kept)]
+    saved = {id(one): one.position - start for start, one in zip(starts, kept, strict=False)}
+    shared = next((one for one in kept if one.position == first_end), kept[0])
+    inner = [one for one in kept[:-1] if one is not shared]
     if not inner:
         return None
-    saved = {id(one): one.position - before.position for before, one in zip(kept, inner, strict=False)}
     least = min(inner, key=lambda one: saved[id(one)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
     are_too_many = len(kept) > _MAX_OF_A_CONVERSATION

@@ -336,13 +336,14 @@ class PromptCache:
 
     def _keep_state(self, seq_cache: SequenceCache) -> None:
         checkpoint = self._store.keep_state(seq_cache)
-        while checkpoint and (victim := self._next_to_drop(checkpoint)):
+        while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries)):
             self._store.drop_checkpoint(victim)
 
-    def _next_to_drop(self, checkpoint: Checkpoint) -> Checkpoint | None:
+    def _next_to_drop(self, checkpoint: Checkpoint, boundaries: tuple[int, ...]) -> Checkpoint | None:
         return checkpoint_to_drop(
             checkpoint,
             self._store.token_bytes,
+            boundaries[0] if boundaries else None,
             is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
         )
 

@@ -1,0 +1,204 @@
+"""A server for an examination: the real one, with a model and nothing of the user's."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import shutil
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from start_llm.app import App
+from start_llm.config.paths import from_root
+from start_llm.config.settings import Settings
+from start_llm.core.errors import StartLLMError
+from start_llm.core.private_files import private_folder
+from start_llm.model_runtime import ModelRuntime
+from start_llm.telemetry.terminal import Terminal
+
+_REPLY_S = 600.0
+_DRAIN_S = 5.0
+_TEXTS = ("reasoning_content", "content")
+_DIGESTS = "weights.json"
+
+
+class ServerFailed(StartLLMError):
+    """The server did not do what it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """A streamed answer.
+
+    Attributes:
+        message: as a client sends it back.
+        prompt, cached, completion: tokens.
+        ttft_s: seconds until its first text, or until its end if it has none.
+        decode_s: seconds from there to its end.
+    """
+
+    message: dict[str, str]
+    prompt: int
+    cached: int
+    completion: int
+    ttft_s: float
+    decode_s: float
+
+    @property
+    def computed(self) -> int:
+        return self.prompt - self.cached
+
+
+class ExaminedServer:
+    """Starts and stops the server; everything that it writes is in a folder of its own.
+
+    Args:
+        settings: the user's.
+        folder: for all that the server writes.
+        model: folder of the model.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, model: Path) -> None:
+        self._settings = replace(
+            settings,
+            model_path=str(model),
+            model_dir=None,
+            adapter_dir=None,
+            pinned=(),
+            aliases=(),
+            mlx_host="127.0.0.1",
+            mlx_port=0,
+            proxy=False,
+            keys=(),
+            traces=False,
+            state_root=str(folder / "state"),
+            log_root=str(folder / "logs"),
+            ssd_folder=str(folder / "pages") if settings.prompt_cache else None,
+            drain_s=_DRAIN_S,
+        )
+        self._app: App | None = None
+        self.output = io.StringIO()
+
+    def start(self) -> float:
+        """Load the model. Returns the seconds that it took.
+
+        Raises:
+            StartLLMError: the server does not start.
+        """
+        began = time.perf_counter()
+        app = App(self._settings, Terminal(self.output))
+        app.start()
+        self._app = app
+        return time.perf_counter() - began
+
+    def stop(self) -> None:
+        app, self._app = self._app, None
+        if app and not app.close():
+            raise ServerFailed("the engine did not stop")
+
+    @property
+    def runtime(self) -> ModelRuntime:
+        if self._app is None:
+            raise ServerFailed("the server does not run")
+        return self._app.runtime
+
+    def get(self, path: str) -> Any:
+        return self._json("GET", path, None)
+
+    def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the tokens of a prompt, as a fresh conversation has them."""
+        return list(self._json("POST", "/tokenize", {"messages": messages})["tokens"])
+
+    def chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int, **more: Any) -> TimedAnswer:
+        """Ask for a streamed greedy reply, and read it to its end.
+
+        Raises:
+            ServerFailed: the answer is an error, or breaks off.
+        """
+        body = {
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **more,
+        }
+        began = time.perf_counter()
+        with closing(self._request("POST", "/v1/chat/completions", body)) as connection:
+            return _read(connection.getresponse(), began)
+
+    def _json(self, method: str, path: str, body: object) -> Any:
+        with closing(self._request(method, path, body)) as connection:
+            response = connection.getresponse()
+            told = response.read()
+            if response.status != http.client.OK:
+                raise ServerFailed(f"{path} answers {response.status}: {told[:200].decode(errors='replace')}")
+            return json.loads(told)
+
+    def _request(self, method: str, path: str, body: object) -> http.client.HTTPConnection:
+        if self._app is None:
+            raise ServerFailed("the server does not run")
+        connection = http.client.HTTPConnection("127.0.0.1", self._app.port, timeout=_REPLY_S)
+        content = None if body is None else json.dumps(body)
+        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        return connection
+
+
+@contextmanager
+def examined_server(settings: Settings, model: Path) -> Generator[ExaminedServer]:
+    """Give an examination a server that has not been started. Stops it, and removes what it has written."""
+    root = from_root(settings.state_root)
+    private_folder(root)
+    with TemporaryDirectory(prefix="doctor-", dir=root) as name:
+        folder = Path(name)
+        private_folder(folder / "state")
+        if (root / _DIGESTS).is_file():
+            # What the weights are is known already; reading all of them again would take minutes.
+            shutil.copy(root / _DIGESTS, folder / "state")
+        server = ExaminedServer(settings, folder, model)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def _read(response: http.client.HTTPResponse, began: float) -> TimedAnswer:
+    if response.status != http.client.OK:
+        told = response.read(200).decode(errors="replace")
+        raise ServerFailed(f"a chat is answered with {response.status}: {told}")
+    first, usage = None, None
+    message = {"role": "assistant", "content": ""}
+    for chunk in _chunks(response):
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            for name, text in choice["delta"].items():
+                if name in _TEXTS and text:
+                    first = first or time.perf_counter()
+                    message[name] = message.get(name, "") + text
+    end = time.perf_counter()
+    if usage is None:
+        raise ServerFailed("a reply breaks off")
+    first = first or end
+    return TimedAnswer(
+        message=message,
+        prompt=usage["prompt_tokens"],
+        cached=usage["prompt_tokens_details"]["cached_tokens"],
+        completion=usage["completion_tokens"],
+        ttft_s=first - began,
+        decode_s=end - first,
+    )
+
+
+def _chunks(response: http.client.HTTPResponse) -> Iterator[Any]:
+    for line in response:
+        if line.startswith(b"data: {"):
+            chunk = json.loads(line[len(b"data: ") :])
+            if "error" in chunk:
+                raise ServerFailed(f"a reply breaks off: {chunk['error'].get('message')}")
+            yield chunk

@@ -1,0 +1,170 @@
+"""`start_llm doctor`: it calls a healthy server healthy, each time, and finds what was broken on purpose."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+import pytest
+
+from start_llm.cache.layers import Layers
+from start_llm.config.settings import Settings
+from start_llm.doctor.examination import Extent, examine
+from start_llm.doctor.findings import Finding, Findings
+from start_llm.doctor.server import ExaminedServer
+from tests.cache.test_guards_of_disk import files, said_before
+from tests.conftest import TinyModel
+from tests.serving import tried_once
+
+BRIEF = Extent(conversations=8, truth_s=60, restarted_s=30, cold_s=0.1)
+FAMILIES = ["qwen3", "gemma3_text", "qwen3_5"]
+
+
+@pytest.fixture(params=FAMILIES)
+def each_model(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Path:
+    return tiny_model(request.param, hidden=128, layers=2)
+
+
+@pytest.fixture
+def model(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3", hidden=128, layers=2)
+
+
+def examined(model: Path, **settings: Any) -> list[Finding]:
+    """What is found, without ports that others may hold."""
+    found = Findings(show=lambda _: None)
+    of_user: dict[str, Any] = {"mlx_port": 0, "proxy": False, "state_root": os.environ["STATE_ROOT"]} | settings
+    with tried_once():
+        examine(Settings(**of_user), model, found, BRIEF)
+    return found.found
+
+
+def verdicts(found: list[Finding]) -> Counter[tuple[str, str]]:
+    return Counter((one.topic, one.verdict) for one in found)
+
+
+def count(finding: Finding, name: str) -> int:
+    number = finding.figures[name]
+    assert isinstance(number, int)
+    return number
+
+
+def faults(found: list[Finding]) -> dict[str, str]:
+    return {one.topic: one.text for one in found if one.verdict == "fault"}
+
+
+@pytest.mark.sample(3)
+def test_a_healthy_server_has_the_same_verdicts_twice(each_model: Path):
+    before = sorted(Path(os.environ["STATE_ROOT"]).rglob("*"))
+    first, second = examined(each_model), examined(each_model)
+    assert faults(first) == {}
+    assert verdicts(first) == verdicts(second)
+    by_topic = {one.topic: one for one in first}
+    truth, restart = by_topic["truth"], by_topic["restart"]
+    assert [count(truth, name) for name in ("conversations", "replies", "tokens")] == [8, 24, 192]
+    assert count(truth, "restored_tokens") > count(truth, "prompt_tokens") / 2
+    assert count(restart, "disk_tokens") > 1000
+    shapes = [one for one in first if one.topic == "reuse"]
+    assert len(shapes) == 6
+    assert all(count(one, "cached_tokens") > 400 for one in shapes)
+    kept = sorted(Path(os.environ["STATE_ROOT"]).rglob("*"))
+    assert [
+        path for path in kept if path not in before and path.name not in ("weights.json", "seal.key")
+    ] == []
+
+
+def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
+    whole = Layers.assemble
+
+    def hurt(self: Layers, *given: Any, **options: Any) -> Any:
+        caches = whole(self, *given, **options)
+        caches[1].values[..., :64, :] = 0
+        return caches
+
+    monkeypatch.setattr(Layers, "assemble", hurt)
+    assert "of the reply is off by" in faults(examined(model))["truth"]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("wrong", [lambda offset: offset + 1 if offset else 0, lambda offset: 0])
+def test_wrong_positions_are_found(model: Path, monkeypatch, wrong: Callable[[Any], Any]):
+    right = mlx.nn.RoPE.__call__
+    monkeypatch.setattr(
+        mlx.nn.RoPE,
+        "__call__",
+        lambda self, x, offset=0, **more: right(
+            self, x, offset=wrong(offset) if isinstance(offset, int) else offset, **more
+        ),
+    )
+    assert "positions (RoPE)" in faults(examined(model))["network"]
+
+
+@pytest.mark.thorough
+def test_positions_that_are_wrong_after_a_restore_alone_are_found(model: Path, monkeypatch):
+    whole = Layers.assemble
+
+    def moved(self: Layers, *given: Any, **options: Any) -> Any:
+        caches = whole(self, *given, **options)
+        for cache in caches:
+            cache.keys = mx.roll(cache.keys, 1, 2)
+        return caches
+
+    monkeypatch.setattr(Layers, "assemble", moved)
+    assert set(faults(examined(model))) >= {"truth"}
+
+
+@pytest.mark.thorough
+def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, monkeypatch):
+    stop = ExaminedServer.stop
+
+    def stop_and_hurt(self: ExaminedServer) -> None:
+        stop(self)
+        for path in Path(os.environ["STATE_ROOT"]).glob("doctor-*/pages/pages/**/*.safetensors"):
+            content = bytearray(path.read_bytes())
+            content[-9] ^= 1
+            path.write_bytes(content)
+
+    monkeypatch.setattr(ExaminedServer, "stop", stop_and_hurt)
+    found = faults(examined(model))
+    assert "not read as they were written" in found["disk tier"]
+    assert "nothing came back from the disk" in found["restart"]
+
+
+def test_a_hurt_file_of_the_user_is_found_and_left_alone(model: Path, tmp_path: Path):
+    said_before(tmp_path, has_state=True)
+    hurt = files(tmp_path)[1]
+    content = bytearray(hurt.read_bytes())
+    content[-9] ^= 1
+    hurt.write_bytes(content)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    found = {one.topic: one for one in examined(model, ssd_folder=str(tmp_path))}
+    assert found["cached files"].verdict == "fault"
+    assert found["cached files"].figures["hurt"] == 1
+    assert found["truth"].verdict == "fine"
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+@pytest.mark.thorough
+def test_without_a_prompt_cache_reuse_is_not_judged(model: Path):
+    found = verdicts(examined(model, prompt_cache=False))
+    assert found["reuse", "skipped"] == 1
+    assert "restart" not in {topic for topic, _ in found}
+    assert found["truth", "fine"] == 1
+
+
+@pytest.mark.thorough
+def test_pages_with_fewer_bits_are_no_fault(model: Path):
+    found = {one.topic: one for one in examined(model, kv_bits=4, kv_quant_start=0)}
+    assert found["truth"].verdict == "look"
+    assert "KV_BITS" in found["truth"].text
+
+
+def test_a_server_that_does_not_start_is_a_finding(model: Path):
+    found = examined(model, memory=1000)
+    assert "MEMORY_BUDGET" in faults(found)["server"]
+    assert not list(Path(os.environ["STATE_ROOT"]).glob("doctor-*"))
