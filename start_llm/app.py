@@ -38,6 +38,7 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import (
     access_policy,
     adapter_dir,
+    check_ports,
     is_apple_silicon,
     make_seal,
     make_shelf,
@@ -85,6 +86,7 @@ class App:
         self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
         self._access_policy = access_policy(settings, self._proxy_key)
         self._drain = RequestDrain()
+        check_ports(settings)
         self._proxy_port = claim_port(settings.proxy_port, LOGS, terminal.say) if settings.proxy else None
         self._listener = self._listen()
 

@@ -19,6 +19,7 @@ from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.access_policy import AccessPolicy, is_loopback
 from start_llm.core.chat import Json, KeptReasoning
+from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.database import DatabaseTable
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.core.family import Family
@@ -185,7 +186,20 @@ def access_policy(settings: Settings, proxy_key: str) -> AccessPolicy:
             "MLX_API_KEY to a key that clients have to send, or leave MLX_HOST at 127.0.0.1."
         )
     keys = (*settings.keys, proxy_key) if settings.keys else ()
-    return AccessPolicy(keys, _names(settings))
+    return AccessPolicy(keys, _names(settings), AllowedOrigins(settings.origins))
+
+
+def check_ports(settings: Settings) -> None:
+    """Refuse one port for both servers.
+
+    Raises:
+        SettingsError: they would have the same.
+    """
+    if settings.proxy and settings.mlx_port and settings.mlx_port == settings.proxy_port:
+        raise SettingsError(
+            f"MLX_PORT and PROXY_PORT are both {settings.mlx_port}. Give one of them another number, or switch "
+            "the proxy off with --no-proxy."
+        )
 
 
 def _names(settings: Settings) -> frozenset[str]:
@@ -205,6 +219,7 @@ def proxy_config(
         backend_key=backend_key,
         python=settings.proxy_python or sys.executable,
         hosts=settings.hosts,
+        origins=settings.origins,
         max_body_bytes=settings.max_body_bytes,
     )
 

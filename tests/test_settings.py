@@ -135,6 +135,14 @@ VALUES: dict[str, Values] = {
         ],
         ["a:80", "http://a", "a/b", "*", "a,", "ä"],
     ),
+    "ALLOWED_ORIGINS": Values(
+        [
+            ("http://localhost:3000", ("http://localhost:3000",)),
+            ("app://obsidian.md, https://a-b.c", ("app://obsidian.md", "https://a-b.c")),
+            ("vscode-webview://*,http://[::1]:80", ("vscode-webview://*", "http://[::1]:80")),
+        ],
+        ["a", "localhost:3000", "http://a/", "http://a/b", "*", "http://*", "https://*", "null", "http://a,", "://"],
+    ),
     "DRAIN_SECONDS": Values([("0", 0), ("3600", 3600), ("2.5", 2.5)], [*NUMBER, "3601"]),
     "MAX_KV_SIZE": Values([("1", 1), ("2147483647", 2**31 - 1), ("4096", 4096)], [*WHOLE, "0", "-1"]),
     "KV_BITS": Values([("8", 8), ("OFF", None), ("4", 4)], ["3.5", "16", "on", "config", "-8"]),
@@ -547,6 +555,14 @@ def checks_hosts(models: Models) -> None:
     with running(models.plain, ALLOWED_HOSTS="studio.local, other") as server:
         names = ("studio.local", "STUDIO.local:8080", "other", "studio", "local", "studio.local.evil")
         assert [status_of(server, "/health", Host=name) for name in names] == [200, 200, 200, 403, 403, 403]
+
+
+def checks_origins(models: Models) -> None:
+    """Pages of these may ask, and read what is answered; of others neither."""
+    with running(models.plain, ALLOWED_ORIGINS="http://localhost:3000, vscode-webview://*") as server:
+        for origin in ("http://localhost:3000", "vscode-webview://0abc", "http://localhost:3001", "null"):
+            is_ours = origin in ("http://localhost:3000", "vscode-webview://0abc")
+            assert status_of(server, "/health", Origin=origin) == (200 if is_ours else 403)
 
 
 def status_of(server: Server, path: str, **headers: str) -> int:
@@ -1339,6 +1355,12 @@ def checks_image_identity(models: Models) -> None:
 def checks_proxy(models: Models) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
+        same = {"MLX_PORT": port, "PROXY_PORT": port, "PROXY": "true"}
+        with (
+            pytest.raises(SettingsError, match=f"MLX_PORT and PROXY_PORT are both {port}"),
+            running(models.plain, **same),
+        ):
+            pass
         with (
             pytest.raises(PortError, match=f"PROXY_PORT={port} is taken"),
             running(models.plain, PROXY="true", PROXY_PORT=port),
@@ -1385,6 +1407,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MLX_PORT": checks_port,
     "MLX_API_KEY": checks_keys,
     "ALLOWED_HOSTS": checks_hosts,
+    "ALLOWED_ORIGINS": checks_origins,
     "DRAIN_SECONDS": checks_drain,
     "BATCH": checks_batch,
     "MAX_QUEUED_REQUESTS": checks_queue,

@@ -172,6 +172,14 @@ ALIASES = SettingKind(
     _list_of(re.compile(r"[^\s,=]([^,=]*[^\s,=])?\s*=\s*[^\s,=]([^,=]*[^\s,=])?")),
     "one or more ALIAS=MODEL, with commas between",
 )
+_ORIGIN = re.compile(
+    r"(?!https?://\*)[A-Za-z][A-Za-z0-9+.-]*://(\*|([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?)"
+)
+ORIGINS = SettingKind(
+    _list_of(_ORIGIN),
+    "one or more origins such as http://localhost:3000 or app://obsidian.md, with commas between and without "
+    "a path; vscode-webview://* is all of a scheme, which http and https cannot have",
+)
 HOSTS = SettingKind(
     _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")),
     "one or more host names, with commas between",

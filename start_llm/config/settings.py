@@ -21,6 +21,7 @@ from start_llm.config.kinds import (
     KV_BITS,
     KV_SCHEME,
     MODELS,
+    ORIGINS,
     PORT,
     SECONDS,
     SIZE,
@@ -132,6 +133,12 @@ class Settings:
         "ALLOWED_HOSTS", HOSTS, (),
         "Names by which clients call the server, beside localhost and its address, with commas between. "
         "Others are refused: a web page may have made them lead here.", _SERVER, shown="",
+    )  # fmt: skip
+    origins: tuple[str, ...] = _variable(
+        "ALLOWED_ORIGINS", ORIGINS, (),
+        "Origins of web pages, editors and apps that may use the server from a browser, with commas between: "
+        "http://localhost:3000, app://obsidian.md, vscode-webview://*. All others are refused.",
+        _SERVER, shown="",
     )  # fmt: skip
     drain_s: float = _variable(
         "DRAIN_SECONDS", number(Range(0, 3600)), 10,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
+from start_llm.core.cross_origin import NO_ORIGINS, AllowedOrigins
 from start_llm.core.errors import (
     BodyTooLarge,
     Forbidden,
@@ -36,10 +37,12 @@ class AccessPolicy:
     Attributes:
         keys: any of them is accepted; empty: no key is required.
         names: accepted host names besides loopback and the address of the connection.
+        origins: pages of these may use the server, besides its own page.
     """
 
     keys: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
+    origins: AllowedOrigins = NO_ORIGINS
 
     def admit(self, headers: Iterable[tuple[str, str]], address: str, *, asks_key: bool = True) -> None:
         """Check a request's headers; return if it is admitted.
@@ -55,7 +58,7 @@ class AccessPolicy:
         """
         said = _said_once(headers)
         self._check_host(said, address)
-        _check_origin(said)
+        self._check_origin(said)
         if asks_key:
             self._check_key(said)
 
@@ -76,6 +79,19 @@ class AccessPolicy:
                 "This server does not answer to the name in Host. Use localhost, its address, or a name that "
                 "ALLOWED_HOSTS lists."
             )
+
+    def _check_origin(self, said: Mapping[str, str]) -> None:
+        """Refuse requests from pages of other origins.
+
+        The server's only page is its status page; its origin is what Host names.
+        """
+        origin = said.get("origin")
+        if origin is None or _netloc(origin) == said.get("host", "").lower() or self.origins.allow(origin):
+            return
+        raise Forbidden(
+            "Requests from web pages are not served. If this page is yours, list its origin "
+            f"{origin[:100]!r} in ALLOWED_ORIGINS."
+        )
 
     def _check_key(self, said: Mapping[str, str]) -> None:
         given = tenant_of_key(key_of(said))
@@ -136,16 +152,6 @@ def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
         if lower in _ONCE and said.setdefault(lower, value.strip()) != value.strip():
             raise InvalidRequest(f"{lower} is given twice, and not the same.")
     return said
-
-
-def _check_origin(said: Mapping[str, str]) -> None:
-    """Refuse requests from pages of other origins.
-
-    The server's only page is its status page; its origin is what Host names.
-    """
-    origin = said.get("origin")
-    if origin is not None and _netloc(origin) != said.get("host", "").lower():
-        raise Forbidden("Requests from web pages are not served.")
 
 
 def _netloc(origin: str) -> str | None:

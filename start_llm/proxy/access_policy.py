@@ -8,7 +8,7 @@ table lists the routes that clients need, and every other path returns 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.core.access_policy import AccessPolicy, body_length, demand_json
@@ -33,10 +33,10 @@ _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (rf"(/v1)?/responses/(?!\.){_NAME}/input_items", "GET"),
         (rf"(/v1)?/models(/(?!\.){_NAME}){{0,2}}", "GET HEAD"),
         (r"/api/hello|/", "GET HEAD"),
-        (r"/health/live(li)?ness", "GET HEAD"),
+        (r"/health|/stats|/metrics|/health/live(li)?ness", "GET HEAD"),
     )
 )
-_OPEN = re.compile(r"/|/api/hello|/health/live(li)?ness")
+_OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
 
 class ProxyAccessPolicy:
@@ -66,7 +66,13 @@ class ProxyAccessPolicy:
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
         ]
+        said = dict(headers)
+        send = _telling(send, self._access_policy.origins.headers(said))
         try:
+            if self._access_policy.origins.is_preflight(scope["method"], said):
+                self._access_policy.admit(headers, scope["server"][0], asks_key=False)
+                await _send(send, 204, self._access_policy.origins.preflight(said), b"")
+                return
             self._admit(scope, path, headers)
             if scope["method"] == "POST":
                 receive = await _as_object(receive)
@@ -125,6 +131,24 @@ async def _refuse(send: Send, path: str, error: RequestError) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
     # The body was not read. Without a close its bytes could be parsed as the next request.
     headers["Connection"] = "close"
-    sent = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": sent})
+    await _send(send, error.status, headers, body)
+
+
+async def _send(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": _encoded(headers)})
     await send({"type": "http.response.body", "body": body})
+
+
+def _telling(send: Send, headers: Mapping[str, str]) -> Send:
+    """Return a `send` that adds these headers to the reply."""
+
+    async def send_with_headers(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = message | {"headers": [*message.get("headers", ()), *_encoded(headers)]}
+        await send(message)
+
+    return send_with_headers if headers else send
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]

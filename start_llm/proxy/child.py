@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from start_llm.core.access_policy import AccessPolicy
+from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.proxy.access_policy import ProxyAccessPolicy
 from start_llm.proxy.error_text import Application
 
@@ -32,14 +33,16 @@ def main(config_path: str, port: int) -> None:
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
     from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
+    from start_llm.proxy.default_model import DefaultModel  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
     from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
 
     backend = Backend()
+    litellm = DefaultModel(ErrorRewriter(RetryAfter(app), backend), backend)
     config = uvicorn.Config(
-        _with_access_policy(ToStatusPage(Direct(ErrorRewriter(RetryAfter(app), backend), backend), SERVER)),
+        _with_access_policy(ToStatusPage(Direct(litellm, backend), SERVER)),
         host="127.0.0.1",
         port=port,
         log_level="warning",
@@ -53,8 +56,9 @@ def main(config_path: str, port: int) -> None:
 
 
 def _with_access_policy(inside: Application) -> ProxyAccessPolicy:
-    keys, hosts = (_listed(f"START_LLM_PROXY_{name}") for name in ("KEYS", "HOSTS"))
-    access_policy = AccessPolicy(keys, frozenset(name.lower() for name in hosts))
+    keys, hosts, origins = (_listed(f"START_LLM_PROXY_{name}") for name in ("KEYS", "HOSTS", "ORIGINS"))
+    names = frozenset(name.lower() for name in hosts)
+    access_policy = AccessPolicy(keys, names, AllowedOrigins(origins))
     return ProxyAccessPolicy(inside, access_policy, int(os.environ["START_LLM_PROXY_MOST_BYTES"]))
 
 

@@ -58,6 +58,7 @@ class ProxyConfig:
         backend_key: the key that the proxy sends to the server.
         python: the interpreter that has LiteLLM installed.
         hosts: host names that clients may use, besides loopback.
+        origins: of web pages that may use the proxy.
         max_body_bytes: the longest request body that is accepted.
     """
 
@@ -70,6 +71,7 @@ class ProxyConfig:
     backend_key: str
     python: str
     hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 * 2**20
 
 
@@ -141,6 +143,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
+        "START_LLM_PROXY_ORIGINS": ",".join(config.origins),
         "START_LLM_PROXY_MOST_BYTES": str(config.max_body_bytes),
         _BACKEND: config.backend,
         _BACKEND_KEY: config.backend_key,

@@ -2,7 +2,8 @@
 
 LiteLLM would turn a text completion into a chat, estimate token counts, and look up a stored response without
 the caller's key. Of models it lists those of its configuration, and not which of the server's are loaded. It
-does not know the paths that clients use to see whether a server is there.
+does not know the paths that clients use to see whether a server is there and how it is, and its own `/health`
+sends a completion to each model.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("GET DELETE", r"(?:/v1)?/responses/(?P<name>[^/]+)"),
         ("GET", r"(?:/v1)?/responses/(?P<name>[^/]+)/input_items"),
         ("GET HEAD", r"(?:/v1)?/models(?:/[^/]+){0,2}"),
-        ("HEAD", r"/"),
-        ("GET HEAD", r"/api/hello"),
+        ("GET HEAD", r"/|/api/hello|/health|/stats|/metrics"),
     )
 )
 _PACKED = re.compile(r"litellm:.*;response_id:([A-Za-z0-9_]+)")

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
+from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
     ClientGone,
     EngineDied,
@@ -116,13 +117,24 @@ class Handler(BaseHTTPRequestHandler):
         self._unread_body = self._may_have_body()
         try:
             self._admit()
-            self._answer(find(self.command, self.path))
+            if self._is_preflight:
+                self._send_body(204, self._origins.preflight(self._lower_headers()), b"")
+            else:
+                self._answer(find(self.command, self.path))
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
             self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
+
+    @property
+    def _origins(self) -> AllowedOrigins:
+        return self.server.context.access_policy.origins
+
+    @property
+    def _is_preflight(self) -> bool:
+        return self._origins.is_preflight(self.command, self._lower_headers())
 
     def _answer(self, endpoint: Endpoint) -> None:
         match endpoint:
@@ -157,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
     def _may_have_body(self) -> bool:
         """Return True if a body may follow. A body of unknown length leaves the connection unusable."""
         announced = "content-length" in self.headers or "transfer-encoding" in self.headers
-        return announced or self.command not in ("GET", "HEAD")
+        return announced or self.command not in (*_READING, "OPTIONS")
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = serve  # noqa: N815 - names of http.server
 
@@ -212,9 +224,8 @@ class Handler(BaseHTTPRequestHandler):
         except OSError as error:
             # Some systems no longer know the local address of a reset connection.
             raise ClientGone(str(error)) from error
-        self.server.context.access_policy.admit(
-            self.headers.items(), address, asks_key=requires_key(self.path)
-        )
+        asks_key = requires_key(self.path) and not self._is_preflight
+        self.server.context.access_policy.admit(self.headers.items(), address, asks_key=asks_key)
 
     def _handle_query(self, wire: GenerateRoute, ask: Ask) -> None:
         admitted = self.server.context.drain.admit_request()
@@ -375,7 +386,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.context.prometheus.note_response(pattern(self.path), method, status)
         self.send_response(status)
         self.send_header(self._dialect.id_header, self._request_id)
-        for name, value in headers.items():
+        asked = self._lower_headers() if self.command else {}
+        for name, value in {**headers, **self._origins.headers(asked)}.items():
             self.send_header(name, value)
         self.end_headers()
 

@@ -38,9 +38,9 @@ def model(tiny_model: TinyModel) -> Path:
 def examined(model: Path, **settings: Any) -> list[Finding]:
     """What is found, without ports that others may hold."""
     found = Findings(show=lambda _: None)
-    of_user: dict[str, Any] = {"mlx_port": 0, "proxy": False, "state_root": os.environ["STATE_ROOT"]} | settings
+    ports: dict[str, Any] = {"mlx_port": 0, "proxy": False}
     with tried_once():
-        examine(Settings(**of_user), model, found, BRIEF)
+        examine(Settings(**ports, state_root=os.environ["STATE_ROOT"], **settings), model, found, BRIEF)
     return found.found
 
 

@@ -67,8 +67,8 @@ def test_a_preflight_gets_no_star(proxied: Proxied):
 
 
 LITELLMS = """
-    /docs /redoc /openapi.json /health /health/drain /health/readiness /routes /model/info
-    /v1/model/info /metrics /get/config/callbacks /public/model_hub /ui/ /mcp /login
+    /docs /redoc /openapi.json /health/drain /health/readiness /routes /model/info
+    /v1/model/info /get/config/callbacks /public/model_hub /ui/ /mcp /login
     /sso/key/generate /.well-known/jwks.json /v1/traces /gemini/v1beta/models /langfuse/x
     /debug/asyncio-tasks /config/yaml /spend/logs /key/info
 """.split()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.access_policy import AccessPolicy
+from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.proxy.access_policy import ProxyAccessPolicy
 
@@ -83,6 +84,7 @@ SERVED = [("POST", path) for path in POSTED]
 SERVED += [("GET", path) for path in ("/v1/models", "/models", "/v1/models/a", "/v1/models/openai/a-b.c")]
 SERVED += [("GET", "/v1/responses/resp_a=="), ("DELETE", "/v1/responses/resp_a")]
 SERVED += [("GET", "/v1/responses/resp_a/input_items")]
+SERVED += [("GET", "/health"), ("HEAD", "/health/"), ("GET", "/stats"), ("GET", "/metrics")]
 SERVED += [("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/health/liveliness"), ("GET", "/health/liveness")]
 
 
@@ -92,8 +94,8 @@ def test_what_clients_need_goes_through(method, path):
 
 
 CLOSED = """
-    /library /fit /downloads /downloads/x /downloads/x/pause /stats
-    /health /health/readiness /health/drain /health/services /metrics /metrics/ /routes /model/info
+    /library /fit /downloads /downloads/x /downloads/x/pause /activity
+    /health/readiness /health/drain /health/services /routes /model/info
     /v1/model/info /v2/model/info /get/config/callbacks /get/ui_settings /public/model_hub
     /public/providers /ui /ui/ /_next/x /login /v2/login /sso/key/generate /sso/debug/login
     /key/generate /key/info /user/new /team/new /spend/logs /global/spend /config/update
@@ -144,7 +146,7 @@ def test_another_method_is_405(method):
 
 @pytest.mark.parametrize(("method", "path"), SERVED)
 def test_without_a_key_only_a_sign_of_life_is_given(method, path):
-    is_open = path in ("/", "/api/hello") or path.startswith("/health/")
+    is_open = path in ("/", "/api/hello") or path.startswith("/health")
     for headers in (OWN, {**OWN, "authorization": "Bearer wrong"}, {**OWN, "x-api-key": "wrong"}):
         assert status(method, path, headers) == (200 if is_open else 401)
     assert status(method, path, OWN, access_policy=AccessPolicy()) == 200
@@ -178,6 +180,33 @@ def test_what_is_wrong_is_told_in_the_words_of_the_protocol(path, lie, expected)
     headers = dict(start["headers"])
     assert headers[b"connection"] == b"close", "its body is not taken for a request"
     assert not any(name.startswith(b"access-control") for name in headers)
+
+
+PAGE = {"origin": "http://localhost:3000"}
+PAGES = AccessPolicy((KEY,), origins=AllowedOrigins((PAGE["origin"],)))
+
+
+def test_a_listed_page_may_ask_what_it_may_send_without_a_key():
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
+    scopes, (start, body) = knock("OPTIONS", "/v1/messages", OWN | PAGE | wish, access_policy=PAGES)
+    headers = dict(start["headers"])
+    assert (start["status"], scopes, body["body"]) == (204, [], b"")
+    assert headers[b"access-control-allow-origin"] == PAGE["origin"].encode()
+    assert headers[b"access-control-allow-headers"] == b"x-a"
+
+
+@pytest.mark.parametrize(("more", "expected"), [({}, 401), ({"authorization": f"Bearer {KEY}"}, 200)])
+def test_a_listed_page_may_read_what_it_gets(more, expected):
+    _, (start, _) = knock("POST", "/v1/messages", OWN | PAGE | more, access_policy=PAGES)
+    assert start["status"] == expected
+    assert dict(start["headers"])[b"access-control-allow-origin"] == PAGE["origin"].encode()
+
+
+def test_a_page_that_is_not_listed_may_not_ask():
+    wish = {"access-control-request-method": "POST", "origin": "http://localhost:3001"}
+    scopes, (start, _) = knock("OPTIONS", "/v1/messages", OWN | wish, access_policy=PAGES)
+    assert (start["status"], scopes) == (403, [])
+    assert not any(name.startswith(b"access-control") for name, _ in start["headers"])
 
 
 @pytest.mark.parametrize("key", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}], ids=str)

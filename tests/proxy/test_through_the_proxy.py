@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,6 +97,38 @@ def test_any_model_name_gets_a_chat(proxied: Proxied, model: str, stream: bool):
     else:
         assert answer.json["choices"][0]["finish_reason"] == "length"
         assert answer.json["model"] == model
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_names_no_model_is_told_which_one_answered(proxied: Proxied, named: dict[str, Any], stream: bool):
+    loaded = proxied.server.get("/health")["model"]
+    asked = {"messages": MESSAGES, "max_tokens": 2, "stream": stream, **named}
+    answer = proxied.ask(CHAT, asked)
+    assert set(re.findall(r'"model": ?"([^"]*)"', answer.text)) == {loaded}, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": MESSAGES[:1], "max_tokens": 2}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 16}),
+    ],
+)
+def test_nobody_has_to_name_a_model_in_any_protocol(proxied: Proxied, path: str, body: dict[str, Any]):
+    answer = proxied.ask(path, body)
+    assert (answer.status, answer.json["model"]) == (200, proxied.server.get("/health")["model"])
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/api/hello", "/v1/models"])
+def test_both_ports_say_the_same_of_the_server(proxied: Proxied, path: str):
+    answer = proxied.ask(path)
+    assert (answer.status, answer.json) == (200, proxied.server.get(path))
+
+
+def test_the_server_counts_for_both_ports(proxied: Proxied):
+    assert proxied.ask("/stats").json.keys() == proxied.server.get("/stats").keys()
+    assert "start_llm" in proxied.ask("/metrics").text or "vllm:" in proxied.ask("/metrics").text
 
 
 @pytest.mark.parametrize("stream", [False, True])

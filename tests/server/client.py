@@ -117,7 +117,7 @@ class Client:
 
     def reply(self, *, has_body: bool = True) -> Reply:
         status, headers = self.head()
-        if status == 100 or not has_body:
+        if status in (100, 204) or not has_body:
             return Reply(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":
             return Reply(status, headers, b"".join(self.chunks()))

@@ -24,6 +24,7 @@ from start_llm.server.listener import Listener, ServerContext, ServerLimits
 from start_llm.server.routes import POST_ROUTES, STATUS_ROUTES
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import access_policy
+from tests.conftest import TinyModel
 from tests.server.breakable import OneModel
 from tests.server.client import CHAT, Client, Reply, ask, message
 from tests.serving import Server, serving
@@ -99,6 +100,42 @@ def test_a_preflight_is_refused_and_allows_nothing(scripted: Server, path: str):
     for origin in ({}, {"Origin": "http://evil.example"}, {"Origin": f"http://localhost:{scripted.port}"}):
         reply = ask(scripted.port, "OPTIONS", path, headers={**wish, **origin})
         assert reply.status in (403, 404, 405)
+        assert not any(name.startswith("access-control") for name in reply.headers)
+
+
+@pytest.fixture(scope="module")
+def with_pages(tiny_model: TinyModel) -> Generator[Server]:
+    with serving(tiny_model("qwen3"), origins=("http://localhost:3000",), keys=(KEY,)) as server:
+        yield server
+
+
+def test_a_listed_page_may_ask_before_it_has_a_key(with_pages: Server):
+    page = {"Origin": "http://localhost:3000"}
+    wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-a"}
+    with Client(with_pages.port) as client:
+        reply = client.ask("OPTIONS", CHAT, headers=page | wish)
+        assert (reply.status, reply.body) == (204, b"")
+        assert reply.headers["access-control-allow-origin"] == page["Origin"]
+        assert reply.headers["access-control-allow-headers"] == "content-type,x-a"
+        refused = client.ask("POST", CHAT, BODIES[CHAT], page)
+        assert refused.status == 401
+        assert refused.headers["access-control-allow-origin"] == page["Origin"], "it can read why"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_listed_page_may_read_its_reply(with_pages: Server, stream: bool):
+    page = {"Origin": "http://localhost:3000", "Authorization": f"Bearer {KEY}"}
+    reply = ask(with_pages.port, "POST", CHAT, BODIES[CHAT] | {"stream": stream}, page)
+    assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, page["Origin"])
+    assert reply.headers["vary"] == "Origin"
+
+
+def test_a_page_that_is_not_listed_may_nothing_although_others_may(with_pages: Server):
+    page = {"Origin": "http://localhost:3001", "Authorization": f"Bearer {KEY}"}
+    for method, body in (("POST", BODIES[CHAT]), ("OPTIONS", None)):
+        wish = {"Access-Control-Request-Method": "POST"} if method == "OPTIONS" else {}
+        reply = ask(with_pages.port, method, CHAT, body, page | wish)
+        assert reply.status == 403
         assert not any(name.startswith("access-control") for name in reply.headers)
 
 
