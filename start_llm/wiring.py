@@ -197,8 +197,8 @@ def check_ports(settings: Settings) -> None:
     """
     if settings.proxy and settings.mlx_port and settings.mlx_port == settings.proxy_port:
         raise SettingsError(
-            f"MLX_PORT and PROXY_PORT are both {settings.mlx_port}. Give one of them another number, or switch "
-            "the proxy off with --no-proxy."
+            f"MLX_PORT and PROXY_PORT are both {settings.mlx_port}. Give one of them another number, or "
+            "switch the proxy off with --no-proxy."
         )
 
 

@@ -33,14 +33,17 @@ def main(config_path: str, port: int) -> None:
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
     from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
+    from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
     from start_llm.proxy.default_model import DefaultModel  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
+    from start_llm.proxy.refusals_log import shorten_refusals  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
     from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
 
     backend = Backend()
-    litellm = DefaultModel(ErrorRewriter(RetryAfter(app), backend), backend)
+    shorten_refusals()
+    litellm = DefaultModel(CutStreams(ErrorRewriter(RetryAfter(app), backend)), backend)
     config = uvicorn.Config(
         _with_access_policy(ToStatusPage(Direct(litellm, backend), SERVER)),
         host="127.0.0.1",

@@ -25,7 +25,12 @@ CHAT = "/v1/chat/completions"
 def test_a_killed_server_leaves_no_proxy(both_running: Callable[[], Processes]):
     both = both_running()
     proxy = both.proxy
+    connection, reply = streaming(both.proxy_port, most=10**5)
     both.server.kill()
+    rest = reply.read().decode()
+    connection.close()
+    assert "The server ended in the middle of this reply" in rest.rpartition("data: ")[2]
+    assert "TransferEncoding" not in rest
     until(lambda: not proxy.is_running, within_s=6)
     assert is_free(both.proxy_port)
     assert is_free(both.port)
