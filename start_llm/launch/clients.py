@@ -292,6 +292,8 @@ def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
             "models": {"mode": "replace", "providers": {PROVIDER: provider}},
             "agents": {"defaults": defaults},
             "gateway": {"mode": "local"},
+            # Notes are found by their words. Vectors would be computed by OpenAI, if there is a key for it.
+            "memory": {"search": {"provider": "none"}},
             "update": {"checkOnStart": False},
             "telemetry": {"enabled": False},
         }

@@ -175,6 +175,7 @@ FILES: dict[str, dict[str, object]] = {
                 }
             },
             "gateway": {"mode": "local"},
+            "memory": {"search": {"provider": "none"}},
             "update": {"checkOnStart": False},
             "telemetry": {"enabled": False},
         }
