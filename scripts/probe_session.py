@@ -76,7 +76,8 @@ class Talk:
         return end
 
     def _ask(self, messages: Sequence[Message], known: int | None = None) -> Reply:
-        body = pi_client.body(messages, self._options)
+        # What drifts may be taken for the same only if the conversation is proven to be: here by its name.
+        body = {**pi_client.body(messages, self._options), "session_id": self._name}
         return self.session.ask(self._spell(body, len(self.session.turns)), known)
 
     def ask_edited(self) -> str | None:

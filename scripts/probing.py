@@ -209,9 +209,12 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 def add_length_options(parser: argparse.ArgumentParser) -> None:
     """Add options for the length of conversations and for their reasoning effort."""
-    told = "characters of context in the system prompt: how long the history is (%(default)s)"
-    parser.add_argument("--context-chars", type=int, default=24_000, help=told)
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of a reply (%(default)s)")
+    told = (
+        "characters of context in the system prompt: how long the history is (%(default)s, of which the demo "
+        "model shows all; 24000 is what agents send)"
+    )
+    parser.add_argument("--context-chars", type=int, default=6_000, help=told)
+    parser.add_argument("--max-tokens", type=int, default=400, help="of a reply (%(default)s)")
     told = "reasoning_effort of the requests: none, low, medium, high (%(default)s)"
     parser.add_argument("--effort", default="medium", help=told)
 

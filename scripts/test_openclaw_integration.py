@@ -174,6 +174,9 @@ class OpenClaw:
             "tool_choice": "auto",
             "max_completion_tokens": self._options.max_tokens,
             "reasoning_effort": self._options.effort,
+            # OpenClaw sends no name; the chance in a real model's replies proves whose they are. A model that
+            # always says the same, as the demo model does, gives no such proof.
+            "session_id": f"{self._options.run} {self.name}",
         }
 
     def _system(self, number: int) -> Message:
