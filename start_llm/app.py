@@ -8,7 +8,7 @@ from pathlib import Path
 
 from start_llm import __version__
 from start_llm.audit.subject import AuditedModel
-from start_llm.config.paths import ROOT
+from start_llm.config.paths import from_root
 from start_llm.config.settings import Settings
 from start_llm.core.database import Database
 from start_llm.core.errors import PortError
@@ -51,7 +51,6 @@ from start_llm.wiring import (
     server_limits,
 )
 
-LOGS = ROOT / "logs"
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 _LAST_LINES_S = 0.5
 _LEAST_FLUSH_S = 1.0
@@ -85,7 +84,10 @@ class App:
         self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
         self._access_policy = access_policy(settings, self._proxy_key)
         self._drain = RequestDrain()
-        self._proxy_port = claim_port(settings.proxy_port, LOGS, terminal.say) if settings.proxy else None
+        self._logs = from_root(settings.log_root)
+        self._proxy_port = (
+            claim_port(settings.proxy_port, self._logs, terminal.say) if settings.proxy else None
+        )
         self._listener = self._listen()
 
     @property
@@ -228,7 +230,7 @@ class App:
                 ),
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,
-                logs=LOGS,
+                logs=self._logs,
             )
             self._proxy.start()
 

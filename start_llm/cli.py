@@ -13,14 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dotenv import dotenv_values
-
 from start_llm import __version__
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
+from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of
-from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
+from start_llm.config.paths import DEMO_MODEL, ENV_FILE, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import SettingsError, StartupError
@@ -33,6 +32,11 @@ from start_llm.telemetry.terminal import Terminal
 if TYPE_CHECKING:
     from start_llm.app import App
 
+_ABOUT = "A local LLM server on MLX for coding agents. Each command has its own --help."
+_ABOUT_FLAGS = (
+    "In brackets: the setting that a flag stands for, and its default. A flag wins over the environment, and "
+    "the environment over the file .env. `start_llm settings` prints all settings."
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",
@@ -232,8 +236,8 @@ def _sources(options: argparse.Namespace) -> list[SettingSource]:
 
 
 def _outside() -> list[SettingSource]:
-    dotenv = {name: value for name, value in dotenv_values(ROOT / ".env").items() if value is not None}
-    return [SettingSource("environment", os.environ), SettingSource(".env", dotenv)]
+    in_file = read_env_file(ENV_FILE, [row.name for row in settings_table.all_rows()])
+    return [SettingSource("environment", os.environ), SettingSource(".env", in_file)]
 
 
 def _add_model_commands(commands: Any) -> None:
@@ -251,10 +255,16 @@ def _add_model_commands(commands: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m start_llm", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    server = commands.add_parser("serve", help="serve a model", allow_abbrev=False)
+    server = commands.add_parser(
+        "serve",
+        help="serve a model",
+        usage="%(prog)s [options]",
+        epilog=_ABOUT_FLAGS,
+        allow_abbrev=False,
+    )
     add_flags(server)
     server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     audited = commands.add_parser(
