@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from start_llm import __version__
 from start_llm.cache.disk_maintenance import clear, report
+from start_llm.commands import command_table
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -24,7 +25,7 @@ from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import SettingsError, StartupError
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.server_info import ServerInfo, addresses, find
+from start_llm.launch.server_info import ServerInfo, find_running
 from start_llm.launch.setup import Setup, as_script, make_setup
 from start_llm.launch.start import become, program_of
 from start_llm.telemetry.terminal import Terminal
@@ -47,6 +48,7 @@ _UNDONE: Mapping[str, str] = {
     "pull": "download {repo}",
     "fit": "judge the model",
     "rm": "remove {repo}",
+    **command_table.UNDONE,
 }
 
 
@@ -72,7 +74,19 @@ def _settings(options: argparse.Namespace) -> int:
 
 def _launch(options: argparse.Namespace) -> int:
     program = program_of(CLIENTS[options.client], os.environ)
+    _take_base_url(options)
     become(program, _setup(options), options.arguments, os.environ)
+
+
+def _take_base_url(options: argparse.Namespace) -> None:
+    """Take `--base-url` for ours also right behind the client's name, where users write it."""
+    match options.arguments:
+        case ["--base-url", url, *others] if options.base_url is None:
+            options.base_url, options.arguments = url, others
+        case [str(first), *others] if options.base_url is None and first.startswith("--base-url="):
+            options.base_url, options.arguments = first.partition("=")[2], others
+        case _:
+            pass
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -83,9 +97,14 @@ def _config(options: argparse.Namespace) -> int:
 def _setup(options: argparse.Namespace) -> Setup:
     """Return a client's setup for the server that is running."""
     settings = settings_table.load(*_outside())
-    served: ServerInfo = find(addresses(settings, options.base_url))
+    served: ServerInfo = find_running(settings, options.base_url)
     folder = from_root(settings.state_root) / "clients" / options.client
     return make_setup(CLIENTS[options.client], served, folder, os.environ)
+
+
+def _about_servers(options: argparse.Namespace) -> int:
+    """Run a command of `commands`."""
+    return command_table.COMMANDS[options.command](settings_table.load(*_outside()), options)
 
 
 def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
@@ -177,6 +196,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "config": _config,
     "settings": _settings,
+    **dict.fromkeys(command_table.COMMANDS, _about_servers),
     **dict.fromkeys(("models", "pull", "fit", "rm"), _about_models),
 }
 
@@ -280,12 +300,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     config = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
     for command in (launch, config):
-        command.add_argument(
-            "--base-url", metavar="URL", help="the server, if not where the settings have it"
-        )
+        command.add_argument("--base-url", metavar="URL", help="the server, if not the one that runs")
         command.add_argument("client", choices=CLIENTS)
-    # Our options come before the client's name; all arguments after it go to the client.
+    # Arguments after the client's name go to the client, but for --base-url right behind it.
     launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
+    command_table.add_commands(commands)
     table = commands.add_parser("settings", help="print every setting with default and meaning")
     table.add_argument("--format", choices=("env", "markdown"), default="markdown")
     return parser

@@ -56,6 +56,11 @@ def from_root(path: str) -> Path:
     return _FOLDERS.data / Path(path).expanduser()
 
 
+def servers_folder(state_root: str) -> Path:
+    """Return the folder of the files that name running servers."""
+    return from_root(state_root) / "servers"
+
+
 def program() -> str:
     """Return how this installation is called from a shell in any folder."""
     if IS_CHECKOUT:
