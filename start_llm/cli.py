@@ -20,7 +20,7 @@ from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of
-from start_llm.config.paths import DEMO_MODEL, ENV_FILE, from_root
+from start_llm.config.paths import ENV_FILE, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import SettingsError, StartupError
@@ -249,10 +249,7 @@ def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
 
 
 def _sources(options: argparse.Namespace) -> list[SettingSource]:
-    flags = variables_of(options)
-    if getattr(options, "demo", False):
-        flags["MODEL_PATH"] = str(DEMO_MODEL)
-    return [SettingSource("command line", flags), *_outside()]
+    return [SettingSource("command line", variables_of(options)), *_outside()]
 
 
 def _outside() -> list[SettingSource]:
@@ -286,7 +283,6 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_flags(server)
-    server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     audited = commands.add_parser(
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )

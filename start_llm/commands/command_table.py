@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from start_llm.commands.server_status import tell_status
+from start_llm.commands.service import install_service, service_command, tell_service, uninstall_service
+from start_llm.commands.service_managers import manager_of
 from start_llm.commands.stop import stop
-from start_llm.config.settings import Settings
+from start_llm.config.env_file import read_env_file
+from start_llm.config.flags import add_flags, variables_of, words_of
+from start_llm.config.paths import ENV_FILE
+from start_llm.config.settings import Settings, SettingSource, all_rows, load
 from start_llm.launch.server_info import NO_KEY, own_url, servers_of
 
 _END_S = 20.0
@@ -27,6 +34,22 @@ def add_commands(commands: Any) -> None:
     )
     stopped.add_argument("--port", type=int, metavar="N", help="of the server to stop, if several run")
     stopped.add_argument("--now", action="store_true", help="do not wait for running requests")
+    _add_service(commands.add_parser("service", help="run the server at every login", allow_abbrev=False))
+
+
+def _add_service(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True)
+    installed = actions.add_parser(
+        "install",
+        help="install the service and start it",
+        usage="%(prog)s [--print] [options]",
+        description="Install a service of systemd or launchd that runs the server. It takes serve's options.",
+        allow_abbrev=False,
+    )
+    installed.add_argument("--print", action="store_true", help="show the service's file, and do nothing")
+    add_flags(installed)
+    actions.add_parser("uninstall", help="stop the service and remove it", allow_abbrev=False)
+    actions.add_parser("status", help="whether the service runs; exit status 3 if not", allow_abbrev=False)
 
 
 def _status(settings: Settings, options: argparse.Namespace) -> int:
@@ -46,10 +69,37 @@ def _stop(settings: Settings, options: argparse.Namespace) -> int:
     )
 
 
+def _service(_: Settings, options: argparse.Namespace) -> int:
+    manager = manager_of(sys.platform, Path.home(), os.environ)
+    if options.action == "uninstall":
+        return uninstall_service(manager, _say)
+    if options.action == "status":
+        return tell_service(manager, _say)
+    settings, flags = _settings_of_service(options), words_of(options)
+    if options.print:
+        sys.stdout.write(manager.describe(service_command(settings, flags)).decode())
+        return 0
+    return install_service(manager, settings, flags, _say)
+
+
+def _settings_of_service(options: argparse.Namespace) -> Settings:
+    """Return the settings that a service has. It does not see the variables of a shell."""
+    in_file = read_env_file(ENV_FILE, [row.name for row in all_rows()])
+    return load(SettingSource("command line", variables_of(options)), SettingSource(".env", in_file))
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
-COMMANDS: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {"status": _status, "stop": _stop}
-UNDONE: Mapping[str, str] = {"status": "tell the status", "stop": "stop the server"}
+COMMANDS: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
+    "status": _status,
+    "stop": _stop,
+    "service": _service,
+}
+UNDONE: Mapping[str, str] = {
+    "status": "tell the status",
+    "stop": "stop the server",
+    "service": "{action} the service",
+}
 """What a command cannot do when it fails, by its name."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from start_llm.config.paths import DEMO_MODEL
 from start_llm.config.settings import SettingSpec, all_rows
 from start_llm.core.errors import SettingsError
 
@@ -35,7 +36,7 @@ class Flag(NamedTuple):
     @property
     def attribute(self) -> str:
         """Where argparse keeps the value."""
-        return self.names[0].removeprefix("--").replace("-", "_")
+        return _attribute(self.names[0])
 
 
 def _flag(variable: str, metavar: str, *names: str) -> Flag:
@@ -100,6 +101,7 @@ FLAGS: tuple[Flag, ...] = (
     _flag("HLG_PIVOT_OFFSET", "NATS", "--hlg-pivot-offset"),
 )
 SWITCHES: Mapping[str, tuple[Variables, str]] = {
+    "--demo": ({"MODEL_PATH": str(DEMO_MODEL)}, "serve the demo model"),
     "--no-proxy": ({"PROXY": "false"}, "the server alone, without the LiteLLM proxy"),
     "--no-cache": ({"PROMPT_CACHE": "false"}, "compute every prompt anew"),
 }
@@ -147,11 +149,31 @@ def variables_of(options: argparse.Namespace) -> dict[str, str]:
     return {variable: text for variable, (_, text) in found.items()}
 
 
+def words_of(options: argparse.Namespace) -> list[str]:
+    """Return the flags of a command line as words that mean the same from any folder."""
+    words: list[str] = []
+    for flag in FLAGS:
+        if text := getattr(options, flag.attribute, None):
+            words += [flag.names[0], _from_anywhere(flag, text.strip())]
+    return words + [name for name in SWITCHES if getattr(options, _attribute(name), False)]
+
+
+def _from_anywhere(flag: Flag, text: str) -> str:
+    if flag.metavar == "FOLDER":
+        return flag.read(text)[flag.variable]
+    is_path = flag.metavar == "PATH_OR_REPO" and Path(text).expanduser().exists()
+    return str(Path(text).expanduser().absolute()) if is_path else text
+
+
+def _attribute(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
 def _given(options: argparse.Namespace) -> list[tuple[str, Variables]]:
     values = [(flag.names[0], flag.read, getattr(options, flag.attribute, None)) for flag in FLAGS]
     given = [(name, read(text.strip())) for name, read, text in values if text]
     return given + [
         (name, variables)
         for name, (variables, _) in SWITCHES.items()
-        if getattr(options, name.removeprefix("--").replace("-", "_"), False)
+        if getattr(options, _attribute(name), False)
     ]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from start_llm import cli
-from start_llm.config.flags import FLAGS, variables_of
+from start_llm.config.flags import FLAGS, variables_of, words_of
 from start_llm.config.settings import all_rows
 
 ROWS = {row.name: row for row in all_rows()}
@@ -43,6 +43,29 @@ def test_each_flag_says_what_its_setting_says(told):
     assert "[MEMORY_BUDGET=100%]" in told
     assert "says the same" not in told
     assert "wins over" not in told.partition("In brackets")[0]
+
+
+def test_flags_as_words_mean_the_same_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    given = [
+        "--model",
+        "mine",
+        "--model-dir",
+        "models",
+        "--port",
+        "81",
+        "--temp",
+        "0.5",
+        "--demo",
+        "--no-proxy",
+    ]
+    assert words_of(cli._parser().parse_args(["serve", *given])) == [
+        *("--model", str(tmp_path / "mine"), "--model-dir", str(tmp_path / "models")),
+        *("--mlx-port", "81", "--temperature", "0.5", "--demo", "--no-proxy"),
+    ]
+    repository = ["serve", "--model", "lab/tiny"]
+    assert words_of(cli._parser().parse_args(repository)) == repository[1:]
 
 
 def test_a_folder_on_the_command_line_is_seen_from_where_the_command_is_called(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -168,6 +169,17 @@ def test_a_model_beside_the_user_is_found(installed, tiny_model):
     shutil.copytree(tiny_model("qwen3"), installed.home / "mine")
     with installed.serving("--model", "mine") as (_, printed):
         assert re.search(r"model +mine\n", printed)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a unit of systemd")
+def test_a_service_of_the_package_starts_its_program(installed):
+    shown = installed.run("service", "install", "--print", "--demo", "--no-proxy", "--mlx-port", "0").stdout
+    (line,) = re.findall(r"^ExecStart=(.*)$", shown, re.MULTILINE)
+    program, *words = shlex.split(line)
+    assert (program, words[0]) == (str(installed.program), "serve")
+    assert f"WorkingDirectory={installed.home}\n" in shown
+    with installed.serving(*words[1:]) as (_, printed):
+        assert re.search(r"model +demo\n", printed)
 
 
 def test_without_the_demo_model_the_start_says_what_is_missing(installed, tmp_path):
