@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from start_llm import __version__
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.commands import command_table
+from start_llm.commands.command_tree import command_tree
+from start_llm.commands.completion import SHELLS
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -107,6 +109,11 @@ def _about_servers(options: argparse.Namespace) -> int:
     return command_table.COMMANDS[options.command](settings_table.load(*_outside()), options)
 
 
+def _completion(options: argparse.Namespace) -> int:
+    sys.stdout.write(SHELLS[options.shell](command_tree(_parser())))
+    return 0
+
+
 def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     """Serve until a signal arrives. A second signal ends the process at once."""
     settings = settings_table.load(*sources)
@@ -196,6 +203,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "config": _config,
     "settings": _settings,
+    "completion": _completion,
     **dict.fromkeys(command_table.COMMANDS, _about_servers),
     **dict.fromkeys(("models", "pull", "fit", "rm"), _about_models),
 }
@@ -301,6 +309,10 @@ def _parser() -> argparse.ArgumentParser:
     # Arguments after the client's name go to the client, but for --base-url right behind it.
     launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
     command_table.add_commands(commands)
+    completion = commands.add_parser(
+        "completion", help="print the completions of a shell", allow_abbrev=False
+    )
+    completion.add_argument("shell", choices=SHELLS)
     table = commands.add_parser("settings", help="print every setting with default and meaning")
     table.add_argument("--format", choices=("env", "markdown"), default="markdown")
     return parser
