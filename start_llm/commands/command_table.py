@@ -9,16 +9,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from start_llm.commands.package_source import upgrade_lines
 from start_llm.commands.server_status import tell_status
 from start_llm.commands.service import install_service, service_command, tell_service, uninstall_service
 from start_llm.commands.service_managers import manager_of
 from start_llm.commands.stop import stop
+from start_llm.commands.upgrade import Checkout
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of, words_of
-from start_llm.config.paths import ENV_FILE
+from start_llm.config.paths import ENV_FILE, IS_CHECKOUT, ROOT
 from start_llm.config.settings import Settings, SettingSource, all_rows, load
+from start_llm.core.errors import CommandError
 from start_llm.launch.server_info import NO_KEY, own_url, servers_of
 
+_NOT_UPGRADED = 1
 _END_S = 20.0
 """Seconds that a server may take to end after its running requests."""
 
@@ -34,6 +38,9 @@ def add_commands(commands: Any) -> None:
     )
     stopped.add_argument("--port", type=int, metavar="N", help="of the server to stop, if several run")
     stopped.add_argument("--now", action="store_true", help="do not wait for running requests")
+    commands.add_parser(
+        "upgrade", help="bring this installation up to date, or leave it as it was", allow_abbrev=False
+    )
     _add_service(commands.add_parser("service", help="run the server at every login", allow_abbrev=False))
 
 
@@ -69,6 +76,21 @@ def _stop(settings: Settings, options: argparse.Namespace) -> int:
     )
 
 
+def _upgrade(settings: Settings, _: argparse.Namespace) -> int:
+    """Upgrade a checkout, or say how a package is upgraded."""
+    if not IS_CHECKOUT:
+        _say("This start_llm is a package. Upgrade it with:")
+        for line in upgrade_lines(Path(sys.prefix), sys.executable):
+            _say(f"  {line}")
+        return _NOT_UPGRADED
+    if running := servers_of(settings):
+        raise CommandError(
+            f"The server at {running[0].url} runs from these files. Stop it first: start_llm stop"
+        )
+    Checkout(ROOT, _say).upgrade()
+    return 0
+
+
 def _service(_: Settings, options: argparse.Namespace) -> int:
     manager = manager_of(sys.platform, Path.home(), os.environ)
     if options.action == "uninstall":
@@ -95,11 +117,13 @@ def _say(line: str) -> None:
 COMMANDS: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "status": _status,
     "stop": _stop,
+    "upgrade": _upgrade,
     "service": _service,
 }
 UNDONE: Mapping[str, str] = {
     "status": "tell the status",
     "stop": "stop the server",
+    "upgrade": "upgrade",
     "service": "{action} the service",
 }
 """What a command cannot do when it fails, by its name."""

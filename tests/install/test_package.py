@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import urllib.request
 import venv
 from collections.abc import Generator
@@ -69,6 +70,7 @@ class Installed:
                 printed = until_ready(process.stdout)
                 (address,) = re.findall(r"address +(\S+)/v1", printed)
                 yield address, printed
+                time.sleep(0.5)  # the server says that Ctrl-C ends it just before it is so
                 process.send_signal(signal.SIGINT)
                 assert process.wait(20) == 0
             finally:
@@ -192,3 +194,9 @@ def test_without_the_demo_model_the_start_says_what_is_missing(installed, tmp_pa
     assert done.returncode == 2
     assert f"MODEL_PATH='{demo / 'demo'}': no such folder" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_package_says_how_it_is_upgraded(installed):
+    done = installed.run("upgrade")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("This start_llm is a package. Upgrade it with:\n  It came from file:///")
