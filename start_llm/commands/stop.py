@@ -12,7 +12,7 @@ from contextlib import suppress
 from start_llm.commands.server_status import NOT_RUNNING
 from start_llm.core.errors import CommandError
 from start_llm.core.running_servers import RunningServer
-from start_llm.proxy.ports import owner
+from start_llm.proxy.ports import is_free, owner
 
 _POLL_S = 0.1
 _BETWEEN_SIGNALS_S = 0.5
@@ -65,7 +65,8 @@ def _nobody(port: int) -> str:
     """Return why there is nothing to stop."""
     holder = owner(port)
     if holder is None:
-        return "No server of yours is running."
+        told = "" if is_free(port) else f" A process of another user listens on port {port}."
+        return f"No server of yours is running.{told}"
     whose = _user_of(holder.pid)
     return (
         f"No server of yours is running here. On port {port} listens process {holder.pid} of {whose}: "

@@ -146,8 +146,8 @@ def find(places: Sequence[Address]) -> ServerInfo:
             return _served(url, key, told)
     raise LaunchError(
         f"No server answers at {' or '.join(one.url for one in places)}. Start one "
-        "(python install_and_run.py) and wait until it says that it answers, or name its address with "
-        "--base-url."
+        "(python install_and_run.py, or start_llm serve) and wait until it says that it answers, or name its "
+        "address with --base-url."
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,13 +184,22 @@ def test_a_server_with_another_state_folder_is_found_at_the_port_of_the_settings
     assert done.stdout.startswith(f"  server    http://127.0.0.1:{port}, ok\n")
 
 
-def test_another_program_at_that_port_is_no_server_of_ours(shell):
-    command = [sys.executable, "-um", "http.server", "--bind", "127.0.0.1", "0", "--directory", shell.home]
+@contextmanager
+def other_server(folder: Path) -> Generator[int]:
+    """The port of a server that is none of ours, in a process of its own."""
+    command = [sys.executable, "-um", "http.server", "--bind", "127.0.0.1", "0", "--directory", folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as other:
         assert other.stdout is not None
         (port,) = re.findall(r"port (\d+)", other.stdout.readline())
-        assert shell.run("status", environment={"MLX_PORT": port}).returncode == 3
-        other.kill()
+        try:
+            yield int(port)
+        finally:
+            other.kill()
+
+
+def test_another_program_at_that_port_is_no_server_of_ours(shell):
+    with other_server(shell.home) as port:
+        assert shell.run("status", environment={"MLX_PORT": str(port)}).returncode == 3
 
 
 def test_a_server_that_asks_for_a_key_is_asked_with_it(shell, tiny_model):
@@ -296,6 +306,15 @@ def test_a_server_of_another_user_is_refused():
             stop(lambda: [server], None, 9, print, patience_s=1, at_once=False)
         assert theirs.poll() is None
         theirs.kill()
+
+
+@needs_root
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="lsof may show more than /proc does")
+def test_a_process_of_another_user_on_the_port_is_told(shell):
+    said: list[str] = []
+    with other_server(shell.home) as port, as_nobody():
+        assert stop(list, None, port, said.append, patience_s=1, at_once=False) == 3
+    assert said == [f"No server of yours is running. A process of another user listens on port {port}."]
 
 
 @needs_root
