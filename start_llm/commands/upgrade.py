@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from start_llm.core.errors import CommandError
 
 _WHAT_IS_INSTALLED = ("requirements.txt", "requirements-dev.txt", "constraints.txt", "install_and_run.py")
 _MOST_FILES = 10
+_MOST_LINES = 10
+_END_S = 10.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 type Say = Callable[[str], None]
 
@@ -36,6 +40,7 @@ class Checkout:
         self._say = say
         self._environment = (root / ".venv").resolve()
         self._backup = self._environment.with_name(f"{self._environment.name}.before-upgrade")
+        self._part = self._environment.with_name(f"{self._environment.name}.part")
 
     def upgrade(self) -> None:
         """Fast-forward to the newest commit, and install what it requires.
@@ -49,11 +54,24 @@ class Checkout:
             self._say(f"{self._version()} is the newest.")
             return
         before = self._version()
-        with _signals_raise(), self._undone_by_failure(old, new):
-            self._git("merge", "--ff-only", "--quiet", new)
-            self._install()
-            after = self._version()
+        with _signals_held():
+            try:
+                after = self._forward(old, new)
+            except (CommandError, _Interrupted, OSError) as error:
+                self._restore(old)
+                why = "Interrupted." if isinstance(error, _Interrupted) else f"{error}"
+                raise CommandError(f"{why}\nEverything is as it was before ({old[:9]}).") from None
+            self._discard_backup()
         self._say(f"{before} ({old[:9]}) is now {after} ({new[:9]}).")
+
+    def _forward(self, old: str, new: str) -> str:
+        """Forward from one commit to another, and return the version after it."""
+        self._discard_backup()
+        if self._git("diff", "--name-only", old, new, "--", *_WHAT_IS_INSTALLED):
+            self._back_up()
+        self._git("merge", "--ff-only", "--quiet", new)
+        self._install()
+        return self._version()
 
     def _refuse_changes(self) -> None:
         if shutil.which("git") is None:
@@ -95,24 +113,10 @@ class Checkout:
         """Return what the checkout says that it is. This also shows that it runs."""
         return self._run("-m", "start_llm", "--version").strip()
 
-    @contextmanager
-    def _undone_by_failure(self, old: str, new: str) -> Generator[None]:
-        self._discard_backup()
-        try:
-            if self._git("diff", "--name-only", old, new, "--", *_WHAT_IS_INSTALLED):
-                self._back_up()
-            yield
-        except (CommandError, _Interrupted, OSError) as error:
-            self._restore(old)
-            why = "Interrupted." if isinstance(error, _Interrupted) else f"{error}"
-            raise CommandError(f"{why}\nEverything is as it was before ({old[:9]}).") from None
-        self._discard_backup()
-
     def _back_up(self) -> None:
         self._say("Keeping a copy of the environment ...")
-        part = self._backup.with_suffix(".part")
-        shutil.copytree(self._environment, part, symlinks=True, copy_function=self._keep)
-        part.rename(self._backup)
+        shutil.copytree(self._environment, self._part, symlinks=True, copy_function=self._keep)
+        self._part.rename(self._backup)
 
     def _keep(self, source: str, target: str) -> None:
         """Keep a file as a second link to it: installers replace files, and do not write into them.
@@ -126,56 +130,100 @@ class Checkout:
         shutil.copy2(source, target)
 
     def _restore(self, old: str) -> None:
-        self._git("reset", "--quiet", "--keep", old)
         if self._backup.exists():
-            shutil.rmtree(self._environment)
+            self._environment.rename(self._part)
             self._backup.rename(self._environment)
+        self._git("reset", "--quiet", "--keep", old)
         self._discard_backup()
 
     def _discard_backup(self) -> None:
         """Remove the copy, also one that a killed upgrade has left."""
-        for folder in (self._backup, self._backup.with_suffix(".part")):
+        for folder in (self._backup, self._part):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _git(self, *words: str) -> str:
-        return _output(["git", "-C", str(self._root), *words]).rstrip()
+        return _git_output(["git", "-C", str(self._root), *words]).rstrip()
 
     def _run(self, *words: str) -> str:
-        return _output([str(self._root / ".venv" / "bin" / "python"), *words], self._root)
+        return _program_output([str(self._root / ".venv" / "bin" / "python"), *words], self._root)
 
 
 @contextmanager
-def _signals_raise() -> Generator[None]:
-    """Make the first signal an exception, so that what was begun can be undone, and ignore further ones."""
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _signals_held() -> Generator[None]:
+    """Hold signals back, but for where they are heard. There the first one is an exception."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
         raise _Interrupted
 
-    before = {number: signal.signal(number, on_signal) for number in numbers}
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
         yield
     finally:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # this drops one that was held back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _output(command: list[str], folder: Path | None = None) -> str:
-    """Return what a command prints.
+@contextmanager
+def _signals_heard() -> Generator[None]:
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _git_output(command: list[str]) -> str:
+    """Return what git prints. It is not interrupted while signals are held.
 
     Raises:
-        CommandError: it failed. Says how its output ends.
+        CommandError: it failed.
+    """
+    done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return _checked(command, done.returncode, done.stdout, done.stderr)
+
+
+def _program_output(command: list[str], folder: Path) -> str:
+    """Return what a program prints. If a signal interrupts it, nothing that it has started is left.
+
+    Raises:
+        CommandError: it failed, or cannot be run.
     """
     try:
-        done = subprocess.run(
-            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
         )
     except OSError as error:
         raise CommandError(f"{command[0]} cannot be run: {error.strerror}.") from None
-    if done.returncode != 0:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_MOST_FILES:])
-        raise CommandError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{said}")
-    return done.stdout
+    try:
+        with _signals_heard():
+            printed, complaint = process.communicate()
+    except _Interrupted:
+        _end_group(process)
+        raise
+    return _checked(command, process.returncode, printed, complaint)
+
+
+def _checked(command: list[str], status: int, printed: str, complaint: str) -> str:
+    if status != 0:
+        said = "\n".join((complaint or printed).strip().splitlines()[-_MOST_LINES:])
+        raise CommandError(f"`{' '.join(command)}` failed with status {status}:\n{said}")
+    return printed
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + _END_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.02)

@@ -19,7 +19,7 @@ from tests.commands.conftest import ROOT, Shell
 
 # Plays the installer: changes the environment as pip would, then does what a file of the checkout says.
 INSTALLER = """\
-import os, sys, time
+import os, subprocess, sys
 environment = ".venv/"
 open(environment + ".installed-server", "w").write("half")
 os.unlink(environment + "lib/package.py")
@@ -29,8 +29,11 @@ behaviour = open("behaviour").read().strip()
 if behaviour == "fail":
     sys.exit("no such version of alpha")
 if behaviour == "wait":
-    open("waiting", "w").close()
-    time.sleep(60)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open("waiting.part", "w") as file:
+        file.write(str(child.pid))
+    os.rename("waiting.part", "waiting")
+    child.wait()
 open(environment + ".installed-server", "w").write("new " + " ".join(sys.argv[1:]))
 """
 GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
@@ -49,7 +52,7 @@ class Clone:
         (self.origin / "install_and_run.py").write_text(INSTALLER)
         (self.origin / "requirements.txt").write_text("alpha==1\n")
         (self.origin / "behaviour").write_text("succeed")
-        (self.origin / ".gitignore").write_text(".venv*\n__pycache__\nwaiting\n")
+        (self.origin / ".gitignore").write_text(".venv*\n__pycache__\nwaiting*\n")
         self.git("init", "--quiet", "--initial-branch=main")
         self.commit()
         subprocess.run(["git", "clone", "--quiet", self.origin, self.root], check=True, env=os.environ | GIT)
@@ -158,8 +161,11 @@ def test_a_version_that_does_not_run_is_undone(clone):
     assert (clone.head, clone.installed()) == (old, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_upgrade_leaves_everything_as_it_was(number, clone):
+@pytest.mark.parametrize(
+    ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP)]
+)
+def test_an_interrupted_upgrade_leaves_everything_as_it_was(send, number, clone):
+    """As a terminal sends Ctrl-C, to all processes, and as somebody else sends it, to one."""
     old, before = clone.head, clone.installed()
     clone.publish("wait")
     with clone.start_upgrade() as process:
@@ -168,12 +174,40 @@ def test_an_interrupted_upgrade_leaves_everything_as_it_was(number, clone):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.killpg(process.pid, number)
+        send(process.pid, number)
         assert process.wait(30) == 2
         assert process.stderr is not None
-        assert f"Everything is as it was before ({old[:9]})." in process.stderr.read()
+        assert f"Interrupted.\nEverything is as it was before ({old[:9]})." in process.stderr.read()
+    assert not is_running(int((clone.root / "waiting").read_text()))
     (clone.root / "waiting").unlink()
     assert (clone.head, clone.installed()) == (old, before)
+
+
+def is_running(pid: int) -> bool:
+    state = subprocess.run(
+        ["ps", "-o", "state=", "-p", str(pid)], check=False, capture_output=True, text=True
+    )
+    return state.stdout.strip() not in ("", "Z")
+
+
+def test_git_is_not_interrupted_in_the_middle(clone, shell):
+    """A merge that is killed leaves a lock behind, and nothing could be undone."""
+    old = clone.head
+    clone.publish()
+    real = shutil.which("git")
+    started = shell.home / "merging"
+    shell.add_program(
+        "git", f'case "$*" in *merge*--ff-only*) touch {started}; sleep 1 ;; esac\nexec {real} "$@"'
+    )
+    with clone.start_upgrade() as process:
+        while not started.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 2
+    assert clone.head == old
+    assert clone.git("status", "--porcelain", folder=clone.root) == ""
+    assert not (clone.root / ".git" / "index.lock").exists()
 
 
 def test_a_copy_that_a_killed_upgrade_left_is_removed(clone):
