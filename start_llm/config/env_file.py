@@ -71,11 +71,10 @@ def _problem(line: _Line, known: Collection[str]) -> str:
     """Return why a line is refused; empty if it is not."""
     if line.name is None or not line.has_value:
         return "expected NAME=value."
-    if line.name not in known and (
-        meant := next((name for name in known if _is_slip(line.name, name)), None)
-    ):
-        return f"there is no setting {line.name}. Did you mean {meant}?"
-    return ""
+    if line.name in known:
+        return ""
+    meant = next((name for name in known if _is_slip(line.name, name)), None)
+    return f"there is no setting {line.name}. Did you mean {meant}?" if meant else ""
 
 
 def _is_slip(written: str, meant: str) -> bool:
