@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ from start_llm.core.errors import CommandError
 
 _UNIT = "start_llm.service"
 _PATIENCE_S = 60
+_POLL_S = 0.2
 _SHOWN = " `start_llm service install --print` shows the file that it would get."
 
 
@@ -121,14 +123,21 @@ class Launchd:
         _demand("launchctl", "bootstrap", self._domain, str(self.path))
 
     def stop(self) -> None:
+        """Stop the agent, and wait until it has ended: launchd starts none beside one that is ending."""
         _ask("launchctl", "bootout", self._name)
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._shown().returncode == 0 and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def forget(self) -> None:
         """launchd does not remember files."""
 
     def state(self) -> str:
-        told = _ask("launchctl", "print", self._name)
+        told = self._shown()
         return "active" if told.returncode == 0 and "state = running" in told.stdout else "inactive"
+
+    def _shown(self) -> subprocess.CompletedProcess[str]:
+        return _ask("launchctl", "print", self._name)
 
     @property
     def _name(self) -> str:

@@ -32,8 +32,13 @@ exit 0"""
 LAUNCHCTL = """\
 echo "$*" >> "$HOME/calls"
 [ -e "$HOME/fail-$1" ] && { echo "$1 failed: 5: Input/output error" >&2; exit 5; }
-[ "$1" = print ] && echo "	state = $(cat "$HOME/state")"
+case "$1" in
+    print) [ -e "$HOME/loaded" ] || exit 113; echo "	state = $(cat "$HOME/state")" ;;
+    bootstrap) [ -e "$HOME/loaded" ] && exit 5; echo running > "$HOME/state"; touch "$HOME/loaded" ;;
+    bootout) (sleep 0.5; rm -f "$HOME/loaded") > /dev/null 2>&1 & ;;
+esac
 exit 0"""
+"""As the real one: an agent takes its time to end, and another one cannot be loaded meanwhile."""
 
 
 def calls(home: Path) -> list[str]:
@@ -213,7 +218,8 @@ def test_an_agent_is_written_and_started(launchd, settings, shell, tmp_path):
     assert agent["StandardOutPath"] == agent["StandardErrorPath"] == str(tmp_path / "logs" / "service.log")
     assert (tmp_path / "logs").is_dir()
     name = f"gui/{os.getuid()}/local.start_llm"
-    assert calls(shell.home) == [
+    told = [line for line in calls(shell.home) if not line.startswith("print ")]
+    assert told == [
         f"bootout {name}",
         f"enable {name}",
         f"bootstrap gui/{os.getuid()} {launchd.path}",
@@ -237,8 +243,15 @@ def test_an_agent_is_looked_at_and_removed(launchd, settings, shell):
         assert tell_service(launchd, said.append) == status
     calls(shell.home)
     assert uninstall_service(launchd, said.append) == 0
-    assert calls(shell.home) == [f"bootout gui/{os.getuid()}/local.start_llm"]
+    assert calls(shell.home)[0] == f"bootout gui/{os.getuid()}/local.start_llm"
     assert not launchd.path.exists()
+    assert not (shell.home / "loaded").exists(), "it has ended"
+
+
+def test_an_agent_is_installed_anew_once_the_old_one_has_ended(launchd, settings):
+    assert install_service(launchd, settings, [], print) == 0
+    assert install_service(launchd, settings, ["--demo"], print) == 0
+    assert plistlib.loads(launchd.path.read_bytes())["ProgramArguments"][-1] == "--demo"
 
 
 def test_awkward_names_reach_launchd_as_they_are():
