@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from start_llm.commands.stop import stop
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError, LaunchError
 from start_llm.core.running_servers import RunningServer, ServerFile, running_servers
-from start_llm.launch.server_info import servers_of
+from start_llm.launch.server_info import addresses, servers_of
 from tests.commands.conftest import ROOT, Shell
 from tests.serving import serving
 
@@ -28,9 +31,9 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
 
 @contextmanager
-def served(shell: Shell, *words: str, until: str = "Ctrl-C ends", **environment: str) -> Generator[Any]:
-    """A server in a process of its own."""
-    command = [sys.executable, "-m", "start_llm", "serve", "--demo", "--mlx-port", "0", *words]
+def served(shell: Shell, *model: str, until: str = "Ctrl-C ends", **environment: str) -> Generator[Any]:
+    """A server in a process of its own, of the demo model if no other is named."""
+    command = [sys.executable, "-m", "start_llm", "serve", *(model or ("--demo",)), "--mlx-port", "0"]
     with subprocess.Popen(
         command, cwd=ROOT, env=shell.environment | environment, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -106,17 +109,27 @@ def test_files_that_a_killed_server_left_behind_count_for_nothing_and_go(tmp_pat
 
 
 def test_a_server_that_is_killed_is_no_longer_running(shell):
-    with served(shell) as process:
-        assert len(running_servers(shell.state / "servers")) == 1
+    folder = shell.state / "servers"
+    code = f"""
+import time
+from pathlib import Path
+from tests.commands.test_running_server import ServerFile, a_server
+file = ServerFile(Path({str(folder)!r}))
+file.write(a_server(9))
+print("written", flush=True)
+time.sleep(60)"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert len(running_servers(folder)) == 1
         process.kill()
-        process.wait()
-        assert list((shell.state / "servers").iterdir())
-        done = shell.run("status")
+    assert list(folder.iterdir())
+    done = shell.run("status")
     assert (done.returncode, done.stdout) == (
         3,
         "No server is running, and none answers at http://127.0.0.1:9.\n",
     )
-    assert list((shell.state / "servers").iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_a_file_of_another_version_is_left_alone(tmp_path):
@@ -221,20 +234,23 @@ def test_a_server_that_still_loads_is_told(shell):
     file.remove()
 
 
+def test_a_server_is_found_and_stopped_while_it_loads(shell, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "slow")
+    (folder / "generation_config.json").unlink()
+    os.mkfifo(folder / "generation_config.json")  # whoever reads it waits for ever
+    with served(shell, "--model", str(folder), until="loading slow") as process:
+        assert ", loading (process " in shell.run("status").stdout
+        assert shell.run("stop").returncode == 0
+        assert process.wait(10) == 128 + signal.SIGTERM
+    assert shell.run("status").returncode == 3
+
+
 # ------------------------------------------------------------------------------------------------------ stop
 
 
-def test_stop_ends_the_server_and_waits_for_it(shell):
-    with served(shell) as process:
-        url = url_of(shell)
-        done = shell.run("stop")
-        assert is_gone(process)
-    assert (done.returncode, done.stderr) == (0, "")
-    first, last = done.stdout.splitlines()
-    assert first == f"Stopping the server at {url} (process {process.pid}) ..."
-    assert re.fullmatch(r"Stopped after \d+\.\d s\.", last)
-    again = shell.run("stop")
-    assert (again.returncode, again.stdout) == (3, "No server of yours is running.\n")
+def test_without_a_server_there_is_nothing_to_stop(shell):
+    done = shell.run("stop")
+    assert (done.returncode, done.stdout) == (3, "No server of yours is running.\n")
 
 
 def test_stop_waits_for_running_requests_and_now_does_not(shell):
@@ -262,18 +278,31 @@ def talking(url: str) -> Generator[None]:
             client.kill()
 
 
-def test_of_several_servers_one_is_named(shell):
-    with served(shell) as one, served(shell) as other:
-        ports = {server.pid: server.port for server in running_servers(shell.state / "servers")}
-        done = shell.run("stop")
-        assert done.returncode == 2
-        assert f"2 servers run, on the ports {ports[other.pid]}, {ports[one.pid]}." in done.stderr
-        assert shell.run("status").stdout.count("  server ") == 2
-        assert shell.run("stop", "--port", str(ports[one.pid])).returncode == 0
-        assert is_gone(one)
-        assert other.poll() is None
-        assert shell.run("stop").returncode == 0
-        assert is_gone(other)
+@contextmanager
+def sleeper(port: int) -> Generator[tuple[subprocess.Popen[bytes], RunningServer]]:
+    """A process that plays a server."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        url = f"http://127.0.0.1:{port}"
+        yield (
+            process,
+            RunningServer(pid=process.pid, url=url, proxy_url=None, version="1", started_at=1.0),
+        )
+        process.kill()
+
+
+def test_of_several_servers_one_is_named():
+    with sleeper(81) as (one, first), sleeper(82) as (other, second):
+
+        def running() -> list[RunningServer]:
+            known = {one: first, other: second}
+            return [server for process, server in known.items() if process.poll() is None]
+
+        with pytest.raises(CommandError, match="2 servers run, on the ports 81, 82"):
+            stop(running, None, 9, print, patience_s=5, at_once=False)
+        assert stop(running, 82, 9, print, patience_s=5, at_once=False) == 0
+        assert (one.poll(), other.poll()) == (None, -signal.SIGTERM)
+        assert stop(running, 82, 9, print, patience_s=5, at_once=False) == 3
+        assert stop(running, None, 9, print, patience_s=5, at_once=False) == 0
 
 
 def test_what_listens_there_in_place_of_a_server_is_named_and_left_alone(shell):
@@ -298,14 +327,11 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 
 @needs_root
 def test_a_server_of_another_user_is_refused():
-    with subprocess.Popen(["sleep", "60"]) as theirs:
-        url = "http://127.0.0.1:9"
-        server = RunningServer(pid=theirs.pid, url=url, proxy_url=None, version="1", started_at=1.0)
+    with sleeper(9) as (theirs, server):
         refusal = pytest.raises(CommandError, match=rf"\(process {theirs.pid}\) belongs to root, who alone")
         with as_nobody(), refusal:
             stop(lambda: [server], None, 9, print, patience_s=1, at_once=False)
         assert theirs.poll() is None
-        theirs.kill()
 
 
 @needs_root
@@ -344,12 +370,28 @@ def test_an_address_behind_the_clients_name_is_ours(form, shell, demo):
     assert shell.run("config", "claude", *words).returncode == 0
 
 
-def test_of_several_servers_the_one_of_the_settings_is_launched_for(demo):
-    shell, _ = demo
-    shell.add_program("claude", 'echo "$ANTHROPIC_BASE_URL"')
-    first = url_of(shell)
-    with served(shell):
-        newest = running_servers(shell.state / "servers")[0].url
-        assert shell.run("launch", "claude").stdout == f"{newest}\n"
-        chosen = {"MLX_PORT": first.rpartition(":")[2]}
-        assert shell.run("launch", "claude", environment=chosen).stdout == f"{first}\n"
+def test_of_several_servers_the_one_of_the_settings_is_the_first():
+    newest, oldest = a_server(82, 5.0), a_server(81, 1.0)
+    found = [address.url for address in addresses(Settings(proxy=False, mlx_port=81), [newest, oldest])]
+    assert found == [oldest.url, newest.url]
+    found = [address.url for address in addresses(Settings(proxy=False, mlx_port=80), [newest, oldest])]
+    assert found == [newest.url, oldest.url, "http://127.0.0.1:80"]
+
+
+def test_the_proxy_of_a_running_server_comes_before_the_server():
+    server = replace(a_server(82), proxy_url="http://127.0.0.1:4082")
+    found = addresses(Settings(keys=("own",), proxy_keys=("theirs",)), [server])
+    assert found[:2] == [("http://127.0.0.1:4082", "theirs"), ("http://127.0.0.1:82", "own")]
+
+
+def test_stop_ends_the_server_and_waits_for_it(demo):
+    """The last test with this server."""
+    shell, process = demo
+    url = url_of(shell)
+    done = shell.run("stop")
+    assert is_gone(process)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, last = done.stdout.splitlines()
+    assert first == f"Stopping the server at {url} (process {process.pid}) ..."
+    assert re.fullmatch(r"Stopped after \d+\.\d s\.", last)
+    assert list((shell.state / "servers").iterdir()) == []

@@ -132,6 +132,7 @@ def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     assert (again.returncode, again.stdout) == (0, "start_llm 9.9.9 is the newest.\n")
 
 
+@pytest.mark.thorough
 def test_tools_for_the_tests_stay_installed(clone):
     clone.publish()
     (clone.environment / ".installed-dev").touch()
@@ -164,6 +165,7 @@ def test_a_version_that_does_not_run_is_undone(clone):
 @pytest.mark.parametrize(
     ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP)]
 )
+@pytest.mark.sample(3)
 def test_an_interrupted_upgrade_leaves_everything_as_it_was(send, number, clone):
     """As a terminal sends Ctrl-C, to all processes, and as somebody else sends it, to one."""
     old, before = clone.head, clone.installed()
@@ -210,6 +212,7 @@ def test_git_is_not_interrupted_in_the_middle(clone, shell):
     assert not (clone.root / ".git" / "index.lock").exists()
 
 
+@pytest.mark.thorough
 def test_a_copy_that_a_killed_upgrade_left_is_removed(clone):
     clone.publish()
     (clone.root / ".venv.before-upgrade").mkdir()
@@ -247,15 +250,10 @@ def test_a_branch_that_follows_none_is_told(clone):
     assert "The branch mine follows no other one" in refusal(clone)
 
 
+@pytest.mark.thorough
 def test_an_origin_that_cannot_be_reached_is_told(clone):
     shutil.rmtree(clone.origin)
-    assert "fetch --quiet` failed with status 128:\n" in refusal_without_origin(clone)
-
-
-def refusal_without_origin(clone: Clone) -> str:
-    done = clone.upgrade()
-    assert done.returncode == 2
-    return done.stderr
+    assert "fetch --quiet` failed with status 128:\n" in refusal(clone)
 
 
 def test_a_folder_without_git_is_told(clone):
