@@ -46,6 +46,6 @@ def _install(source: str, constraints: str | None, prefix: Path, python: str) ->
         return shlex.join(["uv", "tool", "install", "--force", "--python", "3.12", source, *held])
     if (prefix / "pipx_metadata.json").exists():
         held = ["--pip-args", f"--constraint {shlex.quote(constraints)}"] if constraints else []
-        return shlex.join(["pipx", "install", "--force", source, *held])
+        return shlex.join(["pipx", "install", "--force", "--python", "python3.12", source, *held])
     held = ["--constraint", constraints] if constraints else []
     return shlex.join([python, "-m", "pip", "install", "--upgrade", source, *held])

@@ -296,7 +296,7 @@ def test_each_tool_upgrades_what_it_has_installed(source, tmp_path):
         return told
 
     assert line("uv-receipt.toml") == f"uv tool install --force --python 3.12 '{source}'"
-    assert line("pipx_metadata.json") == f"pipx install --force '{source}'"
+    assert line("pipx_metadata.json") == f"pipx install --force --python python3.12 '{source}'"
     assert line(None) == f"/bin/python -m pip install --upgrade '{source}'"
 
 
