@@ -1,12 +1,15 @@
 """Time from a fresh clone to a served demo, and the same after installations that were interrupted.
 
     python benchmarks/install.py [--interruptions 5] [--seed N]
+    python benchmarks/install.py --package
 
 Copies what git tracks into a folder of its own, whose installer sees no Python 3.12 and no uv on PATH and has
 empty caches of pip and uv. It installs and serves the demo model there until both ports answer. Then, in
 another copy, it is ended by Ctrl-C at random moments of the installation, each start going on with what the
-one before has left, and is started once more. What must not be is printed, and the status is then 1. It needs
-a package index.
+one before has left, and is started once more. What must not be is printed, and the status is then 1.
+
+With `--package` it installs the copy as a package instead (`uv tool install`, with empty caches and a home of
+its own), and serves the demo model until both ports answer. Both need a package index.
 """
 
 from __future__ import annotations
@@ -51,12 +54,13 @@ class Copy:
         self.port, self.proxy_port = servers.free_port(), servers.free_port()
         caches = {"UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
         self.environment = {**os.environ, "PATH": "/usr/bin:/bin", **caches}
+        self.command = [shutil.which("python3") or sys.executable, "install_and_run.py"]
 
     def start(self) -> subprocess.Popen[str]:
         """The one command, with the Python of the system."""
         ports = ["--mlx-port", str(self.port), "--proxy-port", str(self.proxy_port)]
         return subprocess.Popen(
-            [shutil.which("python3") or sys.executable, "install_and_run.py", "--demo", *ports],
+            [*self.command, "--demo", *ports],
             cwd=self.root,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -102,6 +106,46 @@ class Copy:
         return process.returncode, printed
 
 
+class Package(Copy):
+    """A fresh clone that is installed as a package."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.tools, self.home = folder / "tools", folder / "home"
+        self.home.mkdir()
+        places = {"UV_TOOL_DIR": self.tools, "UV_TOOL_BIN_DIR": folder / "bin", "HOME": self.home}
+        self.environment |= {name: str(place) for name, place in places.items()}
+        self.command = [str(folder / "bin" / "start_llm"), "serve"]
+
+    def install(self) -> float:
+        """Return the seconds that it takes."""
+        uv, began = shutil.which("uv") or ROOT / ".venv" / "bin" / "uv", time.perf_counter()
+        python = ["--python", str(Path(sys.executable).resolve())]
+        subprocess.run(
+            [uv, "tool", "install", ".", *python, "--constraints", "constraints.txt"],
+            cwd=self.root,
+            env=self.environment,
+            check=True,
+            capture_output=True,
+        )
+        return time.perf_counter() - began
+
+    @property
+    def megabytes(self) -> float:
+        return sum(path.lstat().st_size for path in self.tools.rglob("*")) / 1e6
+
+
+def measure_package() -> None:
+    """Print how long the installation as a package takes, and the start after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Package(Path(folder))
+        install_s = package.install()
+        first_s, _ = package.serve()
+        second_s, _ = package.serve()
+        print(f"uv tool install: {install_s:.1f} s, {package.megabytes:,.0f} MB")
+    print(f"from there to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
+
+
 def end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
     try:
@@ -116,9 +160,18 @@ def main() -> int:
     )
     parser.add_argument("--interruptions", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--package", action="store_true", help="install a package instead")
     wanted = parser.parse_args()
-    rng, problems = random.Random(wanted.seed), list[str]()
     print(servers.machine("mlx", "mlx-lm"))
+    if wanted.package:
+        measure_package()
+        return 0
+    return measure_clone(random.Random(wanted.seed), wanted.interruptions)
+
+
+def measure_clone(rng: random.Random, interruptions: int) -> int:
+    """Print how long a fresh clone takes, also after interruptions. Return 1 if something was wrong."""
+    problems = list[str]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         first_s, lines = copy.serve()
@@ -127,7 +180,7 @@ def main() -> int:
     print(f"from a fresh clone to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
-        for _ in range(wanted.interruptions):
+        for _ in range(interruptions):
             after_s = rng.uniform(0.3, 0.4 * first_s)  # the rest is the start of server and proxy
             status, printed = copy.interrupt(after_s)
             print(f"Ctrl-C after {after_s:.1f} s: status {status}")

@@ -1,4 +1,4 @@
-"""Run the command line: `python -m start_llm`."""
+"""Run the command line: `python -m start_llm`, or the program `start_llm` of an installed package."""
 
 import signal
 import sys
@@ -8,4 +8,5 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from start_llm.cli import main  # noqa: E402
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

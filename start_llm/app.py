@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from pathlib import Path
 
 from start_llm import __version__
 from start_llm.audit.subject import AuditedModel
-from start_llm.config.paths import ROOT
+from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.database import Database
 from start_llm.core.errors import PortError
+from start_llm.core.running_servers import RunningServer, ServerFile
 from start_llm.disk_storage import DiskStorage
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.launch.server_info import own_url
@@ -52,7 +54,6 @@ from start_llm.wiring import (
     server_limits,
 )
 
-LOGS = ROOT / "logs"
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 _LAST_LINES_S = 0.5
 _LEAST_FLUSH_S = 1.0
@@ -87,8 +88,12 @@ class App:
         self._access_policy = access_policy(settings, self._proxy_key)
         self._drain = RequestDrain()
         check_ports(settings)
-        self._proxy_port = claim_port(settings.proxy_port, LOGS, terminal.say) if settings.proxy else None
+        self._logs = from_root(settings.log_root)
+        self._proxy_port = (
+            claim_port(settings.proxy_port, self._logs, terminal.say) if settings.proxy else None
+        )
         self._listener = self._listen()
+        self._file = ServerFile(servers_folder(settings.state_root))
 
     @property
     def runtime(self) -> ModelRuntime:
@@ -112,6 +117,7 @@ class App:
             StartupError: a step failed. Everything that was started is stopped again.
         """
         try:
+            self._announce()
             self._shelf = make_shelf(self._settings, lambda: self._host.loaded if self._host else ())
             self._advise(self._shelf)
             name, folders = self._find_models()
@@ -143,6 +149,10 @@ class App:
         has_stopped = self._host.stop(_STOP_S, flush_s) if self._host else True
         has_stopped = self._thread.close(_STOP_S) and has_stopped
         self._drain.wait(_LAST_LINES_S)
+        self._close_files()
+        return has_stopped
+
+    def _close_files(self) -> None:
         if self._shelf:
             self._shelf.queue.close()
         if self._host:
@@ -153,7 +163,7 @@ class App:
             self._disk.close(_STOP_S)
         if self._proxy_port:
             self._proxy_port.release()
-        return has_stopped
+        self._file.remove()
 
     def _advise(self, shelf: Shelf) -> None:
         """Before the default model of a Mac is downloaded: say what it needs, and what else fits."""
@@ -168,6 +178,22 @@ class App:
             self._proxy.abandon()
         if self._proxy_port:
             self._proxy_port.release()
+        self._file.remove()
+
+    def _announce(self) -> None:
+        """Write where this server is, so that commands find it."""
+        port = self._settings.proxy_port
+        server = RunningServer(
+            pid=os.getpid(),
+            url=self.url,
+            proxy_url=own_url("127.0.0.1", port) if self._settings.proxy else None,
+            version=__version__,
+            started_at=time.time(),
+        )
+        try:
+            self._file.write(server)
+        except OSError as error:
+            self._terminal.say(f"STATE_ROOT cannot be written ({error}): commands do not find this server.")
 
     def _listen(self) -> Listener:
         settings = self._settings
@@ -220,6 +246,7 @@ class App:
             machine=ServingMachine(this_device().name, memory_budget(self._settings)),
         )
         self._listener.open(context)
+        self._file.tell_ready()
         self._introduce(host.runtime)
 
     def _start_proxy(self, card: ModelCard) -> None:
@@ -230,7 +257,7 @@ class App:
                 ),
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,
-                logs=LOGS,
+                logs=self._logs,
             )
             self._proxy.start()
 

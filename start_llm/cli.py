@@ -13,19 +13,21 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dotenv import dotenv_values
-
 from start_llm import __version__
 from start_llm.cache.disk_maintenance import clear, report
+from start_llm.commands import command_table
+from start_llm.commands.command_tree import command_tree
+from start_llm.commands.completion import SHELLS
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
+from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of
-from start_llm.config.paths import DEMO_MODEL, ROOT, from_root
+from start_llm.config.paths import ENV_FILE, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.server_info import ServerInfo, addresses, find
+from start_llm.launch.server_info import ServerInfo, find_running, servers_of
 from start_llm.launch.setup import Setup, as_script, make_setup
 from start_llm.launch.start import become, program_of
 from start_llm.telemetry.terminal import Terminal
@@ -33,6 +35,11 @@ from start_llm.telemetry.terminal import Terminal
 if TYPE_CHECKING:
     from start_llm.app import App
 
+_ABOUT = "A local LLM server on MLX for coding agents. Each command has its own --help."
+_ABOUT_FLAGS = (
+    "In brackets: the setting that a flag stands for, and its default. A flag wins over the environment, and "
+    "the environment over the file .env. `start_llm settings` prints all settings."
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",
@@ -44,6 +51,7 @@ _UNDONE: Mapping[str, str] = {
     "pull": "download {repo}",
     "fit": "judge the model",
     "rm": "remove {repo}",
+    **command_table.UNDONE,
 }
 
 
@@ -69,7 +77,19 @@ def _settings(options: argparse.Namespace) -> int:
 
 def _launch(options: argparse.Namespace) -> int:
     program = program_of(CLIENTS[options.client], os.environ)
+    _take_base_url(options)
     become(program, _setup(options), options.arguments, os.environ)
+
+
+def _take_base_url(options: argparse.Namespace) -> None:
+    """Take `--base-url` for ours also right behind the client's name, where users write it."""
+    match options.arguments:
+        case ["--base-url", url, *others] if options.base_url is None:
+            options.base_url, options.arguments = url, others
+        case [str(first), *others] if options.base_url is None and first.startswith("--base-url="):
+            options.base_url, options.arguments = first.partition("=")[2], others
+        case _:
+            pass
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -80,9 +100,19 @@ def _config(options: argparse.Namespace) -> int:
 def _setup(options: argparse.Namespace) -> Setup:
     """Return a client's setup for the server that is running."""
     settings = settings_table.load(*_outside())
-    served: ServerInfo = find(addresses(settings, options.base_url))
+    served: ServerInfo = find_running(settings, options.base_url)
     folder = from_root(settings.state_root) / "clients" / options.client
     return make_setup(CLIENTS[options.client], served, folder, os.environ)
+
+
+def _about_servers(options: argparse.Namespace) -> int:
+    """Run a command of `commands`."""
+    return command_table.COMMANDS[options.command](settings_table.load(*_outside()), options)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    sys.stdout.write(SHELLS[options.shell](command_tree(_parser())))
+    return 0
 
 
 def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
@@ -140,17 +170,19 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _refuse_beside_a_server(settings: Settings) -> None:
-    """Refuse to measure while a server uses the same machine.
+    """Refuse to measure while a server of this user runs.
 
     Raises:
-        StartupError: one answers at the address of the settings.
+        StartupError: one runs.
     """
-    try:
-        served = find(addresses(settings))
-    except LaunchError:
+    running = [server.url for server in servers_of(settings)]
+    if not running:
+        with suppress(LaunchError):
+            running.append(find_running(settings).url)
+    if not running:
         return
     raise StartupError(
-        f"A server answers at {served.url}. It and the examination would disturb each other: stop it first."
+        f"A server runs at {running[0]}. It and the examination would disturb each other: stop it first."
     )
 
 
@@ -207,6 +239,8 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "config": _config,
     "settings": _settings,
+    "completion": _completion,
+    **dict.fromkeys(command_table.COMMANDS, _about_servers),
     **dict.fromkeys(("models", "pull", "fit", "rm"), _about_models),
 }
 
@@ -259,15 +293,12 @@ def _wait_for_a_signal(abandon: Callable[[], None]) -> None:
 
 
 def _sources(options: argparse.Namespace) -> list[SettingSource]:
-    flags = variables_of(options)
-    if getattr(options, "demo", False):
-        flags["MODEL_PATH"] = str(DEMO_MODEL)
-    return [SettingSource("command line", flags), *_outside()]
+    return [SettingSource("command line", variables_of(options)), *_outside()]
 
 
 def _outside() -> list[SettingSource]:
-    dotenv = {name: value for name, value in dotenv_values(ROOT / ".env").items() if value is not None}
-    return [SettingSource("environment", os.environ), SettingSource(".env", dotenv)]
+    in_file = read_env_file(ENV_FILE, [row.name for row in settings_table.all_rows()])
+    return [SettingSource("environment", os.environ), SettingSource(".env", in_file)]
 
 
 def _add_model_commands(commands: Any) -> None:
@@ -285,12 +316,17 @@ def _add_model_commands(commands: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m start_llm", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    server = commands.add_parser("serve", help="serve a model", allow_abbrev=False)
+    server = commands.add_parser(
+        "serve",
+        help="serve a model",
+        usage="%(prog)s [options]",
+        epilog=_ABOUT_FLAGS,
+        allow_abbrev=False,
+    )
     add_flags(server)
-    server.add_argument("--demo", action="store_true", help="serve the demo model of this repository")
     audited = commands.add_parser(
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )
@@ -299,7 +335,6 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="examine this machine with a model, in about five minutes", allow_abbrev=False
     )
     add_flags(doctor)
-    doctor.add_argument("--demo", action="store_true", help="examine with the demo model")
     doctor.add_argument("--json", metavar="FILE", default="doctor.json", help="where to write the report")
     cache = commands.add_parser("cache", help="look into the disk tier, or empty it", allow_abbrev=False)
     cache.add_argument("action", choices=("status", "verify", "clear"))
@@ -310,12 +345,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     config = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
     for command in (launch, config):
-        command.add_argument(
-            "--base-url", metavar="URL", help="the server, if not where the settings have it"
-        )
+        command.add_argument("--base-url", metavar="URL", help="the server, if not the one that runs")
         command.add_argument("client", choices=CLIENTS)
-    # Our options come before the client's name; all arguments after it go to the client.
+    # Arguments after the client's name go to the client, but for --base-url right behind it.
     launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
+    command_table.add_commands(commands)
+    completion = commands.add_parser(
+        "completion", help="print the completions of a shell", allow_abbrev=False
+    )
+    completion.add_argument("shell", choices=SHELLS)
     table = commands.add_parser("settings", help="print every setting with default and meaning")
     table.add_argument("--format", choices=("env", "markdown"), default="markdown")
     return parser

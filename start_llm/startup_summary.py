@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from start_llm.audit.calls import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.cache.layers import KVAtRest
-from start_llm.config.paths import DEMO_MODEL, ROOT
+from start_llm.config.paths import DEMO_MODEL, program
 from start_llm.core.family import Family
 from start_llm.engine.self_test import BatchVerdict
 from start_llm.launch.clients import CLIENTS
@@ -88,10 +88,6 @@ def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list
         ),
         (
             f"For {', '.join(CLIENTS)}, in the folder to work in:",
-            [
-                shlex.join(
-                    [str(ROOT / "scripts" / "start_llm"), "launch", "--base-url", url, next(iter(CLIENTS))]
-                )
-            ],
+            [shlex.join([program(), "launch", "--base-url", url, next(iter(CLIENTS))])],
         ),
     ]

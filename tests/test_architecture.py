@@ -32,6 +32,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "server": frozenset({"core", "telemetry", "protocols", "service"}),
     "proxy": frozenset({"core", "config"}),
     "launch": frozenset({"core", "config"}),
+    "commands": frozenset({"core", "config", "launch", "proxy"}),
     "wiring": EVERYTHING,
     "model_commands": EVERYTHING,
     "audit": EVERYTHING,
@@ -59,6 +60,7 @@ IMPORTED_BY: Mapping[str, frozenset[str]] = {
     "startup_summary": frozenset({"app"}),
     "app": frozenset({"cli", "doctor"}),
     "doctor": frozenset({"cli"}),
+    "commands": frozenset({"cli"}),
     "cli": frozenset({"__main__"}),
     "__main__": frozenset(),
 }

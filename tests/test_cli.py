@@ -281,6 +281,43 @@ def test_without_a_cache_every_prompt_is_computed(checkout, tiny_model):
         assert stats["prompt_cache"]["computed_tokens"] == 2 * 300
 
 
+def a_free_port() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        return str(taken.getsockname()[1])
+
+
+def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tmp_path):
+    port, logs = a_free_port(), tmp_path / "elsewhere"
+    environment = {"PROXY": "true", "PROXY_PORT": port, "LOG_ROOT": str(logs)}
+    with serving(checkout, tiny_model("qwen3"), **environment) as process:
+        process.until_it_says("Waiting for the proxy")
+        until((logs / f"proxy-{port}.json").exists, 10)
+        assert {path.name for path in logs.iterdir()} == {
+            f"proxy-{port}.lock",
+            f"proxy-{port}.json",
+            "proxy.log",
+        }
+        assert not (checkout / "logs").exists()
+        process.popen.terminate()
+        assert process.until_it_ends() == 0
+    assert [path.name for path in logs.iterdir()] == ["proxy.log"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
+def test_a_folder_for_logs_that_cannot_be_written_stops_nothing(checkout, tiny_model):
+    environment = {"PROXY": "true", "PROXY_PORT": a_free_port(), "LOG_ROOT": "/proc/logs"}
+    with serving(checkout, tiny_model("qwen3"), ENABLE_REQUEST_LOGGING="true", **environment) as process:
+        process.until_it_says("Waiting for the proxy")
+        assert process.get("/health")["status"] == "ok"
+        process.popen.terminate()
+        assert process.until_it_ends() == 0
+    told = [line for line in process.lines if "cannot be written" in line]
+    assert [line for line in told if "the server goes on without it." in line]
+    assert [line for line in told if line.startswith("/proc/logs/proxy.log cannot be written")]
+    assert [line for line in told if line.startswith("The trace cannot be written")]
+    assert process.errors == [], "".join(process.errors)
+
+
 # --------------------------------------------------------------------------------------------- failing starts
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
+from start_llm.config.paths import DEMO_MODEL
+from start_llm.config.settings import SettingSpec, all_rows
 from start_llm.core.errors import SettingsError
 
 type Variables = Mapping[str, str]
@@ -18,24 +22,34 @@ class Flag(NamedTuple):
     Attributes:
         names: its spellings; of several on a command line the last counts.
         metavar: the placeholder of its value in the help text.
-        help: what the help text says.
+        variable: the setting that it stands for, or the first of them.
         read: returns the variables that a value stands for.
+        values: what the help text says of the value, if it differs from the setting's.
     """
 
     names: tuple[str, ...]
     metavar: str
-    help: str
+    variable: str
     read: Callable[[str], Variables]
+    values: str = ""
 
     @property
     def attribute(self) -> str:
         """Where argparse keeps the value."""
-        return self.names[0].removeprefix("--").replace("-", "_")
+        return _attribute(self.names[0])
 
 
 def _flag(variable: str, metavar: str, *names: str) -> Flag:
-    told = f"wins over {variable} in the environment and .env"
-    return Flag(names, metavar, told, lambda text: {variable: text})
+    return Flag(names, metavar, variable, lambda text: {variable: text})
+
+
+def _folder(variable: str, *names: str) -> Flag:
+    """A folder on the command line is seen from the folder that the command is called in."""
+
+    def read(text: str) -> Variables:
+        return {variable: text if text.startswith("~") else str(Path.cwd() / text)}
+
+    return Flag(names, "FOLDER", variable, read)
 
 
 def _prompt_cache(text: str) -> Variables:
@@ -53,31 +67,26 @@ def _kv_quant(text: str) -> Variables:
 
 FLAGS: tuple[Flag, ...] = (
     _flag("MODEL_PATH", "PATH_OR_REPO", "--model"),
-    _flag("MODEL_DIR", "FOLDER", "--model-dir"),
+    _folder("MODEL_DIR", "--model-dir"),
     _flag("MODEL_PINS", "NAMES", "--pin"),
-    _flag("ADAPTER_DIR", "FOLDER", "--adapter-dir"),
+    _folder("ADAPTER_DIR", "--adapter-dir"),
     _flag("MLX_HOST", "ADDRESS", "--mlx-host"),
     _flag("MLX_PORT", "N", "--mlx-port", "--port"),
     _flag("PROXY_PORT", "N", "--proxy-port"),
     _flag("BATCH", "N", "--batch"),
     _flag("MEMORY_BUDGET", "SIZE", "--memory-budget"),
     _flag("MAX_KV_SIZE", "TOKENS", "--max-kv-size"),
-    Flag(
-        ("--kv-quant",),
-        "BITS",
-        "off, 4 or 8; wins over KV_BITS in the environment and .env",
-        _kv_quant,
-    ),
+    Flag(("--kv-quant",), "BITS", "KV_BITS", _kv_quant, "off, 4 or 8."),
     Flag(
         ("--prompt-cache",),
         "SIZE",
-        "on, off, or its size (a bare number is in GiB, 0 turns it off); wins over PROMPT_CACHE and "
-        "PROMPT_CACHE_MAX_BYTES in the environment and .env",
+        "PROMPT_CACHE",
         _prompt_cache,
+        "on, off, or its size (PROMPT_CACHE_MAX_BYTES; a bare number is in GiB, 0 turns it off).",
     ),
     _flag("PROMPT_CACHE_MAX_BYTES", "SIZE", "--hot-cache-max-size"),
     _flag("INITIAL_CACHE_BLOCKS", "N", "--initial-cache-blocks"),
-    _flag("SSD_CACHE_DIR", "FOLDER", "--ssd-cache-dir", "--paged-ssd-cache-dir"),
+    _folder("SSD_CACHE_DIR", "--ssd-cache-dir", "--paged-ssd-cache-dir"),
     _flag("SSD_CACHE_MAX_SIZE", "SIZE", "--ssd-cache-max-size", "--paged-ssd-cache-max-size"),
     _flag("DEFAULT_THINKING", "on|off", "--thinking"),
     _flag("DEFAULT_MAX_TOKENS", "N", "--max-tokens"),
@@ -92,20 +101,37 @@ FLAGS: tuple[Flag, ...] = (
     _flag("HLG_PIVOT_OFFSET", "NATS", "--hlg-pivot-offset"),
 )
 SWITCHES: Mapping[str, tuple[Variables, str]] = {
+    "--demo": ({"MODEL_PATH": str(DEMO_MODEL)}, "serve the demo model"),
     "--no-proxy": ({"PROXY": "false"}, "the server alone, without the LiteLLM proxy"),
     "--no-cache": ({"PROMPT_CACHE": "false"}, "compute every prompt anew"),
 }
 """Flags without a value: the variables that they stand for, and what the help text says."""
+_NAMES_A_FLAG = re.compile(r" --[a-z-]+(?: and --[a-z-]+)* says? the same\.")
 
 
 def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add the flags with these names; all flags and switches if none are given."""
+    """Add the flags with these names; all flags and switches, by section, if none are given."""
+    rows = {row.name: row for row in all_rows()}
+    places = dict.fromkeys(dict.fromkeys(row.section for row in rows.values()), parser)
+    if not names:
+        used = {rows[flag.variable].section for flag in FLAGS}
+        places |= {section: parser.add_argument_group(section) for section in places if section in used}
     for flag in FLAGS:
         if not names or flag.names[0] in names:
-            parser.add_argument(*flag.names, dest=flag.attribute, metavar=flag.metavar, help=flag.help)
+            row = rows[flag.variable]
+            place = places[row.section]
+            place.add_argument(*flag.names, dest=flag.attribute, metavar=flag.metavar, help=_told(flag, row))
     if not names:
-        for name, (_, told) in SWITCHES.items():
-            parser.add_argument(name, action="store_true", help=told)
+        for name, (variables, told) in SWITCHES.items():
+            section = rows[next(iter(variables))].section
+            places[section].add_argument(name, action="store_true", help=told)
+
+
+def _told(flag: Flag, row: SettingSpec) -> str:
+    """Return the help text of a flag: the setting's own words, and its name with its default."""
+    meaning = _NAMES_A_FLAG.sub("", f" {row.help}").strip()
+    default = f"={row.default}" if row.default else ""
+    return " ".join(filter(None, (flag.values, meaning, f"[{row.name}{default}]"))).replace("%", "%%")
 
 
 def variables_of(options: argparse.Namespace) -> dict[str, str]:
@@ -123,11 +149,31 @@ def variables_of(options: argparse.Namespace) -> dict[str, str]:
     return {variable: text for variable, (_, text) in found.items()}
 
 
+def words_of(options: argparse.Namespace) -> list[str]:
+    """Return the flags of a command line as words that mean the same from any folder."""
+    words: list[str] = []
+    for flag in FLAGS:
+        if text := getattr(options, flag.attribute, None):
+            words += [flag.names[0], _from_anywhere(flag, text.strip())]
+    return words + [name for name in SWITCHES if getattr(options, _attribute(name), False)]
+
+
+def _from_anywhere(flag: Flag, text: str) -> str:
+    if flag.metavar == "FOLDER":
+        return flag.read(text)[flag.variable]
+    is_path = flag.metavar == "PATH_OR_REPO" and Path(text).expanduser().exists()
+    return str(Path(text).expanduser().absolute()) if is_path else text
+
+
+def _attribute(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
 def _given(options: argparse.Namespace) -> list[tuple[str, Variables]]:
     values = [(flag.names[0], flag.read, getattr(options, flag.attribute, None)) for flag in FLAGS]
     given = [(name, read(text.strip())) for name, read, text in values if text]
     return given + [
         (name, variables)
         for name, (variables, _) in SWITCHES.items()
-        if getattr(options, name.removeprefix("--").replace("-", "_"), False)
+        if getattr(options, _attribute(name), False)
     ]

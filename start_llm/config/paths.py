@@ -1,13 +1,70 @@
-"""Paths of this checkout."""
+"""Paths of this installation: a checkout of the repository, or a package that pip, pipx or uv installed."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DEMO_MODEL = ROOT / "models" / "demo"
+PACKAGE = Path(__file__).resolve().parent.parent
+ROOT = PACKAGE.parent
+"""The folder that contains the package: the repository, or `site-packages`."""
+IS_CHECKOUT = not any(ROOT.glob("start_llm-*.dist-info"))
+
+
+class UserFolders(NamedTuple):
+    """Where a package keeps what belongs to its user.
+
+    Attributes:
+        settings: has the file `.env`.
+        data: relative paths in settings are seen from here.
+    """
+
+    settings: Path
+    data: Path
+
+
+def user_folders(system: str, environment: Mapping[str, str], home: Path) -> UserFolders:
+    """Return the folders of a package: Apple's on macOS, elsewhere those of the XDG specification."""
+    if system == "darwin":
+        support = home / "Library" / "Application Support" / "start_llm"
+        return UserFolders(support, support)
+    settings = _absolute(environment.get("XDG_CONFIG_HOME")) or home / ".config"
+    data = _absolute(environment.get("XDG_STATE_HOME")) or home / ".local" / "state"
+    return UserFolders(settings / "start_llm", data / "start_llm")
+
+
+def _absolute(path: str | None) -> Path | None:
+    """XDG's variables count only with absolute paths."""
+    return Path(path) if path and Path(path).is_absolute() else None
+
+
+def _folders() -> UserFolders:
+    return UserFolders(ROOT, ROOT) if IS_CHECKOUT else user_folders(sys.platform, os.environ, Path.home())
+
+
+_FOLDERS = _folders()
+ENV_FILE = _FOLDERS.settings / ".env"
+DEMO_MODEL = ROOT / "models" / "demo" if IS_CHECKOUT else PACKAGE / "bundled_models" / "demo"
 
 
 def from_root(path: str) -> Path:
-    """Return a path that the settings name, as seen from the repository."""
-    return ROOT / Path(path).expanduser()
+    """Return a path that the settings name, as seen from the repository or from the user's folder."""
+    return _FOLDERS.data / Path(path).expanduser()
+
+
+def servers_folder(state_root: str) -> Path:
+    """Return the folder of the files that name running servers."""
+    return from_root(state_root) / "servers"
+
+
+def program() -> str:
+    """Return how this installation is called from a shell in any folder."""
+    if IS_CHECKOUT:
+        return str(ROOT / "scripts" / "start_llm")
+    own, found = Path(sys.prefix) / "bin" / "start_llm", shutil.which("start_llm")
+    is_found = found is not None and own.exists() and Path(found).samefile(own)
+    return "start_llm" if is_found else str(own)

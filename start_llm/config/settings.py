@@ -200,8 +200,9 @@ class Settings:
     )  # fmt: skip
     state_root: str = _variable(
         "STATE_ROOT", TEXT, "state",
-        "Folder of what outlives the server, seen from the repository: the key by which it knows its own "
-        "reasoning when clients send it back sealed, and the folders of clients that it launches.", _SERVER,
+        "Folder of what outlives the server, seen from the repository or the folder of a package's user: the "
+        "key by which it knows its own reasoning when clients send it back sealed, the folders of clients "
+        "that it launches, and the addresses of running servers, by which commands find them.", _SERVER,
     )  # fmt: skip
     response_kept_s: float = _variable(
         "RESPONSE_STORE_TTL_SECONDS", number(Range(0, 10**9)), 3600,
@@ -439,7 +440,10 @@ class Settings:
     )  # fmt: skip
     log_root: str = _variable(
         "LOG_ROOT", TEXT, "logs",
-        "Folder of the traces, seen from the repository; at most 512 MiB of them are kept.", _LOGS,
+        "Folder of the traces (at most 512 MiB of them are kept), of proxy.log and of the proxy's locks, "
+        "seen from the repository or the folder of a package's user. The server goes on without what cannot "
+        "be written there.",
+        _LOGS,
     )  # fmt: skip
     traces_prompts: bool = _variable(
         "LOG_PROMPTS", BOOLEAN, False,

@@ -6,7 +6,8 @@ StartLLMError
 │   ├── ModelError
 │   │   └── HubError             the hub cannot be reached
 │   ├── PortError
-│   └── LaunchError              a client cannot be started
+│   ├── LaunchError              a client cannot be started
+│   └── CommandError             a command cannot do what it is asked for
 ├── RequestError                 refused before the status line, with a body in the protocol's form
 │   ├── InvalidRequest           400
 │   │   ├── InvalidImage         400
@@ -77,6 +78,10 @@ class PortError(StartupError):
 
 class LaunchError(StartupError):
     """A client cannot be started for a server, or no server runs that it could be started for."""
+
+
+class CommandError(StartupError):
+    """A command cannot do what it is asked for. The message says why, and what to do instead."""
 
 
 class RequestError(StartLLMError):

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from start_llm.config.paths import servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
+from start_llm.core.running_servers import RunningServer, running_servers
 
 NO_KEY = "local"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -67,19 +69,69 @@ def own_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def addresses(settings: Settings, base_url: str | None = None) -> list[Address]:
-    """Return the addresses of a server with these settings: the proxy's, if it has one, then its own.
+def addresses(settings: Settings, running: Sequence[RunningServer] = ()) -> list[Address]:
+    """Return the addresses at which a server may answer, the most likely first.
+
+    Those are the addresses of running servers, first of the one that has the port of the settings, then those
+    that the settings name. Of each server the proxy's address comes first.
+    """
+    keys = _Keys.of(settings)
+    own = own_url(settings.mlx_host, settings.mlx_port)
+    proxy = [Address(f"http://127.0.0.1:{settings.proxy_port}", keys.proxy)] if settings.proxy else []
+    found: list[Address] = []
+    for server in sorted(running, key=lambda server: server.url != own):
+        found += [Address(server.proxy_url, keys.proxy)] if server.proxy_url else []
+        found.append(Address(server.url, keys.own))
+    return list(dict.fromkeys([*found, *proxy, Address(own, keys.own)]))
+
+
+def address_at(base_url: str, settings: Settings, running: Sequence[RunningServer] = ()) -> Address:
+    """Return the address that the user names, with the key for it."""
+    bare, keys = base_url.rstrip("/").removesuffix("/v1"), _Keys.of(settings)
+    own_ports = {settings.mlx_port, *(server.port for server in running)}
+    return Address(bare, keys.own if any(bare.endswith(f":{port}") for port in own_ports) else keys.proxy)
+
+
+class _Keys(NamedTuple):
+    own: str
+    proxy: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> _Keys:
+        own = next(iter(settings.keys), NO_KEY)
+        return cls(own, next(iter(settings.proxy_keys), own))
+
+
+def servers_of(settings: Settings) -> list[RunningServer]:
+    """Return the servers that run with this STATE_ROOT.
+
+    Raises:
+        LaunchError: the folder with their files cannot be read.
+    """
+    folder = servers_folder(settings.state_root)
+    try:
+        return running_servers(folder)
+    except OSError as error:
+        raise LaunchError(f"{error.filename or folder} cannot be read: {error.strerror}.") from None
+
+
+def find_running(settings: Settings, base_url: str | None = None) -> ServerInfo:
+    """Return the server to use.
 
     Args:
-        base_url: the only address to try, if the user gives one.
+        base_url: its address, if the user names it.
+
+    Raises:
+        LaunchError: there is none, or it still loads its model.
     """
-    own = Address(own_url(settings.mlx_host, settings.mlx_port), next(iter(settings.keys), NO_KEY))
-    key = next(iter(settings.proxy_keys), own.key)
+    running = servers_of(settings)
     if base_url:
-        bare = base_url.rstrip("/").removesuffix("/v1")
-        return [Address(bare, own.key if bare.endswith(f":{settings.mlx_port}") else key)]
-    proxy = Address(f"http://127.0.0.1:{settings.proxy_port}", key)
-    return [proxy, own] if settings.proxy else [own]
+        return find([address_at(base_url, settings, running)])
+    if running and all(server.is_loading for server in running):
+        raise LaunchError(
+            f"The server at {running[0].url} still loads its model. Try again when it says that it is ready."
+        )
+    return find(addresses(settings, [server for server in running if not server.is_loading]))
 
 
 def find(places: Sequence[Address]) -> ServerInfo:
@@ -94,8 +146,8 @@ def find(places: Sequence[Address]) -> ServerInfo:
             return _served(url, key, told)
     raise LaunchError(
         f"No server answers at {' or '.join(one.url for one in places)}. Start one "
-        "(python install_and_run.py) and wait until it says that it answers, or name its address with "
-        "--base-url."
+        "(python install_and_run.py, or start_llm serve) and wait until it says that it answers, or name its "
+        "address with --base-url."
     )
 
 
@@ -105,24 +157,45 @@ def _told(url: str, key: str) -> bytes | None:
     Raises:
         LaunchError: the status is an error, the URL is invalid, or the answer is not valid HTTP.
     """
+    answer = ask(url, key)
+    if answer is None or answer.status < 400:
+        return answer and answer.body
+    raise LaunchError(f"{url} {_REFUSALS.get(answer.status, 'refuses')} ({answer.status}).")
+
+
+class HttpAnswer(NamedTuple):
+    """What a server answers to a GET."""
+
+    status: int
+    body: bytes
+
+
+def ask(url: str, key: str, patience_s: float = _ASK_S) -> HttpAnswer | None:
+    """Return the answer at a URL, errors included; None if nothing listens there.
+
+    Raises:
+        LaunchError: the URL is invalid, or the answer is not valid HTTP.
+    """
     try:
-        with closing(_open(url, key)) as reply:
-            return reply.read(_MAX_BYTES)
+        with closing(_open(url, key, patience_s)) as reply:
+            return HttpAnswer(reply.status, reply.read(_MAX_BYTES))
     except urllib.error.HTTPError as error:
-        raise LaunchError(f"{url} {_REFUSALS.get(error.code, 'refuses')} ({error.code}).") from None
+        with error:
+            return HttpAnswer(error.code, error.read(_MAX_BYTES))
     except urllib.error.URLError:
         return None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise LaunchError(f"{url} gives no answer of a server: {error}.") from None
 
 
-def _open(url: str, key: str) -> Any:
+def _open(url: str, key: str, patience_s: float) -> Any:
     if urlsplit(url).scheme not in ("http", "https"):
         raise ValueError("an address begins with http:// or https://")
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - see above
     # A proxy in the environment is for the internet; it cannot reach a server on this machine.
     proxies = {} if urlsplit(url).hostname in LOOPBACK else None
-    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies)).open(request, timeout=_ASK_S)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    return opener.open(request, timeout=patience_s)
 
 
 def _served(url: str, key: str, told: bytes) -> ServerInfo:

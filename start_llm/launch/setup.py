@@ -68,7 +68,7 @@ def _lines(name: str, setup: Setup) -> Iterator[str]:
     client, served = setup.client, setup.served
     sizes = f"{served.window:,} tokens, replies up to {served.reply:,}"
     yield f"# {name} with {served.model} at {served.url}: {sizes}."
-    yield f"# `python -m start_llm launch {name}` does the same. To keep your own configuration, put"
+    yield f"# `start_llm launch {name}` does the same. To keep your own configuration, put"
     yield f"# what the files say into {client.own_place} and leave out the variables that name the folder."
     if client.foreign:
         yield f"unset {' '.join(client.foreign)}"

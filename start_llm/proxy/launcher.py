@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from io import TextIOWrapper
 from pathlib import Path
@@ -37,19 +38,19 @@ def claim_port(port: int, logs: Path, say: Say) -> Lock:
     """Reserve the proxy's port, and end a stale proxy of this checkout that still listens on it.
 
     Returns:
-        The lock that keeps other servers of this checkout away from the port and from its process record.
+        The lock that keeps other servers of this checkout away from the port and from its process record. If
+        it cannot be written, the user is told, and the port is kept by listening on it alone.
 
     Raises:
-        PortError: the lock file cannot be written, another server of this checkout holds the lock, or another
-            process listens on the port, which is left running.
+        PortError: another server of this checkout holds the lock, or another process listens on the port,
+            which is left running.
     """
     lock = Lock(logs / f"proxy-{port}.lock")
     try:
         is_ours = lock.take()
     except OSError as error:
-        raise PortError(
-            f"PROXY_PORT={port} cannot be claimed: {error.filename or logs}: {error.strerror}."
-        ) from error
+        say(f"{error.filename or logs} cannot be written ({error.strerror}); the server goes on without it.")
+        is_ours = True
     if not is_ours:
         raise PortError(
             f"PROXY_PORT={port} belongs to a server that is running (pid {lock.holder()}); choose another "
@@ -85,14 +86,15 @@ class Proxy:
     Args:
         say: prints a line on the terminal.
         patience_s: seconds that a start may take before the user gets a warning.
-        logs: the folder of `proxy.log` and of the process record.
+        logs: the folder of `proxy.log` and of the process record. The proxy runs without them if it cannot be
+            written.
     """
 
     def __init__(self, config: ProxyConfig, *, say: Say, patience_s: float, logs: Path) -> None:
         self._config = config
         self._say = say
         self._patience_s = patience_s
-        self._log = ProxyLog(logs / "proxy.log")
+        self._log = ProxyLog(logs / "proxy.log", say)
         self._record = _record(logs, config.port)
         self._folder = tempfile.TemporaryDirectory(prefix="start_llm-proxy-")
         self._stopping = threading.Event()
@@ -246,17 +248,22 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
             open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener),
         )
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging calls it so
+        """Drop a line that cannot be written, say because the disk is full."""
+
 
 class ProxyLog:
     """Writes the proxy's output into rotating files. If nobody read the pipe, the proxy would block."""
 
-    def __init__(self, path: Path) -> None:
-        private_folder(path.parent)
+    def __init__(self, path: Path, say: Say) -> None:
         self._path = path
-        self._handler = _PrivateFile(
-            path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8", delay=True
-        )
+        self._handler: _PrivateFile | None = None
         self._last: deque[str] = deque(maxlen=20)
+        try:
+            private_folder(path.parent)
+            self._handler = _PrivateFile(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
+        except OSError as error:
+            say(f"{path} cannot be written ({error.strerror}); what the proxy prints is not kept.")
 
     def drain(self, pipe: IO[bytes]) -> None:
         """Log every line until the pipe closes. Runs on a thread of its own."""
@@ -265,12 +272,15 @@ class ProxyLog:
 
     def note(self, text: str) -> None:
         self._last.append(text)
-        self._handler.emit(logging.makeLogRecord({"msg": text}))
+        if self._handler:
+            self._handler.emit(logging.makeLogRecord({"msg": text}))
 
     def last_words(self) -> str:
-        """Return the last non-empty line and the path of the log."""
+        """Return the last non-empty line, and the path of the log if there is one."""
         said = next((line for line in reversed(self._last) if line.strip()), "it printed nothing")
-        return f"{said[:200]} (see {self._path})."
+        return f"{said[:200]} (see {self._path})." if self._handler else f"{said[:200]}."
 
     def close(self) -> None:
-        self._handler.close()
+        if self._handler:
+            with suppress(OSError):
+                self._handler.close()

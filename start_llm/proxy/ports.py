@@ -71,7 +71,8 @@ class ProcessRecord:
             return None
 
     def forget(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 def is_free(port: int) -> bool:

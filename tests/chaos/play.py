@@ -123,12 +123,12 @@ def play(
     outcome, faults, account = Outcome(trouble.name), Faults(poison, trouble.slowness_s), Account()
     scratch.mkdir(exist_ok=True)
     with (
-        patch("start_llm.app.LOGS", scratch.parent),
         patch.dict(os.environ, TMPDIR=str(scratch), AIOHTTP_KEEPALIVE_TIMEOUT=_POOLED_S),
         patch("tempfile.tempdir", str(scratch)),
     ):
         before = Held.now()
         settings = _COMMON | _LIMITS | trouble.settings | _memory(model, trouble)
+        settings |= {"log_root": str(scratch.parent)}
         if crowd.kill_s:
             settings |= {"proxy": True, "proxy_port": _free_port()}
         with faults.planted(), serving(folder, **settings) as server:

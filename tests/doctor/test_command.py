@@ -37,6 +37,12 @@ def run(*arguments: object) -> int:
     return main(["doctor", "--mlx-port", "0", "--no-proxy", *map(str, arguments)])
 
 
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of other tests are not seen."""
+    monkeypatch.setenv("STATE_ROOT", str(tmp_path / "state"))
+
+
 @pytest.fixture
 def model(tiny_model: TinyModel) -> Path:
     return tiny_model("qwen3", hidden=128, layers=2)
@@ -84,7 +90,7 @@ def test_a_report_that_cannot_be_written_is_refused_first(model: Path, tmp_path,
 def test_it_does_not_measure_beside_a_server(model: Path, tmp_path: Path, capsys):
     with serving(model) as server:
         assert main(["doctor", "--model", str(model), "--no-proxy", "--mlx-port", str(server.port)]) == 2
-    assert f"A server answers at {server.url}" in capsys.readouterr().err
+    assert f"A server runs at {server.url}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

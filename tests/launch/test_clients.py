@@ -10,7 +10,7 @@ import pytest
 from start_llm.config.settings import Settings
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.files import text_of
-from start_llm.launch.server_info import NO_KEY, Address, ServerInfo, addresses, reply_limit
+from start_llm.launch.server_info import NO_KEY, Address, ServerInfo, address_at, addresses, reply_limit
 from start_llm.launch.setup import make_setup
 
 FOLDER = Path("/private/folder")
@@ -310,6 +310,6 @@ OWN, PROXY = "http://127.0.0.1:8080", "http://127.0.0.1:4000"
 def test_each_port_is_sent_its_own_key(keys, own, proxy):
     settings = Settings(**keys)
     assert addresses(settings) == [Address(PROXY, proxy), Address(OWN, own)]
-    assert addresses(settings, "http://localhost:8080/v1/") == [Address("http://localhost:8080", own)]
-    assert addresses(settings, "http://localhost:4000") == [Address("http://localhost:4000", proxy)]
-    assert addresses(settings, "https://far.example") == [Address("https://far.example", proxy)]
+    assert address_at("http://localhost:8080/v1/", settings) == Address("http://localhost:8080", own)
+    assert address_at("http://localhost:4000", settings) == Address("http://localhost:4000", proxy)
+    assert address_at("https://far.example", settings) == Address("https://far.example", proxy)

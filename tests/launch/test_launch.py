@@ -402,4 +402,4 @@ def test_a_client_starts_at_once(home, server):
 def test_a_command_line_that_is_not_understood_is_explained(words, home):
     done = home.run(*words)
     assert done.returncode == 2
-    assert "usage: python -m start_llm" in done.stderr
+    assert "usage: start_llm" in done.stderr

@@ -148,7 +148,7 @@ def test_nobody_is_no_answer():
 
 
 def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
-    log = ProxyLog(tmp_path / "proxy.log")
+    log = ProxyLog(tmp_path / "proxy.log", print)
     command = [sys.executable, "-c", "for i in range(60_000): print('x' * 100)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         drain = threading.Thread(target=log.drain, args=(process.stdout,))
@@ -159,6 +159,29 @@ def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
     assert sum(1 for _ in tmp_path.glob("proxy.log*")) > 1
     assert all(path.stat().st_size <= 2 * 2**20 for path in tmp_path.iterdir())
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_the_last_words_are_known(tmp_path: Path, capsys):
+    said: list[str] = []
+    (tmp_path / "proxy.log").mkdir()
+    log = ProxyLog(tmp_path / "proxy.log", said.append)
+    for line in ("starting", "no such module"):
+        log.note(line)
+    log.close()
+    assert said == [
+        f"{tmp_path}/proxy.log cannot be written (Is a directory); what the proxy prints is not kept."
+    ]
+    assert log.last_words() == "no such module."
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_costs_lines_and_prints_no_traceback(tmp_path: Path, capsys):
+    (tmp_path / "proxy.log").symlink_to("/dev/full")
+    log = ProxyLog(tmp_path / "proxy.log", print)
+    log.note("a line")
+    log.close()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

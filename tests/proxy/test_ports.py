@@ -131,10 +131,14 @@ def test_a_broken_record_knows_nobody(tmp_path: Path, text: str):
     assert ProcessRecord(tmp_path / "missing.json").read() is None
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_told_and_stops_nobody(tmp_path: Path):
+    said: list[str] = []
     (tmp_path / "logs").touch()
-    with pytest.raises(PortError, match=r"PROXY_PORT=1 cannot be claimed: .*logs: Not a directory\."):
-        claim_port(1, tmp_path / "logs", print)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+    claim_port(port, tmp_path / "logs", said.append).release()
+    assert said == [f"{tmp_path}/logs cannot be written (Not a directory); the server goes on without it."]
+    ProcessRecord(tmp_path / "logs" / "proxy-1.json").forget()
 
 
 def test_a_system_tool_that_takes_too_long_says_nothing(monkeypatch: pytest.MonkeyPatch):

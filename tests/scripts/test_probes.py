@@ -86,7 +86,7 @@ def test_clients_that_change_their_spelling_cost_what_the_rules_save(script: Scr
 
 def test_a_server_that_caches_nothing_falls_short(script: Script):
     with faked(Fake()) as fake:
-        done = script("pi_like_probe", "--base-url", fake.url, "--turns", "4")
+        done = script("pi_like_probe", "--base-url", fake.url, "--turns", "4", "--context-chars", "24000")
     assert (done.returncode, done.stderr) == (1, "")
     told = [f"falls short: turn {turn}: 0.0% of its prompt was cached, 97% is healthy" for turn in (3, 4)]
     assert told == [line for line in done.stdout.splitlines() if line.startswith("falls short")]

@@ -1,0 +1,158 @@
+"""`start_llm status`: which servers run, and what they do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TextIO
+
+from start_llm.core.errors import LaunchError
+from start_llm.core.running_servers import RunningServer
+from start_llm.launch.server_info import ask
+
+NOT_RUNNING = 3
+"""Exit status if there is no server, as `systemctl status` has it."""
+_PATIENCE_S = 5.0
+_LOADING = "loading"
+_SILENT = "gives no answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """What a server tells of itself.
+
+    Attributes:
+        pid: None for a server that is known by its address alone.
+        state: loading, what `/health` says (ok, draining, degraded, failed), or why nothing is known.
+        model: the one that answers by default.
+        other_models: the other loaded ones.
+        memory, requests, tokens: counts by name; empty if nothing is known.
+    """
+
+    url: str
+    state: str
+    pid: int | None = None
+    proxy_url: str | None = None
+    version: str | None = None
+    started_at: float | None = None
+    model: str | None = None
+    other_models: tuple[str, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+def tell_status(
+    running: Sequence[RunningServer], url: str, key: str, *, as_json: bool, stream: TextIO
+) -> int:
+    """Print the state of the servers. Return 0 if there is one, else 3.
+
+    Args:
+        running: the servers of this user.
+        url: where the settings have a server; it is asked if `running` has none.
+        key: the key of the servers.
+    """
+    told = [_status_of(server, key) for server in running] or list(_status_at(url, key))
+    if as_json:
+        servers = [asdict(one) for one in told]
+        stream.write(json.dumps({"running": bool(told), "servers": servers}, indent=2) + "\n")
+    elif told:
+        stream.write("\n\n".join("\n".join(_lines(one)) for one in told) + "\n")
+    else:
+        stream.write(f"No server is running, and none answers at {url}.\n")
+    return 0 if told else NOT_RUNNING
+
+
+def _status_of(server: RunningServer, key: str) -> ServerStatus:
+    state, counts = (_LOADING, {}) if server.is_loading else _asked(server.url, key)
+    return ServerStatus(
+        pid=server.pid,
+        url=server.url,
+        proxy_url=server.proxy_url,
+        version=server.version,
+        started_at=server.started_at,
+        state=state,
+        **counts,
+    )
+
+
+def _status_at(url: str, key: str) -> Iterator[ServerStatus]:
+    """Yield the state of a server that has written no file for us; nothing if none answers."""
+    state, counts = _asked(url, key)
+    if counts:
+        yield ServerStatus(url=url, state=state, **counts)
+
+
+def _asked(url: str, key: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the state of a server and its counts; none if it does not answer as our servers do."""
+    try:
+        health, stats = (ask(f"{url}/{page}", key, _PATIENCE_S) for page in ("health", "stats"))
+        if health is None or stats is None:
+            return _SILENT, {}
+        if stats.status == 401:
+            return "does not take the key of MLX_API_KEY", {}
+        return json.loads(health.body)["status"], _counts(json.loads(stats.body))
+    except (LaunchError, ValueError, LookupError, TypeError):
+        return _SILENT, {}
+
+
+def _counts(stats: Mapping[str, Any]) -> dict[str, Any]:
+    model, requests, cache = stats["server"]["model"], stats["requests"], stats["prompt_cache"]
+    loaded = (one["id"] for one in stats["models"] if one["state"] == "loaded")
+    return {
+        "model": model,
+        "other_models": tuple(one for one in loaded if one != model),
+        "memory": {
+            "budget_bytes": stats["admission"]["memory_budget_bytes"],
+            "weights_bytes": stats["admission"]["weights_bytes"],
+            "cache_bytes": cache["bytes"],
+            "cache_max_bytes": cache["max_bytes"],
+        },
+        "requests": {
+            "answered": sum(requests["endings"].values()),
+            "running": requests["in_flight"],
+            "waiting": stats["engine"]["waiting"],
+        },
+        "tokens": {
+            "prompt": requests["prompt_tokens"],
+            "not_read_twice": requests["cached_tokens"],
+            "generated": requests["completion_tokens"],
+        },
+    }
+
+
+def _lines(one: ServerStatus) -> Iterator[str]:
+    yield f"  server    {one.url}, {one.state}{_process(one)}"
+    if one.proxy_url:
+        yield f"  proxy     {one.proxy_url}"
+    if one.model:
+        yield f"  model     {', '.join([one.model, *one.other_models])}"
+        yield f"  memory    {_memory_text(one.memory)}"
+        yield f"  requests  {', '.join(f'{count:,} {name}' for name, count in one.requests.items())}"
+        told = f"{one.tokens['not_read_twice']:,} of {one.tokens['prompt']:,}"
+        yield f"  tokens    {told} prompt tokens were not read twice"
+        yield f"  page      {one.url}/"
+
+
+def _memory_text(memory: Mapping[str, int]) -> str:
+    cache, most = _size(memory["cache_bytes"]), _size(memory["cache_max_bytes"])
+    return f"weights {_size(memory['weights_bytes'])}, cache {cache} of {most}"
+
+
+def _process(one: ServerStatus) -> str:
+    if one.pid is None or one.started_at is None:
+        return ""
+    return f" (process {one.pid}, version {one.version}, for {_span(time.time() - one.started_at)})"
+
+
+def _span(seconds: float) -> str:
+    minutes, hours = divmod(int(seconds) // 60, 60)[::-1]
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

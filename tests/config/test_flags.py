@@ -1,0 +1,79 @@
+"""The help text of `serve`, and folders on the command line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from start_llm import cli
+from start_llm.config.flags import FLAGS, variables_of, words_of
+from start_llm.config.settings import all_rows
+
+ROWS = {row.name: row for row in all_rows()}
+
+
+@pytest.fixture
+def told(capsys, monkeypatch) -> str:
+    monkeypatch.setenv("COLUMNS", "10000")
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    return capsys.readouterr().out
+
+
+def test_each_flag_stands_under_the_section_of_its_setting(told):
+    sections = {}
+    for block in told.split("\n\n"):
+        heading, _, lines = block.partition("\n")
+        sections |= dict.fromkeys(re.findall(r"^  (--[a-z-]+)", lines, re.MULTILINE), heading.rstrip(":"))
+    for flag in FLAGS:
+        assert sections[flag.names[0]] == ROWS[flag.variable].section, flag
+    assert sections["--no-proxy"] == "Proxy"
+    assert len(re.findall(r"^[A-Z].*:$", told, re.MULTILINE)) == len(set(sections.values()) - {"options"})
+
+
+def test_each_flag_says_what_its_setting_says(told):
+    for flag in FLAGS:
+        row = ROWS[flag.variable]
+        first = re.split(r"(?<=[.:;]) ", row.help)[0]
+        (line,) = re.findall(rf"^  {flag.names[0]} .*(?:\n {{10,}}.*)?", told, re.MULTILINE)
+        assert first in line
+        assert f"[{row.name}" in line
+    assert "[BATCH=4]" in told
+    assert "[MEMORY_BUDGET=100%]" in told
+    assert "says the same" not in told
+    assert "wins over" not in told.partition("In brackets")[0]
+
+
+def test_flags_as_words_mean_the_same_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    given = [
+        "--model",
+        "mine",
+        "--model-dir",
+        "models",
+        "--port",
+        "81",
+        "--temp",
+        "0.5",
+        "--demo",
+        "--no-proxy",
+    ]
+    assert words_of(cli._parser().parse_args(["serve", *given])) == [
+        *("--model", str(tmp_path / "mine"), "--model-dir", str(tmp_path / "models")),
+        *("--mlx-port", "81", "--temperature", "0.5", "--demo", "--no-proxy"),
+    ]
+    repository = ["serve", "--model", "lab/tiny"]
+    assert words_of(cli._parser().parse_args(repository)) == repository[1:]
+
+
+def test_a_folder_on_the_command_line_is_seen_from_where_the_command_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def said(folder: str) -> str:
+        return variables_of(cli._parser().parse_args(["serve", "--model-dir", folder]))["MODEL_DIR"]
+
+    assert said("models") == str(tmp_path / "models")
+    assert said("/models") == "/models"
+    assert said("~/models") == "~/models"
