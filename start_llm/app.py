@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ from start_llm.models.shelf import Shelf
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
-from start_llm.server.activity_pages import ServingMachine
+from start_llm.server.activity_pages import ServingMachine, memory_parts
 from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
@@ -32,6 +33,7 @@ from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.status import ModelCard
 from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
 from start_llm.telemetry.activity import Activity
+from start_llm.telemetry.live_table import LiveTable, MemoryUse
 from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -161,7 +163,8 @@ class App:
                 self._terminal.say(line)
 
     def abandon(self) -> None:
-        """Kill the proxy and release its lock, without waiting, because this process exits at once."""
+        """Kill the proxy, release its lock and clean the terminal, without waiting: the process exits now."""
+        self._terminal.abandon()
         if self._proxy:
             self._proxy.abandon()
         if self._proxy_port:
@@ -203,6 +206,7 @@ class App:
         )
 
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
+        machine = ServingMachine(this_device().name, memory_budget(self._settings))
         context = ServerContext(
             models=host,
             library=LibraryPages(shelf, host),
@@ -215,9 +219,12 @@ class App:
             access_policy=self._access_policy,
             drain=self._drain,
             activity=self._activity,
-            machine=ServingMachine(this_device().name, memory_budget(self._settings)),
+            show_refusal=self._terminal.refused,
+            machine=machine,
         )
         self._listener.open(context)
+        live = LiveTable(self._activity, lambda: _memory_use(host, machine.budget_bytes))
+        self._terminal.follow(live, os.environ)
         self._introduce(host.runtime)
 
     def _start_proxy(self, card: ModelCard) -> None:
@@ -252,3 +259,7 @@ class App:
         for title, lines in paste_lines(self.url, card.id, asks_key=bool(self._settings.keys)):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")
+
+
+def _memory_use(host: ModelHost, budget_bytes: int) -> MemoryUse:
+    return MemoryUse(sum(memory_parts(host.listed()).values()), budget_bytes)

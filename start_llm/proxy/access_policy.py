@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from start_llm.core.access_policy import AccessPolicy, body_length, demand_json
+from start_llm.core.client_name import CLIENT_HEADER
 from start_llm.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -40,7 +41,7 @@ _OPEN = re.compile(r"/|/api/hello|/health/live(li)?ness")
 
 
 class ProxyAccessPolicy:
-    """ASGI middleware that refuses a request, or passes it on with the caller's tenant in a header.
+    """ASGI middleware that refuses a request, or passes it on with its caller's tenant and program.
 
     Args:
         max_body_bytes: the longest request body that is accepted.
@@ -73,7 +74,7 @@ class ProxyAccessPolicy:
         except RequestError as error:
             await _refuse(send, path, error)
             return
-        await self._inside(scope | {"headers": _with_tenant(headers)}, receive, send)
+        await self._inside(scope | {"headers": _with_caller(headers)}, receive, send)
 
     def _admit(self, scope: Any, path: str, headers: Sequence[tuple[str, str]]) -> None:
         self._access_policy.admit(headers, scope["server"][0], asks_key=not _OPEN.fullmatch(path))
@@ -113,11 +114,12 @@ def _find(method: str, path: str) -> None:
         )
 
 
-def _with_tenant(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Put the tenant of the API key into a header that LiteLLM passes on, in place of the client's own."""
-    tenant = (TENANT_HEADER, tenant_of_key(key_of(dict(headers))))
-    kept = [(name, value) for name, value in headers if name != TENANT_HEADER]
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, tenant)]
+def _with_caller(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Put tenant and program of the caller into headers that LiteLLM passes on."""
+    said = dict(headers)
+    ours = {TENANT_HEADER: tenant_of_key(key_of(said)), CLIENT_HEADER: said.get("user-agent", "")}
+    kept = [(name, value) for name, value in headers if name not in ours]
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, *ours.items())]
 
 
 async def _refuse(send: Send, path: str, error: RequestError) -> None:

@@ -20,6 +20,7 @@ from typing import IO, cast
 
 from start_llm.core.errors import PortError
 from start_llm.core.private_files import Lock, private_folder, private_opener
+from start_llm.core.tenants import WARM_UP_HEADER
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
 
@@ -204,14 +205,16 @@ class Proxy:
 
 
 def answers_end_to_end(config: ProxyConfig) -> bool:
-    """Ask for one token through both servers; True if the server answered. This also warms both up.
+    """Send a chat through both servers; True if the server answered. This also warms LiteLLM up.
 
-    Status 400 counts as an answer: a model without a chat template refuses every chat.
+    The server answers it without the model, and counts it nowhere. Status 400 counts as an answer: a model
+    without a chat template refuses every chat.
     """
     body = {"model": config.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     headers = {
         "Content-Type": "application/json",
         "Authorization": f"Bearer {next(iter(config.keys), 'local')}",
+        WARM_UP_HEADER: config.backend_key,
     }
     connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
     try:
