@@ -54,6 +54,11 @@ class RequestFacts:
     adapter: str | None = None
 
 
+def endpoint_name(facts: RequestFacts) -> str:
+    """Return the endpoint in one word, such as `chat` or `messages`."""
+    return facts.endpoint.removeprefix("/v1/").partition("/")[0]
+
+
 @dataclass(eq=False, slots=True)
 class RunningRequest:
     """A request that is not finished. Written by its HTTP thread only; readers may see it slightly late.

@@ -6,17 +6,18 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from start_llm.telemetry.activity import Activity, RunningRequest
+from start_llm.telemetry.activity import Activity, RunningRequest, endpoint_name
 
 _GIB, _MIB = 2**30, 2**20
 _LEAST_ROWS = 3
-_WIDEST = 500
+_WIDE = 90
 _ROWS_AROUND = 4
 """Rows of a frame besides those of requests: a blank one, the names of columns, what is not shown, memory."""
 _STYLES = {
@@ -48,25 +49,41 @@ class MemoryUse:
     budget_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRow:
-    """One running request as it is shown."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveColumn:
+    """A column of the table.
 
-    session: str
-    client: str
-    endpoint: str
-    phase: str
-    read: str
-    written: str
-    speed: str
-    seconds: str
+    Attributes:
+        text: of a request, at a time in seconds since 1970.
+        is_wide: it is left out if the terminal has fewer than 90 columns.
+    """
+
+    name: str
+    text: Callable[[RunningRequest, float], str]
+    style: str = ""
+    justify: Literal["left", "right"] = "right"
+    is_wide: bool = False
+
+
+_COLUMNS = (
+    LiveColumn(name="session", justify="left", text=lambda one, _: one.facts.name or "-"),
+    LiveColumn(name="client", justify="left", is_wide=True, text=lambda one, _: one.facts.client or "-"),
+    LiveColumn(name="endpoint", justify="left", is_wide=True, text=lambda one, _: endpoint_name(one.facts)),
+    LiveColumn(name="now", justify="left", text=lambda one, _: one.phase),
+    LiveColumn(name="prompt", text=lambda one, _: f"{one.facts.prompt_tokens:,}"),
+    LiveColumn(name="cached", style="green", text=lambda one, _: f"{one.cached:,}"),
+    LiveColumn(name="read", style="cyan", text=lambda one, _: f"{one.done - one.cached:,}"),
+    LiveColumn(name="written", style="bold", text=lambda one, _: f"{one.written:,}"),
+    LiveColumn(name="tok/s", text=lambda one, _: f"{speed:,.0f}" if (speed := one.tokens_per_s) else ""),
+    LiveColumn(name="s", style="dim", text=lambda one, now: f"{max(now - one.began, 0.0):,.0f}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """Everything that a frame shows."""
+    """Everything that a frame shows: a cell for each request and column, and a line below them."""
 
-    rows: tuple[LiveRow, ...]
+    rows: tuple[tuple[str, ...], ...]
     status: str
 
 
@@ -82,7 +99,6 @@ class LiveTable:
         self._memory = memory
         self._console = Console(
             file=io.StringIO(),
-            width=_WIDEST,
             color_system="standard",
             force_terminal=True,
             theme=Theme(_STYLES),
@@ -92,7 +108,8 @@ class LiveTable:
     def state(self) -> LiveState:
         running = self._activity.running()
         now = self._activity.now
-        return LiveState(tuple(_row(one, now) for one in running), self._status(len(running)))
+        rows = (tuple(column.text(one, now) for column in _COLUMNS) for one in running)
+        return LiveState(tuple(rows), self._status(len(running)))
 
     def _status(self, running: int) -> str:
         memory, (hour, _) = self._memory(), self._activity.savings()
@@ -107,11 +124,12 @@ class LiveTable:
     def frame(self, state: LiveState, size: os.terminal_size) -> Sequence[str]:
         room = max(size.lines - _ROWS_AROUND - 1, _LEAST_ROWS)
         hidden = len(state.rows) - room
-        table = [Text(""), _table(state.rows[:room])] if state.rows else []
+        table = [Text(""), _table(state.rows[:room], size.columns)] if state.rows else []
         more = [Text(f"and {hidden} more", style="dim")] if hidden > 0 else []
+        self._console.width = size.columns - 1
         with self._console.capture() as captured:
             for one in (*table, *more, Text(state.status, style="dim")):
-                self._console.print(one, width=size.columns - 1, no_wrap=True, overflow="ellipsis")
+                self._console.print(one, no_wrap=True, overflow="ellipsis")
         return captured.get().splitlines()
 
     def painted(self, line: str) -> str:
@@ -123,32 +141,14 @@ class LiveTable:
         return captured.get().removesuffix("\n")
 
 
-def _table(rows: Sequence[LiveRow]) -> Table:
+def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
+    shown = [(place, one) for place, one in enumerate(_COLUMNS) if width >= _WIDE or not one.is_wide]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("session", "client", "endpoint", "now"):
-        table.add_column(name, no_wrap=True, max_width=12)
-    for name, style in (("read", "cyan"), ("written", "bold"), ("tok/s", ""), ("s", "dim")):
-        table.add_column(name, no_wrap=True, justify="right", style=style)
+    for _, column in shown:
+        table.add_column(column.name, no_wrap=True, justify=column.justify, style=column.style)
     for row in rows:
-        table.add_row(
-            row.session, row.client, row.endpoint, row.phase, row.read, row.written, row.speed, row.seconds
-        )
+        table.add_row(*(Text(row[place]) for place, _ in shown))
     return table
-
-
-def _row(running: RunningRequest, now: float) -> LiveRow:
-    facts, speed = running.facts, running.tokens_per_s
-    read = f"{running.done:,}/{facts.prompt_tokens:,}"
-    return LiveRow(
-        session=facts.name or "-",
-        client=facts.client or "-",
-        endpoint=facts.endpoint.removeprefix("/v1/").partition("/")[0],
-        phase=running.phase,
-        read=f"{read} ({running.cached:,} cached)" if running.cached else read,
-        written=f"{running.written:,}",
-        speed="" if speed is None else f"{speed:,.0f}",
-        seconds=f"{max(now - running.began, 0.0):,.0f}",
-    )
 
 
 def _size(count: int) -> str:

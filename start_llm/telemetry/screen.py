@@ -124,7 +124,7 @@ class Screen:
         taken: list[Line | None] = []
         with suppress(queue.Empty):
             taken.append(self._lines.get(timeout=_TICK_S if self._view else None))
-            while True:
+            while len(taken) < _MOST_LINES:
                 taken.append(self._lines.get_nowait())
         with self._lock:
             dropped, self._dropped = self._dropped, 0

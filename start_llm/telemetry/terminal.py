@@ -12,7 +12,14 @@ from typing import Any, TextIO
 
 from start_llm.core.events import Restored
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageSpan
-from start_llm.telemetry.activity import FinishedRequest, Phase, Refusal, RequestFacts, RunningRequest
+from start_llm.telemetry.activity import (
+    FinishedRequest,
+    Phase,
+    Refusal,
+    RequestFacts,
+    RunningRequest,
+    endpoint_name,
+)
 from start_llm.telemetry.screen import Line, LiveView, Screen, is_lively
 
 _NAME_END = 12
@@ -68,7 +75,7 @@ class Terminal:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._stream, self._errors = stream or sys.stdout, sys.stderr
         self._lock = threading.Lock()
         self._screen: Screen | None = None
         self._refusals = _RefusalLimit()
@@ -81,7 +88,7 @@ class Terminal:
             return
         self._stream.flush()
         self._screen = Screen(descriptor, view if is_lively(descriptor, environment) else None)
-        if self.is_live and sys.stderr.isatty():
+        if self.is_live and self._errors.isatty():
             sys.stderr = _SaidLines(self.say)
 
     @property
@@ -91,9 +98,8 @@ class Terminal:
 
     def close(self) -> None:
         """Write what is left, and remove the live view. Nothing is printed afterwards."""
-        if isinstance(sys.stderr, _SaidLines):
-            sys.stderr = sys.__stderr__
         if self._screen:
+            sys.stderr = self._errors
             self._screen.close()
 
     def abandon(self) -> None:
@@ -226,8 +232,7 @@ def _refused(refusal: Refusal) -> str:
 
 
 def _who(facts: RequestFacts) -> str:
-    endpoint = facts.endpoint.removeprefix("/v1/").partition("/")[0]
-    return f"{_clock()} {endpoint:<11} {facts.client or '-':<12} {facts.name or '-':<{_NAME_END}}"
+    return f"{_clock()} {endpoint_name(facts):<11} {facts.client or '-':<12} {facts.name or '-':<{_NAME_END}}"
 
 
 def _figures(request: FinishedRequest) -> str:

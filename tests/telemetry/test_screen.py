@@ -1,0 +1,224 @@
+"""The terminal's thread: real pipes and pseudo-terminals, read or not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+import pytest
+
+from start_llm.telemetry.screen import Line, is_lively
+from start_llm.telemetry.terminal import Terminal
+
+LIVELY = {"TERM": "xterm-256color"}
+ERASED = "\r\x1b[{}A\x1b[J"
+
+
+class Counter:
+    """A view of as many rows as it counts to."""
+
+    def __init__(self, rows: int = 1) -> None:
+        self.rows = rows
+
+    def state(self) -> int:
+        return self.rows
+
+    def frame(self, state: int, size: os.terminal_size) -> Sequence[str]:
+        return [f"\x1b[2mrow {number} of {state}\x1b[0m".ljust(size.columns - 1) for number in range(state)]
+
+    def painted(self, line: str) -> str:
+        return f"<{line}>"
+
+
+class Tty:
+    """A pseudo-terminal; what is written to it is read by a thread, unless it is stopped."""
+
+    def __init__(self, columns: int = 40) -> None:
+        self.reader, self.writer = pty.openpty()
+        tty.setraw(self.writer)
+        self.resize(columns)
+        self.stream: TextIO = os.fdopen(self.writer, "w", closefd=False)
+        self.text = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self.writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def read(self) -> None:
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):
+            while data := os.read(self.reader, 65536):
+                self.text += data.decode()
+
+    def until(self, text: str) -> None:
+        deadline = time.monotonic() + 5
+        while text not in self.text:
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the thread first: what it reads may be another terminal's descriptor afterwards."""
+        os.close(self.writer)
+        if self._thread.ident:
+            self._thread.join(5)
+        os.close(self.reader)
+
+
+@contextmanager
+def a_tty(*, is_read: bool = True) -> Generator[Tty]:
+    one = Tty()
+    if is_read:
+        one.read()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextmanager
+def following(stream: TextIO, view: Any, environment: dict[str, str]) -> Generator[Terminal]:
+    terminal = Terminal(stream)
+    terminal.follow(view, environment)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_live"),
+    [
+        (LIVELY, True),
+        (LIVELY | {"NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": ""}, False),
+        ({}, False),
+    ],
+)
+def test_a_terminal_gets_escape_codes_if_it_understands_them_and_the_user_wants_them(environment, is_live):
+    with a_tty() as one:
+        assert is_lively(one.writer, environment) is is_live
+        with following(one.stream, Counter(), environment) as terminal:
+            assert terminal.is_live is is_live
+            terminal.say("hello")
+            one.until("hello")
+        assert ("\x1b" in one.text) is is_live
+
+
+def test_a_pipe_gets_plain_lines(tmp_path):
+    with (tmp_path / "log").open("w") as stream, following(stream, Counter(), LIVELY) as terminal:
+        terminal.say("first")
+        terminal._print(Line(("second", "in parts")))
+    assert (tmp_path / "log").read_text() == "first\nsecond  in parts\n"
+
+
+def test_the_view_stays_below_the_lines_and_is_gone_at_the_end():
+    with a_tty() as one:
+        view = Counter(2)
+        with following(one.stream, view, LIVELY) as terminal:
+            one.until("row 1 of 2")
+            terminal.say("hello")
+            one.until("<hello>")
+            view.rows = 1
+            one.until("row 0 of 1")
+        one.until(ERASED.format(1))
+        drawn = re.sub(r" +(?=\n)", "", one.text)
+    assert drawn.endswith(ERASED.format(1)), "nothing is left of the view"
+    assert f"{ERASED.format(2)}<hello>\n\x1b[2mrow 0 of 2" in drawn
+    assert "\x1b[?25l" not in drawn, "a killed process leaves a cursor"
+
+
+def test_a_line_that_is_too_long_for_the_terminal_is_folded_between_its_parts():
+    with a_tty() as one, following(one.stream, Counter(), LIVELY) as terminal:
+        terminal._print(Line(("12:00:00 chat", "  7 cached 9 read", "because of that")))
+        one.until("because")
+        assert "<12:00:00 chat    7 cached 9 read>\n<         because of that>\n" in one.text
+
+
+def test_rows_that_a_narrower_terminal_has_wrapped_are_removed_too():
+    with a_tty() as one, following(one.stream, Counter(2), LIVELY) as terminal:
+        one.until("row 1 of 2")
+        one.resize(20)
+        terminal.say("hello")
+        one.until("<hello>")
+        assert f"{ERASED.format(4)}<hello>" in one.text
+
+
+def test_a_terminal_that_is_not_read_holds_nobody_up_and_what_it_missed_is_counted():
+    with a_tty(is_read=False) as one:
+        terminal = Terminal(one.stream)
+        terminal.follow(Counter(), LIVELY)
+        began = time.monotonic()
+        for number in range(5000):
+            terminal.say(f"line {number} {'x' * 100}")
+        assert time.monotonic() - began < 1
+        one.read()
+        one.until("lines were not shown")
+        terminal.close()
+        shown = len(re.findall(r"<line \d+ ", one.text))
+        dropped = re.findall(r"([\d,]+) lines were not shown", one.text)
+        assert shown < 3500
+        assert shown + sum(int(count.replace(",", "")) for count in dropped) == 5000
+
+
+def test_the_end_does_not_wait_for_a_terminal_that_is_not_read():
+    with a_tty(is_read=False) as one:
+        terminal = Terminal(one.stream)
+        terminal.follow(Counter(), LIVELY)
+        for _ in range(500):
+            terminal.say("x" * 200)
+        began = time.monotonic()
+        terminal.abandon()
+        terminal.close()
+        assert time.monotonic() - began < 2
+        one.read()  # so that the thread ends before its terminal is closed
+        one.until(ERASED.format(1))
+
+
+def test_who_ends_at_once_still_removes_the_view():
+    with a_tty() as one, following(one.stream, Counter(3), LIVELY) as terminal:
+        one.until("row 2 of 3")
+        terminal.abandon()
+        one.until(ERASED.format(3))
+
+
+def test_a_terminal_that_was_closed_stops_nobody():
+    with a_tty(is_read=False) as one, following(one.stream, Counter(), LIVELY) as terminal:
+        os.close(one.reader)
+        for _ in range(10):
+            terminal.say("nobody reads this")
+        one.reader = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_errors_are_lines_while_the_view_is_shown(monkeypatch):
+    with a_tty() as one:
+        monkeypatch.setattr(sys, "stderr", one.stream)
+        with following(one.stream, Counter(), LIVELY):
+            sys.stderr.write("Traceback\n  File")
+            sys.stderr.write(" x\n")
+            one.until("<Traceback>")
+            one.until("<  File x>")
+
+
+def test_an_idle_view_costs_next_to_nothing():
+    with a_tty() as one, following(one.stream, Counter(), LIVELY) as terminal:
+        one.until("row")
+        before, began = len(one.text), time.process_time()
+        time.sleep(2)
+        spent = time.process_time() - began
+        assert len(one.text) == before, "nothing is drawn that has not changed"
+        assert spent < 0.02, "1 % of a core"
+        assert terminal.is_live
