@@ -204,9 +204,11 @@ def test_variables_without_effect_are_announced_with_the_reason(server):
     assert server.output.count("has no effect") == 1
 
 
-def test_the_curl_line_works_as_it_is_printed(server):
-    (line,) = (line.strip() for line in server.lines if line.strip().startswith("curl "))
-    done = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=60)
+def test_the_curl_command_works_as_it_is_printed_and_fits_80_columns(server):
+    command = re.search(r"^ +curl (?:.+\n)+", server.output, re.MULTILINE)
+    assert command
+    assert max(map(len, command[0].splitlines())) < 80
+    done = subprocess.run(["bash", "-c", command[0]], check=True, capture_output=True, text=True, timeout=60)
     *chunks, end = [text.removeprefix("data: ") for text in done.stdout.splitlines() if text]
     assert end == "[DONE]"
     texts = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
@@ -252,7 +254,9 @@ def test_each_finished_request_is_one_line(server):
     server.until_it_says("my-session")
     (line,) = (line for line in server.lines if "my-session" in line)
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d my-session    in 1  cached 0  out 3  ttft \d+\.\d\d s  [\d.]+ tok/s  stop\n", line
+        r"\d\d:\d\d:\d\d completions +Python-urlli +my-session +complete +0 cached +1 read"
+        r" +3 written +[\d,.]+/s  first +\d+\.\d\d s\n",
+        line,
     )
 
 
