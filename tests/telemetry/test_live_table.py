@@ -12,9 +12,9 @@ import pytest
 from start_llm.telemetry.activity import Activity, RequestFacts, RunningRequest
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
 from tests.telemetry.test_terminal import facts
+from tests.telemetry.ttys import COLOUR
 
 WIDE = os.terminal_size((120, 24))
-COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def table(activity: Activity) -> LiveTable:

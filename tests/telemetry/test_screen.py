@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import struct
 import sys
-import termios
-import threading
 import time
-import tty
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import pytest
 
 from start_llm.telemetry.screen import Line, is_lively
 from start_llm.telemetry.terminal import Terminal
-
-LIVELY = {"TERM": "xterm-256color"}
-ERASED = "\r\x1b[{}A\x1b[J"
+from tests.telemetry.ttys import ERASED, LIVELY, a_tty
 
 
 class Counter:
@@ -39,53 +31,6 @@ class Counter:
 
     def painted(self, line: str) -> str:
         return f"<{line}>"
-
-
-class Tty:
-    """A pseudo-terminal; what is written to it is read by a thread, unless it is stopped."""
-
-    def __init__(self, columns: int = 40) -> None:
-        self.reader, self.writer = pty.openpty()
-        tty.setraw(self.writer)
-        self.resize(columns)
-        self.stream: TextIO = os.fdopen(self.writer, "w", closefd=False)
-        self.text = ""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self.writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-
-    def read(self) -> None:
-        self._thread.start()
-
-    def _read(self) -> None:
-        with suppress(OSError):
-            while data := os.read(self.reader, 65536):
-                self.text += data.decode()
-
-    def until(self, text: str) -> None:
-        deadline = time.monotonic() + 5
-        while text not in self.text:
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.01)
-
-    def close(self) -> None:
-        """End the thread first: what it reads may be another terminal's descriptor afterwards."""
-        os.close(self.writer)
-        if self._thread.ident:
-            self._thread.join(5)
-        os.close(self.reader)
-
-
-@contextmanager
-def a_tty(*, is_read: bool = True) -> Generator[Tty]:
-    one = Tty()
-    if is_read:
-        one.read()
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 @contextmanager
