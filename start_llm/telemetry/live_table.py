@@ -36,7 +36,7 @@ _PARTS = (
     r"(?P<read>[\d,]+ read)",
     r"(?P<written>[\d,]+ written)",
     r"(?P<again>read [\d,]+ tokens again: .*)",
-    r"^[\d:]{8} (?P<bad>refused .*)",
+    r"^[\d:]{8} (?P<bad>refused +\d{3} [^ ]+ [^ ]+)",
     r"(?P<bad>\b(failed|timed out|cancelled) )",
 )
 
@@ -101,6 +101,7 @@ class LiveTable:
             file=io.StringIO(),
             color_system="standard",
             force_terminal=True,
+            no_color=False,
             theme=Theme(_STYLES),
             highlight=False,
         )

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 _MOST_LINES = 1000
 _TICK_S = 0.5
 _CLOSE_S = 1.0
-_INDENT = " " * 9
+_INDENT = " " * 5
 _PIECE = 4096
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _DEFAULT_SIZE = os.terminal_size((80, 24))
@@ -43,7 +43,7 @@ class Line:
             if len(joined) < width:
                 lines[-1] = joined
             else:
-                lines.append(f"{_INDENT}{part.lstrip()}")
+                lines.append(f"{_INDENT}{part}")
         return lines
 
 

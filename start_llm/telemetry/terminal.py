@@ -32,7 +32,7 @@ _ENDINGS: Mapping[str, str] = {
 }
 _SHOWN_REFUSALS = 10
 _REFUSALS_S = 60.0
-_MAX_REFUSAL = 200
+_MAX_ASKED, _MAX_REASON = 60, 120
 
 
 @dataclass(slots=True)
@@ -174,8 +174,8 @@ class Terminal:
 
     def refused(self, refusal: Refusal) -> None:
         """Print a refused request. A flood of them prints a few lines a minute."""
-        for line in self._refusals.lines(refusal, time.monotonic()):
-            self._print(Line((f"{_clock()} {line}",)))
+        for told in self._refusals.parts(refusal, time.monotonic()):
+            self._print(Line((f"{_clock()} refused    ", *told)))
 
     def failed(self, facts: RequestFacts, message: str) -> None:
         self._print(Line((_who(facts), printable(message))))
@@ -203,8 +203,8 @@ class _RefusalLimit:
         self._minute_began = -_REFUSALS_S
         self._count = 0
 
-    def lines(self, refusal: Refusal, now: float) -> Sequence[str]:
-        """Return the lines that this refusal is worth."""
+    def parts(self, refusal: Refusal, now: float) -> Sequence[Sequence[str]]:
+        """Return the parts of each line that this refusal is worth."""
         with self._lock:
             untold = 0
             if now - self._minute_began >= _REFUSALS_S:
@@ -215,8 +215,8 @@ class _RefusalLimit:
         if count > _SHOWN_REFUSALS + 1:
             return ()
         if count > _SHOWN_REFUSALS:
-            return ("refused   many more; for a minute they are only counted (GET /activity)",)
-        missed = (f"refused   {untold:,} more requests, which were not shown",) if untold else ()
+            return (("many more; for a minute they are only counted (GET /activity)",),)
+        missed = ((f"{untold:,} more requests, which were not shown",),) if untold else ()
         return (*missed, _refused(refusal))
 
 
@@ -225,10 +225,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def _refused(refusal: Refusal) -> str:
-    asked = f"{refusal.method} {refusal.path}".strip()
-    told = f"refused   {refusal.status} {asked}{': ' if asked else ''}{refusal.reason}"
-    return printable(told if len(told) <= _MAX_REFUSAL else f"{told[: _MAX_REFUSAL - 1]}…")
+def _refused(refusal: Refusal) -> Sequence[str]:
+    asked, reason = f"{refusal.status} {refusal.method} {refusal.path}".strip(), refusal.reason
+    told = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 1]}…"
+    return printable(asked[:_MAX_ASKED]), printable(told)
 
 
 def _who(facts: RequestFacts) -> str:

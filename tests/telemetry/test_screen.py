@@ -90,7 +90,7 @@ def test_a_line_that_is_too_long_for_the_terminal_is_folded_between_its_parts():
     with a_tty() as one, following(one.stream, Counter(), LIVELY) as terminal:
         terminal._print(Line(("12:00:00 chat", "  7 cached 9 read", "because of that")))
         one.until("because")
-        assert "<12:00:00 chat    7 cached 9 read>\n<         because of that>\n" in one.text
+        assert "<12:00:00 chat    7 cached 9 read>\n<     because of that>\n" in one.text
 
 
 def test_rows_that_a_narrower_terminal_has_wrapped_are_removed_too():
