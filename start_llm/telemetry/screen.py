@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 _MOST_LINES = 1000
 _TICK_S = 0.5
+_BETWEEN_FRAMES_S = 0.2
+"""A frame takes some 4 ms; so a flood of lines has them drawn together, and costs 2 % of a core."""
 _CLOSE_S = 1.0
 _INDENT = " " * 5
 _PIECE = 4096
@@ -117,6 +119,8 @@ class Screen:
         with suppress(OSError):  # the terminal was closed; requests are still answered
             while not (self._is_ending.is_set() and self._lines.empty()):
                 self._show(self._take())
+                if self._view:
+                    self._is_ending.wait(_BETWEEN_FRAMES_S)
             self._write(self._erasing())
 
     def _take(self) -> Sequence[Line]:

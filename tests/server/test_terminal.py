@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from start_llm.app import App
+from start_llm.config.settings import Settings
 from start_llm.core.tenants import WARM_UP_HEADER
+from start_llm.telemetry.terminal import Terminal
 from tests.server.client import CHAT, Client, ask, events_in, message, wait_until
 from tests.serving import Server, serving
+from tests.telemetry.ttys import a_tty
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 REFUSED = {
@@ -93,3 +97,18 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_counted_nowhere(
         assert not list(tmp_path.rglob("*.log"))
         pretended = ask(server.port, "POST", CHAT, HELLO, {WARM_UP_HEADER: "guess"})
         assert pretended.json["usage"]["total_tokens"] > 0, "nobody else can hide"
+
+
+def test_a_terminal_that_nobody_reads_stops_no_request(scripted_model: Any):
+    def on_a_stopped_terminal(settings: Settings, _: Terminal) -> App:
+        return App(settings, Terminal(screen.stream))
+
+    with a_tty(is_read=False) as screen:
+        with serving(scripted_model, on_a_stopped_terminal) as server:
+            for _ in range(2000):
+                server.app._terminal.say("x" * 100)
+            for _ in range(3):
+                assert ask(server.port, "POST", CHAT, HELLO).status == 200
+            assert server.get("/health")["status"] == "ok"
+        screen.read()
+        server.app._terminal.close()

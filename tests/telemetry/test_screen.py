@@ -158,6 +158,18 @@ def test_errors_are_lines_while_the_view_is_shown(monkeypatch):
             one.until("<  File x>")
 
 
+def test_a_flood_of_lines_is_drawn_in_few_frames():
+    with a_tty() as one:
+        with following(one.stream, Counter(), LIVELY) as terminal:
+            one.until("row")
+            for number in range(100):
+                terminal.say(f"line {number}")
+                time.sleep(0.005)
+        one.until("<line 99>")
+        assert one.text.count("row 0 of 1") < 10
+        assert len(re.findall(r"<line \d+>", one.text)) == 100
+
+
 def test_an_idle_view_costs_next_to_nothing():
     with a_tty() as one, following(one.stream, Counter(), LIVELY) as terminal:
         one.until("row")
