@@ -25,6 +25,7 @@ from start_llm.models.shelf import Shelf
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
+from start_llm.proxy.refusals import ProxyRefusal
 from start_llm.server.activity_pages import ServingMachine, memory_parts
 from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
@@ -32,7 +33,7 @@ from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.status import ModelCard
 from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
-from start_llm.telemetry.activity import Activity
+from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
 from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
@@ -236,8 +237,16 @@ class App:
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,
                 logs=LOGS,
+                tell_refusal=self._note_proxy_refusal,
             )
             self._proxy.start()
+
+    def _note_proxy_refusal(self, told: ProxyRefusal) -> None:
+        refusal = Refusal(
+            tenant=None, method=told.method, path=told.path, status=told.status, reason=told.reason
+        )
+        self._activity.refuse(refusal)
+        self._terminal.refused(refusal)
 
     def _introduce(self, runtime: ModelRuntime) -> None:
         """Tell the user what is served and how to use it."""

@@ -21,6 +21,7 @@ from start_llm.core.errors import (
 )
 from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
+from start_llm.proxy.refusals import ProxyRefusal
 
 _MESSAGES = "/v1/messages"
 _NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
@@ -72,6 +73,7 @@ class ProxyAccessPolicy:
             if scope["method"] == "POST":
                 receive = await _as_object(receive)
         except RequestError as error:
+            _tell_refusal(scope["method"], path, error)
             await _refuse(send, path, error)
             return
         await self._inside(scope | {"headers": _with_caller(headers)}, receive, send)
@@ -120,6 +122,11 @@ def _with_caller(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]
     ours = {TENANT_HEADER: tenant_of_key(key_of(said)), CLIENT_HEADER: said.get("user-agent", "")}
     kept = [(name, value) for name, value in headers if name not in ours]
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, *ours.items())]
+
+
+def _tell_refusal(method: str, path: str, error: RequestError) -> None:
+    refusal = ProxyRefusal(method=method, path=path, status=error.status, reason=error.message)
+    print(refusal.as_line(), flush=True)
 
 
 async def _refuse(send: Send, path: str, error: RequestError) -> None:

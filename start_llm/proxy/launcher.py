@@ -23,6 +23,7 @@ from start_llm.core.private_files import Lock, private_folder, private_opener
 from start_llm.core.tenants import WARM_UP_HEADER
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
+from start_llm.proxy.refusals import ProxyRefusal, refusal_in
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _LOG_BYTES = 2 * 2**20
@@ -32,6 +33,7 @@ _STEADY_S = 60.0
 _STOP_S = 4.0
 
 type Say = Callable[[str], None]
+type TellRefusal = Callable[[ProxyRefusal], None]
 
 
 def claim_port(port: int, logs: Path, say: Say) -> Lock:
@@ -80,6 +82,10 @@ def _record(logs: Path, port: int) -> ProcessRecord:
     return ProcessRecord(logs / f"proxy-{port}.json")
 
 
+def _nobody(refusal: ProxyRefusal) -> None:
+    del refusal
+
+
 class Proxy:
     """The proxy's process, and the thread that watches and restarts it.
 
@@ -87,13 +93,22 @@ class Proxy:
         say: prints a line on the terminal.
         patience_s: seconds that a start may take before the user gets a warning.
         logs: the folder of `proxy.log` and of the process record.
+        tell_refusal: told of each request that the proxy refuses itself.
     """
 
-    def __init__(self, config: ProxyConfig, *, say: Say, patience_s: float, logs: Path) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        *,
+        say: Say,
+        patience_s: float,
+        logs: Path,
+        tell_refusal: TellRefusal = _nobody,
+    ) -> None:
         self._config = config
         self._say = say
         self._patience_s = patience_s
-        self._log = ProxyLog(logs / "proxy.log")
+        self._log = ProxyLog(logs / "proxy.log", tell_refusal)
         self._record = _record(logs, config.port)
         self._folder = tempfile.TemporaryDirectory(prefix="start_llm-proxy-")
         self._stopping = threading.Event()
@@ -253,9 +268,10 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
 class ProxyLog:
     """Writes the proxy's output into rotating files. If nobody read the pipe, the proxy would block."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell_refusal: TellRefusal = _nobody) -> None:
         private_folder(path.parent)
         self._path = path
+        self._tell_refusal = tell_refusal
         self._handler = _PrivateFile(
             path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8", delay=True
         )
@@ -264,7 +280,10 @@ class ProxyLog:
     def drain(self, pipe: IO[bytes]) -> None:
         """Log every line until the pipe closes. Runs on a thread of its own."""
         for line in pipe:
-            self.note(line.decode("utf-8", errors="replace").rstrip())
+            text = line.decode("utf-8", errors="replace").rstrip()
+            self.note(text)
+            if refusal := refusal_in(text):
+                self._tell_refusal(refusal)
 
     def note(self, text: str) -> None:
         self._last.append(text)
