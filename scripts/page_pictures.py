@@ -87,7 +87,8 @@ def ask(port: int, path: str, body: object | None = None) -> Any:
     try:
         data = None if body is None else json.dumps(body)
         method = "GET" if body is None else "POST"
-        connection.request(method, path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "User-Agent": "demo"}
+        connection.request(method, path, data, headers)
         return json.load(connection.getresponse())
     finally:
         connection.close()

@@ -26,14 +26,16 @@ from start_llm.models.shelf import Shelf
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import Proxy, claim_port
-from start_llm.server.activity_pages import ServingMachine
+from start_llm.proxy.refusals import ProxyRefusal
+from start_llm.server.activity_pages import ServingMachine, memory_parts
 from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.status import ModelCard
 from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
-from start_llm.telemetry.activity import Activity
+from start_llm.telemetry.activity import Activity, Refusal
+from start_llm.telemetry.live_table import LiveTable, MemoryUse
 from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -173,7 +175,8 @@ class App:
                 self._terminal.say(line)
 
     def abandon(self) -> None:
-        """Kill the proxy and release its lock, without waiting, because this process exits at once."""
+        """Kill the proxy, release its lock and clean the terminal, without waiting: the process exits now."""
+        self._terminal.abandon()
         if self._proxy:
             self._proxy.abandon()
         if self._proxy_port:
@@ -231,6 +234,7 @@ class App:
         )
 
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
+        machine = ServingMachine(this_device().name, memory_budget(self._settings))
         context = ServerContext(
             models=host,
             library=LibraryPages(shelf, host),
@@ -243,10 +247,13 @@ class App:
             access_policy=self._access_policy,
             drain=self._drain,
             activity=self._activity,
-            machine=ServingMachine(this_device().name, memory_budget(self._settings)),
+            show_refusal=self._terminal.refused,
+            machine=machine,
         )
         self._listener.open(context)
         self._file.tell_ready()
+        live = LiveTable(self._activity, lambda: _memory_use(host, machine.budget_bytes))
+        self._terminal.follow(live, os.environ)
         self._introduce(host.runtime)
 
     def _start_proxy(self, card: ModelCard) -> None:
@@ -258,8 +265,16 @@ class App:
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,
                 logs=self._logs,
+                tell_refusal=self._note_proxy_refusal,
             )
             self._proxy.start()
+
+    def _note_proxy_refusal(self, told: ProxyRefusal) -> None:
+        refusal = Refusal(
+            tenant=None, method=told.method, path=told.path, status=told.status, reason=told.reason
+        )
+        self._activity.refuse(refusal)
+        self._terminal.refused(refusal)
 
     def _introduce(self, runtime: ModelRuntime) -> None:
         """Tell the user what is served and how to use it."""
@@ -281,3 +296,7 @@ class App:
         for title, lines in paste_lines(self.url, card.id, asks_key=bool(self._settings.keys)):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")
+
+
+def _memory_use(host: ModelHost, budget_bytes: int) -> MemoryUse:
+    return MemoryUse(sum(memory_parts(host.listed()).values()), budget_bytes)

@@ -123,14 +123,18 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     limit_malloc_retention()
     _leave_on_signals()
     app = _app(settings, terminal)
-    app.start()
-    # The loaded objects stay. A full collection that scans them stops every thread for 50 ms (lesson 84).
-    gc.freeze()
-    _wait_for_a_signal(app.abandon)
-    terminal.say("Stopping ...")
-    if not app.close():
-        _leave("Stopped while the engine was still computing.", 0)
-    terminal.say("Stopped.")
+    try:
+        app.start()
+        # The loaded objects stay. A full collection that scans them stops every thread for 50 ms (lesson 84).
+        gc.freeze()
+        _wait_for_a_signal(app.abandon)
+        terminal.say("Stopping ...")
+        has_stopped = app.close()
+        terminal.say("Stopped." if has_stopped else "Stopped while the engine was still computing.")
+    finally:
+        terminal.close()
+    if not has_stopped:
+        os._exit(0)
     return 0
 
 

@@ -141,6 +141,7 @@ class Service:
             session=request.session_id,
             prompt_tokens=len(turn.tokens),
             began=began,
+            client=origin.client,
             adapter=adapter_label(request.options.adapter),
             tenant=request.tenant,
             beginning=turn.tokens.ids[:_SHOWN_TOKENS],

@@ -72,22 +72,29 @@ def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:
 
 
 def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:
-    """Return lines that a user can paste, by purpose. They name the variable of an API key, not the key."""
-    chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    body = shlex.quote(json.dumps(chat, ensure_ascii=False))
+    """Return what to do next, by purpose, as lines to paste. They name an API key's variable, not the key."""
     key = '"$MLX_API_KEY"' if asks_key else "local"
-    shown = ' -H "Authorization: Bearer $MLX_API_KEY"' if asks_key else ""
     return [
+        ("Next, open the status page and a chat in a browser:", [f"{url}/"]),
+        ("Or ask from a shell:", _curl_lines(url, model, asks_key=asks_key)),
         (
-            "Try it:",
-            [f"curl -N {url}/v1/chat/completions{shown} -H 'Content-Type: application/json' -d {body}"],
-        ),
-        (
-            "For clients that speak OpenAI's protocol:",
+            "Or set a client of OpenAI's API:",
             [f"export OPENAI_BASE_URL={url}/v1", f"export OPENAI_API_KEY={key}", f"# model: {model}"],
         ),
         (
-            f"For {', '.join(CLIENTS)}, in the folder to work in:",
+            f"Or start a coding client ({', '.join(CLIENTS)}) in the folder to work in:",
             [shlex.join([program(), "launch", "--base-url", url, next(iter(CLIENTS))])],
         ),
+    ]
+
+
+def _curl_lines(url: str, model: str, *, asks_key: bool) -> list[str]:
+    """Return a command in lines that are shorter than 80 columns, if address and name let them be."""
+    chat = '"stream": true, "messages": [{"role": "user", "content": "Hello"}]'
+    body = f'{{"model": {json.dumps(model, ensure_ascii=False)},\n{chat}}}'
+    return [
+        f"curl -N {url}/v1/chat/completions \\",
+        *(['  -H "Authorization: Bearer $MLX_API_KEY" \\'] if asks_key else []),
+        "  -H 'Content-Type: application/json' \\",
+        *(f"  {line}" for line in f"-d {shlex.quote(body)}".splitlines()),
     ]

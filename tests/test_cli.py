@@ -28,6 +28,7 @@ from start_llm.config.flags import FLAGS, SWITCHES
 from start_llm.config.settings import all_rows
 from start_llm.telemetry.terminal import Terminal
 from tests.serving import AS_JSON
+from tests.telemetry.ttys import COLOUR, LIVELY, Tty, a_tty
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDS_WITHIN_S = 5.0
@@ -204,9 +205,11 @@ def test_variables_without_effect_are_announced_with_the_reason(server):
     assert server.output.count("has no effect") == 1
 
 
-def test_the_curl_line_works_as_it_is_printed(server):
-    (line,) = (line.strip() for line in server.lines if line.strip().startswith("curl "))
-    done = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=60)
+def test_the_curl_command_works_as_it_is_printed_and_fits_80_columns(server):
+    command = re.search(r"^ +curl (?:.+\n)+", server.output, re.MULTILINE)
+    assert command
+    assert max(map(len, command[0].splitlines())) < 80
+    done = subprocess.run(["bash", "-c", command[0]], check=True, capture_output=True, text=True, timeout=60)
     *chunks, end = [text.removeprefix("data: ") for text in done.stdout.splitlines() if text]
     assert end == "[DONE]"
     texts = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
@@ -252,7 +255,9 @@ def test_each_finished_request_is_one_line(server):
     server.until_it_says("my-session")
     (line,) = (line for line in server.lines if "my-session" in line)
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d my-session    in 1  cached 0  out 3  ttft \d+\.\d\d s  [\d.]+ tok/s  stop\n", line
+        r"\d\d:\d\d:\d\d completions +- +my-session +complete +0 cached +1 read"
+        r" +3 written +[\d,.]+/s  first +\d+\.\d\d s\n",
+        line,
     )
 
 
@@ -316,6 +321,50 @@ def test_a_folder_for_logs_that_cannot_be_written_stops_nothing(checkout, tiny_m
     assert [line for line in told if line.startswith("/proc/logs/proxy.log cannot be written")]
     assert [line for line in told if line.startswith("The trace cannot be written")]
     assert process.errors == [], "".join(process.errors)
+
+
+@contextmanager
+def started_on(screen: Tty, checkout: Path, folder: Path, **environment: str) -> Generator[Any]:
+    """A server whose output is a pseudo-terminal, once it is ready."""
+    ours = {"PROXY": "false", "ENABLE_REQUEST_LOGGING": "false", "NO_COLOR": "", **LIVELY, **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "start_llm", "serve", "--model", str(folder), "--mlx-port", "0"],
+        cwd=checkout,
+        env=os.environ | ours,
+        stdout=screen.writer,
+        stderr=screen.writer,
+    )
+    try:
+        screen.until("Ctrl-C ends the server.", within_s=60)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("signals", "status", "patience_s"), [(1, 0, "0.5"), (2, 130, "60")])
+def test_a_terminal_shows_what_runs_and_nothing_of_it_is_left_at_the_end(
+    checkout, tiny_model, signals, status, patience_s
+):
+    with (
+        a_tty(120) as screen,
+        started_on(screen, checkout, tiny_model("qwen3"), DRAIN_SECONDS=patience_s) as process,
+    ):
+        screen.until("waiting for requests")
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/v1", COLOUR.sub("", screen.text))
+        assert address
+        client = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=30)
+        body = {"prompt": "x", "max_tokens": 30_000, "stream": True, "session_id": "endless"}
+        client.request("POST", "/v1/completions", json.dumps(body), AS_JSON)
+        client.getresponse()
+        screen.until("1 running")
+        assert re.search(r"endless +- +completions +writing", COLOUR.sub("", screen.text))
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            screen.until("Stopping ...")
+        assert process.wait(10) == status
+        assert ("Stopped." in screen.text) == (signals == 1)
+        assert re.search(r"\r\x1b\[\dA\x1b\[J$", screen.text), "the table was removed, nothing came after"
 
 
 # --------------------------------------------------------------------------------------------- failing starts

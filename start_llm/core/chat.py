@@ -138,11 +138,13 @@ class RequestOrigin:
         id: reported to the client.
         endpoint: the first of its paths.
         model: the loaded one.
+        client: the program that sent it; empty if it does not say.
     """
 
     id: str
     endpoint: str
     model: str
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 
 TENANT_HEADER = "x-start-llm-tenant"
+WARM_UP_HEADER = "x-start-llm-warm-up"
+"""Has the proxy's key in the request with which the server finds out whether the proxy answers."""
 _SIZE = 16
 
 

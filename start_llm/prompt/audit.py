@@ -193,7 +193,7 @@ def described(facts: TemplateFacts) -> str:
         "tools" if facts.takes_tools else "no tools",
         *(["images"] if facts.image_text is not None else []),
         *options_described(facts),
-        f"writes dates ({', '.join(facts.dates)})" if facts.dates else "writes no dates",
+        *([f"writes dates ({', '.join(facts.dates)})"] if facts.dates else []),
         *([] if facts.can_be_cut else ["cannot be cut"]),
         *([f"loses or refuses {', '.join(facts.losses)}"] if facts.losses else []),
     ]

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
+from start_llm.core.tenants import TENANT_HEADER, WARM_UP_HEADER, key_of, tenant_of_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,5 +43,16 @@ class Tenants:
         Args:
             headers: with lower-case names.
         """
-        sent, own = tenant_of_key(key_of(headers)), tenant_of_key(self.proxy_key)
+        return self._is_proxy_key(key_of(headers))
+
+    def is_warm_up(self, headers: Mapping[str, str]) -> bool:
+        """Return True if this server sent the request itself, to find out whether the proxy answers.
+
+        Args:
+            headers: with lower-case names.
+        """
+        return self._is_proxy_key(headers.get(WARM_UP_HEADER, ""))
+
+    def _is_proxy_key(self, key: str) -> bool:
+        sent, own = tenant_of_key(key), tenant_of_key(self.proxy_key)
         return bool(self.proxy_key) and hmac.compare_digest(sent, own)

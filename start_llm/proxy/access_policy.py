@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.core.access_policy import AccessPolicy, body_length, demand_json
+from start_llm.core.client_name import CLIENT_HEADER
 from start_llm.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -20,6 +21,7 @@ from start_llm.core.errors import (
 )
 from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
+from start_llm.proxy.refusals import ProxyRefusal
 
 _MESSAGES = "/v1/messages"
 _NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
@@ -40,7 +42,7 @@ _OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
 
 class ProxyAccessPolicy:
-    """ASGI middleware that refuses a request, or passes it on with the caller's tenant in a header.
+    """ASGI middleware that refuses a request, or passes it on with its caller's tenant and program.
 
     Args:
         max_body_bytes: the longest request body that is accepted.
@@ -77,9 +79,10 @@ class ProxyAccessPolicy:
             if scope["method"] == "POST":
                 receive = await _as_object(receive)
         except RequestError as error:
+            _tell_refusal(scope["method"], path, error)
             await _refuse(send, path, error)
             return
-        await self._inside(scope | {"headers": _with_tenant(headers)}, receive, send)
+        await self._inside(scope | {"headers": _with_caller(headers)}, receive, send)
 
     def _admit(self, scope: Any, path: str, headers: Sequence[tuple[str, str]]) -> None:
         self._access_policy.admit(headers, scope["server"][0], asks_key=not _OPEN.fullmatch(path))
@@ -119,11 +122,17 @@ def _find(method: str, path: str) -> None:
         )
 
 
-def _with_tenant(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Put the tenant of the API key into a header that LiteLLM passes on, in place of the client's own."""
-    tenant = (TENANT_HEADER, tenant_of_key(key_of(dict(headers))))
-    kept = [(name, value) for name, value in headers if name != TENANT_HEADER]
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, tenant)]
+def _with_caller(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Put tenant and program of the caller into headers that LiteLLM passes on."""
+    said = dict(headers)
+    ours = {TENANT_HEADER: tenant_of_key(key_of(said)), CLIENT_HEADER: said.get("user-agent", "")}
+    kept = [(name, value) for name, value in headers if name not in ours]
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, *ours.items())]
+
+
+def _tell_refusal(method: str, path: str, error: RequestError) -> None:
+    refusal = ProxyRefusal(method=method, path=path, status=error.status, reason=error.message)
+    print(refusal.as_line(), flush=True)
 
 
 async def _refuse(send: Send, path: str, error: RequestError) -> None:

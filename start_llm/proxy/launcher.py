@@ -21,8 +21,10 @@ from typing import IO, cast
 
 from start_llm.core.errors import PortError
 from start_llm.core.private_files import Lock, private_folder, private_opener
+from start_llm.core.tenants import WARM_UP_HEADER
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
+from start_llm.proxy.refusals import ProxyRefusal, refusal_in
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _LOG_BYTES = 2 * 2**20
@@ -32,6 +34,7 @@ _STEADY_S = 60.0
 _STOP_S = 4.0
 
 type Say = Callable[[str], None]
+type TellRefusal = Callable[[ProxyRefusal], None]
 
 
 def claim_port(port: int, logs: Path, say: Say) -> Lock:
@@ -80,6 +83,10 @@ def _record(logs: Path, port: int) -> ProcessRecord:
     return ProcessRecord(logs / f"proxy-{port}.json")
 
 
+def _nobody(refusal: ProxyRefusal) -> None:
+    del refusal
+
+
 class Proxy:
     """The proxy's process, and the thread that watches and restarts it.
 
@@ -88,13 +95,22 @@ class Proxy:
         patience_s: seconds that a start may take before the user gets a warning.
         logs: the folder of `proxy.log` and of the process record. The proxy runs without them if it cannot be
             written.
+        tell_refusal: told of each request that the proxy refuses itself.
     """
 
-    def __init__(self, config: ProxyConfig, *, say: Say, patience_s: float, logs: Path) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        *,
+        say: Say,
+        patience_s: float,
+        logs: Path,
+        tell_refusal: TellRefusal = _nobody,
+    ) -> None:
         self._config = config
         self._say = say
         self._patience_s = patience_s
-        self._log = ProxyLog(logs / "proxy.log", say)
+        self._log = ProxyLog(logs / "proxy.log", say, tell_refusal)
         self._record = _record(logs, config.port)
         self._folder = tempfile.TemporaryDirectory(prefix="start_llm-proxy-")
         self._stopping = threading.Event()
@@ -206,14 +222,16 @@ class Proxy:
 
 
 def answers_end_to_end(config: ProxyConfig) -> bool:
-    """Ask for one token through both servers; True if the server answered. This also warms both up.
+    """Send a chat through both servers; True if the server answered. This also warms LiteLLM up.
 
-    Status 400 counts as an answer: a model without a chat template refuses every chat.
+    The server answers it without the model, and counts it nowhere. Status 400 counts as an answer: a model
+    without a chat template refuses every chat.
     """
     body = {"model": config.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     headers = {
         "Content-Type": "application/json",
         "Authorization": f"Bearer {next(iter(config.keys), 'local')}",
+        WARM_UP_HEADER: config.backend_key,
     }
     connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
     try:
@@ -255,8 +273,9 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
 class ProxyLog:
     """Writes the proxy's output into rotating files. If nobody read the pipe, the proxy would block."""
 
-    def __init__(self, path: Path, say: Say) -> None:
+    def __init__(self, path: Path, say: Say, tell_refusal: TellRefusal = _nobody) -> None:
         self._path = path
+        self._tell_refusal = tell_refusal
         self._handler: _PrivateFile | None = None
         self._last: deque[str] = deque(maxlen=20)
         try:
@@ -268,7 +287,10 @@ class ProxyLog:
     def drain(self, pipe: IO[bytes]) -> None:
         """Log every line until the pipe closes. Runs on a thread of its own."""
         for line in pipe:
-            self.note(line.decode("utf-8", errors="replace").rstrip())
+            text = line.decode("utf-8", errors="replace").rstrip()
+            self.note(text)
+            if refusal := refusal_in(text):
+                self._tell_refusal(refusal)
 
     def note(self, text: str) -> None:
         self._last.append(text)

@@ -90,7 +90,7 @@ class ActivityPages:
             "running": [_running(one, tenant, now) for one in mine[:_MAX_SHOWN]],
             "running_of_others": len(running) - len(mine),
             "saved": {"hour": _saving(hour), "day": _saving(day)},
-            "memory": _memory(self.machine.budget_bytes, statuses),
+            "memory": _memory(self.machine.budget_bytes, memory_parts(listed)),
             "ssd": _ssd(statuses[0]) if statuses else None,
             "models": [_model(one) for one in listed],
         }
@@ -207,9 +207,11 @@ def _saving(saving: Saving) -> Json:
     }
 
 
-def _memory(budget_bytes: int, statuses: Sequence[Status]) -> Json:
+def memory_parts(listed: Sequence[ListedModel]) -> Mapping[str, int]:
+    """Return the bytes of loaded models and of their caches, by what they are for."""
+    statuses = [one.status for one in listed if one.status]
     caches = [one.cache for one in statuses]
-    parts = {
+    return {
         "weights": sum(one.card.weights_bytes for one in statuses),
         "pages": sum(one.page_bytes for one in caches),
         "checkpoints": sum(one.checkpoint_bytes for one in caches),
@@ -217,6 +219,9 @@ def _memory(budget_bytes: int, statuses: Sequence[Status]) -> Json:
         "live": sum(one.live_bytes for one in caches),
         "images": sum(one.engine.image_bytes for one in statuses),
     }
+
+
+def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
     free_bytes = max(budget_bytes - sum(parts.values()), 0)
     return {"budget_bytes": budget_bytes, "parts": {**parts}, "free_bytes": free_bytes}
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
+from start_llm.core.client_name import client_name
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
     ClientGone,
@@ -31,7 +32,7 @@ from start_llm.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from start_llm.core.events import Event, Failed, Finished, Output, Piece
+from start_llm.core.events import Event, Failed, Finished, Output, Piece, Usage
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.sessions import background
@@ -68,6 +69,7 @@ from start_llm.telemetry.activity import Refusal
 _CLIENT_CHECK_INTERVAL_S = 0.05
 _READING = ("GET", "HEAD")
 _METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_NOTHING = Finished("length", Usage(prompt=0, cached=0, completion=0))
 _STDLIB_REFUSALS = {414: HeadersTooLarge, 431: HeadersTooLarge, 501: MethodNotAllowed}
 
 
@@ -257,7 +259,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, wire: GenerateRoute) -> None:
         with self.server.context.drain.admit_request(), self._call(wire) as (model, call, request):
-            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id)
+            headers = self._lower_headers()
+            if self.server.context.tenants.is_warm_up(headers):
+                self._send_json(200, call.reply.whole([], _NOTHING))
+                return
+            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, client_name(headers))
             self._respond(model.service, call, request, origin)
 
     def _respond(
@@ -339,8 +345,8 @@ class Handler(BaseHTTPRequestHandler):
         return length
 
     def _refuse(self, error: RequestError) -> None:
-        """Refuse a request that the engine has not seen, and note it for the status page."""
-        self.server.context.activity.refuse(
+        """Refuse a request that the engine has not seen, and tell the terminal and the status page."""
+        self._note_refusal(
             Refusal(
                 tenant=self._tenant_of_refused(error),
                 method=self.command,
@@ -350,6 +356,10 @@ class Handler(BaseHTTPRequestHandler):
             )
         )
         self._send_error_body(error)
+
+    def _note_refusal(self, refusal: Refusal) -> None:
+        self.server.context.activity.refuse(refusal)
+        self.server.context.show_refusal(refusal)
 
     def _tenant_of_refused(self, error: RequestError) -> bytes | None:
         """Return whose request it is; None if it was not let in, so that it is nobody's."""
@@ -402,7 +412,7 @@ class Handler(BaseHTTPRequestHandler):
         unread = Refusal(
             tenant=None, method="", path="", status=code, reason=f"{phrase}: no readable request"
         )
-        self.server.context.activity.refuse(unread)
+        self._note_refusal(unread)
         self._send_error_body(kind(f"{message or phrase}."))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +26,7 @@ from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.drain import RequestDrain
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.served_models import ServedModels
-from start_llm.telemetry.activity import Activity
+from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.prometheus import ServerMetrics
 
 _BUSY: Final = float("inf")
@@ -63,11 +63,16 @@ class ServerLimits:
     keep_alive_s: float = 8
 
 
+def _shown_nowhere(refusal: Refusal) -> None:
+    del refusal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
     """Everything that handlers need to answer requests.
 
     Attributes:
+        show_refusal: prints a refused request.
         adapter_root: see `server.adapter_pages.AdapterPages`.
     """
 
@@ -82,6 +87,7 @@ class ServerContext:
     adapter_root: Path | None = None
     prometheus: ServerMetrics = field(default_factory=ServerMetrics)
     activity: Activity = field(default_factory=Activity)
+    show_refusal: Callable[[Refusal], None] = _shown_nowhere
     machine: ServingMachine = field(default_factory=ServingMachine)
 
     @property

@@ -65,9 +65,11 @@ class RequestAccount:
             endpoint=asked.endpoint,
             model=asked.model,
             session=asked.session,
-            name=line.name if line.session else "",
+            name=line.name,
             has_turns=asked.session_source != "none",
             prompt_tokens=line.prompt_tokens,
+            client=line.client,
+            adapter=line.adapter,
         )
 
     def note(self, event: Event) -> None:
@@ -77,17 +79,18 @@ class RequestAccount:
                 self._note_restored(event)
             case Prefilling():
                 self._prefilled = self._running.done = event.done
-                self._reports.terminal.prefilling(self._line, event)
+                self._reports.terminal.progress(self._running)
             case Text():
                 self._line.note_text()
                 self._note_tokens(len(event.tokens))
                 self._running.note_text(len(event.tokens))
+                self._reports.terminal.progress(self._running)
             case Finished():
                 self._ending = "deadline" if event.was_cut else event.reason
                 self._usage = event.usage
             case Failed():
                 self._ending = "failed"
-                self._reports.terminal.failed(self._line, event.message)
+                self._reports.terminal.failed(self._running.facts, event.message)
             case _:
                 pass
 
@@ -107,11 +110,9 @@ class RequestAccount:
         self._explanation = self._explain(restored)
         terminal = self._reports.terminal
         if self._line.images and self._reports.shows_images:
-            terminal.images(self._line, restored)
+            terminal.images(self._running.facts, self._line, restored)
         if restored.disk_tokens:
-            terminal.restored(self._line, restored)
-        if self._explanation.is_miss:
-            terminal.missed(self._line, self._explanation)
+            terminal.restored(self._running.facts, restored)
 
     def end(self, reply_length: int, texts: Texts) -> None:
         """Report the end of the request.
@@ -122,12 +123,12 @@ class RequestAccount:
             reply_length: tokens of the reply that were received.
             texts: prompt and reply, for the trace if it needs them.
         """
-        self._reports.terminal.finished(self._line, self._ending, self._usage)
+        reports, outcome = self._reports, self._outcome(reply_length)
+        reports.terminal.finished(reports.activity.end(self._running, outcome))
         self._observe_end(reply_length)
-        if self._reports.trace:
-            self._reports.trace.write(self._asked, self._ended(reply_length), texts)
-        self._reports.activity.end(self._running, self._outcome(reply_length))
-        self._reports.metrics.end(self._ending, self._usage)
+        if reports.trace:
+            reports.trace.write(self._asked, self._ended(reply_length), texts)
+        reports.metrics.end(self._ending, self._usage or outcome.usage)
 
     def _observe_end(self, reply_length: int) -> None:
         observer, prompt = self._reports.observer, self._line.prompt_tokens

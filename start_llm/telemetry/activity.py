@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from start_llm.core.events import Usage
 from start_llm.core.explanation import Difference, Explanation
-from start_llm.telemetry.savings import PromptReading, Saving, Savings
+from start_llm.telemetry.savings import LEAST_TIMED_TOKENS, PromptReading, Saving, Savings
 
 type Phase = Literal["waiting", "reading", "writing"]
 
@@ -34,9 +35,11 @@ class RequestFacts:
 
     Attributes:
         tenant: whose request it is.
+        client: the program that sent it; empty if it does not say.
         session: a digest that names its session and reveals nothing.
         name: the end of the session id that the client sent; empty if it sent none.
         has_turns: it is a turn of a conversation.
+        adapter: the adapters of the request; None for the base model.
     """
 
     id: str
@@ -47,6 +50,13 @@ class RequestFacts:
     name: str
     has_turns: bool
     prompt_tokens: int
+    client: str = ""
+    adapter: str | None = None
+
+
+def endpoint_name(facts: RequestFacts) -> str:
+    """Return the endpoint in one word, such as `chat` or `messages`."""
+    return facts.endpoint.removeprefix("/v1/").partition("/")[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +68,8 @@ class RunningRequest:
         cached: prompt tokens that the cache had.
         done: prompt tokens that are read, the cached ones included.
         written: tokens of the reply.
+        reading_since, writing_since, told_at: on the clock of `time.perf_counter`; the last is when a line of
+            the terminal told of it.
     """
 
     facts: RequestFacts
@@ -66,13 +78,31 @@ class RunningRequest:
     cached: int = 0
     done: int = 0
     written: int = 0
+    reading_since: float = 0.0
+    writing_since: float = 0.0
+    told_at: float = 0.0
 
     def note_restored(self, tokens: int) -> None:
         self.phase, self.cached, self.done = "reading", tokens, tokens
+        self.reading_since = time.perf_counter()
 
     def note_text(self, tokens: int) -> None:
+        if self.phase != "writing":
+            self.writing_since = time.perf_counter()
         self.phase, self.done = "writing", self.facts.prompt_tokens
         self.written += tokens
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed of this phase: computed prompt tokens, or those of the reply; None if there is none yet."""
+        tokens = self.written - 1 if self.phase == "writing" else self.done - self.cached
+        seconds = time.perf_counter() - self.phase_since
+        return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+    @property
+    def phase_since(self) -> float:
+        """When reading or writing began, on the clock of `time.perf_counter`."""
+        return self.writing_since if self.phase == "writing" else self.reading_since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +126,11 @@ class RequestOutcome:
     prefill_s: float | None
     explanation: Explanation | None
 
+    @property
+    def usage(self) -> Usage:
+        """What was read and written, also of a request that did not come to its end."""
+        return Usage(prompt=self.cached + self.computed, cached=self.cached, completion=self.written)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
@@ -104,8 +139,10 @@ class FinishedRequest:
     Attributes:
         number: of this record; later ones have higher numbers.
         ended: seconds since 1970.
+        prefill_s: the part of `ttft_s` from the start of the prefill.
         again: computed prompt tokens that had been computed before.
         reason: why, in plain words; None if there are none.
+        continues: it is known to continue a conversation.
         computed_text, asked_text: the words around the first difference, as they were computed last and as
             the request has them; empty if no difference of words is the reason.
     """
@@ -119,10 +156,25 @@ class FinishedRequest:
     written: int
     seconds: float
     ttft_s: float | None
+    prefill_s: float | None = None
     again: int = 0
     reason: str | None = None
+    continues: bool = False
     computed_text: str = ""
     asked_text: str = ""
+
+    @property
+    def read_per_s(self) -> float | None:
+        """Computed prompt tokens per second; None if there were too few to tell."""
+        if not self.prefill_s or self.computed < LEAST_TIMED_TOKENS:
+            return None
+        return self.computed / self.prefill_s
+
+    @property
+    def written_per_s(self) -> float | None:
+        """Tokens of the reply per second, from its first one on; None if there was no second one."""
+        seconds = self.seconds - (self.ttft_s or 0.0)
+        return (self.written - 1) / seconds if self.ttft_s and self.written > 1 and seconds > 0 else None
 
     @property
     def has_difference(self) -> bool:
@@ -209,13 +261,15 @@ class Activity:
             id=facts.id[:_MAX_NAME],
             model=facts.model[:_MAX_NAME],
             name=facts.name[:_MAX_NAME],
+            client=facts.client[:_MAX_NAME],
         )
         running = RunningRequest(clipped, self._clock())
         with self._lock:
             self._running[id(running)] = running
         return running
 
-    def end(self, running: RunningRequest, outcome: RequestOutcome) -> None:
+    def end(self, running: RunningRequest, outcome: RequestOutcome) -> FinishedRequest:
+        """Remove a request, and return the record of it."""
         if explanation := outcome.explanation:
             self._savings.add(
                 PromptReading.of_request(
@@ -232,6 +286,7 @@ class Activity:
             self._finished.append(finished)
             if outcome.explanation and running.facts.has_turns:
                 self._add_turn(finished)
+        return finished
 
     def _add_turn(self, finished: FinishedRequest) -> None:
         key = finished.facts.tenant, finished.facts.session
@@ -306,8 +361,10 @@ def _finished(number: int, facts: RequestFacts, outcome: RequestOutcome, ended: 
         written=outcome.written,
         seconds=outcome.seconds,
         ttft_s=outcome.ttft_s,
+        prefill_s=outcome.prefill_s,
         again=again,
         reason=_clip(plain_reason(explanation), _MAX_REASON) if explanation and again else None,
+        continues=explanation is not None and explanation.against is not None,
         computed_text=_clip(cause.computed, _MAX_TEXT) if cause else "",
         asked_text=_clip(cause.asked, _MAX_TEXT) if cause else "",
     )

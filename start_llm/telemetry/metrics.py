@@ -214,15 +214,19 @@ class RequestMetrics:
         with self._lock:
             self.in_flight += 1
 
-    def end(self, ending: str, usage: Usage | None) -> None:
-        """Count the end of a request. `ending` is a finish reason, `deadline`, `failed` or `cancelled`."""
+    def end(self, ending: str, usage: Usage) -> None:
+        """Count the end of a request.
+
+        Args:
+            ending: a finish reason, `deadline`, `failed` or `cancelled`.
+            usage: what was read and written; less than was asked for if the request was given up.
+        """
         with self._lock:
             self.in_flight -= 1
             self.endings[ending] += 1
-            if usage is not None:
-                self.prompt_tokens += usage.prompt
-                self.cached_tokens += usage.cached
-                self.completion_tokens += usage.completion
+            self.prompt_tokens += usage.prompt
+            self.cached_tokens += usage.cached
+            self.completion_tokens += usage.completion
 
 
 @dataclass(frozen=True, slots=True)

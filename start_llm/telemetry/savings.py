@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_LEAST_TIMED_TOKENS = 32
+LEAST_TIMED_TOKENS = 32
 """Of fewer tokens the time says more about one step of the network than about reading."""
 
 
@@ -35,7 +35,7 @@ class PromptReading:
         cls, *, cached: int, computed: int, prefill_s: float | None, disk_s: float
     ) -> PromptReading:
         """Return the reading of one request. `prefill_s` is None if no reply began."""
-        is_timed = prefill_s is not None and computed >= _LEAST_TIMED_TOKENS
+        is_timed = prefill_s is not None and computed >= LEAST_TIMED_TOKENS
         return cls(
             cached=cached,
             computed=computed,

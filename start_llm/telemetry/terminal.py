@@ -1,20 +1,38 @@
-"""Print status lines on the terminal."""
+"""Print lines on the terminal: what the server says, and one for each request."""
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
-from start_llm.core.events import Prefilling, Restored, Usage
-from start_llm.core.explanation import Explanation
+from start_llm.core.events import Restored
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageSpan
+from start_llm.telemetry.activity import (
+    FinishedRequest,
+    Phase,
+    Refusal,
+    RequestFacts,
+    RunningRequest,
+    endpoint_name,
+)
+from start_llm.telemetry.screen import Line, LiveView, Screen, is_lively
 
-_QUIET_PREFILL_S = 2.0
-_BETWEEN_PROGRESS_S = 2.0
+_NAME_END = 12
+_BETWEEN_PROGRESS_S: Mapping[Phase, float] = {"reading": 2.0, "writing": 10.0}
+_ENDINGS: Mapping[str, str] = {
+    "stop": "complete",
+    "length": "at limit",
+    "tool_calls": "tool calls",
+    "deadline": "timed out",
+}
+_SHOWN_REFUSALS = 10
+_REFUSALS_S = 60.0
+_MAX_ASKED, _MAX_REASON = 60, 120
 
 
 @dataclass(slots=True)
@@ -22,6 +40,7 @@ class RequestLine:
     """One request's name and times, on the clock of `time.perf_counter`.
 
     Attributes:
+        client: the program that sent it; empty if it does not say.
         adapter: the adapters of the request; None for the base model.
         tenant: whose request it is; never printed.
         beginning: the first tokens of a prompt with images.
@@ -31,12 +50,12 @@ class RequestLine:
     session: str | None
     prompt_tokens: int
     began: float
+    client: str = ""
     adapter: str | None = None
     tenant: bytes = b""
     beginning: tuple[int, ...] = ()
     images: Sequence[ImageSpan] = ()
     first_text: float | None = None
-    last_progress: float = 0.0
 
     def note_text(self) -> None:
         if self.first_text is None:
@@ -44,26 +63,61 @@ class RequestLine:
 
     @property
     def name(self) -> str:
-        """The end of the session id, without characters that could move the terminal's cursor."""
-        return (
-            "".join(char if char.isprintable() else "?" for char in self.session[-12:])
-            if self.session
-            else "-"
-        )
+        """The end of the session id; empty if there is none."""
+        return printable((self.session or "")[-_NAME_END:])
 
 
 class Terminal:
-    """Prints whole lines, one at a time, from any thread."""
+    """Prints whole lines, one at a time, from any thread.
+
+    Until `follow` a line is written by the thread that says it. From then on a thread of its own writes, so
+    that a terminal that is not read holds no request up.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._stream, self._errors = stream or sys.stdout, sys.stderr
         self._lock = threading.Lock()
+        self._screen: Screen | None = None
+        self._refusals = _RefusalLimit()
+
+    def follow(self, view: LiveView[Any], environment: Mapping[str, str]) -> None:
+        """Show a live view below the lines, if this is a terminal that can. Call `close` at the end."""
+        try:
+            descriptor = self._stream.fileno()
+        except (OSError, ValueError):
+            return
+        self._stream.flush()
+        self._screen = Screen(descriptor, view if is_lively(descriptor, environment) else None)
+        if self.is_live and self._errors.isatty():
+            sys.stderr = _SaidLines(self.say)
+
+    @property
+    def is_live(self) -> bool:
+        """True if a live view shows what running requests do."""
+        return self._screen is not None and self._screen.is_live
+
+    def close(self) -> None:
+        """Write what is left, and remove the live view. Nothing is printed afterwards."""
+        if self._screen:
+            sys.stderr = self._errors
+            self._screen.close()
+
+    def abandon(self) -> None:
+        """Remove the live view at once. A signal handler may call this, so it takes no lock (lesson 6)."""
+        if self._screen:
+            self._screen.abandon()
 
     def say(self, line: str) -> None:
         """Print one line. A closed terminal is ignored."""
+        self._print(Line((line,)))
+
+    def _print(self, line: Line) -> None:
+        if self._screen:
+            self._screen.put(line)
+            return
         with self._lock:
             try:
-                self._stream.write(line + "\n")
+                self._stream.write(f"{line}\n")
                 self._stream.flush()
             except (OSError, ValueError):
                 # The terminal was closed or its pipe is gone; requests are still answered.
@@ -82,52 +136,121 @@ class Terminal:
         for line in lines:
             self.say(f"    {line}")
 
-    def prefilling(self, line: RequestLine, progress: Prefilling) -> None:
-        """Print the progress of a long prefill, every two seconds."""
-        now = time.perf_counter()
-        elapsed = now - line.began
-        if elapsed < _QUIET_PREFILL_S or now - line.last_progress < _BETWEEN_PROGRESS_S:
+    def progress(self, running: RunningRequest) -> None:
+        """Print how far a long request has come, now and then, unless a live view shows it."""
+        pause_s, now = _BETWEEN_PROGRESS_S.get(running.phase), time.perf_counter()
+        if pause_s is None or self.is_live or now - max(running.phase_since, running.told_at) < pause_s:
             return
-        line.last_progress = now
-        share = progress.done / progress.total
-        self.say(
-            f"{_clock()} {line.name:<12}  prefill {progress.done:,}/{progress.total:,} ({share:.0%})"
-            f"  {progress.done / elapsed:,.0f} tok/s"
+        running.told_at = now
+        total = running.facts.prompt_tokens
+        speed = _speed(running.tokens_per_s)
+        done = (
+            f"{running.written:,} written so far"
+            if running.phase == "writing"
+            else f"reading {running.done:,} of {total:,} ({running.done / total:.0%})"
         )
+        self._print(Line((_who(running.facts), f"{done} {speed}".rstrip())))
 
-    def restored(self, line: RequestLine, restored: Restored) -> None:
+    def restored(self, facts: RequestFacts, restored: Restored) -> None:
         """Print what was read from the disk for a request."""
         told = f"restored {restored.disk_tokens:,} tokens from disk in {restored.disk_s:.1f} s"
-        self.say(f"{_clock()} {line.name:<12}  {told}")
+        self._print(Line((_who(facts), told)))
 
-    def images(self, line: RequestLine, restored: Restored) -> None:
+    def images(self, facts: RequestFacts, line: RequestLine, restored: Restored) -> None:
         """Print where images stand in a prompt, by the names of their tokens, and what the cache had."""
-        begins = f"{_clock()} {line.name:<12}"
-        self.say(f"{begins}  begins {' '.join(map(_token_name, line.beginning))}")
+        self._print(Line((_who(facts), f"begins {' '.join(map(_token_name, line.beginning))}")))
         for start, end, run in line.images:
             kept = "restored" if end <= restored.tokens else "cut" if start < restored.tokens else "computed"
-            self.say(f"{begins}  image {_token_name(run.tokens[0])} at {start:,} to {end:,}  {kept}")
+            told = f"image {_token_name(run.tokens[0])} at {start:,} to {end:,}  {kept}"
+            self._print(Line((_who(facts), told)))
 
-    def missed(self, line: RequestLine, explanation: Explanation) -> None:
-        """Print why a known conversation has to be read again."""
-        self.say(f"{_clock()} {line.name:<12}  {explanation.line}")
-
-    def finished(self, line: RequestLine, ending: str, usage: Usage | None) -> None:
+    def finished(self, request: FinishedRequest) -> None:
         """Print one line for each request, however it ended."""
-        now = time.perf_counter()
-        ttft = f"{line.first_text - line.began:.2f} s" if line.first_text else "-"
-        speed = "-"
-        if usage and line.first_text and usage.completion > 1 and now > line.first_text:
-            speed = f"{(usage.completion - 1) / (now - line.first_text):.1f} tok/s"
-        under = f"  adapter {line.adapter}" if line.adapter else ""
-        cached, out = (usage.cached, usage.completion) if usage else (0, 0)
-        self.say(
-            f"{_clock()} {line.name:<12}  in {line.prompt_tokens:,}  cached {cached:,}  out {out:,}"
-            f"  ttft {ttft}  {speed}  {ending}{under}"
-        )
+        ending = _ENDINGS.get(request.ending, request.ending)
+        who = f"{_who(request.facts)} {ending:<10}"
+        why = [] if not request.reason or not request.continues else [_why(request.again, request.reason)]
+        under = [f"adapter {printable(request.facts.adapter)}"] if request.facts.adapter else []
+        self._print(Line((who, _figures(request), *under, *why)))
 
-    def failed(self, line: RequestLine, message: str) -> None:
-        self.say(f"{_clock()} {line.name:<12}  {message}")
+    def refused(self, refusal: Refusal) -> None:
+        """Print a refused request. A flood of them prints a few lines a minute."""
+        for told in self._refusals.parts(refusal, time.monotonic()):
+            self._print(Line((f"{_clock()} refused    ", *told)))
+
+    def failed(self, facts: RequestFacts, message: str) -> None:
+        self._print(Line((_who(facts), printable(message))))
+
+
+class _SaidLines(io.TextIOBase):
+    """Says each line that is written to it. In place of the standard error, which would tear the view."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._rest = ""
+
+    def write(self, text: str, /) -> int:
+        *lines, self._rest = f"{self._rest}{text}".split("\n")
+        for line in lines:
+            self._say(line)
+        return len(text)
+
+
+class _RefusalLimit:
+    """Limits how many refusals are printed in a minute. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._minute_began = -_REFUSALS_S
+        self._count = 0
+
+    def parts(self, refusal: Refusal, now: float) -> Sequence[Sequence[str]]:
+        """Return the parts of each line that this refusal is worth."""
+        with self._lock:
+            untold = 0
+            if now - self._minute_began >= _REFUSALS_S:
+                untold = max(self._count - _SHOWN_REFUSALS, 0)
+                self._minute_began, self._count = now, 0
+            self._count += 1
+            count = self._count
+        if count > _SHOWN_REFUSALS + 1:
+            return ()
+        if count > _SHOWN_REFUSALS:
+            return (("many more; for a minute they are only counted (GET /activity)",),)
+        missed = ((f"{untold:,} more requests, which were not shown",),) if untold else ()
+        return (*missed, _refused(refusal))
+
+
+def printable(text: str) -> str:
+    """Replace characters that could move the terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _refused(refusal: Refusal) -> Sequence[str]:
+    asked, reason = f"{refusal.status} {refusal.method} {refusal.path}".strip(), refusal.reason
+    told = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 1]}…"
+    return printable(asked[:_MAX_ASKED]), printable(told)
+
+
+def _who(facts: RequestFacts) -> str:
+    return f"{_clock()} {endpoint_name(facts):<11} {facts.client or '-':<12} {facts.name or '-':<{_NAME_END}}"
+
+
+def _figures(request: FinishedRequest) -> str:
+    first = "-" if request.ttft_s is None else f"{request.ttft_s:.2f} s"
+    return (
+        f"{request.cached:>7,} cached {request.computed:>7,} read {_speed(request.read_per_s):>8}"
+        f" {request.written:>6,} written {_speed(request.written_per_s):>7}  first {first:>7}"
+    )
+
+
+def _why(again: int, reason: str) -> str:
+    return printable(f"read {again:,} tokens again: {reason}")
+
+
+def _speed(tokens_per_s: float | None) -> str:
+    if tokens_per_s is None:
+        return ""
+    return f"{tokens_per_s:,.0f}/s" if tokens_per_s >= 100 else f"{tokens_per_s:.1f}/s"
 
 
 def _token_name(token: int) -> str:

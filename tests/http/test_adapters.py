@@ -228,7 +228,7 @@ def test_trace_terminal_and_stats_name_them(folder: Path, root: Path, tmp_path: 
         traced = {json.loads(line)["adapter"] for file in files for line in file.read_text().splitlines()}
         assert traced == {None, "a", "a+b"}
         assert len(files) == 3, "a session of its own for each"
-        shown = [line for line in server.printed().splitlines() if "ttft" in line]
+        shown = [line for line in server.printed().splitlines() if " written " in line]
         assert [line.partition("  adapter ")[2] for line in shown] == ["", "a", "a+b"]
 
 

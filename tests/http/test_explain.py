@@ -1,4 +1,4 @@
-"""POST /v1/cache/explain, and the same in the terminal and the trace: beside what then happens."""
+"""POST /v1/cache/explain, and the same in the trace and, in plain words, in the terminal."""
 
 from __future__ import annotations
 
@@ -147,15 +147,33 @@ def test_it_is_asked_by_post(folder):
     assert (refusal.status, "POST" in refusal.json["error"]["message"]) == (405, True)
 
 
-def test_a_miss_prints_one_line_and_its_trace_says_the_same(folder, tmp_path):
+def test_the_line_of_a_request_says_why_it_was_read_again_and_its_trace_says_the_same(folder, tmp_path):
     with traced(folder, tmp_path / "traces") as desk:
         grown, _ = ask(desk.server, conversation())
         ask(desk.server, with_first(grown, rules=f"Look twice. {RULES}"))
         first, second = desk.lines()
         said = [line for line in desk.server.printed().splitlines() if "tokens again" in line]
     assert len(said) == 1
-    assert "message 0 (system) says something else, from token" in said[0]
-    assert f"{second['lost_tokens']:,} tokens again" in said[0]
+    assert said[0].endswith(
+        f"read {second['lost_tokens']:,} tokens again: message 1 (system) says something else"
+    )
     assert (second["drift_class"], second["divergent_message"]) == ("content", 0)
     assert second["divergent_token"] < 40
     assert (first["drift_class"], first["lost_tokens"]) == (None, 0)
+
+
+def test_nobody_is_told_of_another_conversation_in_the_terminal(folder):
+    """Chats that begin alike, with other tools each; the second of two with one name continues the first."""
+
+    def tool(name: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+    with serving(folder, thinking=False) as server:
+        for session, name in (("", "read"), ("", "write"), ("one", "list"), ("one", "find")):
+            named = {"session_id": session} if session else {"session_id": None}
+            ask(server, conversation(), tools=[tool(name)], **named)
+        wait_until(lambda: engine_is_free(server.port), within_s=5)
+        lines = [line for line in server.printed().splitlines() if " written " in line]
+    assert ["again" in line for line in lines] == [False, False, False, True]
+    reason = lines[-1].partition("tokens again: ")[2]
+    assert reason.startswith(("the request has other tools", "this model can only resume at certain points"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.core.tenants import TENANT_HEADER, WARM_UP_HEADER, tenant_of_key
 from start_llm.protocols.tenants import Tenants
 
 PROXY = "the proxy's key"
@@ -48,3 +48,10 @@ def test_nobody_else_is(tenants):
 
 def test_where_tenants_are_not_kept_apart_all_are_one():
     assert Tenants(PROXY, apart=False).of(bearer("ann")) == b""
+
+
+def test_a_warm_up_is_told_by_the_proxys_key_alone():
+    assert TENANTS.is_warm_up({WARM_UP_HEADER: PROXY})
+    assert not TENANTS.is_warm_up({WARM_UP_HEADER: "guess"})
+    assert not TENANTS.is_warm_up(bearer(PROXY))
+    assert not Tenants().is_warm_up({WARM_UP_HEADER: ""})

@@ -13,6 +13,7 @@ from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.proxy.access_policy import ProxyAccessPolicy
+from start_llm.proxy.refusals import refusal_in
 
 KEY = "open-sesame"
 MOST = 1000
@@ -254,3 +255,22 @@ def test_what_comes_of_a_body_goes_through_as_it_came(body):
     headers = [(name.encode(), value.encode()) for name, value in OWN.items()]
     asyncio.run(ProxyAccessPolicy(inside, AccessPolicy(), MOST)(scope | {"headers": headers}, receive, send))
     assert inside.heard == list(body)
+
+
+def test_what_the_proxy_refuses_it_tells_in_a_line_without_the_key(capsys):
+    evil = "/v1/x\x1b[2J\nforged" + "y" * 5000
+    assert status("GET", evil, OWN | {"authorization": "Bearer guess"}) == 401
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(line) < 1000
+    assert "\x1b" not in line
+    assert "guess" not in line
+    told = refusal_in(line)
+    assert told
+    assert (told.method, told.status, told.path[:8]) == ("GET", 401, "/v1/x\x1b[2")
+    assert status("POST", "/v1/messages", KEYED) == 200
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("line", ["LiteLLM: hello", "start_llm refused {", 'start_llm refused {"a": 1}', ""])
+def test_another_line_of_the_proxy_tells_of_no_refusal(line):
+    assert refusal_in(line) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ import pytest
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.launcher import Proxy, ProxyLog, answers_end_to_end
 from start_llm.proxy.ports import Process, ProcessRecord
+from start_llm.proxy.refusals import ProxyRefusal
 from tests.proxy.conftest import Proxied, free_port, until
 
 CHAT = "/v1/chat/completions"
@@ -202,3 +204,13 @@ def test_every_name_leads_to_the_server():
     models = json.loads(configuration(CONFIG))["model_list"]
     assert [entry["model_name"] for entry in models] == ["m", "*"]
     assert {entry["litellm_params"]["api_base"] for entry in models} == {"http://127.0.0.1:1/v1"}
+
+
+def test_a_request_that_the_proxy_refuses_is_told_to_the_server_and_logged(tmp_path: Path):
+    told: list[ProxyRefusal] = []
+    refusal = ProxyRefusal(method="GET", path="/x", status=403, reason="a name with ü")
+    log = ProxyLog(tmp_path / "proxy.log", print, told.append)
+    log.drain(io.BytesIO(f"LiteLLM: hello\n{refusal.as_line()}\n".encode()))
+    log.close()
+    assert told == [refusal]
+    assert "403" in (tmp_path / "proxy.log").read_text()

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.core.client_name import CLIENT_HEADER
+from start_llm.core.tenants import TENANT_HEADER, WARM_UP_HEADER, tenant_of_key
 from start_llm.protocols.tenants import Tenants
-from tests.proxy.conftest import KEY, Processes, Proxied
+from start_llm.proxy.launcher import answers_end_to_end
+from tests.proxy.conftest import BACKEND_KEY, KEY, Processes, Proxied
 
 CHAT = "/v1/chat/completions"
 HISTORY = [{"role": "system", "content": "Be brief. " * 30}, {"role": "user", "content": "Hello"}]
@@ -49,6 +51,22 @@ def test_the_proxy_tells_whose_request_it_is_and_never_the_key(proxied: Proxied)
     (heard,) = proxied.tunnel.heard(CHAT)
     assert heard.headers[TENANT_HEADER] == tenant_of_key(KEY)
     assert heard.headers["authorization"] == "Bearer backend"
+
+
+def test_the_proxy_tells_which_program_asks(proxied: Proxied):
+    """LiteLLM sends a User-Agent of its own."""
+    proxied.tunnel.clear()
+    body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
+    assert proxied.ask(CHAT, body, headers={"User-Agent": "pi/1.2", CLIENT_HEADER: "else"}).status == 200
+    (heard,) = proxied.tunnel.heard(CHAT)
+    assert heard.headers[CLIENT_HEADER] == "pi/1.2"
+
+
+def test_the_request_with_which_the_server_tries_the_proxy_is_known_behind_it(proxied: Proxied):
+    proxied.tunnel.clear()
+    assert answers_end_to_end(proxied.proxy._config)
+    (heard,) = proxied.tunnel.heard(CHAT)
+    assert heard.headers[WARM_UP_HEADER] == BACKEND_KEY
 
 
 @pytest.mark.parametrize(

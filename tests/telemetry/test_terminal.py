@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 import io
+import re
+import time
+from typing import Any
 
-from start_llm.core.events import Prefilling, Restored, Usage
+from start_llm.core.events import Restored
 from start_llm.core.images import Image, ImageRun, ImageSpan
+from start_llm.telemetry.activity import FinishedRequest, Refusal, RequestFacts, RunningRequest
 from start_llm.telemetry.terminal import RequestLine, Terminal
 from tests.images.fakes import image, vision_of
 
 
-def printed(write) -> str:
+def printed(write: Any) -> str:
     stream = io.StringIO()
     write(Terminal(stream))
     return stream.getvalue()
 
 
-def line(session: str | None = None, began: float = 0.0) -> RequestLine:
-    return RequestLine(session=session, prompt_tokens=1234, began=began)
+def facts(**changes: Any) -> RequestFacts:
+    told: dict[str, Any] = {
+        "id": "req_1",
+        "tenant": b"",
+        "endpoint": "/v1/chat/completions",
+        "model": "m",
+        "session": "digest",
+        "name": "ersation-42",
+        "has_turns": True,
+        "prompt_tokens": 1234,
+        "client": "claude-cli",
+    }
+    return RequestFacts(**told | changes)
+
+
+def finished(asked: RequestFacts | None = None, **changes: Any) -> FinishedRequest:
+    told: dict[str, Any] = {
+        "number": 1,
+        "facts": asked or facts(),
+        "ended": 0.0,
+        "ending": "stop",
+        "cached": 1000,
+        "computed": 234,
+        "written": 7,
+        "seconds": 3.5,
+        "ttft_s": 1.5,
+        "prefill_s": 0.5,
+    }
+    return FinishedRequest(**told | changes)
+
+
+def refusal(reason: str = "no", **changes: Any) -> Refusal:
+    told: dict[str, Any] = {"tenant": None, "method": "POST", "path": "/v1/messages", "status": 403}
+    return Refusal(**told | changes, reason=reason)
 
 
 def image_run(one: Image) -> ImageRun:
@@ -26,50 +62,94 @@ def image_run(one: Image) -> ImageRun:
     return vision.expand(one)
 
 
-def test_a_finished_request_is_one_line_with_its_figures():
-    request = line("conversation-42")
-    request.first_text = 1.5
-    text = printed(lambda terminal: terminal.finished(request, "stop", Usage(1234, 1000, 7)))
+def test_a_finished_request_is_one_line_that_says_who_asked_and_what_was_done():
+    """234 tokens were computed in half a second; those of the cache are no speed."""
+    text = printed(lambda terminal: terminal.finished(finished()))
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d chat +claude-cli +ersation-42 +complete +1,000 cached +234 read +468/s"
+        r" +7 written +3.0/s +first +1.50 s\n",
+        text,
+    )
+
+
+def test_a_line_says_why_a_conversation_was_read_again_and_of_others_nothing():
+    why = "message 2 (user) says something else"
+    text = printed(lambda terminal: terminal.finished(finished(again=9, reason=why, continues=True)))
+    assert text.endswith(f"read 9 tokens again: {why}\n")
     assert text.count("\n") == 1
-    for figure in ("ersation-42", "in 1,234", "cached 1,000", "out 7", "ttft 1.50 s", "tok/s", "stop"):
-        assert figure in text
+    assert "again" not in printed(lambda terminal: terminal.finished(finished(again=9, reason=why)))
 
 
 def test_a_request_under_adapters_says_so():
-    request = line()
-    assert "adapter" not in printed(lambda terminal: terminal.finished(request, "stop", None))
-    request.adapter = "a+b"
-    assert "stop  adapter a+b" in printed(lambda terminal: terminal.finished(request, "stop", None))
+    assert "adapter" not in printed(lambda terminal: terminal.finished(finished()))
+    under = finished(facts(adapter="a+b"))
+    assert printed(lambda terminal: terminal.finished(under)).endswith("  adapter a+b\n")
 
 
 def test_a_request_that_never_spoke_has_no_times():
-    text = printed(lambda terminal: terminal.finished(line(), "cancelled", None))
-    assert "ttft -" in text
-    assert "cancelled" in text
+    never = finished(ending="cancelled", written=0, ttft_s=None, prefill_s=None)
+    text = printed(lambda terminal: terminal.finished(never))
+    assert re.search(r"cancelled .* 0 written +first +-$", text)
+    assert "/s" not in text
 
 
-def test_a_session_id_cannot_move_the_cursor():
-    text = printed(lambda terminal: terminal.finished(line("a\x1b[2J\nforged"), "stop", None))
+def test_what_a_client_says_cannot_move_the_cursor():
+    evil = "a\x1b[2J\nforged"
+    assert RequestLine(session=evil, prompt_tokens=1, began=0.0).name == "a?[2J?forged"
+    text = printed(lambda terminal: terminal.refused(refusal(evil, path=f"/{evil}", method=evil)))
     assert "\x1b" not in text
     assert text.count("\n") == 1
 
 
-def test_a_short_prefill_is_not_reported_and_a_long_one_not_too_often():
-    request = line(began=-100.0)
-    progress = Prefilling(500, 1000)
-    text = printed(lambda terminal: [terminal.prefilling(request, progress) for _ in range(5)])
-    assert text.count("prefill 500/1,000 (50%)") == 1
-    recent = line(began=1e12)
-    assert printed(lambda terminal: terminal.prefilling(recent, progress)) == ""
+def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens():
+    running = RunningRequest(facts(prompt_tokens=2000), began=0.0)
+    running.note_restored(1000)
+    assert printed(lambda terminal: terminal.progress(running)) == "", "it has just begun"
+    running.done, running.reading_since = 1500, time.perf_counter() - 5
+    text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
+    assert re.fullmatch(r".* reading 1,500 of 2,000 \(75%\) (99\.\d|100\.0)/s\n", text)
+
+
+def test_a_long_reply_shows_that_it_is_written():
+    running = RunningRequest(facts(), began=0.0)
+    running.note_restored(0)
+    running.note_text(1)
+    assert printed(lambda terminal: terminal.progress(running)) == ""
+    running.written, running.writing_since = 9001, time.perf_counter() - 90
+    text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
+    assert re.fullmatch(r".* 9,001 written so far (99\.\d|100\.0)/s\n", text)
+
+
+def test_a_refused_request_is_a_line_with_status_and_reason():
+    text = printed(lambda terminal: terminal.refused(refusal("The key is wrong.", status=401)))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d refused +401 POST /v1/messages  The key is wrong\.\n", text)
+
+
+def test_a_scanner_cannot_fill_the_terminal():
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    for number in range(500):
+        terminal.refused(refusal("x" * 5000, path=f"/{number}"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 11
+    assert max(map(len, lines)) < 250
+    assert "many more" in lines[-1]
+
+
+def test_after_a_flood_the_number_of_untold_refusals_is_told():
+    terminal = Terminal(io.StringIO())
+    told = [terminal._refusals.parts(refusal(), now) for now in (*[0.0] * 50, 61.0, 62.0)]
+    assert [len(lines) for lines in told] == [1] * 10 + [1] + [0] * 39 + [2, 1]
+    assert told[-2][0] == ("40 more requests, which were not shown",)
 
 
 def test_images_are_shown_with_their_places_and_what_became_of_them():
     """By names that say nothing of what is to be seen."""
     runs = [image_run(image(name)) for name in ("a", "b", "c")]
     spans = [ImageSpan(start, start + len(run), run) for start, run in zip((2, 20, 40), runs, strict=True)]
-    request = line("one")
+    request = RequestLine(session="one", prompt_tokens=1234, began=0.0)
     request.beginning, request.images = (7, 8, *runs[0].tokens), spans
-    text = printed(lambda terminal: terminal.images(request, Restored(22)))
+    text = printed(lambda terminal: terminal.images(facts(), request, Restored(22)))
     first, *shown = text.splitlines()
     assert f"begins 7 8 {runs[0].tokens[0]:08x}" in first
     assert [one.partition("image ")[2] for one in shown] == [

@@ -1,0 +1,22 @@
+"""Name the program that sent a request, for people who look at the terminal. Proves nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+CLIENT_HEADER = "x-start-llm-client"
+"""The proxy puts the client's own User-Agent into it, since LiteLLM sends one of its own."""
+_LONGEST = 12
+_PRODUCT = re.compile(r"[\w.+-]+", re.ASCII)
+_KNOWN: Mapping[str, str] = {"Mozilla": "browser"}
+
+
+def client_name(headers: Mapping[str, str]) -> str:
+    """Return the first word of a request's User-Agent; empty if there is none.
+
+    Args:
+        headers: with names in lower case.
+    """
+    product = _PRODUCT.match(headers.get(CLIENT_HEADER) or headers.get("user-agent", ""))
+    return _KNOWN.get(product[0], product[0][:_LONGEST]) if product else ""

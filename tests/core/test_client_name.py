@@ -1,0 +1,27 @@
+"""Which program sent a request, as the terminal names it."""
+
+import pytest
+
+from start_llm.core.client_name import CLIENT_HEADER, client_name
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        ("claude-cli/2.0.1 (external, cli)", "claude-cli"),
+        ("OpenAI/Python 2.1.0", "OpenAI"),
+        ("curl/8.5.0", "curl"),
+        ("Mozilla/5.0 (X11; Linux x86_64)", "browser"),
+        ("a-name-without-end/1", "a-name-witho"),
+        ("\x1b[2J", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_word_of_the_user_agent_names_the_program(agent: str, name: str):
+    assert client_name({"user-agent": agent}) == name
+
+
+def test_behind_the_proxy_it_is_the_program_that_asked_the_proxy():
+    assert client_name({"user-agent": "AsyncOpenAI/Python", CLIENT_HEADER: "pi/0.9"}) == "pi"
+    assert client_name({"user-agent": "httpx/0.28", CLIENT_HEADER: ""}) == "httpx"
+    assert client_name({}) == ""
