@@ -126,7 +126,13 @@ def option_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     values = parser.add_argument_group("for the server")
-    values.add_argument("--model", metavar="PATH_OR_REPO", help="a model folder, or a repository to download")
+    values.add_argument(
+        "--model",
+        metavar="PATH_OR_REPO",
+        action="append",
+        default=[],
+        help="a model folder, or a repository to download; repeat it for more models",
+    )
     values.add_argument(
         "--model-dir", metavar="FOLDER", help="a folder with one model, or with the one --model names"
     )
@@ -152,7 +158,7 @@ def option_parser() -> argparse.ArgumentParser:
 def serve_options(options: argparse.Namespace) -> list[str]:
     flags = [flag for flag, on in (("--no-proxy", options.no_proxy), ("--demo", options.demo)) if on]
     values = (
-        ("--model", options.model and absolute_if_it_exists(options.model)),
+        *(("--model", absolute_if_it_exists(model)) for model in options.model),
         ("--model-dir", options.model_dir and absolute_if_it_exists(options.model_dir)),
         ("--mlx-port", options.mlx_port),
         ("--proxy-port", options.proxy_port),

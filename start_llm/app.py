@@ -50,6 +50,7 @@ from start_llm.wiring import (
     memory_budget,
     model_folders,
     model_name,
+    more_models,
     no_table,
     proxy_config,
     response_store,
@@ -212,7 +213,8 @@ class App:
         first = resolve(model_name(self._settings))
         folders = model_folders(self._settings)
         name = next((one for one, folder in folders.items() if folder == first), name_of(first))
-        return name, folders | {name: first}
+        known = folders | {name: first}
+        return name, more_models(self._settings, known)
 
     def _share(self) -> SharedParts:
         """Start what the models share."""

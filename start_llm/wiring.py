@@ -35,6 +35,7 @@ from start_llm.images.door import ImageDoor
 from start_llm.images.fetching import ImageFetcher
 from start_llm.models.architecture import completed
 from start_llm.models.device import this_device
+from start_llm.models.download import name_of, resolve
 from start_llm.models.downloads import Downloads
 from start_llm.models.footprint import Footprint
 from start_llm.models.hub import Hub
@@ -419,6 +420,26 @@ def model_folders(settings: Settings) -> dict[str, Path]:
     """Return the folders of the models that requests can name, by id: those of MODEL_DIR."""
     folder = _model_dir(settings)
     return models_in(folder) if folder else {}
+
+
+def more_models(settings: Settings, known: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folders of all models by id, those of MORE_MODELS added. What is missing is downloaded.
+
+    Args:
+        known: the folders of all other models.
+
+    Raises:
+        ModelError: one is neither a folder nor a repository, or its download failed.
+        SettingsError: two models would have the same id.
+    """
+    found = dict(known)
+    for folder in map(resolve, settings.more_models):
+        if found.setdefault(name_of(folder), folder) != folder:
+            raise SettingsError(
+                f"MORE_MODELS: two models are called {name_of(folder)!r}, and requests could not tell which "
+                "they name. Rename the folder of one."
+            )
+    return found
 
 
 def is_apple_silicon() -> bool:

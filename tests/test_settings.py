@@ -88,6 +88,9 @@ VALUES: dict[str, Values] = {
         ["a", "=b", "a=", "a=b=c", "a=b,,", "a=b,c"],
     ),
     "ADAPTER_DIR": Values([("/a/folder", "/a/folder"), ("~/adapters", "~/adapters"), ("/a b", "/a b")], []),
+    "MORE_MODELS": Values(
+        [("/a/b", ("/a/b",)), ("/a b, c/d", ("/a b", "c/d")), ("x,~/y", ("x", "~/y"))], [",", "a,,b"]
+    ),
     "MODEL_PINS": Values([("a", ("a",)), ("a/b c, d", ("a/b c", "d")), ("x,y", ("x", "y"))], [","]),
     "MODEL_FAMILY": Values(
         [("qwen3", "qwen3"), ("GPT_OSS", "gpt_oss"), ("generic", "generic")],
@@ -862,6 +865,26 @@ def checks_model_dir(models: Models) -> None:
             assert loaded(server) == {"lab/tiny", "other"}
 
 
+def checks_more_models(models: Models) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("one", "two", "lab/two"):
+            shutil.copytree(models.plain, Path(folder) / name)
+        with running(Path(folder) / "one", MORE_MODELS=f"{folder}/two") as server:
+            assert loaded(server) == {"one"}
+            server.post("/v1/completions", {"model": "two", "prompt": [1, 2], "max_tokens": 1})
+            assert loaded(server) == {"one", "two"}
+        with running(Path(folder) / "one", MORE_MODELS=f"{folder}/one") as server:
+            assert [one["id"] for one in server.get("/v1/models")["data"]] == ["one"]
+        for more in (f"{folder}/two, {folder}/lab/two", f"{folder}/lab/two,{folder}/two"):
+            with (
+                pytest.raises(SettingsError, match="two models are called 'two'"),
+                running(Path(folder) / "one", MORE_MODELS=more),
+            ):
+                pass
+        with pytest.raises(ModelError, match="no such folder"), running(models.plain, MORE_MODELS="/no/such"):
+            pass
+
+
 def loaded(server: Server) -> set[str]:
     return {one["id"] for one in server.get("/v1/models")["data"] if one["state"] == "loaded"}
 
@@ -1408,6 +1431,7 @@ def checks_proxy_patience(models: Models) -> None:
 CHECKS: dict[str, Callable[[Models], None]] = {
     "MODEL_PATH": checks_model_path,
     "MODEL_DIR": checks_model_dir,
+    "MORE_MODELS": checks_more_models,
     "MAX_LOADED_MODELS": checks_loaded_models,
     "MODEL_IDLE_SECONDS": checks_idle_models,
     "MODEL_PINS": checks_pins,

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from start_llm.config.paths import DEMO_MODEL
 from start_llm.config.settings import SettingSpec, all_rows
@@ -14,6 +14,9 @@ from start_llm.core.errors import SettingsError
 
 type Variables = Mapping[str, str]
 """Values of variables, as texts."""
+
+
+MORE_MODELS = "MORE_MODELS"
 
 
 class Flag(NamedTuple):
@@ -120,11 +123,35 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
         if not names or flag.names[0] in names:
             row = rows[flag.variable]
             place = places[row.section]
-            place.add_argument(*flag.names, dest=flag.attribute, metavar=flag.metavar, help=_told(flag, row))
+            action = _FirstAndMore if flag.variable == "MODEL_PATH" else "store"
+            told = _told(flag, row)
+            place.add_argument(
+                *flag.names, action=action, dest=flag.attribute, metavar=flag.metavar, help=told
+            )
     if not names:
         for name, (variables, told) in SWITCHES.items():
             section = rows[next(iter(variables))].section
             places[section].add_argument(name, action="store_true", help=told)
+
+
+class _FirstAndMore(argparse.Action):
+    """Keeps the first model that a command line names, and those of further times beside it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        if getattr(namespace, self.dest) is None:
+            setattr(namespace, self.dest, values)
+        else:
+            namespace.more_models = [*_more_models(namespace), values]
+
+
+def _more_models(options: argparse.Namespace) -> list[str]:
+    return getattr(options, "more_models", [])
 
 
 def _told(flag: Flag, row: SettingSpec) -> str:
@@ -155,6 +182,9 @@ def words_of(options: argparse.Namespace) -> list[str]:
     for flag in FLAGS:
         if text := getattr(options, flag.attribute, None):
             words += [flag.names[0], _from_anywhere(flag, text.strip())]
+            if flag.variable == "MODEL_PATH":
+                more = (_from_anywhere(flag, one.strip()) for one in _more_models(options))
+                words += [word for one in more for word in (flag.names[0], one)]
     return words + [name for name in SWITCHES if getattr(options, _attribute(name), False)]
 
 
@@ -172,6 +202,8 @@ def _attribute(name: str) -> str:
 def _given(options: argparse.Namespace) -> list[tuple[str, Variables]]:
     values = [(flag.names[0], flag.read, getattr(options, flag.attribute, None)) for flag in FLAGS]
     given = [(name, read(text.strip())) for name, read, text in values if text]
+    if more := _more_models(options):
+        given.append(("--model", {MORE_MODELS: ",".join(more)}))
     return given + [
         (name, variables)
         for name, (variables, _) in SWITCHES.items()

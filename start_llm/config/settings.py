@@ -83,7 +83,13 @@ class Settings:
     model_path: str | None = _variable(
         "MODEL_PATH", TEXT, None,
         "Model folder, or Hugging Face repository (owner/name) to download. Unset: "
-        "lmstudio-community/GLM-4.7-Flash-MLX-4bit on Apple silicon, the demo model elsewhere.", _MODEL,
+        "lmstudio-community/GLM-4.7-Flash-MLX-4bit on Apple silicon, the demo model elsewhere. A second "
+        "--model is one of MORE_MODELS.", _MODEL,
+    )  # fmt: skip
+    more_models: tuple[str, ...] = _variable(
+        "MORE_MODELS", MODELS, (),
+        "Models beside MODEL_PATH, as folders or repositories with commas between. Requests load the one "
+        "that they name. --model says the same from its second time on.", _MODEL, shown="",
     )  # fmt: skip
     model_dir: str | None = _variable(
         "MODEL_DIR", TEXT, None,

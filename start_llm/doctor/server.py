@@ -69,6 +69,7 @@ class ExaminedServer:
             settings,
             model_path=str(model),
             model_dir=None,
+            more_models=(),
             adapter_dir=None,
             pinned=(),
             aliases=(),

@@ -45,6 +45,14 @@ def test_each_flag_says_what_its_setting_says(told):
     assert "wins over" not in told.partition("In brackets")[0]
 
 
+def test_further_models_are_kept_beside_the_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    options = cli._parser().parse_args(["serve", "--model", "a/b", "--model", "mine", "--model=c/d"])
+    assert variables_of(options) == {"MODEL_PATH": "a/b", "MORE_MODELS": "mine,c/d"}
+    assert words_of(options) == ["--model", "a/b", "--model", str(tmp_path / "mine"), "--model", "c/d"]
+
+
 def test_flags_as_words_mean_the_same_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()

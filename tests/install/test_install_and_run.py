@@ -465,6 +465,12 @@ def test_a_model_folder_beside_the_caller_becomes_absolute(sandbox, given):
     assert started[-2:] == ["--model", str(sandbox.home / "model")]
 
 
+def test_every_model_is_passed_on(sandbox):
+    sandbox.add_installed_environment()
+    started = started_with(sandbox.run("--model", "a/b", "--model", "c/d"))
+    assert started[-4:] == ["--model", "a/b", "--model", "c/d"]
+
+
 def test_pytest_gets_all_that_follows_test(sandbox):
     sandbox.add_installed_environment()
     done = sandbox.run("--test", "-k", "x or y", "--model", "--demo", "tests/a.py")
