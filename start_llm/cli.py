@@ -27,6 +27,7 @@ from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.menu import menu
 from start_llm.launch.server_info import ServerInfo, find_running, servers_of
 from start_llm.launch.setup import Setup, as_script, make_setup
 from start_llm.launch.start import become, program_of
@@ -90,6 +91,11 @@ def _take_base_url(options: argparse.Namespace) -> None:
             options.base_url, options.arguments = first.partition("=")[2], others
         case _:
             pass
+
+
+def _clients(_: argparse.Namespace) -> int:
+    Terminal().summary(menu(os.environ))
+    return 0
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -241,6 +247,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "cache": _cache,
     "launch": _launch,
+    "clients": _clients,
     "config": _config,
     "settings": _settings,
     "completion": _completion,
@@ -347,6 +354,7 @@ def _parser() -> argparse.ArgumentParser:
     launch = commands.add_parser(
         "launch", help="start a coding client for the running server", allow_abbrev=False
     )
+    commands.add_parser("clients", help="list the coding clients, and how to get them", allow_abbrev=False)
     config = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
     for command in (launch, config):
         command.add_argument("--base-url", metavar="URL", help="the server, if not the one that runs")

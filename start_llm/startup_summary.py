@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from start_llm.config.paths import DEMO_MODEL, program
 from start_llm.core.family import Family
 from start_llm.engine.self_test import BatchVerdict
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.menu import suggested
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
@@ -83,9 +85,14 @@ def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list
         ),
         (
             f"Or start a coding client ({', '.join(CLIENTS)}) in the folder to work in:",
-            [shlex.join([program(), "launch", "--base-url", url, next(iter(CLIENTS))])],
+            [shlex.join([program(), *_suggested(url)])],
         ),
     ]
+
+
+def _suggested(url: str) -> list[str]:
+    words = suggested(os.environ)
+    return [words[0], "--base-url", url, words[1]] if words[0] == "launch" else words
 
 
 def _curl_lines(url: str, model: str, *, asks_key: bool) -> list[str]:

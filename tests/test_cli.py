@@ -145,6 +145,16 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
+def with_a_client(folder: Path) -> Path:
+    """A folder with a client that tells what it was started with."""
+    programs = folder / "programs"
+    programs.mkdir()
+    program = programs / "claude"
+    program.write_text("#!/bin/sh\necho $ANTHROPIC_BASE_URL $CLAUDE_CODE_MAX_CONTEXT_TOKENS\npwd\n")
+    program.chmod(0o755)
+    return programs
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, chain_model) -> Generator[Process]:
     """A server with settings from all three sources, for everything that does not end it."""
@@ -157,6 +167,7 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
     )
     environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "VLM_CACHE_DEBUG": "true", "DEFAULT_TOP_K": ""}
     environment |= {"LOG_ROOT": "elsewhere", "ENABLE_REQUEST_LOGGING": "true"}
+    environment |= {"PATH": f"{with_a_client(checkout)}:{os.environ['PATH']}"}
     flags = ["--batch", "3", "--hot-cache-max-size", "64MiB"]
     with serving(checkout, folder, *flags, **environment) as process:
         yield process
@@ -232,11 +243,7 @@ def test_the_line_for_coding_clients_works_as_it_is_printed(server, tmp_path):
     (line,) = (line.strip() for line in server.lines if " launch --base-url " in line)
     program, *words = shlex.split(line)
     assert Path(program) == server.checkout / "scripts" / "start_llm"
-    (tmp_path / "claude").write_text(
-        "#!/bin/sh\necho $ANTHROPIC_BASE_URL $CLAUDE_CODE_MAX_CONTEXT_TOKENS\npwd\n"
-    )
-    (tmp_path / "claude").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{server.checkout / 'programs'}:{os.environ['PATH']}"}
     done = subprocess.run(
         [ROOT / "scripts" / "start_llm", *words],
         check=False,

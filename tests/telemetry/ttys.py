@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -38,9 +39,10 @@ class Tty:
         self._thread.start()
 
     def _read(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")()
         with suppress(OSError):
             while data := os.read(self.reader, 65536):
-                self.text += data.decode()
+                self.text += decoder.decode(data)
 
     def until(self, text: str, within_s: float = 5) -> None:
         deadline = time.monotonic() + within_s
