@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from scripts.browser import Browser, Page
+from tests.conftest import TinyModel
 from tests.page.conftest import HURT, KEY, NAME, SCRIPT, refused, talk
-from tests.serving import Server
+from tests.serving import Server, serving
 
 PANELS = {
     "headline": "is loaded",
@@ -322,3 +325,30 @@ def test_records_that_come_later_join_those_that_are_there(browser: Browser, hos
             "it has lost the focus"
         )
         assert page.run("document.querySelectorAll('#recent > li').length") == page.run("known.recent.size")
+
+
+def button_of(action: str, name: str) -> str:
+    wanted = f"one.innerText === '{action} {name}' && !one.hidden"
+    return f"[...document.querySelectorAll('#models button')].find(one => {wanted})"
+
+
+def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_model: TinyModel, tmp_path: Path):
+    for name in ("one", "lab/two"):
+        shutil.copytree(tiny_model("qwen3"), tmp_path / name)
+    with serving(tmp_path / "one", model_dir=str(tmp_path)) as server, browser.page(server.url) as page:
+        page.until(f"!!({button_of('Load', 'lab/two')})")
+        assert not page.run(f"!!({button_of('Unload', 'one')})"), "the last model stays"
+        page.run(f"({button_of('Load', 'lab/two')}).click()")
+        page.until(f"!!({button_of('Unload', 'lab/two')})", 30)
+        assert text(page, "models-state") == "Done: load lab/two."
+        assert states(server) == {"one": "loaded", "lab/two": "loaded"}
+        page.run(f"({button_of('Unload', 'one')}).click()")
+        page.until(f"!!({button_of('Load', 'one')})", 30)
+        assert states(server) == {"one": "available", "lab/two": "loaded"}
+        (tmp_path / "one" / "config.json").unlink()
+        page.run(f"({button_of('Load', 'one')}).click()")
+        page.until("document.getElementById('models-state').innerText.includes('config.json')", 30)
+
+
+def states(server: Server) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in server.get("/v1/models")["data"]}
