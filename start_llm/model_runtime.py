@@ -22,6 +22,7 @@ from start_llm.core.family import Family
 from start_llm.disk_storage import DiskStorage
 from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
+from start_llm.engine.embedding import Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.resources import EngineResources
@@ -34,6 +35,8 @@ from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import digest_of, identity, transcripts_identity
 from start_llm.models.library import shape_in
 from start_llm.models.loader import LoadedModel, load
+from start_llm.models.pooling import pooling_in
+from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.vision import Vision
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
@@ -133,6 +136,7 @@ class EngineStartup:
     identity: bytes
     kv: KVAtRest
     adapters: Adapters
+    embedder: Embedder | None = None
     computing_bytes: int = 0
     image_bytes: int = 0
 
@@ -255,6 +259,7 @@ class EngineLoader:
                 identity=known,
                 kv=kv,
                 adapters=adapters,
+                embedder=Embedder(model.network, pooling) if (pooling := pooling_in(self._folder)) else None,
                 computing_bytes=computing,
                 image_bytes=images.kept_bytes,
             )
@@ -384,12 +389,39 @@ def _runtime(
         startup=ready,
         family=family,
         preparer=preparer,
-        served=ServedModel(service, facts, _status(shared, card, loaded, metrics), adapters),
+        served=ServedModel(
+            service, facts, _status(shared, card, loaded, metrics), adapters, _embedder(loaded, tokenizer)
+        ),
         metrics=metrics,
         trace=trace,
         disk=shared.disk,
         database=database,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEmbedder:
+    """An embedder whose work is done on the engine thread, between two steps of replies."""
+
+    engine: Engine
+    embedder: Embedder
+    tokenizer: Tokenizer
+
+    @property
+    def width(self) -> int:
+        return self.embedder.width
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text, with those that its tokenizer puts around one."""
+        return self.tokenizer.encode(text, as_document=True)
+
+    def embed(self, ids: Sequence[int]) -> list[float]:
+        return self.engine.run(partial(self.embedder.embed, ids))
+
+
+def _embedder(loaded: LoadedEngine, tokenizer: Tokenizer) -> EngineEmbedder | None:
+    found = loaded.startup.embedder
+    return EngineEmbedder(loaded.engine, found, tokenizer) if found else None
 
 
 def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:

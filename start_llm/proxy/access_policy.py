@@ -28,7 +28,7 @@ _NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
 _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(path), tuple(methods.split()))
     for path, methods in (
-        (r"(/v1)?/chat/completions|(/v1)?/completions", "POST"),
+        (r"(/v1)?/chat/completions|(/v1)?/completions|(/v1)?/embeddings", "POST"),
         (rf"{_MESSAGES}(/count_tokens)?", "POST"),
         (r"(/v1)?/responses(/input_tokens)?", "POST"),
         (rf"(/v1)?/responses/(?!\.){_NAME}", "GET DELETE"),

@@ -25,7 +25,7 @@ from start_llm.proxy.error_text import Application, Receive, Send, error_body
 _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (methods, re.compile(path))
     for methods, path in (
-        ("POST", r"(?:/v1)?/completions"),
+        ("POST", r"(?:/v1)?/completions|(?:/v1)?/embeddings"),
         ("POST", r"/v1/messages/count_tokens|(?:/v1)?/responses/input_tokens"),
         ("GET DELETE", r"(?:/v1)?/responses/(?P<name>[^/]+)"),
         ("GET", r"(?:/v1)?/responses/(?P<name>[^/]+)/input_items"),

@@ -52,6 +52,7 @@ from start_llm.server.routes import (
     GenerateRoute,
     LibraryRoute,
     MetricsRoute,
+    ModelRoute,
     QueryRoute,
     StatusRoute,
     StoredRoute,
@@ -147,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_body(200, _headers(content_type, body), body)
             case StoredRoute(render):
                 self._send_json(200, render(self._request_context(self.server.context.models.default)))
-            case LibraryRoute() | AdapterRoute() | FactsRoute() | ActivityRoute() as route:
+            case LibraryRoute() | AdapterRoute() | FactsRoute() | ModelRoute() | ActivityRoute() as route:
                 with self._fields(route) as asked:
                     self._send_json(*self._page(route, asked))
             case QueryRoute(wire, ask):
@@ -253,6 +254,9 @@ class Handler(BaseHTTPRequestHandler):
                 return answer(context.activity_pages, tenant, asked)
             case AdapterRoute(answer):
                 return answer(context.adapters, asked)
+            case ModelRoute(answer):
+                with context.models.lease(asked.value("model")) as model:
+                    return 200, answer(asked, model)
             case FactsRoute(answer):
                 with context.models.lease(asked.value("model")) as model:
                     return 200, answer(asked, model.facts)

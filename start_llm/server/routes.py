@@ -22,8 +22,9 @@ from start_llm.protocols.responses.listing import input_items
 from start_llm.server import model_pages
 from start_llm.server.activity_pages import ActivityPages
 from start_llm.server.adapter_pages import AdapterPages
+from start_llm.server.embedding_page import embeddings
 from start_llm.server.library_pages import LibraryPages, LibraryRequest, Page
-from start_llm.server.served_models import ServedModels
+from start_llm.server.served_models import ServedModel, ServedModels
 from start_llm.service import Service
 
 type Ask = Callable[[Service, GenerationRequest], Mapping[str, Json]]
@@ -65,6 +66,15 @@ class FactsRoute:
     """An endpoint that answers a body from the facts about its model."""
 
     answer: Callable[[Fields, ModelFacts], Mapping[str, Json]]
+    has_body: bool = True
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """An endpoint that a model answers without a reply of tokens. Its fields come from a body."""
+
+    answer: Callable[[Fields, ServedModel], Mapping[str, Json]]
     has_body: bool = True
     query: str = ""
 
@@ -168,8 +178,8 @@ _ACTIVITY = "/activity"
 _DOWNLOADS = "/downloads"
 _ADAPTERS = "/v1/adapters"
 
-type FieldsRoute = LibraryRoute | AdapterRoute | FactsRoute | ActivityRoute
-type PostRoute = GenerateRoute | QueryRoute | FactsRoute | LibraryRoute | AdapterRoute
+type FieldsRoute = LibraryRoute | AdapterRoute | FactsRoute | ModelRoute | ActivityRoute
+type PostRoute = GenerateRoute | QueryRoute | FactsRoute | ModelRoute | LibraryRoute | AdapterRoute
 type ReadRoute = StatusRoute | LibraryRoute | AdapterRoute | ActivityRoute | BrowserRoute | MetricsRoute
 type Endpoint = PostRoute | StoredRoute | ReadRoute
 POST_ROUTES: Mapping[str, PostRoute] = {
@@ -185,6 +195,8 @@ POST_ROUTES: Mapping[str, PostRoute] = {
     "/responses/input_tokens": _RESPONSE_TOKENS,
     "/v1/cache/explain": _EXPLAIN,
     _TOKENIZE.wire.path: _TOKENIZE,
+    "/v1/embeddings": ModelRoute(embeddings),
+    "/embeddings": ModelRoute(embeddings),
     "/detokenize": FactsRoute(tokenization.text_body),
     _DOWNLOADS: LibraryRoute(LibraryPages.start, has_body=True),
     _ADAPTERS: AdapterRoute(AdapterPages.mount, has_body=True),

@@ -38,14 +38,34 @@ class ServedAdapters(Protocol):
         ...
 
 
+class ServedEmbedder(Protocol):
+    """Makes vectors of texts. Safe to use from any thread.
+
+    Attributes:
+        width: numbers of a vector.
+    """
+
+    @property
+    def width(self) -> int: ...
+
+    def tokens(self, text: str) -> list[int]: ...
+
+    def embed(self, ids: Sequence[int]) -> list[float]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model: the service that answers its requests, the facts that parsers need, and its status."""
+    """A loaded model: the service that answers its requests, the facts that parsers need, and its status.
+
+    Attributes:
+        embedder: None if it is no embedding model.
+    """
 
     service: Service
     facts: ModelFacts
     status: Status
     adapters: ServedAdapters
+    embedder: ServedEmbedder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ def status(method: str, path: str, headers: Mapping[str, str] = KEYED, **more: A
 
 POSTED = """
     /v1/chat/completions /chat/completions /v1/completions /completions /v1/messages /v1/messages/
-    /v1/messages/count_tokens /v1/responses /responses /v1/responses/input_tokens
+    /v1/embeddings /v1/messages/count_tokens /v1/responses /responses /v1/responses/input_tokens
 """.split()
 SERVED = [("POST", path) for path in POSTED]
 SERVED += [("GET", path) for path in ("/v1/models", "/models", "/v1/models/a", "/v1/models/openai/a-b.c")]
@@ -103,7 +103,7 @@ CLOSED = """
     /config/yaml /model/new /model/update /model/delete /mcp /mcp/ /x/mcp /toolset/x/mcp
     /v1/mcp/registry.json /authorize /token /register /callback /.well-known/jwks.json
     /gemini/v1beta/models /vertex_ai/x /langfuse/x /openai/v1/files /anthropic/v1/messages /v1/files
-    /v1/batches /v1/embeddings /v1/images/generations /v1/audio/speech /v1/realtime /v1/traces
+    /v1/batches /v1/images/generations /v1/audio/speech /v1/realtime /v1/traces
     /v1/logs /lens/worker/claim /api/event_logging/batch /claude_code_gateway/oauth/token
     /engines/m/chat/completions /openai/deployments/m/chat/completions /cache/ping /cache/flushall
     /debug/asyncio-tasks /fallback/login /docs /redoc /openapi.json /robots.txt /favicon.ico

@@ -126,6 +126,12 @@ def test_both_ports_say_the_same_of_the_server(proxied: Proxied, path: str):
     assert (answer.status, answer.json) == (200, proxied.server.get(path))
 
 
+def test_embeddings_are_the_servers_own(proxied: Proxied):
+    answer = proxied.ask("/v1/embeddings", {"model": "m", "input": "Hello"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
+    assert "makes no embeddings" in answer.json["error"]["message"]
+
+
 def test_the_server_counts_for_both_ports(proxied: Proxied):
     assert proxied.ask("/stats").json.keys() == proxied.server.get("/stats").keys()
     assert "start_llm" in proxied.ask("/metrics").text or "vllm:" in proxied.ask("/metrics").text

@@ -1,0 +1,187 @@
+"""POST /v1/embeddings: vectors as the network gives them, through both SDK forms, and clear refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import shutil
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from openai import OpenAI
+
+from start_llm.core.errors import ModelError
+from start_llm.models.loader import load
+from start_llm.models.pooling import Pooling, pooling_in
+from tests.conftest import TinyModel
+from tests.server.client import CHAT, ask
+from tests.serving import Server, serving
+
+PATH = "/v1/embeddings"
+TEXTS = ["The keeper counts the boats.", "Wie geht\u2019s? \U0001f41f", "word " * 700]
+LAST = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
+MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
+MODULES = ["Transformer", "Pooling", "Normalize"]
+
+
+def with_pooling(folder: Path, pooling: dict[str, Any] | None, modules: list[str]) -> Path:
+    types = [{"type": f"sentence_transformers.models.{one}"} for one in modules]
+    (folder / "modules.json").write_text(json.dumps(types))
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two embedding models, and one that is none."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ("last", "mean", "talker"):
+        shutil.copytree(tiny_model("qwen3", hidden=128, layers=2), root / name)
+    with_pooling(root / "last", LAST, MODULES)
+    with_pooling(root / "mean", MEAN, MODULES[:2])
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    with serving(models / "talker", model_dir=str(models), max_kv_size=8192) as one:
+        yield one
+
+
+def vectors(server: Server, model: str, texts: Any, **more: Any) -> list[list[float]]:
+    reply = server.post(PATH, {"model": model, "input": texts, **more})
+    assert reply["model"] == model
+    assert [one["index"] for one in reply["data"]] == list(range(len(reply["data"])))
+    return [one["embedding"] for one in reply["data"]]
+
+
+def expected(folder: Path, text: str, mode: str) -> list[float]:
+    """The whole text at once, by the network alone."""
+    model = load(folder)
+    states: Any = model.network.model(mx.array([model.tokenizer.encode(text, as_document=True)]))[0]
+    vector = states[-1] / mx.linalg.norm(states[-1]) if mode == "last" else states.mean(axis=0)
+    return vector.tolist()
+
+
+@pytest.mark.parametrize("mode", ["last", "mean"])
+def test_vectors_are_those_of_the_network(server: Server, models: Path, mode: str):
+    for text, vector in zip(TEXTS, vectors(server, mode, TEXTS), strict=True):
+        assert vector == pytest.approx(expected(models / mode, text, mode), abs=1e-4)
+        assert mode == "mean" or math.hypot(*vector) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others(server: Server):
+    together = vectors(server, "last", TEXTS)
+    assert [vectors(server, "last", text)[0] for text in TEXTS] == together
+
+
+def test_token_ids_are_taken_as_they_are(server: Server, models: Path):
+    ids = load(models / "last").tokenizer.encode(TEXTS[0], as_document=True)
+    assert vectors(server, "last", ids) == vectors(server, "last", [ids]) == vectors(server, "last", TEXTS[0])
+    reply = server.post(PATH, {"model": "last", "input": [ids, ids]})
+    assert reply["usage"] == {"prompt_tokens": 2 * len(ids), "total_tokens": 2 * len(ids)}
+
+
+def test_the_official_sdk_gets_them(server: Server):
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="local")
+    packed = client.embeddings.create(model="last", input=TEXTS[:2])
+    plain = client.embeddings.create(model="last", input=TEXTS[:2], encoding_format="float")
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+        assert len(other.embedding) == 128
+
+
+def test_base64_holds_float32_numbers(server: Server):
+    (told,) = vectors(server, "last", TEXTS[0], encoding_format="base64")
+    numbers = struct.unpack("<128f", base64.b64decode(str(told)))
+    assert list(numbers) == pytest.approx(vectors(server, "last", TEXTS[0])[0], abs=1e-7)
+
+
+def test_fewer_dimensions_keep_the_direction_and_the_length(server: Server):
+    (whole,), (part,) = vectors(server, "last", "a"), vectors(server, "last", "a", dimensions=16)
+    length = math.hypot(*whole[:16])
+    assert part == pytest.approx([number / length for number in whole[:16]], abs=1e-6)
+    assert vectors(server, "last", "a", dimensions=128) == [whole]
+
+
+def test_replies_go_on_and_are_the_same_beside_embeddings(server: Server):
+    body = {"model": "last", "prompt": "Once", "max_tokens": 40, "temperature": 0}
+    alone = server.post("/v1/completions", body)["choices"][0]["text"]
+    beside: list[str] = []
+    writing = threading.Thread(
+        target=lambda: beside.append(server.post("/v1/completions", body)["choices"][0]["text"])
+    )
+    writing.start()
+    before = vectors(server, "last", TEXTS)
+    writing.join()
+    assert beside == [alone]
+    assert vectors(server, "last", TEXTS) == before
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"input": "a", "model": "talker"}, "model"),
+    ({"input": "a", "model": "nobody"}, "model"),
+    ({}, "input"),
+    ({"input": ""}, "input"),
+    ({"input": []}, "input"),
+    ({"input": ["a", ""]}, "input"),
+    ({"input": [["a"]]}, "input[0][0]"),
+    ({"input": [1, -1]}, "input[1]"),
+    ({"input": {"a": 1}}, "input"),
+    ({"input": ["a"] * 2049}, "input"),
+    ({"input": "word " * 9000}, "input[0]"),
+    ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ({"input": "a", "dimensions": 129}, "dimensions"),
+    ({"input": "a", "dimensions": 0}, "dimensions"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:30])
+def test_what_is_wrong_is_named(server: Server, body: dict[str, Any], param: str):
+    server.post("/v1/completions", {"model": "talker", "prompt": "a", "max_tokens": 1})
+    reply = ask(server.port, "POST", PATH, {"model": "last", **body})
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_an_embedding_model_still_talks(server: Server):
+    said = [{"role": "user", "content": "Hello"}]
+    assert ask(server.port, "POST", CHAT, {"model": "last", "max_tokens": 2, "messages": said}).status == 200
+
+
+# ------------------------------------------------------------------------------------------- what folders say
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "modules", "told"),
+    [
+        ("last", LAST, MODULES, Pooling("lasttoken", normalizes=True)),
+        ("mean", MEAN, MODULES[:2], Pooling("mean", normalizes=False)),
+        ("Qwen3-Embedding-0.6B-4bit", None, [], Pooling("lasttoken", normalizes=True)),
+        ("Qwen3-0.6B-4bit", None, [], None),
+    ],
+)
+def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, modules: Any, told: Any):
+    (tmp_path / name).mkdir()
+    assert pooling_in(with_pooling(tmp_path / name, pooling, modules)) == told
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modules", "told"),
+    [
+        ({"pooling_mode_cls_token": True}, MODULES, "pooling_mode_cls_token"),
+        (LAST | {"pooling_mode_mean_tokens": True}, MODULES, "pooling_mode_lasttoken, pooling_mode_mean"),
+        ({}, MODULES, "asks for none"),
+        (LAST, [*MODULES[:2], "Dense"], "a module Dense"),
+    ],
+)
+def test_what_cannot_be_pooled_is_refused(tmp_path: Path, pooling: Any, modules: Any, told: str):
+    with pytest.raises(ModelError, match=told):
+        pooling_in(with_pooling(tmp_path, pooling, modules))
