@@ -440,17 +440,16 @@ def test_with_state_a_prompt_goes_on_from_the_ends_of_its_messages(kind):
     assert desk.serve((*PROMPT[:18], 5)) == 18
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
 def test_after_long_rules_other_conversations_go_on_from_their_end(kind):
     """There are more strides before that than a conversation keeps checkpoints (lesson 116)."""
     desk = Desk(kind)
     rules = tuple(range(7 * 2048 + 90))
-    for question in range(3):
+    for question in range(2):
         asked = (*rules, *[20_000 + question] * 40)
         done = desk.serve(asked, REPLY, boundaries=(len(rules), len(asked) - 2))
         assert done == (len(rules) if question else 0)
-        again = (*asked, *REPLY, 5)
-        desk.serve(again, REPLY, boundaries=(len(rules), len(asked) - 2, len(again) - 1))
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])

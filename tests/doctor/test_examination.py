@@ -90,7 +90,7 @@ def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
     assert "of the reply is off by" in faults(examined(model))["truth"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", [lambda offset: offset + 1 if offset else 0, lambda offset: 0])
 def test_wrong_positions_are_found(model: Path, monkeypatch, wrong: Callable[[Any], Any]):
     right = mlx.nn.RoPE.__call__

@@ -151,7 +151,7 @@ def test_it_serves_the_demo_model_and_keeps_everything_in_the_users_folder(insta
             assert b"<script" in page.read()
         with urllib.request.urlopen(f"{address}/stats", timeout=10) as stats:
             assert json.load(stats)["batch"]["configured"] == 3
-    assert f"{installed.program} launch --base-url {address} claude" in printed
+    assert re.search(rf"{installed.program} (launch --base-url {address} \w+|clients)\n", printed)
     data = installed.home / ".local" / "state" / "start_llm"
     assert (data / "state" / "seal.key").is_file()
     assert (data / "logs").is_dir()
@@ -164,7 +164,7 @@ def test_it_serves_the_demo_model_and_keeps_everything_in_the_users_folder(insta
 def test_a_program_on_path_is_called_by_its_name(installed):
     path = f"{installed.program.parent}:{os.environ['PATH']}"
     with installed.serving("--demo", PATH=path) as (address, printed):
-        assert f"\n    start_llm launch --base-url {address} claude\n" in printed
+        assert re.search(rf"\n    start_llm (launch --base-url {address} \w+|clients)\n", printed)
 
 
 def test_a_model_beside_the_user_is_found(installed, tiny_model):
