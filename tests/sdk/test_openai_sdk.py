@@ -406,8 +406,15 @@ def test_a_body_that_is_too_long_is_a_413(random_client):
 
 def test_an_endpoint_that_is_not_there_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as missing:
+        client.call("moderations.create", model="x", input="y")
+    assert "/v1/moderations" in missing.value.message
+
+
+def test_a_model_that_makes_no_embeddings_says_so(client):
+    with pytest.raises(openai.BadRequestError) as refused:
         client.call("embeddings.create", model="x", input="y")
-    assert "/v1/embeddings" in missing.value.message
+    assert refused.value.param == "model"
+    assert "makes no embeddings" in refused.value.message
 
 
 def test_a_full_queue_is_an_exception_that_says_when_to_come_back(tiny_model):
