@@ -58,7 +58,7 @@ class ActivityPages:
         """Return what happens now, and the records of what has happened.
 
         If `since` is the `version` of an earlier answer, only records that are newer are among them, so that
-        a page that asks every second costs little.
+        a page that asks every two seconds costs little.
         """
         version = self.activity.version  # before the records: those that come meanwhile are told twice
         last = self.activity.last_number_in(asked.text("since"))

@@ -2,7 +2,7 @@
 // Everything that is shown comes from /activity and /downloads. Text becomes text nodes only, never markup:
 // the page's Content-Security-Policy would refuse anything else.
 
-const BUSY_MS = 1000, IDLE_MS = 5000, DOWNLOADS_MS = 10000, PATIENCE_MS = 10000;
+const BUSY_MS = 2000, IDLE_MS = 5000, DOWNLOADS_MS = 10000, PATIENCE_MS = 10000;
 const KEY = "start_llm key";
 const byId = id => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
