@@ -22,7 +22,7 @@ from start_llm.core.family import Family
 from start_llm.disk_storage import DiskStorage
 from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
-from start_llm.engine.embedding import Embedder
+from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.resources import EngineResources
@@ -241,7 +241,8 @@ class EngineLoader:
         reserve = work_reserve(settings, work.cost)
         images = self._image_memory(model.vision)
         footprint = measure(model, label_of)
-        computing = max(reserve, images.tower_bytes)
+        pooling = pooling_in(self._folder)
+        computing = max(reserve, images.tower_bytes, row.bytes_of(LONGEST_TEXT) if pooling else 0)
         kept_free = max(computing, self._least_computing) + images.kept_bytes
         admitted = admission(settings, footprint.weights_bytes, row, kept_free)
         shifts = model.vision is not None and model.vision.moves_positions
@@ -259,7 +260,7 @@ class EngineLoader:
                 identity=known,
                 kv=kv,
                 adapters=adapters,
-                embedder=Embedder(model.network, pooling) if (pooling := pooling_in(self._folder)) else None,
+                embedder=Embedder(model.network, pooling, adapters.mount) if pooling else None,
                 computing_bytes=computing,
                 image_bytes=images.kept_bytes,
             )
@@ -406,6 +407,8 @@ class EngineEmbedder:
     engine: Engine
     embedder: Embedder
     tokenizer: Tokenizer
+
+    longest: int = LONGEST_TEXT
 
     @property
     def width(self) -> int:

@@ -64,7 +64,12 @@ def examine(settings: Settings, model: Path, findings: Findings, extent: Extent 
         with examined_server(settings, model) as server:
             _Examination(settings, server, findings, extent or Extent()).run()
     except StartLLMError as error:
-        findings.add(Finding("server", "fault", str(error)))
+        findings.add(Finding("server", "fault", _without_paths(str(error), model)))
+
+
+def _without_paths(text: str, model: Path) -> str:
+    """Leave out of a message where the user has what."""
+    return text.replace(str(model), model.name).replace(str(Path.home()), "~")
 
 
 def _template(settings: Settings, model: Path) -> Finding:
@@ -101,7 +106,6 @@ class _Examination:
         self._after_the_restart(truth, cache)
 
     def _before_the_restart(self) -> tuple[Truth, CacheTrial | None]:
-        self._on_engine(forget_peak_memory)
         network = self._network()
         rounding = self._on_engine(lambda: network.rounding(self._samples()))
         self._add(judged_rounding(rounding))
@@ -112,11 +116,12 @@ class _Examination:
         self._add(self._truth_finding(comparison))
         cache = None
         if self._server.runtime.startup.model.tokenizer.has_chat_template:
-            cache = CacheTrial(self._server)
-            cache.play(prompt_length(self._server, extent.cold_s))
+            # What the network computed for comparison is not the server's memory.
+            self._on_engine(forget_peak_memory)
+            cache = CacheTrial.play(self._server, prompt_length(self._server, extent.cold_s))
+            self._add(self._peak())
             for finding in decode_findings(self._server, network):
                 self._add(finding)
-        self._add(self._peak())
         return truth, cache
 
     def _after_the_restart(self, truth: Truth, cache: CacheTrial | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from start_llm import __version__
@@ -68,9 +69,9 @@ class Findings:
             "date": time.strftime("%Y-%m-%d"),
             "seconds": round(self.seconds, 1),
             "verdict": "fault" if self.faults else "fine",
-            "findings": [asdict(one) for one in self.found],
+            "findings": [asdict(replace(one, figures=_finite(one.figures))) for one in self.found],
         }
-        return json.dumps(told, ensure_ascii=False, indent=2) + "\n"
+        return json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
     def conclusion(self) -> Iterator[str]:
         """Yield the lines below the page."""
@@ -80,3 +81,11 @@ class Findings:
         if looks:
             yield f"{looks} {'line' if looks == 1 else 'lines'} marked LOOK: worth knowing, not wrong."
         yield f"It took {self.seconds:.0f} seconds."
+
+
+def _finite(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """Replace numbers that JSON does not have, such as NaN, by their names."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in figures.items()
+    }

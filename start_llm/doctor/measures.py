@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from start_llm.doctor.findings import Finding
@@ -80,62 +80,65 @@ class _GrowingChat:
         answer = self.ask()
         return ReuseShape(name, max(answer.prompt - known, 1), answer)
 
+    def branch(self, name: str, messages: list[Message]) -> ReuseShape:
+        """Ask something else; the conversation does not go on with it."""
+        ours, theirs = self.server.tokens(messages), self.server.tokens(self.messages)
+        answer = self.server.chat(messages, _REPLY_TOKENS)
+        return ReuseShape(name, max(len(ours) - _common(ours, theirs), 1), answer)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class CacheTrial:
-    """A conversation in the shapes that agents give it, before and after a restart of the server."""
+    """A conversation in the shapes that agents give it, played up to a restart of the server.
 
-    server: ExaminedServer
-    shapes: list[ReuseShape] = field(default_factory=list[ReuseShape])
-    cold: TimedAnswer | None = None
-    warm: TimedAnswer | None = None
-    _talk: _GrowingChat | None = None
-    _last: TimedAnswer | None = None
+    Attributes:
+        cold: the first answer.
+        last: the last answer of the conversation.
+        shapes: of all other requests.
+    """
 
-    def play(self, tokens: int) -> None:
-        """Play everything but what comes after the restart.
+    talk: _GrowingChat
+    cold: TimedAnswer
+    last: TimedAnswer
+    shapes: tuple[ReuseShape, ...]
+
+    @classmethod
+    def play(cls, server: ExaminedServer, tokens: int) -> CacheTrial:
+        """Play it.
 
         Args:
             tokens: of the first prompt, about.
         """
-        rules = {"role": "system", "content": self._rules(tokens)}
-        talk = self._talk = _GrowingChat(self.server, [rules, _user("first")])
-        self.cold = first = talk.ask()
-        shape = talk.next_shape("the next question", first, "second")
-        self.warm = shape.answer
-        again = ReuseShape("the same prompt again", 1, self.server.chat(talk.messages, _REPLY_TOKENS))
-        reworded = self._branch(
-            "the last question in other words", talk, [*talk.messages[:-1], _user("reworded")]
-        )
-        other = self._branch("another conversation, same rules", talk, [rules, _user("other")])
-        back = talk.next_shape("back in the first conversation", shape.answer, "third")
-        self._last = back.answer
-        self.shapes += [shape, again, reworded, other, back]
+        rules = {"role": "system", "content": _rules_in(server, tokens)}
+        talk = _GrowingChat(server, [rules, _user("first")])
+        cold = talk.ask()
+        following = talk.next_shape("the next question", cold, "second")
+        again = ReuseShape("the same prompt again", 1, server.chat(talk.messages, _REPLY_TOKENS))
+        reworded = talk.branch("the last question in other words", [*talk.messages[:-1], _user("reworded")])
+        other = talk.branch("another conversation, same rules", [rules, _user("other")])
+        back = talk.next_shape("back in the first conversation", following.answer, "third")
+        return cls(talk, cold, back.answer, (following, again, reworded, other, back))
 
     def findings_after_restart(self, *, reuses: bool) -> Iterator[Finding]:
-        """Go on with the conversation once the server has been started again, and judge all of it.
+        """Go on once the server has been started again, and judge all of it.
 
         Args:
             reuses: there is a prompt cache.
         """
-        if self._talk is None or self._last is None or self.cold is None or self.warm is None:
-            raise RuntimeError("nothing was played before the restart")
-        shape = self._talk.next_shape("after a restart", self._last, "fourth")
-        self.shapes.append(shape)
-        yield _first_token(self.cold, self.warm, shape.answer)
+        rules = self.talk.messages[0]
+        back = self.talk.next_shape("after a restart", self.last, "fourth")
+        other = self.talk.branch("after a restart, another conversation, same rules", [rules, _user("later")])
+        yield _first_token(self.cold, self.shapes[0].answer, back.answer)
         if reuses:
-            yield from map(_reuse, self.shapes)
+            yield from map(_reuse, (*self.shapes, back, other))
         else:
             yield Finding("reuse", "skipped", "there is no prompt cache for this model and these settings")
 
-    def _branch(self, name: str, talk: _GrowingChat, messages: list[Message]) -> ReuseShape:
-        ours, theirs = self.server.tokens(messages), self.server.tokens(talk.messages)
-        answer = self.server.chat(messages, _REPLY_TOKENS)
-        return ReuseShape(name, max(len(ours) - _common(ours, theirs), 1), answer)
 
-    def _rules(self, tokens: int) -> str:
-        for_a_word = len(self.server.tokens([_rules_of(_TRIAL_WORDS)])) / _TRIAL_WORDS
-        return _rules_of(int(tokens / for_a_word))["content"]
+def _rules_in(server: ExaminedServer, tokens: int) -> str:
+    """Return rules of about so many tokens."""
+    for_a_word = len(server.tokens([_rules_of(_TRIAL_WORDS)])) / _TRIAL_WORDS
+    return _rules_of(int(tokens / for_a_word))["content"]
 
 
 def _rules_of(words: int) -> Message:

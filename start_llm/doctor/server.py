@@ -84,7 +84,6 @@ class ExaminedServer:
             drain_s=_DRAIN_S,
         )
         self._app: App | None = None
-        self.output = io.StringIO()
 
     def start(self) -> float:
         """Load the model. Returns the seconds that it took.
@@ -93,7 +92,7 @@ class ExaminedServer:
             StartLLMError: the server does not start.
         """
         began = time.perf_counter()
-        app = App(self._settings, Terminal(self.output))
+        app = App(self._settings, Terminal(io.StringIO()))
         app.start()
         self._app = app
         return time.perf_counter() - began
@@ -109,12 +108,10 @@ class ExaminedServer:
             raise ServerFailed("the server does not run")
         return self._app.runtime
 
-    def get(self, path: str) -> Any:
-        return self._json("GET", path, None)
-
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of a prompt, as a fresh conversation has them."""
-        return list(self._json("POST", "/tokenize", {"messages": messages})["tokens"])
+        with closing(self._post("/tokenize", {"messages": messages})) as connection:
+            return list(json.loads(_opened(connection).read())["tokens"])
 
     def chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int, **more: Any) -> TimedAnswer:
         """Ask for a streamed greedy reply, and read it to its end.
@@ -131,23 +128,14 @@ class ExaminedServer:
             **more,
         }
         began = time.perf_counter()
-        with closing(self._request("POST", "/v1/chat/completions", body)) as connection:
-            return _read(connection.getresponse(), began)
+        with closing(self._post("/v1/chat/completions", body)) as connection:
+            return _read(_opened(connection), began)
 
-    def _json(self, method: str, path: str, body: object) -> Any:
-        with closing(self._request(method, path, body)) as connection:
-            response = connection.getresponse()
-            told = response.read()
-            if response.status != http.client.OK:
-                raise ServerFailed(f"{path} answers {response.status}: {told[:200].decode(errors='replace')}")
-            return json.loads(told)
-
-    def _request(self, method: str, path: str, body: object) -> http.client.HTTPConnection:
+    def _post(self, path: str, body: object) -> http.client.HTTPConnection:
         if self._app is None:
             raise ServerFailed("the server does not run")
         connection = http.client.HTTPConnection("127.0.0.1", self._app.port, timeout=_REPLY_S)
-        content = None if body is None else json.dumps(body)
-        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         return connection
 
 
@@ -169,10 +157,15 @@ def examined_server(settings: Settings, model: Path) -> Generator[ExaminedServer
             server.stop()
 
 
-def _read(response: http.client.HTTPResponse, began: float) -> TimedAnswer:
+def _opened(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    response = connection.getresponse()
     if response.status != http.client.OK:
         told = response.read(200).decode(errors="replace")
-        raise ServerFailed(f"a chat is answered with {response.status}: {told}")
+        raise ServerFailed(f"a request is answered with {response.status}: {told}")
+    return response
+
+
+def _read(response: http.client.HTTPResponse, began: float) -> TimedAnswer:
     first, usage = None, None
     message = {"role": "assistant", "content": ""}
     for chunk in _chunks(response):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 
 from start_llm.cache.layers import Layers
+from start_llm.core.adapters import BASE_MODEL, AdapterStack
 from start_llm.core.errors import ModelError
 from start_llm.models.pooling import Pooling
 
+LONGEST_TEXT = 8192
+"""Tokens of a text. The KV of one text has to have room beside running replies and the prompt cache."""
 _CHUNK = 512
 """Tokens that are computed at once."""
 
@@ -20,6 +23,7 @@ class Embedder:
 
     Args:
         network: of mlx_lm; `network.model(tokens[1, n], cache=...)` returns hidden states [1, n, hidden].
+        mount: makes the network compute under adapters. Vectors are the base model's.
 
     Attributes:
         width: numbers of a vector.
@@ -28,21 +32,21 @@ class Embedder:
         ModelError: the network does not give its hidden states.
     """
 
-    def __init__(self, network: Any, pooling: Pooling) -> None:
+    def __init__(self, network: Any, pooling: Pooling, mount: Callable[[AdapterStack], None]) -> None:
         self._layers = Layers(network)
         self._pooling = pooling
+        self._mount = mount
         self._backbone: Any = getattr(network, "model", None)
         try:
             states = cast("mx.array", self._backbone(mx.array([[0]]), cache=self._layers.fresh()))
             mx.eval(states)
-        except Exception as error:
-            raise ModelError(f"This network does not give its hidden states: {error}") from error
-        if states.ndim != 3:
-            raise ModelError("This network gives something else than hidden states.")
-        self.width = int(states.shape[-1])
+            _, _, self.width = states.shape
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelError(f"This network does not give the hidden states of a text: {error}.") from error
 
     def embed(self, ids: Sequence[int]) -> list[float]:
         """Return the vector [width] of a text of at least one token."""
+        self._mount(BASE_MODEL)
         caches, total = self._layers.fresh(), mx.zeros(self.width)
         states = mx.zeros((1, self.width))
         for start in range(0, len(ids), _CHUNK):

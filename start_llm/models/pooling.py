@@ -41,23 +41,27 @@ def pooling_in(folder: Path) -> Pooling | None:
     Raises:
         ModelError: the model does something to its vectors that is not supported.
     """
-    told = _read(folder / _CONFIG)
+    told = _read(folder / _CONFIG, dict)
     if told is None:
         return Pooling("lasttoken", normalizes=True) if _MARK in name_of(folder).lower() else None
     modes = [name for name, is_on in told.items() if name.startswith("pooling_mode_") and is_on is True]
     if len(modes) != 1 or modes[0] not in _MODES:
         named = ", ".join(modes) or "none"
         raise ModelError(f"{folder / _CONFIG} asks for {named}; {' or '.join(_MODES)} alone is supported.")
-    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in _read(folder / "modules.json") or []]
+    modules = _read(folder / "modules.json", list) or []
+    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules if isinstance(one, dict)]
     if others := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise ModelError(f"{folder / 'modules.json'} has a module {others[0]}, which is not supported.")
     return Pooling(_MODES[modes[0]], normalizes="Normalize" in kinds)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, kind: type) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(told, kind):
+        raise ModelError(f"{path} has something else than sentence-transformers writes there.")
+    return told

@@ -31,11 +31,11 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
             param="dimensions",
         )
     inputs = [embedder.tokens(one) if isinstance(one, str) else list(one) for one in request.inputs]
-    window = model.status.card.context_window
+    longest = min(model.status.card.context_window, embedder.longest)
     for place, ids in enumerate(inputs):
-        if len(ids) > window:
+        if len(ids) > longest:
             raise InvalidRequest(
-                f"'input[{place}]' has {len(ids):,} tokens, and this model's context window is {window:,}.",
+                f"'input[{place}]' has {len(ids):,} tokens; a text may have at most {longest:,}.",
                 param=f"input[{place}]",
             )
     vectors = [embedder.embed(ids) for ids in inputs]

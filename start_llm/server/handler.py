@@ -47,7 +47,6 @@ from start_llm.server.routes import (
     Ask,
     BrowserRoute,
     Endpoint,
-    FactsRoute,
     FieldsRoute,
     GenerateRoute,
     LibraryRoute,
@@ -148,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_body(200, _headers(content_type, body), body)
             case StoredRoute(render):
                 self._send_json(200, render(self._request_context(self.server.context.models.default)))
-            case LibraryRoute() | AdapterRoute() | FactsRoute() | ModelRoute() | ActivityRoute() as route:
+            case LibraryRoute() | AdapterRoute() | ModelRoute() | ActivityRoute() as route:
                 with self._fields(route) as asked:
                     self._send_json(*self._page(route, asked))
             case QueryRoute(wire, ask):
@@ -257,9 +256,6 @@ class Handler(BaseHTTPRequestHandler):
             case ModelRoute(answer):
                 with context.models.lease(asked.value("model")) as model:
                     return 200, answer(asked, model)
-            case FactsRoute(answer):
-                with context.models.lease(asked.value("model")) as model:
-                    return 200, answer(asked, model.facts)
 
     def _generate(self, wire: GenerateRoute) -> None:
         with self.server.context.drain.admit_request(), self._call(wire) as (model, call, request):

@@ -12,7 +12,7 @@ from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.protocols.base import ModelFacts, Parser, RequestContext, SSEFrame, openai_refusal
+from start_llm.protocols.base import Parser, RequestContext, SSEFrame, openai_refusal
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat as openai_chat
@@ -59,15 +59,6 @@ class QueryRoute:
 
     wire: GenerateRoute
     ask: Ask
-
-
-@dataclass(frozen=True, slots=True)
-class FactsRoute:
-    """An endpoint that answers a body from the facts about its model."""
-
-    answer: Callable[[Fields, ModelFacts], Mapping[str, Json]]
-    has_body: bool = True
-    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +169,8 @@ _ACTIVITY = "/activity"
 _DOWNLOADS = "/downloads"
 _ADAPTERS = "/v1/adapters"
 
-type FieldsRoute = LibraryRoute | AdapterRoute | FactsRoute | ModelRoute | ActivityRoute
-type PostRoute = GenerateRoute | QueryRoute | FactsRoute | ModelRoute | LibraryRoute | AdapterRoute
+type FieldsRoute = LibraryRoute | AdapterRoute | ModelRoute | ActivityRoute
+type PostRoute = GenerateRoute | QueryRoute | ModelRoute | LibraryRoute | AdapterRoute
 type ReadRoute = StatusRoute | LibraryRoute | AdapterRoute | ActivityRoute | BrowserRoute | MetricsRoute
 type Endpoint = PostRoute | StoredRoute | ReadRoute
 POST_ROUTES: Mapping[str, PostRoute] = {
@@ -197,7 +188,7 @@ POST_ROUTES: Mapping[str, PostRoute] = {
     _TOKENIZE.wire.path: _TOKENIZE,
     "/v1/embeddings": ModelRoute(embeddings),
     "/embeddings": ModelRoute(embeddings),
-    "/detokenize": FactsRoute(tokenization.text_body),
+    "/detokenize": ModelRoute(lambda body, model: tokenization.text_body(body, model.facts)),
     _DOWNLOADS: LibraryRoute(LibraryPages.start, has_body=True),
     _ADAPTERS: AdapterRoute(AdapterPages.mount, has_body=True),
 }

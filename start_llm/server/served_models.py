@@ -43,10 +43,14 @@ class ServedEmbedder(Protocol):
 
     Attributes:
         width: numbers of a vector.
+        longest: tokens of a text at most.
     """
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def longest(self) -> int: ...
 
     def tokens(self, text: str) -> list[int]: ...
 

@@ -76,6 +76,15 @@ def test_a_fault_is_the_status_and_the_last_word(model: Path, tmp_path: Path, mo
     assert json.loads((tmp_path / "doctor.json").read_text())["verdict"] == "fault"
 
 
+def test_a_report_is_json_even_if_a_number_is_none():
+    findings = Findings(show=lambda _: None)
+    findings.add(
+        Finding("network", "fault", "NaN", {"nats": float("nan"), "typical": float("inf"), "n": 1.5})
+    )
+    (told,) = json.loads(findings.as_json(), parse_constant=pytest.fail)["findings"]
+    assert told["figures"] == {"nats": "nan", "typical": "inf", "n": 1.5}
+
+
 def test_nothing_is_downloaded(tmp_path: Path, capsys):
     assert run("--model", "owner/name", "--json", tmp_path / "doctor.json") == 2
     assert "'owner/name' is not on this machine" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_a_healthy_server_has_the_same_verdicts_twice(each_model: Path):
     assert count(truth, "restored_tokens") > count(truth, "prompt_tokens") / 2
     assert count(restart, "disk_tokens") > 1000
     shapes = [one for one in first if one.topic == "reuse"]
-    assert len(shapes) == 6
+    assert len(shapes) == 7
     assert all(count(one, "cached_tokens") > 400 for one in shapes)
     kept = sorted(Path(os.environ["STATE_ROOT"]).rglob("*"))
     assert [
@@ -168,3 +169,12 @@ def test_a_server_that_does_not_start_is_a_finding(model: Path):
     found = examined(model, memory=1000)
     assert "MEMORY_BUDGET" in faults(found)["server"]
     assert not list(Path(os.environ["STATE_ROOT"]).glob("doctor-*"))
+
+
+def test_a_folder_that_cannot_be_loaded_is_named_without_its_path(model: Path, tmp_path: Path):
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    (broken / "tokenizer.json").write_text("{")
+    told = faults(examined(broken))["server"]
+    assert "broken" in told
+    assert str(tmp_path) not in told

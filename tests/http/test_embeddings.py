@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,8 +18,10 @@ import pytest
 from openai import OpenAI
 
 from start_llm.core.errors import ModelError
+from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.models.loader import load
 from start_llm.models.pooling import Pooling, pooling_in
+from tests import tiny_adapters
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, ask
 from tests.serving import Server, serving
@@ -126,6 +129,19 @@ def test_replies_go_on_and_are_the_same_beside_embeddings(server: Server):
     assert vectors(server, "last", TEXTS) == before
 
 
+def test_vectors_are_the_base_models_whatever_replies_were_under(models: Path, tmp_path: Path):
+    tiny_adapters.build(models / "last", tmp_path / "a", seed=1)
+    with serving(models / "last", adapter_dir=str(tmp_path), max_kv_size=4096) as server:
+        before = vectors(server, "last", TEXTS[:2])
+        server.post("/v1/adapters", {"id": "a"})
+        body = {"prompt": "Once", "max_tokens": 4, "temperature": 0, "adapter": "a"}
+        reply = server.post("/v1/completions", body)["choices"][0]["text"]
+        assert vectors(server, "last", TEXTS[:2]) == before
+        assert server.post("/v1/completions", body)["choices"][0]["text"] == reply
+        refused = ask(server.port, "POST", PATH, {"input": "a", "adapter": "a"})
+        assert (refused.status, refused.error["param"]) == (400, "adapter")
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "model": "talker"}, "model"),
     ({"input": "a", "model": "nobody"}, "model"),
@@ -137,7 +153,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [1, -1]}, "input[1]"),
     ({"input": {"a": 1}}, "input"),
     ({"input": ["a"] * 2049}, "input"),
-    ({"input": "word " * 9000}, "input[0]"),
+    ({"input": ["a", "word " * 9000]}, "input[1]"),
+    ({"input": "a", "adapter": 7}, "adapter"),
     ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ({"input": "a", "dimensions": 129}, "dimensions"),
     ({"input": "a", "dimensions": 0}, "dimensions"),
@@ -154,6 +171,21 @@ def test_what_is_wrong_is_named(server: Server, body: dict[str, Any], param: str
 def test_an_embedding_model_still_talks(server: Server):
     said = [{"role": "user", "content": "Hello"}]
     assert ask(server.port, "POST", CHAT, {"model": "last", "max_tokens": 2, "messages": said}).status == 200
+
+
+def test_a_text_of_the_longest_length_has_room_beside_everything_else(models: Path):
+    with serving(models / "last") as one:
+        ready = one.app.runtime.startup
+        assert ready.computing_bytes >= ready.admission.cost.bytes_of(LONGEST_TEXT)
+        assert ready.embedder is not None
+
+
+@pytest.mark.parametrize("hidden", [None, lambda ids, cache: mx.zeros((4,)), lambda ids: ids])
+def test_a_network_without_hidden_states_is_refused(models: Path, hidden: Any):
+    network = load(models / "last").network
+    one: Any = SimpleNamespace(layers=network.layers, model=hidden)
+    with pytest.raises(ModelError, match="does not give the hidden states"):
+        Embedder(one, Pooling("lasttoken", normalizes=True), lambda _: None)
 
 
 # ------------------------------------------------------------------------------------------- what folders say
@@ -180,6 +212,7 @@ def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, mod
         (LAST | {"pooling_mode_mean_tokens": True}, MODULES, "pooling_mode_lasttoken, pooling_mode_mean"),
         ({}, MODULES, "asks for none"),
         (LAST, [*MODULES[:2], "Dense"], "a module Dense"),
+        ([LAST], MODULES, "config.json has something else"),
     ],
 )
 def test_what_cannot_be_pooled_is_refused(tmp_path: Path, pooling: Any, modules: Any, told: str):

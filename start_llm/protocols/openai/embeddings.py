@@ -40,6 +40,8 @@ def parse(body: Fields, model: ModelFacts) -> EmbeddingRequest:
     Raises:
         InvalidRequest: names the field that is wrong.
     """
+    if body.value("adapter") not in (None, "none"):
+        raise body.fail("adapter", "must be none: vectors are the base model's")
     encoding = body.text("encoding_format") or "float"
     if encoding not in _ENCODINGS:
         raise body.fail("encoding_format", f"must be one of {', '.join(_ENCODINGS)}")
