@@ -268,6 +268,7 @@ def test_each_finished_request_is_one_line(server):
     )
 
 
+@pytest.mark.thorough
 def test_a_busy_port_ends_the_second_server_with_a_message_that_names_it(server, checkout):
     port = str(server.port)
     with started(checkout, "-m", "start_llm", "serve", "--demo", "--mlx-port", port) as second:
@@ -298,6 +299,7 @@ def a_free_port() -> str:
         return str(taken.getsockname()[1])
 
 
+@pytest.mark.thorough
 def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tmp_path):
     port, logs = a_free_port(), tmp_path / "elsewhere"
     environment = {"PROXY": "true", "PROXY_PORT": port, "LOG_ROOT": str(logs)}
@@ -315,6 +317,7 @@ def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tm
     assert [path.name for path in logs.iterdir()] == ["proxy.log"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
 def test_a_folder_for_logs_that_cannot_be_written_stops_nothing(checkout, tiny_model):
     environment = {"PROXY": "true", "PROXY_PORT": a_free_port(), "LOG_ROOT": "/proc/logs"}
@@ -349,6 +352,7 @@ def started_on(screen: Tty, checkout: Path, folder: Path, **environment: str) ->
         process.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("signals", "status", "patience_s"), [(1, 0, "0.5"), (2, 130, "60")])
 def test_a_terminal_shows_what_runs_and_nothing_of_it_is_left_at_the_end(
     checkout, tiny_model, signals, status, patience_s
@@ -507,6 +511,7 @@ def test_a_signal_that_the_kernel_gave_to_another_thread_ends_the_server_too(che
         assert process.until_it_ends(ENDS_WITHIN_S) == 0
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_the_model_loads_ends_at_once(checkout, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "slow")
     (folder / "generation_config.json").unlink()

@@ -46,9 +46,9 @@ def server_on_8080() -> Iterator[None]:
         assert process.wait(10) == 0
 
 
+@pytest.mark.sample(8)
 @pytest.mark.usefixtures("server_on_8080")
 @pytest.mark.parametrize("line", CURL_LINES)
-@pytest.mark.sample(4)
 def test_curl_line_gets_an_answer(line: str) -> None:
     done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60, check=True)
     if " -N " in line:

@@ -58,7 +58,7 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
         assert subject_of(trait).written(request, message) == turn(trait, message, on=on).said
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_clients_have_nothing_computed_twice(trait, client):
@@ -75,6 +75,7 @@ def test_tools_that_move_are_computed_again_and_again():
     assert found.share < 0.6
 
 
+@pytest.mark.thorough
 def test_a_page_says_what_to_expect(tmp_path):
     folder = folder_of("opens_reasoning", tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))

@@ -46,6 +46,7 @@ def test_whole_chunks_with_nobody_else_there_are_as_fast_as_bare():
     assert not outcome.failed
 
 
+@pytest.mark.thorough
 def test_a_collapsed_pacer_fails_alone():
     outcome = alone(cost("M3 Max", "Flash"), 2_000, COLLAPSED)
     assert outcome is not None
@@ -59,12 +60,14 @@ def test_whole_chunks_beside_replies_fail_for_their_stalls_and_for_the_share_of_
     assert any("stall" in one for one in outcome.failed)
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_gets_no_time_beside_replies_fails():
     outcome = running(cost("M2", "8B"), Pacing(TimeLimits(decode_share=0.75)))
     assert outcome is not None
     assert any("prompt took" in one for one in outcome.failed)
 
 
+@pytest.mark.thorough
 def test_agents_share_their_system_text_and_wait_for_one_another():
     one, four = (work(cost("H100", "8B"), count, BARE) for count in (1, 4))
     assert max(one.ttft_s) < max(four.ttft_s) < 2 * max(one.ttft_s)

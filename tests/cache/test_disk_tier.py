@@ -118,9 +118,9 @@ REASONS = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.product
 @pytest.mark.parametrize("hurt", HURTS)
-@pytest.mark.sample(6)
 def test_a_hurt_file_is_a_miss_and_goes(resources, stored: Path, expected: list[int], hurt: str):
     rng = random.Random(hurt)
     before = {path: path.read_bytes() for path in files(stored)}
@@ -304,6 +304,7 @@ def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: Tin
             assert cached(engine.say((*prompt, *reply, 7), 2)) == 116 + 6
 
 
+@pytest.mark.thorough
 def test_a_conversation_keeps_a_few_states_over_restarts(tiny_model: TinyModel, tmp_path: Path):
     """Those that an earlier process wrote count too, although nobody has read them since."""
     resources, prompt = resources_of(tiny_model, "qwen3_5"), PROMPT
@@ -421,6 +422,7 @@ def test_what_is_on_the_disk_is_evicted_first_and_what_is_not_is_saved(
         assert engine.disk.lost == lost
 
 
+@pytest.mark.thorough
 def test_at_most_three_files_wait_for_the_disk(plain: EngineResources, tmp_path: Path, monkeypatch):
     real = os.writev
 
@@ -496,6 +498,7 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
     engine.stop()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
     plain: EngineResources, tmp_path: Path, monkeypatch, code: int
@@ -760,6 +763,7 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
         assert not engine.disk.late
 
 
+@pytest.mark.thorough
 def test_a_writer_that_is_slow_holds_nobody_up(plain: EngineResources, tmp_path: Path, monkeypatch):
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda *those: time.sleep(1.5) or real(*those))

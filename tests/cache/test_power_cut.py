@@ -55,8 +55,8 @@ def unsynced(whole: bytes, rng: random.Random) -> bytes:
     )
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.sample(16)
 def test_what_was_not_synced_is_a_miss(
     resources, left: dict[Path, bytes], tally: Tally, tmp_path: Path, seed: int
 ):
@@ -86,7 +86,7 @@ def test_what_was_not_synced_is_a_miss(
         assert not engine.disk.rejected or hurt, "what was written again is whole"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_a_folder_of_zeros_is_soon_as_good_as_an_empty_one(
     resources, left: dict[Path, bytes], tally: Tally, tmp_path: Path
 ):

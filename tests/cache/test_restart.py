@@ -37,9 +37,9 @@ def usage(watched: Watched) -> Usage:
     return watched.ending.usage
 
 
+@pytest.mark.sample(4)
 @pytest.mark.product
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
-@pytest.mark.sample(2)
 def test_a_conversation_goes_on_after_a_restart(resources, tally, tmp_path: Path, is_in_place: bool):
     rng, plain = random.Random(1), Stepper(resources)
     prompt = tokens(rng, 300, 300)

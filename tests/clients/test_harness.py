@@ -74,6 +74,7 @@ def test_who_has_no_tool_gets_an_answer(server: Server):
     assert post(server, asked).json["choices"][0]["message"]["content"] == ANSWER
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("role", ["system", "user"])
 @pytest.mark.parametrize("words", REQUESTS)
 def test_who_asks_for_a_summary_gets_one(server: Server, words: str, role: str):
@@ -160,8 +161,8 @@ def seeing(witness: Witness, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield one
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("opener", OPENERS)
-@pytest.mark.sample(4)
 def test_a_picture_is_opened_and_described(seeing: Server, witness: Witness, opener: Opener):
     file = png(OPENERS.index(opener))
     tools = [tool("other"), tool(opener.tool, **{opener.argument: "string"})]

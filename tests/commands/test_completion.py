@@ -91,6 +91,7 @@ def offered_by_fish(line: str, folder: Path) -> list[str]:
     return [one.partition("\t")[0].rstrip("/") for one in done.stdout.splitlines()]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("line", CASES)
 @pytest.mark.parametrize("offered", [offered_by_bash, offered_by_fish])
 def test_a_line_is_offered_what_goes_on_from_it(
@@ -137,6 +138,7 @@ def typed(folder) -> Generator[Zsh]:
     zsh.end()
 
 
+@pytest.mark.thorough
 def test_zsh_completes_what_is_typed(typed):
     lines = {
         "stat\t": ["status"],

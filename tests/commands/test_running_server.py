@@ -108,6 +108,7 @@ def test_files_that_a_killed_server_left_behind_count_for_nothing_and_go(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_is_no_longer_running(shell):
     folder = shell.state / "servers"
     code = f"""
@@ -142,6 +143,7 @@ def test_a_file_of_another_version_is_left_alone(tmp_path):
     file.remove()
 
 
+@pytest.mark.thorough
 def test_a_state_folder_that_cannot_be_written_stops_nobody(shell, tmp_path):
     (tmp_path / "file").touch()
     with served(shell, until="commands do not find", STATE_ROOT=str(tmp_path / "file")):
@@ -215,6 +217,7 @@ def test_another_program_at_that_port_is_no_server_of_ours(shell):
         assert shell.run("status", environment={"MLX_PORT": str(port)}).returncode == 3
 
 
+@pytest.mark.thorough
 def test_a_server_that_asks_for_a_key_is_asked_with_it(shell, tiny_model):
     with serving(tiny_model("qwen3"), keys=("sk-own",), state_root=str(shell.state)) as server:
         assert f"{server.url}, does not take the key of MLX_API_KEY" in shell.run("status").stdout
@@ -234,6 +237,7 @@ def test_a_server_that_still_loads_is_told(shell):
     file.remove()
 
 
+@pytest.mark.thorough
 def test_a_server_is_found_and_stopped_while_it_loads(shell, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "slow")
     (folder / "generation_config.json").unlink()
@@ -253,6 +257,7 @@ def test_without_a_server_there_is_nothing_to_stop(shell):
     assert (done.returncode, done.stdout) == (3, "No server of yours is running.\n")
 
 
+@pytest.mark.thorough
 def test_stop_waits_for_running_requests_and_now_does_not(shell):
     said: list[str] = []
     with served(shell, DRAIN_SECONDS="30") as process, talking(url_of(shell)):
@@ -360,6 +365,7 @@ def test_launch_finds_a_server_on_any_port(demo):
     assert (done.stdout, done.stderr) == (f"{url_of(shell)} -p hello\n", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", [["--base-url", "URL"], ["--base-url=URL"]])
 def test_an_address_behind_the_clients_name_is_ours(form, shell, demo):
     url = url_of(demo[0])

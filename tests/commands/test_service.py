@@ -117,6 +117,7 @@ def test_uninstall_stops_it_and_removes_the_file(systemd):
     assert not (systemd.home / UNIT).exists()
 
 
+@pytest.mark.thorough
 @linux
 def test_the_status_is_the_managers(systemd):
     done = systemd.run("service", "status")
@@ -234,6 +235,7 @@ def test_an_agent_that_cannot_be_started_leaves_no_file(launchd, settings, shell
     assert not launchd.path.exists()
 
 
+@pytest.mark.thorough
 def test_an_agent_is_looked_at_and_removed(launchd, settings, shell):
     said: list[str] = []
     assert tell_service(launchd, said.append) == 3

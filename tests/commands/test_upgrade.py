@@ -76,7 +76,7 @@ class Clone:
         self.git("commit", "--quiet", "--message", "more")
         return self.git("rev-parse", "HEAD")
 
-    def publish(self, behaviour: str = "succeed", version: str = "9.9.9") -> str:
+    def publish(self, behaviour: str = "succeed", version: str = "10.9.9") -> str:
         """Add a commit with a new version and new requirements to the origin."""
         package = self.origin / "start_llm" / "__init__.py"
         package.write_text(package.read_text().replace(__version__, version))
@@ -122,14 +122,14 @@ def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     done = clone.upgrade()
     assert (done.returncode, done.stderr) == (0, "")
     last = done.stdout.splitlines()[-1]
-    assert last == f"start_llm {__version__} ({old[:9]}) is now start_llm 9.9.9 ({new[:9]})."
+    assert last == f"start_llm {__version__} ({old[:9]}) is now start_llm 10.9.9 ({new[:9]})."
     assert clone.head == new
     installed = clone.installed()
     assert installed[".venv/.installed-server"] == "new --setup-only"
     assert installed[".venv/lib/package.py"] == installed[".venv/lib/added.py"] == "new"
     assert not [name for name in installed if name.startswith(".venv.")]
     again = clone.upgrade()
-    assert (again.returncode, again.stdout) == (0, "start_llm 9.9.9 is the newest.\n")
+    assert (again.returncode, again.stdout) == (0, "start_llm 10.9.9 is the newest.\n")
 
 
 @pytest.mark.thorough
@@ -140,6 +140,7 @@ def test_tools_for_the_tests_stay_installed(clone):
     assert clone.installed()[".venv/.installed-server"] == "new --setup-only --dev"
 
 
+@pytest.mark.thorough
 def test_a_failed_installation_leaves_everything_as_it_was(clone):
     old, before = clone.head, clone.installed()
     clone.publish("fail")
@@ -152,6 +153,7 @@ def test_a_failed_installation_leaves_everything_as_it_was(clone):
     assert clone.git("status", "--porcelain", folder=clone.root) == ""
 
 
+@pytest.mark.thorough
 def test_a_version_that_does_not_run_is_undone(clone):
     old, before = clone.head, clone.installed()
     (clone.origin / "start_llm" / "cli.py").write_text("syntax error")
@@ -162,10 +164,10 @@ def test_a_version_that_does_not_run_is_undone(clone):
     assert (clone.head, clone.installed()) == (old, before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP)]
 )
-@pytest.mark.sample(3)
 def test_an_interrupted_upgrade_leaves_everything_as_it_was(send, number, clone):
     """As a terminal sends Ctrl-C, to all processes, and as somebody else sends it, to one."""
     old, before = clone.head, clone.installed()
@@ -192,6 +194,7 @@ def is_running(pid: int) -> bool:
     return state.stdout.strip() not in ("", "Z")
 
 
+@pytest.mark.thorough
 def test_git_is_not_interrupted_in_the_middle(clone, shell):
     """A merge that is killed leaves a lock behind, and nothing could be undone."""
     old = clone.head
@@ -239,12 +242,14 @@ def test_changed_files_are_named_and_nothing_is_done(clone):
     assert "notes" not in said, "files that git does not know are in nobody's way"
 
 
+@pytest.mark.thorough
 def test_commits_of_ones_own_are_told(clone):
     clone.publish()
     clone.git("commit", "--quiet", "--allow-empty", "--message", "mine", folder=clone.root)
     assert "The branch main has commits that origin/main lacks." in refusal(clone)
 
 
+@pytest.mark.thorough
 def test_a_branch_that_follows_none_is_told(clone):
     clone.git("switch", "--quiet", "--create", "mine", folder=clone.root)
     assert "The branch mine follows no other one" in refusal(clone)
@@ -256,6 +261,7 @@ def test_an_origin_that_cannot_be_reached_is_told(clone):
     assert "fetch --quiet` failed with status 128:\n" in refusal(clone)
 
 
+@pytest.mark.thorough
 def test_a_folder_without_git_is_told(clone):
     shutil.rmtree(clone.root / ".git")
     done = clone.upgrade()
@@ -263,6 +269,7 @@ def test_a_folder_without_git_is_told(clone):
     assert f"{clone.root} is no checkout of git." in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_running_server_is_not_upgraded_under_its_feet(clone, shell):
     clone.publish()
     file = ServerFile(shell.state / "servers")

@@ -167,6 +167,7 @@ def test_the_end_of_the_thread_alone_writes_what_is_pending(path):
         assert kept(database) == [(b"a", b"")]
 
 
+@pytest.mark.thorough
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
@@ -297,6 +298,7 @@ def test_a_file_that_others_could_read_becomes_private(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.thorough
 def test_the_file_does_not_grow_with_what_is_gone(path):
     """Two hundred rows of 20 kB are kept of four thousand."""
     sizes = list[int]()
@@ -364,6 +366,7 @@ def test_a_flipped_bit_in_a_value_is_always_found(path):
         assert assert_whole_or_fresh(path, rows, f"value of {key}")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["a.db", "a.db-wal"])
 def test_a_file_in_pieces_or_with_holes_is_read_whole_or_begun_anew(path, tmp_path, name):
     """Also the write-ahead log, which a killed process leaves behind."""
@@ -413,6 +416,7 @@ def torn_logs(log: bytes) -> Iterator[bytes]:
         yield log[:begin] + bytes(len(log) - begin)
 
 
+@pytest.mark.thorough
 def test_a_log_that_was_not_written_whole_gives_an_earlier_state(path, tmp_path):
     states, here = states_in_a_log(path, 12), tmp_path / "copy"
     log = (tmp_path / "left" / "a.db-wal").read_bytes()
@@ -427,6 +431,7 @@ def test_a_log_that_was_not_written_whole_gives_an_earlier_state(path, tmp_path)
     assert len({*found}) > 10, "one after the other"
 
 
+@pytest.mark.thorough
 def test_a_page_of_zeros_is_found(path, tmp_path):
     rows, damaged = fill(path, 40), tmp_path / "damaged.db"
     whole = path.read_bytes()

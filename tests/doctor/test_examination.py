@@ -59,7 +59,7 @@ def faults(found: list[Finding]) -> dict[str, str]:
     return {one.topic: one.text for one in found if one.verdict == "fault"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_a_healthy_server_has_the_same_verdicts_twice(each_model: Path):
     before = sorted(Path(os.environ["STATE_ROOT"]).rglob("*"))
     first, second = examined(each_model), examined(each_model)
@@ -79,6 +79,7 @@ def test_a_healthy_server_has_the_same_verdicts_twice(each_model: Path):
     ] == []
 
 
+@pytest.mark.thorough
 def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
     whole = Layers.assemble
 
@@ -136,6 +137,7 @@ def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, m
     assert "nothing came back from the disk" in found["restart"]
 
 
+@pytest.mark.thorough
 def test_a_hurt_file_of_the_user_is_found_and_left_alone(model: Path, tmp_path: Path):
     said_before(tmp_path, has_state=True)
     hurt = files(tmp_path)[1]

@@ -306,6 +306,7 @@ print(engine.stop(20))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("way", "printed"),
     [
@@ -314,7 +315,6 @@ print(engine.stop(20))
         ("refuses", "refused on purpose\n"),
     ],
 )
-@pytest.mark.sample(3)
 def test_a_process_with_an_engine_ends_cleanly(tiny_model, way, printed):
     """`terminate called` is what MLX says if streams of a thread outlive it (lesson 4); not every time."""
     folder = str(tiny_model("qwen3", hidden=128, layers=2))

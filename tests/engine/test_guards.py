@@ -110,6 +110,7 @@ def known(engine: Cached, tokens: Sequence[int]) -> int:
 # -------------------------------------------------------------------------------------- the end of a sequence
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_whenever_a_sequence_leaves_its_own_tokens_are_kept_for_it(leaving, steps):

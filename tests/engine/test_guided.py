@@ -107,9 +107,9 @@ def test_sequences_that_take_turns_stay_on_their_way(resources: EngineResources,
     assert [sequence.tokens for sequence in sequences] == [list(script[:39]) for script in scripts]
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the guide"])
-@pytest.mark.sample(3)
 def test_of_a_batch_that_failed_a_guided_sequence_goes_on_as_it_was_or_fails(
     resources: EngineResources, nth: int, is_late: bool
 ):

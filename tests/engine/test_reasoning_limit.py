@@ -250,8 +250,8 @@ def test_together_every_reply_goes_on_as_if_it_were_alone(family, batches):
         check(family, sequence)
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("length", [8, 9, 10, 11, 13, 14])
-@pytest.mark.sample(16)
 def test_a_newcomer_at_any_moment_of_the_closing_changes_nothing(family, length):
     """The lone sequence settles before, at and inside the closing, and goes on in a batch."""
     stepper = Stepper(family)
@@ -289,6 +289,7 @@ def test_the_log_probabilities_of_the_closing_are_the_models_own(resources):
         assert all(one.chosen not in one.top for one in told[10:14]), "the model would not have said it"
 
 
+@pytest.mark.thorough
 def test_a_seed_gives_the_same_reply_whoever_joins_at_the_closing(resources):
     sampling = Sampling(temperature=0.7, seed=5)
     replies = [
@@ -299,6 +300,7 @@ def test_a_seed_gives_the_same_reply_whoever_joins_at_the_closing(resources):
     assert tuple(replies[0][10:14]) == CLOSING
 
 
+@pytest.mark.thorough
 def test_a_repetition_penalty_sees_the_closing_tokens(resources):
     sampling = Sampling(temperature=0, repetition_penalty=1.3, repetition_context_size=100)
     for joined_at in JOINED_AT:

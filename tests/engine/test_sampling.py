@@ -438,8 +438,8 @@ def run(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bad", ["top_k=4", "min_p=7.0"], ids=["top_k of the vocabulary", "min_p"])
-@pytest.mark.sample(2)
 def test_one_bad_value_silences_mlx_lms_sampler_for_good_and_not_ours(bad):
     """If this fails, mlx_lm has been mended and our own sampler may have lost its reason (lesson 1)."""
     assert run(THEIRS.format(bad=bad)) == ["True ValueError RuntimeError", "RuntimeError True"]

@@ -364,6 +364,7 @@ def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(
     stepper.finish(long)
 
 
+@pytest.mark.thorough
 def test_a_seed_and_penalties_hold_through_interruptions(resources):
     sampling = Sampling(temperature=1.0, seed=7, repetition_penalty=1.3, frequency_penalty=0.5)
     said = []

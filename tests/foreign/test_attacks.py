@@ -190,6 +190,7 @@ def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     assert "beta" not in read
 
 
+@pytest.mark.sample(2)
 def test_what_changes_in_one_project_is_told_after_what_was_read_before(talk: Talk):
     named, words = {"session_id": "mine"}, "One project."
     reply, before = talk.said(about("git status", "alpha", words), **named)

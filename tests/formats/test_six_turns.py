@@ -139,10 +139,10 @@ EVERY_TRAIT = pytest.mark.parametrize("trait", TRAITS)
 THINKING = pytest.mark.parametrize("on", [True, False])
 
 
+@pytest.mark.sample(8)
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
-@pytest.mark.sample(4)
 def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work(replies)
@@ -151,10 +151,10 @@ def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
     assert session.shared == session.computed
 
 
+@pytest.mark.sample(16)
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
-@pytest.mark.sample(8)
 def test_a_second_question_goes_on_from_all_that_was_computed(trait, client, on):
     replies = replies_of(trait)
     session = Agent(trait, CLIENTS[client], on=on).work([*replies, *replies])

@@ -140,6 +140,7 @@ def test_an_explanation_is_that_of_the_adapter(folder: Path, root: Path):
         assert chat(server, "none", path="cache/explain")["cached_tokens"] == 0
 
 
+@pytest.mark.thorough
 def test_another_adapter_of_the_same_name_finds_nothing(folder: Path, root: Path, tmp_path: Path):
     shutil.copytree(root / "a", tmp_path / "x")
     prompt = "fish sea boat cod " * 200
@@ -232,6 +233,7 @@ def test_trace_terminal_and_stats_name_them(folder: Path, root: Path, tmp_path: 
         assert [line.partition("  adapter ")[2] for line in shown] == ["", "a", "a+b"]
 
 
+@pytest.mark.thorough
 def test_a_reply_is_finished_under_the_adapter_with_which_it_began(
     folder: Path, root: Path, alone: dict[tuple[str, str], str]
 ):
@@ -347,6 +349,7 @@ def test_another_method_is_refused_with_those_that_there_are(folder: Path, root:
 # --------------------------------------------------------------------------------------------- several models
 
 
+@pytest.mark.thorough
 def test_each_model_has_its_adapters_and_has_them_again_when_it_comes_back(
     folder: Path, root: Path, tiny_model: TinyModel, tmp_path: Path, alone: dict[tuple[str, str], str]
 ):
@@ -367,6 +370,7 @@ def test_each_model_has_its_adapters_and_has_them_again_when_it_comes_back(
         assert "The adapter 'b' is no longer mounted." in server.printed()
 
 
+@pytest.mark.thorough
 def test_images_are_not_read_half_under_an_adapter(tiny_vision_model: TinyModel, tmp_path: Path):
     model = tiny_vision_model("qwen3_vl")
     tiny_adapters.build(model, tmp_path / "a", 1)

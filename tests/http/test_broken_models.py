@@ -77,6 +77,7 @@ def memory() -> int:
     return mx.get_active_memory()
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case: str, folder: Path):
     change, reason = BROKEN[case]
@@ -94,6 +95,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case
         assert memory() <= before * 1.01
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", FOUND_BEFOREHAND)
 def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: Path):
     BROKEN[case][0](folder / "llama")
@@ -103,6 +105,7 @@ def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: P
         assert loaded(server) == {"qwen3"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("failure", [KeyError, ModelError])
 @pytest.mark.parametrize("limit", [1, 2])
 def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
@@ -135,6 +138,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
         assert said(server, "qwen3", "Fish?") == text
 
 
+@pytest.mark.thorough
 def test_the_reason_stands_in_the_protocol_that_was_spoken(folder: Path):
     config(num_attention_heads=0)(folder / "llama")
     with hosting(folder) as server:

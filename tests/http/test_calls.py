@@ -46,9 +46,9 @@ def written(name: str, script: str) -> str:
     return answers(FORMS[name])[script].removesuffix(FORMS[name].end)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
-@pytest.mark.sample(4)
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
     said = hearing(name, script).said
     assert said.content or said.calls
@@ -178,11 +178,11 @@ def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, he
     assert written(name, "call").startswith(heard.said.content)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "name",
     SEVERAL,
 )
-@pytest.mark.sample(3)
 def test_a_limit_in_the_second_of_two_calls_is_told(name, hearing: Hearing):
     heard = cut_after(hearing, name, "pair", r'a \\?"b')
     first, *_ = heard.said.calls

@@ -137,6 +137,7 @@ def said_to(plain: Server, prompt: Sequence[int]) -> Reference:
     return Reference(tuple(choice["token_ids"]), tuple(high - low for low, high in best))
 
 
+@pytest.mark.thorough
 def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
     """So that the two can be compared at all."""
     with ExitStack() as servers:
@@ -152,7 +153,7 @@ def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
         assert plain.server.get("/stats")["transcripts"]["bound"] == 2
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder: Any):
     """With a clock that changes in each turn: nothing of the old one is read."""
     rng, messages, tally = random.Random(6), [system("Exact")], Tally()

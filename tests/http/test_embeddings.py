@@ -74,6 +74,7 @@ def expected(folder: Path, text: str, mode: str) -> list[float]:
     return vector.tolist()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["last", "mean"])
 def test_vectors_are_those_of_the_network(server: Server, models: Path, mode: str):
     for text, vector in zip(TEXTS, vectors(server, mode, TEXTS), strict=True):
@@ -115,6 +116,7 @@ def test_fewer_dimensions_keep_the_direction_and_the_length(server: Server):
     assert vectors(server, "last", "a", dimensions=128) == [whole]
 
 
+@pytest.mark.thorough
 def test_replies_go_on_and_are_the_same_beside_embeddings(server: Server):
     body = {"model": "last", "prompt": "Once", "max_tokens": 40, "temperature": 0}
     alone = server.post("/v1/completions", body)["choices"][0]["text"]

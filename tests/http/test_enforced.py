@@ -140,6 +140,7 @@ def test_what_is_demanded_costs_nothing_of_the_prompt_and_nothing_of_the_cache(b
         assert usage["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
 
 
+@pytest.mark.thorough
 def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
     server = babbling("hermes")
     free = [{"messages": [{"role": "user", "content": f"{word}?"}]} for word in ("Cod", "Eel", "Ray")]
@@ -180,8 +181,8 @@ def both_ways(server: Server, path: str, body: Mapping[str, Any]) -> list[dict[s
     return [whole.json, reader.put_together(list(reader.named_events(streamed.body)))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["hermes", "gemma4"])
-@pytest.mark.sample(2)
 def test_messages_keep_their_form(name, babbling: Random):
     fish = {"name": "catch", "input_schema": FISH}
     question = {"messages": QUESTION, **BRIEF, "tools": [fish]}

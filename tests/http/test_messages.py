@@ -81,9 +81,9 @@ def with_plain_arguments(one: Said) -> Said:
     return Said(content=one.content, reasoning=one.reasoning, calls=tuple(calls), finish=one.finish)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
-@pytest.mark.sample(2)
 def test_a_message_says_what_a_chat_completion_says(
     name: str, script: str, family: FamilyServer, hearing: Hearing
 ):

@@ -138,8 +138,8 @@ def long_thinker(form: Form, cut_tail: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", THINKING)
-@pytest.mark.sample(6)
 def test_reasoning_is_closed_when_its_budget_is_used_up_and_the_answer_follows(name, tmp_path: Path):
     form = FORMS[name]
     folder = write_model(tmp_path, form.trait, **long_thinker(form, CUT_TAILS[name]))

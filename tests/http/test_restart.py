@@ -42,8 +42,8 @@ def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
         assert all(mine <= theirs + 64 for mine, theirs in zip(one.computed, other.computed, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lost", ["pages", "states", "transcripts", "all"])
-@pytest.mark.sample(4)
 def test_either_half_is_right_without_the_other(lost: str, tiny_model: TinyModel, tmp_path: Path):
     folder, everybody = tiny_model("qwen3_5", hidden=128, layers=2), conversations()[:3]
     kept = conversations()[:3]

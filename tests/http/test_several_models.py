@@ -122,6 +122,7 @@ def budget_between(less: int, more: int) -> int:
     return int((less + more) / 2 / (usable_share(1000) / 1000))
 
 
+@pytest.mark.thorough
 def test_where_memory_has_room_for_one_the_other_goes(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     needs = measured_needs(folder)
@@ -156,6 +157,7 @@ def test_two_models_stay_where_there_is_room_for_one_step(folder: Path, alone: d
         assert loaded(server) == {"qwen3", "llama"}
 
 
+@pytest.mark.thorough
 def test_an_alias_is_another_name_of_a_model(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     aliases = ("claude-haiku-4-5=llama", "small = llama", "a/b=qwen3")
@@ -182,6 +184,7 @@ def test_an_alias_that_cannot_be_ends_the_start(folder: Path, alias: str, proble
         pass
 
 
+@pytest.mark.thorough
 def test_a_stream_is_finished_before_its_model_goes(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     with hosting(folder, max_loaded=1) as server:
@@ -228,6 +231,7 @@ def test_memory_comes_back_over_fifty_switches(folder: Path):
         assert statistics.median(sizes[12:]) <= statistics.median(sizes[:12]) * 1.01
 
 
+@pytest.mark.thorough
 def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -289,6 +293,7 @@ def test_beside_pinned_models_without_room_a_request_is_refused_with_the_reason(
         assert said(server, "qwen3", "Fish?")
 
 
+@pytest.mark.thorough
 def test_no_model_is_unloaded_for_one_that_does_not_fit_beside_pinned_ones(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -302,6 +307,7 @@ def test_no_model_is_unloaded_for_one_that_does_not_fit_beside_pinned_ones(
         assert loaded(server) == {"qwen3", "llama"}
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_broken_leaves_the_one_that_was_there(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "models")
     (tmp_path / "models" / "llama" / "model.safetensors").write_bytes(b"no weights")
@@ -314,6 +320,7 @@ def test_a_model_that_is_broken_leaves_the_one_that_was_there(folder: Path, tmp_
         assert said(server, "qwen3", "Fish?") == before
 
 
+@pytest.mark.thorough
 def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_comes_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -331,6 +338,7 @@ def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_come
         assert said(server, "qwen3", "Fish?") == before
 
 
+@pytest.mark.thorough
 def test_a_model_that_nobody_uses_goes(folder: Path):
     with hosting(folder, model_idle_s=0.5) as server:
         said(server, "llama", "Fish?")

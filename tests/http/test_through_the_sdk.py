@@ -69,8 +69,8 @@ def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing
     )
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "script"), [*SCRIPTS, ("glm", "pair"), ("kimi", "pair")])
-@pytest.mark.sample(5)
 def test_a_stream_put_together_by_the_sdk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:

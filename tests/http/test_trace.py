@@ -130,6 +130,7 @@ def test_streams_and_texts_are_traced_too(desk: Desk):
     assert (lines[TEXT]["request_id"], lines[TEXT]["session_source"]) == (whole["id"], "none")
 
 
+@pytest.mark.thorough
 def test_a_client_that_leaves_has_its_line(desk: Desk):
     with Client(desk.server.port) as client:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "stream": True})

@@ -97,6 +97,7 @@ def behind_comments(chunks: Iterator[bytes]) -> Iterator[bytes]:
     return (chunk for chunk in chunks if not chunk.startswith(b":"))
 
 
+@pytest.mark.sample(4)
 @every_protocol
 def test_a_stream_shows_signs_of_life_while_its_model_is_loaded(
     path: str, folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +114,7 @@ def test_a_stream_shows_signs_of_life_while_its_model_is_loaded(
         assert wire.bare(read(late)) == wire.bare(read(usual))
 
 
+@pytest.mark.sample(4)
 @every_protocol
 def test_what_is_refused_after_signs_of_life_is_told_in_the_stream(
     path: str, folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +163,7 @@ def test_what_does_not_wait_for_long_is_refused_before_the_status_line(
         assert refused.error["param"] == ("stream" if wish["stream"] == "yes" else "messages")
 
 
+@pytest.mark.thorough
 def test_a_whole_reply_waits_in_silence(folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch):
     with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
         client.request("POST", CHAT, ASKED[CHAT] | {"model": "llama"})
@@ -183,6 +186,7 @@ def test_a_client_that_leaves_while_its_model_is_loaded_asks_for_nothing(
         assert server.get("/stats")["requests"]["endings"] == {"length": 1}, "the one of this test alone"
 
 
+@pytest.mark.thorough
 def test_the_clients_of_both_makers_wait_and_understand_errors(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):

@@ -236,6 +236,7 @@ def test_a_broken_reply_is_a_problem_of_the_image(reply: bytes):
     assert answering(reply).refused("http://example.com/").code == "failed_to_download_image"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "pieces",
     [

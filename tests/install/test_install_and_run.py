@@ -65,6 +65,7 @@ def assert_refused(sandbox, done: subprocess.CompletedProcess[str], artefact: st
     assert "rm -rf .venv" in done.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("place", "make", "artefact"), CONTAMINATIONS)
 def test_an_artefact_is_named_and_nothing_deleted_or_started(sandbox, place, make, artefact):
     sandbox.add_installed_environment()
@@ -76,6 +77,7 @@ def test_an_artefact_is_named_and_nothing_deleted_or_started(sandbox, place, mak
     assert not sandbox.was_started()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("line", ["version = 3.14.0", "version_info = 3.11.9", "version_info = 3.120"])
 def test_an_environment_configured_for_another_python_is_refused(sandbox, line):
     sandbox.add_installed_environment()
@@ -165,6 +167,7 @@ def test_every_requirement_has_the_version_of_the_constraints():
             assert held[name.partition("[")[0]] == version, line
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arguments", [["--setup-only", "--dev"], ["--test"]])
 def test_dev_requirements_come_on_first_need_and_only_then(sandbox, arguments):
     sandbox.add_installed_environment()
@@ -214,6 +217,7 @@ def test_a_failed_venv_names_the_step_and_debians_package(sandbox):
     assert "python3.12-venv" in done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("missing", ["pip", "RECORD"])
 def test_an_environment_without_pip_or_with_half_of_it_gets_one(sandbox, missing):
     """The record is what a pip that is being installed gets last."""
@@ -457,6 +461,7 @@ def test_the_server_runs_in_the_root_and_gets_no_option_of_its_own_accord(sandbo
     assert f"folder: {sandbox.root}\n" in done.stdout
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("given", ["model", "./model", "~/model"])
 def test_a_model_folder_beside_the_caller_becomes_absolute(sandbox, given):
     sandbox.add_installed_environment()

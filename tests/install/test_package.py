@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("start_llm", "models", "scripts/package_metadata.py", "pyproject.toml", "requirements.txt")
 SOURCES += ("README.md", "LICENSE")
 
+pytestmark = pytest.mark.thorough  # building and installing it takes as long as a minute of other tests
+
 
 class Installed:
     """An environment with the package. What it requires comes from the environment of the tests.

@@ -166,6 +166,7 @@ def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
     assert pasted.arguments == []
 
 
+@pytest.mark.thorough
 def test_what_a_client_keeps_in_its_folder_is_there_the_next_time(home, server):
     assert home.run("launch", "--base-url", server.url, "codex").returncode == 0
     folder = home.state / "clients" / "codex"
@@ -237,6 +238,7 @@ def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_
 # ----------------------------------------------------------------------------------------status and signals
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("status", [0, 1, 42])
 def test_the_exit_status_is_the_clients(status, home, server):
     assert home.run("launch", "--base-url", server.url, "pi", "exit", str(status)).returncode == status
@@ -254,6 +256,7 @@ def test_the_client_does_not_inherit_what_python_ignores(home, server):
     assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("behaviour", "status"), [("wait", lambda number: -number), ("catch", lambda n: 100 + n)]
 )
@@ -278,6 +281,7 @@ def test_a_signal_reaches_the_client_and_its_end_is_seen(number, behaviour, stat
 # ------------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.thorough
 def test_a_client_that_is_not_there_is_told_with_how_to_install_it(home, server):
     for name, client in CLIENTS.items():
         environment = home.environment(name, PATH="/nowhere")
@@ -335,6 +339,7 @@ def page(body: str, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
@@ -357,7 +362,6 @@ def page(body: str, status: str = "200 OK") -> bytes:
         (b"", "gives no answer of a server: "),
     ],
 )
-@pytest.mark.sample(5)
 def test_something_else_that_answers_is_told(reply, sentence, home):
     with answering(reply) as url:
         done = home.run("launch", "--base-url", url, "pi")
@@ -368,6 +372,7 @@ def test_something_else_that_answers_is_told(reply, sentence, home):
     assert not home.state.exists()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "file:///etc/passwd"])
 def test_an_address_that_is_none_is_told(url, home):
     done = home.run("launch", "--base-url", url, "pi")
@@ -398,6 +403,7 @@ def test_a_client_starts_at_once(home, server):
     assert not {"mlx", "mlx_lm", "transformers", "numpy"} & set(done.stdout.split())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("words", [["launch"], ["config"], ["launch", "vim"], ["config", "pi", "more"]])
 def test_a_command_line_that_is_not_understood_is_explained(words, home):
     done = home.run(*words)

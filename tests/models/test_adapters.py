@@ -280,8 +280,8 @@ HURTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("hurt", HURTS)
-@pytest.mark.sample(3)
 def test_what_cannot_be_mounted_is_refused_and_changes_nothing(
     model: Path, a: Path, tmp_path: Path, hurt: str
 ):

@@ -85,7 +85,7 @@ def verdicts(server: Server, count: int) -> dict[str, list[judge.Verdict]]:
 
 
 @pytest.mark.parametrize("behaviour", MAX_WRONG)
-@pytest.mark.sample(6)
+@pytest.mark.thorough
 def test_it_does_what_it_was_trained_for(
     verdicts: dict[str, list[judge.Verdict]], behaviour: str, count: int
 ):
@@ -94,6 +94,7 @@ def test_it_does_what_it_was_trained_for(
     assert len(wrong) <= min(MAX_WRONG[behaviour], count // 2), wrong
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("thinks", [True, False])
 def test_it_thinks_when_it_should_and_else_not(
     verdicts: dict[str, list[judge.Verdict]], thinks: bool, count: int
@@ -113,6 +114,7 @@ def test_of_a_prompt_that_is_too_long_it_says_so(server: Server):
     assert reply["choices"][0]["message"]["content"] == TOO_LONG
 
 
+@pytest.mark.thorough
 def test_a_conversation_with_a_tool_is_not_read_twice(server: Server):
     """Question, call, result, answer, another question: each prompt goes on where the one before ended."""
     prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 4).prompts(1)

@@ -167,6 +167,7 @@ def test_a_repository_that_does_not_exist_is_named(hub, tmp_path):
     assert text.startswith("ModelError: The model 'lab/nothing' cannot be downloaded: 404")
 
 
+@pytest.mark.thorough
 def test_a_dead_network_is_explained(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -88,6 +88,7 @@ def test_while_it_runs_file_and_speed_are_told(downloads, server):
     assert 0 < now.bytes_per_sec < 100 * PIECE
 
 
+@pytest.mark.thorough
 def test_pause_keeps_what_came_and_resume_goes_on(downloads, server, hub):
     server.piece_s = 0.005
     name = downloads.start(US, REPO).id

@@ -288,6 +288,7 @@ ODD = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5", "gemma3_text", "gpt_oss", "glm4_moe_lite"])
 def test_no_value_of_a_config_does_more_than_make_it_impossible_to_judge(family, tiny_model):
     folder = tiny_model(family)

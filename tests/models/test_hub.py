@@ -57,6 +57,7 @@ def test_what_came_is_found_by_the_hubs_own_library_without_a_network(server, tm
     assert not (tmp_path / "outside.json").exists()
 
 
+@pytest.mark.thorough
 def test_a_download_that_is_not_whole_is_no_snapshot(server, tmp_path):
     hub = hub_for(server, tmp_path)
     server.broken_after = 100_000
@@ -68,6 +69,7 @@ def test_a_download_that_is_not_whole_is_no_snapshot(server, tmp_path):
     assert fetched(hub) == hub.snapshot(REPO)
 
 
+@pytest.mark.thorough
 def test_progress_counts_what_was_there_before(server, tmp_path):
     server.broken_after = 100_000
     first, second = Progress(), Progress()
@@ -150,6 +152,7 @@ def test_a_download_stops_when_it_is_asked_to(server, tmp_path):
     assert 100_000 < partial(hub).stat().st_size < SIZE
 
 
+@pytest.mark.thorough
 def test_two_processes_do_not_write_to_one_file(server, tmp_path):
     hub = hub_for(server, tmp_path)
     server.broken_after = 100_000

@@ -78,6 +78,7 @@ def test_an_index_without_a_sum_is_passed_over(shelf, server, index):
     assert shelf.fit(None, REPO).report.weights_bytes == len(server.files[WEIGHTS])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -54,8 +54,8 @@ def render(folder: Path, messages: list[dict], **options) -> str:
     return load(folder)[1].apply_chat_template(messages, tokenize=False, **options)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-@pytest.mark.sample(3)
 def test_every_family_loads_and_writes_varied_text(tiny_model, family):
     tokens = greedy(tiny_model(family), 40)
     assert len(tokens) == 40

@@ -26,7 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +81,14 @@ def mutant(patch: Path) -> Mutant:
     header = HEADER.match(patch.read_text())
     assert header, f"{patch.name} does not begin with `bug: ...`, `test: ...`, a blank line and a diff"
     return Mutant(patch, header["test"])
+
+
+def file_of(patch: Path) -> str:
+    """Of the test that finds what `patch` plants."""
+    return mutant(patch).test.partition("::")[0]
+
+
+FILES = sorted({file_of(patch) for patch in PATCHES})
 
 
 # --------------------------------------------------------------------------------------------------- planting
@@ -162,9 +170,9 @@ def outcome_of(one: Mutant, benches: Benches) -> Outcome:
         return bench.run(one.test)
 
 
-def outcome_unpatched(patches: Sequence[Path], benches: Benches) -> Outcome:
+def outcome_unpatched(file: str, benches: Benches) -> Outcome:
     with lent(benches) as bench:
-        return bench.run(*sorted({mutant(patch).test for patch in patches}))
+        return bench.run(*sorted({mutant(patch).test for patch in PATCHES if file_of(patch) == file}))
 
 
 @contextmanager
@@ -181,7 +189,10 @@ def lent(benches: Benches) -> Generator[Bench]:
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Outcome]]]:
-    """By name of the patch, for those that this run asks for; they start together, and few run at once."""
+    """By name of the patch or of the file of tests, for those that this run asks for.
+
+    They start together, and few run at once.
+    """
     benches: Benches = queue.SimpleQueue()
     names = [item.name for item in request.session.items]
     wanted = [patch for patch in PATCHES if any(f"[{patch.stem}]" in name for name in names)]
@@ -193,7 +204,10 @@ def outcomes(
     for bench in made:
         benches.put(bench)
     with ThreadPoolExecutor(len(made)) as pool:
-        started = {"": pool.submit(outcome_unpatched, wanted, benches)}
+        started: dict[str, Future[Outcome]] = {}
+        for file in FILES:
+            if any(f"[{file}]" in name for name in names):
+                started[file] = pool.submit(outcome_unpatched, file, benches)
         for patch in wanted:
             started[patch.stem] = pool.submit(outcome_of, mutant(patch), benches)
         yield started
@@ -206,8 +220,9 @@ def outcomes(
 
 
 @pytest.mark.thorough
-def test_the_tests_that_find_mutants_pass_without_them(outcomes):
-    outcome = outcomes[""].result()
+@pytest.mark.parametrize("file", FILES)
+def test_the_tests_that_find_mutants_pass_without_them(outcomes, file):
+    outcome = outcomes[file].result()
     assert outcome.status == 0, outcome.output
 
 

@@ -169,8 +169,8 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
         assert len(heard.calls) == 1 or not one_call
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
-@pytest.mark.sample(4)
 def test_a_call_can_be_demanded_in_every_notation(notation: str):
     family = Family(name="of one notation", formats=(notation,))
     form = OutputConstraint(calls="must", tools=frozenset({"sort-it.2"}), one_call=True)
@@ -412,8 +412,8 @@ def test_arguments_that_are_nested_too_deeply_are_refused(word: str, depth: int,
         assert name in ("gemma4", "minimax_m3") and guide is not None
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(6)
 def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name):
     properties = {f"argument_{number}": {"type": "string"} for number in range(40)}
     schema = {"type": "object", "properties": properties}

@@ -44,6 +44,7 @@ def check_quiet(page: Page, server: Server) -> None:
     assert hosts == {urlsplit(server.url).netloc}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("width", [360, 1600])
 def test_every_panel_is_filled_and_fits(browser: Browser, busy: Server, width: int):
     with browser.page(busy.url, width) as page:
@@ -60,6 +61,7 @@ BEYOND = """[...document.querySelectorAll('main *')].filter(one => !one.closest(
     one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(one => one.outerHTML)"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dark", [False, True])
 def test_texts_controls_and_bars_have_enough_contrast(browser: Browser, busy: Server, dark: bool):
     with browser.page(busy.url, dark=dark) as page:
@@ -109,6 +111,7 @@ LOW_CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.thorough
 def test_everything_is_reached_and_operated_with_the_keyboard(browser: Browser, busy: Server):
     with browser.page(busy.url) as page:
         page.until(LOADED)
@@ -168,6 +171,7 @@ def test_every_control_region_and_picture_has_a_name(browser: Browser, busy: Ser
         assert len(names) == len(set(names)), "two buttons with one name"
 
 
+@pytest.mark.thorough
 def test_what_moves_stands_still_for_those_who_ask(browser: Browser, busy: Server):
     moving = "getComputedStyle(document.querySelector('.bar > span')).transitionDuration"
     with browser.page(busy.url) as page:
@@ -178,6 +182,7 @@ def test_what_moves_stands_still_for_those_who_ask(browser: Browser, busy: Serve
         assert page.run(moving) == "0s"
 
 
+@pytest.mark.thorough
 def test_the_page_asks_every_two_seconds_never_twice_at_a_time_and_not_while_hidden(
     browser: Browser, busy: Server
 ):
@@ -220,6 +225,7 @@ def see(page: Page, state: str) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_page_that_runs_nothing_asks_every_five_seconds(browser: Browser, hostile: Server):
     with browser.page(hostile.url) as page:
         give_key(page)
@@ -293,6 +299,7 @@ def test_texts_of_models_and_clients_stay_texts(browser: Browser, hostile: Serve
         check_quiet(page, hostile)
 
 
+@pytest.mark.thorough
 def test_the_policy_would_stop_what_the_script_does_not(browser: Browser, hostile: Server):
     """Markup, an inline handler and a request to another host, as if the page's script had a hole."""
     with browser.page(hostile.url) as page:
@@ -308,6 +315,7 @@ def test_the_policy_would_stop_what_the_script_does_not(browser: Browser, hostil
             assert page.problems, hole
 
 
+@pytest.mark.thorough
 def test_records_that_come_later_join_those_that_are_there(browser: Browser, hostile: Server):
     with browser.page(hostile.url) as page:
         give_key(page)
@@ -332,6 +340,7 @@ def button_of(action: str, name: str) -> str:
     return f"[...document.querySelectorAll('#models button')].find(one => {wanted})"
 
 
+@pytest.mark.thorough
 def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_model: TinyModel, tmp_path: Path):
     for name in ("one", "lab/two"):
         shutil.copytree(tiny_model("qwen3"), tmp_path / name)

@@ -371,6 +371,7 @@ def test_a_user_is_told_what_is_lost_all_the_same():
     assert told.endswith(", loses or refuses tools, text beside calls")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_an_audit_takes_a_few_hundred_renderings(trait):
     watched = WatchedTokenizer(trait_tokenizer(trait))

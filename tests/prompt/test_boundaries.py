@@ -320,6 +320,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)
 @given(messages=conversations(), options=OPTIONS)
@@ -328,7 +329,6 @@ OPTIONS = st.fixed_dictionaries(
     messages=(user("\U00010600\U00010601\U00010610word0word"), reply("word1word"), user("word2word")),
     options={},
 )
-@pytest.mark.sample(3)
 def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 

@@ -72,7 +72,7 @@ class Growing:
         return begins + self._random.choice(TEXTS) + (f"{self._count}" if self._random.random() < 0.7 else "")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_what_is_found_where_it_grew_is_what_is_found_in_the_whole(
     trait: str, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +116,7 @@ def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
             assert sum(map(len, others)) < len(whole) / 4
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_system_text_that_changes_moves_what_follows(trait: str):
     """Nothing but the beginning is marked anew, where a template closes a question.

@@ -256,7 +256,7 @@ def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
 # ----------------------------------------------------------------------------------- conversations that grow
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):

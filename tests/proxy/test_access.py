@@ -239,6 +239,7 @@ def test_twenty_refused_requests_in_a_row_do_not_block_it(proxied: Proxied):
     assert serves(proxied)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc to see the sockets of the proxy")
 def test_it_talks_to_nobody_beyond_this_machine(proxied: Proxied):
     for _ in range(10):

@@ -51,6 +51,7 @@ def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied
     assert proxied.ask("/v1/chat/completions", body).status == 200
 
 
+@pytest.mark.thorough
 def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
     said: list[str] = []
     broken = ProxyConfig(
@@ -149,6 +150,7 @@ def test_nobody_is_no_answer():
     assert not answers_end_to_end(replace(CONFIG, port=free_port()))
 
 
+@pytest.mark.thorough
 def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
     log = ProxyLog(tmp_path / "proxy.log", print)
     command = [sys.executable, "-c", "for i in range(60_000): print('x' * 100)"]

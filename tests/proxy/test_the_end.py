@@ -22,6 +22,7 @@ from tests.serving import AS_JSON
 CHAT = "/v1/chat/completions"
 
 
+@pytest.mark.thorough
 def test_a_killed_server_leaves_no_proxy(both_running: Callable[[], Processes]):
     both = both_running()
     proxy = both.proxy

@@ -144,6 +144,7 @@ def test_a_text_whose_client_has_gone_is_not_computed(proxied: Proxied):
     assert requests(proxied)["endings"].get("cancelled", 0) >= 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stream", [False, True])
 @every_protocol
 def test_a_full_queue_says_when_to_come_again(proxied: Proxied, path: str, stream: bool):

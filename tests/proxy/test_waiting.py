@@ -62,6 +62,7 @@ def loading(
     endpoints.of(proxied.server, PROXIED)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", ASKED)
 def test_a_stream_comes_through_once_its_model_is_loaded(path: str, proxied: Proxied, loading: Loading):
     answer = proxied.ask(path, ASKED[path] | {"model": "llama", "stream": True})
@@ -70,6 +71,7 @@ def test_a_stream_comes_through_once_its_model_is_loaded(path: str, proxied: Pro
     assert "error" not in answer.text.replace('"error":null', "").replace('"error": null', "")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", ASKED)
 def test_the_reason_comes_through_if_it_cannot_be_loaded(path: str, proxied: Proxied, loading: Loading):
     loading.fails = True

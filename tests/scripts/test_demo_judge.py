@@ -132,6 +132,7 @@ def test_the_line_of_a_result_is_not_one_that_the_training_has():
     assert {prompt.messages[-1]["content"].split("\n")[0] for prompt in results}.isdisjoint(trained)
 
 
+@pytest.mark.thorough
 def test_beyond_what_the_model_was_made_for_saying_so_is_the_one_right_answer():
     assert all(
         (prompt.text, prompt.call) == (TOO_LONG, None)

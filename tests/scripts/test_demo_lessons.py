@@ -135,6 +135,7 @@ def history(text: str) -> list[dict[str, Any]]:
     return messages
 
 
+@pytest.mark.thorough
 def test_whole_conversations_are_those_that_the_template_writes():
     """But for the marks of the moment, which the template writes before the next answer alone."""
     author = Author(8, Mix(tools=0.6, long=0.05))

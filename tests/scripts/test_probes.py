@@ -44,6 +44,7 @@ def test_the_four_scenarios_are_as_expected(family: str, script: Script, serve: 
     assert len(rows_of(done.stdout)) == 3 + 3 + 4 + 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "does", "least"),
     [
@@ -53,7 +54,6 @@ def test_the_four_scenarios_are_as_expected(family: str, script: Script, serve: 
         ("qwen3", "says", "0.5"),
     ],
 )
-@pytest.mark.sample(3)
 def test_openclaw_is_served(family: str, does: str, least: str, script: Script, serve: Serve):
     options = ("--turns", "3", "--min-efficiency", least, *LENGTH)
     done = script("test_openclaw_integration", "--base-url", serve(family, does).url, *options)
@@ -168,6 +168,7 @@ def test_reasoning_that_is_told_twice_is_named(script: Script):
 # ----------------------------------------------------------------------------------------- nothing to measure
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*PROBES, "inspect_mlx_cache"])
 def test_where_nothing_listens_one_line_says_so(name: str, script: Script):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -177,6 +178,7 @@ def test_where_nothing_listens_one_line_says_so(name: str, script: Script):
     assert re.fullmatch(rf"{name}\.py: .*127\.0\.0\.1:{port}.*refused.*\n", done.stderr)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("fake", "told"),
     [
@@ -216,6 +218,7 @@ def test_what_is_no_url_is_refused(url: str, script: Script):
     assert "is no URL such as http://127.0.0.1:4000" in done.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*PROBES, "inspect_mlx_cache", "diff_turns"])
 def test_help_tells_what_is_healthy(name: str, script: Script):
     done = script(name, "--help")

@@ -110,6 +110,7 @@ def test_a_command_line_means_what_its_document_says(line):
     assert others <= {"prompt_cache", "cache_bytes", "model_dir", "ssd_folder"}, "more is set than was asked"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.seed} {line.words}")
 def test_the_installer_passes_a_command_line_on(line):
     options, rest = install_and_run.option_parser().parse_known_args(line.words.split())
@@ -537,6 +538,7 @@ def test_images_reach_a_model_that_sees(tiny_vision_model):
         assert status == 400, "a difference: see seeds.md"
 
 
+@pytest.mark.thorough
 def test_the_models_of_a_folder_are_loaded_when_they_are_named(chain_model, tmp_path):
     """003:25, `--model-dir` with several models."""
     for name in ("one", "two"):

@@ -246,6 +246,7 @@ def test_the_state_of_the_server(scripted: Server, scripted_model: Path):
     assert set(told["saved"]) == {"hour", "day"}
 
 
+@pytest.mark.thorough
 def test_running_requests_show_how_far_they_are(endless: Server):
     with Client(endless.port) as reading, Client(endless.port) as writing:
         writing.request("POST", TEXT, {"prompt": "hi", "max_tokens": 100_000, "stream": True})
@@ -262,6 +263,7 @@ def test_running_requests_show_how_far_they_are(endless: Server):
     assert activity(endless.port)["recent"][0]["ending"] == "cancelled"
 
 
+@pytest.mark.thorough
 def test_activity_is_quick_while_a_prompt_is_read(endless: Server):
     with Client(endless.port) as client, Client(endless.port) as poller:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "max_tokens": 1, "stream": True})

@@ -126,6 +126,7 @@ def test_a_reply_in_one_piece_is_finished_too(patient: Server):
         ending.join(20)
 
 
+@pytest.mark.thorough
 def test_when_the_time_is_over_what_still_runs_is_cut(endless_model: Path):
     with serving(endless_model, drain_s=0.5) as server, Client(server.port) as talking:
         talking.request("POST", TEXT, STREAM)

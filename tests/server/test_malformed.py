@@ -379,6 +379,7 @@ def test_unknown_fields_are_never_an_error(connection: Client, path: str):
     assert connection.ask("POST", path, huge.encode()).status == 200
 
 
+@pytest.mark.thorough
 def test_unknown_fields_inside_messages_and_tools_are_never_an_error(connection: Client):
     for value in UNKNOWN_VALUES:
         strange = {"unknown": value}
@@ -541,6 +542,7 @@ def impatient(scripted_model: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "Hi"'], ids=["none", "a byte", "half"])
 def test_a_half_sent_body_is_408(impatient: Server, body: bytes):
     status, error = _answer_to(impatient.port, POST + b"Content-Length: 1000\r\n\r\n" + body)

@@ -240,6 +240,7 @@ def test_a_full_queue_is_503_with_retry_after(reading: Server, stream: bool):
         assert not any(word in refused.error["message"].lower() for word in ("context", "shorten", "long"))
 
 
+@pytest.mark.thorough
 def test_a_rush_makes_no_more_wait_than_may(reading: Server):
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(reading.port)) for _ in range(12)]

@@ -257,6 +257,7 @@ def test_to_the_proxy_the_stream_of_a_failure_is_whole(endless_model: Path):
         assert client.is_closed()
 
 
+@pytest.mark.sample(3)
 @both
 def test_a_failure_while_the_prompt_is_read_is_an_error_event_too(server: BreakableServer, path: str):
     with Client(server.port) as client:

@@ -11,7 +11,7 @@ from start_llm.app import App
 from start_llm.config.settings import Settings
 from start_llm.core.tenants import WARM_UP_HEADER
 from start_llm.telemetry.terminal import Terminal
-from tests.server.client import CHAT, Client, ask, events_in, message, wait_until
+from tests.server.client import CHAT, Client, ask, engine_is_free, events_in, message, wait_until
 from tests.serving import Server, serving
 from tests.telemetry.ttys import a_tty
 
@@ -90,6 +90,7 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_counted_nowhere(
         before, printed = server.get("/stats"), server.printed()
         reply = ask(server.port, "POST", CHAT, HELLO, {WARM_UP_HEADER: server.app._proxy_key})
         assert (reply.status, reply.json["usage"]["total_tokens"]) == (200, 0)
+        wait_until(lambda: engine_is_free(server.port), within_s=5)
         after = server.get("/stats")
         assert after == before | {name: after[name] for name in after if "uptime" in name}
         assert server.printed() == printed

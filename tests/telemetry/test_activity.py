@@ -172,6 +172,7 @@ def test_the_version_changes_with_the_records_alone():
     assert [activity.last_number_in(one) for one in (*versions, other.version, None)] == [0, 1, 2, None, None]
 
 
+@pytest.mark.thorough
 def test_records_stay_small_whatever_clients_send():
     activity = Activity()
     cause = difference(computed=LONG, asked=LONG, what=LONG)

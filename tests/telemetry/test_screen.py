@@ -94,6 +94,7 @@ def test_a_line_that_is_too_long_for_the_terminal_is_folded_between_its_parts():
         assert "<12:00:00 chat    7 cached 9 read>\n<     because of that>\n" in one.text
 
 
+@pytest.mark.thorough
 def test_rows_that_a_narrower_terminal_has_wrapped_are_removed_too():
     with a_tty() as one, following(one.stream, Counter(2), LIVELY) as terminal:
         one.until("row 1 of 2")
@@ -123,6 +124,7 @@ def shown_and_dropped(text: str) -> tuple[int, int]:
     return len(re.findall(r"<line \d+ ", text)), sum(int(count.replace(",", "")) for count in dropped)
 
 
+@pytest.mark.thorough
 def test_the_end_does_not_wait_for_a_terminal_that_is_not_read():
     with a_tty(is_read=False) as one:
         terminal = Terminal(one.stream)
@@ -162,6 +164,7 @@ def test_errors_are_lines_while_the_view_is_shown(monkeypatch):
             one.until("<  File x>")
 
 
+@pytest.mark.thorough
 def test_a_flood_of_lines_is_drawn_in_few_frames():
     with a_tty() as one:
         with following(one.stream, Counter(), LIVELY) as terminal:
@@ -174,6 +177,7 @@ def test_a_flood_of_lines_is_drawn_in_few_frames():
         assert len(re.findall(r"<line \d+>", one.text)) == 100
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="macOS does not tell a thread's time")
 def test_an_idle_view_costs_next_to_nothing():
     with a_tty() as one, following(one.stream, Counter(), LIVELY) as terminal:

@@ -641,6 +641,7 @@ def test_a_rendered_conversation_survives_its_tokens(name):
         assert ids.count(number) == text.count(marker)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=20)
 @given(text=st.text())

@@ -37,10 +37,10 @@ POLICIES: tuple[KeptReasoning, ...] = ("true", "template", "false")
 THINKERS = [trait for trait in TRAITS if form_of(trait, REASONED, on=True)]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(5, few=2)
 @given(seed=st.integers(0, 2**32), kept=st.sampled_from(POLICIES), strict=st.booleans())
-@pytest.mark.sample(4)
 def test_nothing_is_hidden_and_nothing_is_foreign(
     trait: str, seed: int, kept: KeptReasoning, strict: bool
 ) -> None:
@@ -85,9 +85,9 @@ class Talk:
         return read
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVING])
-@pytest.mark.sample(3)
 def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool):
     """At every reply of a conversation; but for reasoning, where the model has any: a rendering drops
     them.

@@ -141,10 +141,10 @@ WAYS: list[Callable[[EngineResources, SeenPrompt], Said]] = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.product
-@pytest.mark.sample(4)
 def test_a_prompt_with_images_is_answered_as_by_mlx_vlm(family, way):
     ours = way(resources_of(family), asked(family))
     assert len(ours.tokens) == LENGTH

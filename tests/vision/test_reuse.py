@@ -118,8 +118,8 @@ def test_nobody_uses_what_the_tower_has_seen_for_another_tenant():
 # ------------------------------------------------------------------------------------------ parts of an image
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", HYBRIDS)
-@pytest.mark.sample(3)
 def test_a_restore_never_ends_inside_an_image(family):
     """Whatever part of an image is stored."""
     resources, seen = resources_of(family), question(family, 1)
