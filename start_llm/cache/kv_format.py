@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd
 
+_ENCODING = "encoding 2"
+"""Counts up when `cache.quantize` writes the same numbers in another way."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
     """Quantised KV.
 
     Attributes:
-        bits: for each element; 4 or 8.
+        bits: for each element; 4 or 8. With 8, keys have a sign beside them.
         group_size: elements that share a scale, as far as it divides the width of a head.
         start: position of the first token that is quantised.
     """
@@ -33,7 +36,7 @@ class KVFormat:
     @property
     def tag(self) -> str:
         """What tells it from every other format, in page keys and page files."""
-        return f"{self.mode} group {self.group_size} from {self.start}"
+        return f"{self.mode} group {self.group_size} from {self.start}, {_ENCODING}"
 
     def group_of(self, width: int) -> int:
         """Return the elements of this many that share a scale."""

@@ -1,10 +1,13 @@
 """Quantise the KV of pages at rest, and restore it.
 
-A group of elements shares a scale, with codes from -127 to 127 (8 bits) or from -7 to 7 (4 bits). The scale
-is rounded so far that codes times scales survive in the KV's own type. Quantising what was restored therefore
-gives the same codes and scales again, to the bit: a conversation whose pages are restored and cut in every
-turn loses its precision once. MLX's affine quantisation does not have this property. In bfloat16 its error
-grows with every turn (lesson 108).
+A group of elements shares its largest magnitude. Codes count in steps of a part of it, from -127 to 127 (8
+bits) or from -7 to 7 (4 bits). Keys at 8 bits have codes from -255 to 255, a ninth bit for the sign: the
+attention of a model that is sure of what it looks at makes far more of an error in keys than in values, and
+with this bit all of the models that were measured stay below 1e-4 nats (docs/prompt-cache.md).
+
+Codes are chosen so that quantising what was restored gives them again, to the bit: a conversation whose pages
+are restored and cut in every turn loses its precision once. MLX's affine quantisation does not have this
+property. In bfloat16 its error grows with every turn (lesson 108).
 
 Runs on the engine thread.
 """
@@ -20,42 +23,47 @@ import mlx.core as mx
 from start_llm.cache.arrays import Arrays
 from start_llm.cache.kv_format import KVFormat
 
-_LEAST_SCALE = 2.0**-24
-"""The smallest number of float16."""
+_LEAST_SCALE = 2.0**-100
+"""Of a group of nothing but 0."""
 _FLOAT32_BITS = 23
 """Bits of a mantissa in float32, without the first."""
+_SCALE_BITS = {mx.float32: 15, mx.float16: _FLOAT32_BITS, mx.bfloat16: _FLOAT32_BITS}
+"""To how many bits of their mantissa scales are rounded, by the type of the KV.
 
-
-class _Rounding(NamedTuple):
-    """How scales are rounded.
-
-    Attributes:
-        bits: of the mantissa, without the first.
-        dtype: in which they are stored.
-    """
-
-    bits: int
-    dtype: mx.Dtype
-
-
-_ROUNDING = {
-    mx.float32: _Rounding(15, mx.float32),
-    mx.float16: _Rounding(7, mx.bfloat16),
-    mx.bfloat16: _Rounding(7, mx.bfloat16),
-}
-"""By the type of the KV.
-
-The largest code times its scale, rounded to that type, must lead to the same scale again, and every other
-code to itself. This holds for every possible largest magnitude (tests/cache/test_kv_bits.py tries them all).
+In float32, codes times scales are exact then. The shorter types tell fewer numbers apart than there are codes
+near the largest of a group, but what they make of a code leads to a code that they make the same number of.
+Either way a restored group is quantised to what it was restored from. This holds for every possible largest
+magnitude (tests/cache/test_kv_bits.py tries them all).
 """
+_SIGNS = 8
+"""So many signs are in a byte."""
 
 
 class _KVSource(NamedTuple):
-    """An array of a leaf as sequences have it: its type, its width, and its rows for each token."""
+    """An array of a leaf as sequences have it.
+
+    Attributes:
+        dtype: its type.
+        width: elements of a row.
+        rows: for each token.
+        most: the largest code of an element.
+    """
 
     dtype: mx.Dtype
     width: int
     rows: int
+    most: int
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether signs stand behind the codes, as those fill their bytes."""
+        return self.most == _most(9)
+
+    def token_bytes(self, form: KVFormat) -> int:
+        """Return what the rows of a token take when they are quantised."""
+        signs = self.width // _SIGNS if self.has_signs else 0
+        groups = self.width // form.group_of(self.width)
+        return self.rows * (self.width * form.bits // 8 + signs + groups * self.dtype.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +92,22 @@ class KVQuantizer:
         return bool(self.sources[index])
 
     def packed(self, index: int, arrays: Arrays) -> Arrays:
-        """Return codes and scales of each array of a leaf; the arrays themselves if they are quantised."""
+        """Return codes and largest magnitudes of each array of a leaf; themselves if they are quantised."""
         if not self.sources[index] or self._is_packed(index, arrays):
             return arrays
-        return tuple(part for array in arrays for part in _quantized(array, self.format))
+        pairs = zip(self.sources[index], arrays, strict=True)
+        return tuple(part for source, array in pairs for part in _quantized(array, source, self.format))
 
     def unpacked(self, index: int, arrays: Arrays) -> Arrays:
         """Return the arrays of a leaf as sequences have them."""
         if not self._is_packed(index, arrays):
             return arrays
         pairs = zip(self.sources[index], arrays[::2], arrays[1::2], strict=True)
-        return tuple(_restored(codes, scales, source, self.format) for source, codes, scales in pairs)
+        return tuple(_restored(codes, largest, source, self.format) for source, codes, largest in pairs)
 
     def token_bytes(self, index: int) -> int:
         """Return the bytes of a token in a quantised leaf."""
-        return sum(
-            source.rows * (source.width * self.format.bits // 8 + self._scale_bytes(source))
-            for source in self.sources[index]
-        )
-
-    def _scale_bytes(self, source: _KVSource) -> int:
-        groups = source.width // self.format.group_of(source.width)
-        return groups * _ROUNDING[source.dtype].dtype.size
+        return sum(source.token_bytes(self.format) for source in self.sources[index])
 
     def packed_count(self, index: int) -> int:
         """Return the number of arrays of a leaf that is quantised; 0 if it stays as it is."""
@@ -117,41 +119,68 @@ class KVQuantizer:
 
 def _sources(form: KVFormat, arrays: Arrays) -> tuple[_KVSource, ...]:
     """Return () for a leaf that some of its arrays forbid to quantise: the model has quantised it itself."""
-    fits = all(array.dtype in _ROUNDING and array.shape[-1] * form.bits % 8 == 0 for array in arrays)
-    return tuple(_KVSource(array.dtype, array.shape[-1], _rows(array)) for array in arrays) if fits else ()
+    if not all(array.dtype in _SCALE_BITS and array.shape[-1] * form.bits % 8 == 0 for array in arrays):
+        return ()
+    bits = [form.bits] * len(arrays)
+    if form.bits == 8 and len(arrays) == 2 and arrays[0].shape[-1] % _SIGNS == 0:
+        bits[0] = 9  # keys come first
+    return tuple(_source(array, count) for array, count in zip(arrays, bits, strict=True))
 
 
-def _rows(array: mx.array) -> int:
-    return array.size // max(array.shape[-2] * array.shape[-1], 1)
+def _source(array: mx.array, bits: int) -> _KVSource:
+    width = array.shape[-1]
+    return _KVSource(array.dtype, width, array.size // max(array.shape[-2] * width, 1), _most(bits))
 
 
-def _quantized(array: mx.array, form: KVFormat) -> tuple[mx.array, mx.array]:
-    """Return codes [..., tokens, bytes] and scales [..., tokens, groups]."""
-    groups = array.astype(mx.float32).reshape(*array.shape[:-1], -1, form.group_of(array.shape[-1]))
-    most, rounding = _most(form), _ROUNDING[array.dtype]
-    scales = _scales(mx.abs(groups).max(axis=-1), most, rounding.bits)
-    codes = mx.clip(mx.round(groups / scales[..., None]), -most, most).reshape(array.shape)
+def _most(bits: int) -> int:
+    """Return the largest code of so many bits."""
+    return 2 ** (bits - 1) - 1
+
+
+def _quantized(array: mx.array, source: _KVSource, form: KVFormat) -> tuple[mx.array, mx.array]:
+    """Return codes [..., tokens, bytes] and the largest magnitudes of groups [..., tokens, groups]."""
+    groups = array.astype(mx.float32).reshape(*array.shape[:-1], -1, form.group_of(source.width))
+    scales = _scales(mx.abs(groups).max(axis=-1, keepdims=True), source)
+    codes = mx.clip(mx.round(groups / scales), -source.most, source.most)
+    largest = (scales[..., 0] * source.most).astype(source.dtype)
+    return _encoded(codes.reshape(array.shape), source, form), largest
+
+
+def _restored(data: mx.array, largest: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
+    codes = _decoded(data, source, form).astype(mx.float32)
+    groups = codes.reshape(*largest.shape, form.group_of(source.width))
+    scales = _scales(largest.astype(mx.float32), source)
+    return (groups * scales[..., None]).astype(source.dtype).reshape(codes.shape)
+
+
+def _scales(largest: mx.array, source: _KVSource) -> mx.array:
+    """Return the steps of groups with these largest magnitudes, in float32."""
+    scales = largest * (1 / source.most)
+    if dropped := _FLOAT32_BITS - _SCALE_BITS[source.dtype]:
+        words = mx.view(scales, mx.uint32) + (1 << (dropped - 1))
+        scales = mx.view(words & (2**32 - 2**dropped), mx.float32)
+    return mx.maximum(scales, _LEAST_SCALE)
+
+
+def _encoded(codes: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
+    """Return the bytes of codes [..., width]."""
+    if source.has_signs:
+        signs = (codes < 0).reshape(*codes.shape[:-1], -1, _SIGNS).astype(mx.uint8)
+        bits = mx.left_shift(signs, mx.arange(_SIGNS, dtype=mx.uint8)).sum(axis=-1)
+        return mx.concatenate([mx.abs(codes).astype(mx.uint8), bits.astype(mx.uint8)], axis=-1)
     if form.bits == 8:
-        return codes.astype(mx.int8), scales.astype(rounding.dtype)
-    halves = (codes + most).astype(mx.uint8)
-    return halves[..., ::2] | (halves[..., 1::2] << 4), scales.astype(rounding.dtype)
+        return codes.astype(mx.int8)
+    halves = (codes + source.most).astype(mx.uint8)
+    return halves[..., ::2] | (halves[..., 1::2] << 4)
 
 
-def _most(form: KVFormat) -> int:
-    """Return the largest code."""
-    return 2 ** (form.bits - 1) - 1
-
-
-def _scales(largest: mx.array, most: int, bits: int) -> mx.array:
-    """Return the scales of groups with these largest magnitudes, in float32."""
-    dropped = _FLOAT32_BITS - bits
-    words = mx.view(largest * (1 / most), mx.uint32) + (1 << (dropped - 1))
-    return mx.maximum(mx.view(words & (2**32 - 2**dropped), mx.float32), _LEAST_SCALE)
-
-
-def _restored(codes: mx.array, scales: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
-    if form.bits == 4:
-        halves = mx.stack([codes & 15, codes >> 4], axis=-1)
-        codes = halves.reshape(*codes.shape[:-1], source.width).astype(mx.int8) - _most(form)
-    groups = codes.astype(mx.float32).reshape(*scales.shape, form.group_of(source.width))
-    return (groups * scales[..., None].astype(mx.float32)).astype(source.dtype).reshape(codes.shape)
+def _decoded(data: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
+    """Return codes [..., width] as integers with a sign."""
+    if source.has_signs:
+        magnitudes, bits = data[..., : source.width].astype(mx.int16), data[..., source.width :]
+        signs = mx.right_shift(bits[..., None], mx.arange(_SIGNS, dtype=mx.uint8)) & 1
+        return mx.where(signs.reshape(magnitudes.shape) == 1, -magnitudes, magnitudes)
+    if form.bits == 8:
+        return data
+    halves = mx.stack([data & 15, data >> 4], axis=-1)
+    return halves.reshape(*data.shape[:-1], source.width).astype(mx.int8) - source.most

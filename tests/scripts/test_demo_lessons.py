@@ -148,6 +148,7 @@ def test_whole_conversations_are_those_that_the_template_writes():
     assert roles == {"system", "user", "assistant", "tool"}
 
 
+@pytest.mark.thorough
 def test_the_mark_of_a_long_prompt_is_trained_on_where_the_template_writes_it():
     author = Author(9, Mix(tools=0.0, fillers=0.0, long=1.0))
     texts = [author.write(1).text for _ in range(40)]

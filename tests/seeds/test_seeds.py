@@ -516,6 +516,7 @@ PROMISES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda one: f"{one.seed} {one.words}")
 def test_a_request_gets_what_its_document_promises(promise, server):
     promise.check(server)
