@@ -103,6 +103,14 @@ class _Resident:
     is_leaving: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A model that could not be loaded, and what its requests are told."""
+
+    name: str
+    message: str
+
+
 class ModelHost:
     """The models of a server. Safe to use from any thread; implements `server.served_models.ServedModels`.
 
@@ -130,6 +138,7 @@ class ModelHost:
         self._changed = threading.Condition()
         self._residents: dict[str, _Resident] = {}
         self._changing: str | None = None
+        self._last_failure: _Failure | None = None
         self._is_closing = False
         self._reaper: threading.Timer | None = None
         self.started_at = int(time.time())
@@ -183,6 +192,7 @@ class ModelHost:
 
     def _take(self, name: object) -> _Resident:
         with self._changed:
+            earlier = self._last_failure
             while True:
                 wanted = self._id(name)
                 resident = self._residents.get(wanted) if wanted else self._default_resident()
@@ -192,6 +202,9 @@ class ModelHost:
                     return resident
                 if self._is_closing:
                     raise Overloaded("The server is stopping.")
+                failure = self._last_failure
+                if failure is not None and failure is not earlier and failure.name == wanted:
+                    raise InternalError(failure.message)  # it was tried while this request waited
                 if self._changing is not None:
                     self._changed.wait()
                 elif wanted:
@@ -280,7 +293,8 @@ class ModelHost:
                 return
             if before and not self._residents and (again := self._reason_not_to_load(before)):
                 self._shared.terminal.say(f"The model {before!r} cannot be loaded again. {again}")
-        raise InternalError(f"The model {name!r} cannot be loaded. {reason}")
+            failure = self._last_failure = _Failure(name, f"The model {name!r} cannot be loaded. {reason}")
+        raise InternalError(failure.message)
 
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import threading
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 from start_llm.core.errors import ModelError
 from tests.conftest import TinyModel
 from tests.http.test_several_models import completion, hosting, loaded, said
+from tests.server.client import wait_until
 from tests.serving import Server
 
 type Change = Callable[[Path], object]
@@ -136,6 +138,28 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
             "without a search"
         )
         assert said(server, "qwen3", "Fish?") == text
+
+
+def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tried, go_on = list[int](), threading.Event()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        tried.append(1)
+        go_on.wait(30)
+        raise ModelError("no such layer")
+
+    monkeypatch.setattr("start_llm.model_runtime.check_batching", broken)
+    with hosting(folder, max_loaded=2) as server, ThreadPoolExecutor(8) as clients:
+        condition: Any = server.app._host._changed
+        asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
+        wait_until(lambda: len(condition._waiters) == 7, within_s=20)
+        go_on.set()
+        assert {one.result() for one in asked} == {(500, "The model 'llama' cannot be loaded. no such layer")}
+        assert tried == [1]
+        assert refusal(server, "llama")[0] == 500
+        assert tried == [1, 1], "who comes later tries it again: its files may have been mended"
 
 
 @pytest.mark.thorough
