@@ -228,6 +228,7 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
 """The planted breaches: the file, its lines, and the words of the complaint."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", PLANTED)
 def test_a_planted_breach_is_found(case, package):
     place, lines, expected = PLANTED[case]
@@ -241,6 +242,7 @@ def test_a_planted_breach_is_found(case, package):
     assert all("in a circle" in breach for breach in found if breach not in own)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("place", "line"),
     [

@@ -394,6 +394,7 @@ def test_bad_settings_end_the_start_with_all_their_names(checkout):
     assert process.output == ""
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_served_ends_the_start_with_a_sentence(checkout, tiny_model, tmp_path):
     missing = tmp_path / "missing"
     empty = tmp_path / "empty"

@@ -132,7 +132,7 @@ NAMING = [
 
 
 @pytest.mark.parametrize("document", NAMING, ids=lambda one: one.name)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_files_and_classes_that_a_document_names_are_there(document: Path) -> None:
     """Decisions (`docs/adr`) keep the names of their day."""
     names = set(re.findall(r"`([\w/.]+)`", document.read_text(encoding="utf-8")))

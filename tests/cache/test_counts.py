@@ -117,6 +117,7 @@ def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
     assert counted(desk) == (26, 26 - 24, {"evicted": 1})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
@@ -134,6 +135,7 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
     assert set(metrics.misses) <= {"new", "evicted", *(["no_state"] if desk.layers.has_state else [])}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),

@@ -157,7 +157,7 @@ def test_a_hurt_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["pages", "states"])
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], kind: str):
     with on_disk(resources, stored) as engine:
         settled(lambda: engine.tier.scanned.is_over)
@@ -166,6 +166,7 @@ def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], k
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
 
+@pytest.mark.sample(2)
 def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
     with on_disk(resources, stored) as engine:
         asked = replace(engine_request(PROMPT, 6, boundaries=ENDS), salt=b"another")
@@ -201,6 +202,7 @@ def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: Engine
         assert not written(engine, 12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_over", [False, True], ids=["its client left", "it met a stop sequence"])
 def test_what_ended_early_goes_on_after_a_restart(
     resources: EngineResources, tmp_path: Path, expected: list[int], is_over: bool
@@ -216,6 +218,7 @@ def test_what_ended_early_goes_on_after_a_restart(
         assert cached(again) >= 296
 
 
+@pytest.mark.sample(2)
 def test_a_prompt_that_was_given_up_in_the_middle_goes_on_from_there(
     resources: EngineResources, tmp_path: Path, expected: list[int]
 ):
@@ -232,6 +235,7 @@ def test_a_prompt_that_was_given_up_in_the_middle_goes_on_from_there(
         assert cached(again) == done
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("steps", [3, 12], ids=["in a prompt", "in a reply"])
 def test_what_the_end_of_the_server_cuts_goes_on_after_a_restart(
     resources: EngineResources, tmp_path: Path, expected: list[int], steps: int
@@ -392,6 +396,7 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
         assert not engine.tier._being_read
 
 
+@pytest.mark.sample(2)
 def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
     plain: EngineResources, stored: Path, monkeypatch
 ):
@@ -462,7 +467,7 @@ def test_the_limit_of_a_day_holds_over_restarts(plain: EngineResources, tmp_path
     ("call", "code"),
     [("writev", errno.ENOSPC), ("writev", errno.EIO), ("open", errno.EROFS), ("statvfs", errno.EIO)],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_disk_that_cannot_be_written_stops_no_reply(
     plain: EngineResources, tmp_path: Path, monkeypatch, call: str, code: int
 ):
@@ -558,6 +563,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
     assert (tmp_path / "mine.txt").exists(), "what is not ours counts and stays"
 
 
+@pytest.mark.sample(2)
 def test_the_quota_holds_at_the_start_too(stored: Path, resources):
     size = folder_size(stored)
     with on_disk(resources, stored, limits=DiskLimits(max_size=size // 2)) as engine:
@@ -587,6 +593,7 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
             assert engine.disk.max_bytes == pytest.approx(told * free, rel=0.05)
 
 
+@pytest.mark.sample(2)
 def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path, expected: list[int]):
     left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
     left.write_bytes(b"half a page")
@@ -596,6 +603,7 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
 
+@pytest.mark.sample(2)
 def test_a_second_server_runs_without_the_tier(plain: EngineResources, stored: Path):
     with on_disk(plain, stored):
         second = OnDisk(plain, stored)
@@ -617,6 +625,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_tier_off(plain: EngineResources
     engine.stop()
 
 
+@pytest.mark.sample(2)
 def test_only_its_owner_can_read_the_folder(stored: Path):
     for path in stored.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
@@ -638,6 +647,7 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
+@pytest.mark.sample(2)
 def test_nobody_waits_for_the_disk_who_does_not_read_from_it(resources, stored: Path, expected, slow_reads):
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
@@ -687,6 +697,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     one.goes_on.set()
 
 
+@pytest.mark.sample(2)
 def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
     resources, stored: Path, expected: list[int], hanging: Hanging
 ):
@@ -778,6 +789,7 @@ def test_a_writer_that_is_slow_holds_nobody_up(plain: EngineResources, tmp_path:
         monkeypatch.undo()
 
 
+@pytest.mark.sample(2)
 def test_who_leaves_while_it_waits_harms_nobody(resources, stored: Path, expected, slow_reads):
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
@@ -825,6 +837,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
 # ------------------------------------------------------------------------------------------------ maintenance
 
 
+@pytest.mark.sample(2)
 def test_a_folder_is_told_verified_and_cleared(resources, stored: Path):
     (stored / "mine.txt").write_text("mine")
     told = report(stored)

@@ -51,6 +51,7 @@ def files(folder: Path, kind: str = "pages") -> list[Path]:
     return [one.path(folder) for one in path]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
 @STATE
 def test_what_is_restored_is_what_its_tokens_give(has_state: bool, is_in_place: bool, tmp_path: Path):
@@ -79,6 +80,7 @@ def rewritten(path: Path, **changes: Any) -> None:
     write_file(path, header, [memoryview(one) for one in contents])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", [0, 3, 9], ids=["first", "in the middle", "the end"])
 def test_a_key_whose_file_has_other_tokens_gives_nothing(place: int, tmp_path: Path):
     """However it came about: a key only finds."""
@@ -101,6 +103,7 @@ def test_a_file_that_follows_another_prefix_gives_nothing(tmp_path: Path):
         assert engine.disk.rejected == {"tokens": 1}
 
 
+@pytest.mark.sample(2)
 @STATE
 def test_changed_data_gives_nothing(has_state: bool, tmp_path: Path):
     said_before(tmp_path, has_state=has_state)

@@ -88,6 +88,7 @@ def test_every_code_survives_behind_every_largest_number(bits, most, kind, power
     assert mx.array_equal(once, twice)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("form", "as_keys"), [(EIGHT, False), (EIGHT, True), (FOUR, False)])
 @pytest.mark.parametrize(("kind", "mantissas"), [(mx.bfloat16, 128), (mx.float16, 1024)])
 def test_every_number_of_a_short_type_is_lost_once(form, as_keys, kind, mantissas):
@@ -272,7 +273,7 @@ def resources(family: str, tiny_model: TinyModel) -> EngineResources:
 
 
 @pytest.mark.parametrize("form", [EIGHT, FOUR])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, form):
     prompt = tokens(random.Random(5), 10 * PAGE, 10 * PAGE)
     question = prompt + tokens(random.Random(6), 40, 40)
@@ -305,6 +306,7 @@ def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
     assert 0 < fmean(lost) <= most
 
 
+@pytest.mark.sample(2)
 def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources):
     engine = Cached(resources, kv=EIGHT)
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
@@ -325,6 +327,7 @@ def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources):
         assert all(mx.array_equal(one, two) for one, two in zip(seen[0], later, strict=True))
 
 
+@pytest.mark.sample(2)
 def test_a_sequence_that_is_continued_in_place_is_exact(resources):
     plain, engine = Cached(resources), Cached(resources, kv=FOUR)
     prompt = tokens(random.Random(8), 150, 150)
@@ -369,7 +372,7 @@ def page_files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("is_in_place", [True, False])
 @pytest.mark.parametrize("form", [EIGHT, FOUR, KVFormat(8, 64, 3 * PAGE)])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, is_in_place):
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
     question = (*prompt, 1, 2, 3)
@@ -392,6 +395,7 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
         second.stop()
 
 
+@pytest.mark.sample(2)
 def test_files_say_their_format_and_are_as_small_as_pages_in_memory(resources, tmp_path):
     form = KVFormat(8, 64, 2 * PAGE)
     sizes: dict[str, list[int]] = {}
@@ -413,7 +417,7 @@ def _header(path: Path) -> FileHeader:
         return opened.header
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
     formats = [None, EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(8, 64, 2 * PAGE)]

@@ -287,6 +287,7 @@ def active_bytes() -> int:
     return mx.get_active_memory()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_page_does_not_keep_the_caches_alive_that_it_was_cut_from(heads):
     kind = Kind(lambda: [KVCache()], Feeder(heads, key=256, value=128))
@@ -422,6 +423,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 """One of mlx_lm's networks for each mixture of caches that the tiny models on disk do not have."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_goes_on_from_a_restored_position_as_if_it_had_computed_it(name):
     module = importlib.import_module(f"mlx_lm.models.{name}")

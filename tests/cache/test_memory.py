@@ -86,6 +86,7 @@ def test_at_every_step_memory_is_what_the_budget_and_the_running_sequences_expla
     assert active_bytes() - engine.before < SLACK / 10
 
 
+@pytest.mark.sample(2)
 def test_once_all_sequences_of_a_batch_have_ended_no_memory_is_counted_for_them(resources):
     engine, rng = Cached(resources), random.Random(1)
     together = [engine.submit(engine_request(tokens(rng, 30, 30), 6)) for _ in range(3)]

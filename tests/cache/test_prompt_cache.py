@@ -302,7 +302,7 @@ def hold_to_it(kind: str, examples: int) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_every_restore_is_exact_whatever_happened_before(kind):
     hold_to_it(kind, examples=50)
 

@@ -37,7 +37,7 @@ def usage(watched: Watched) -> Usage:
     return watched.ending.usage
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.product
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
 def test_a_conversation_goes_on_after_a_restart(resources, tally, tmp_path: Path, is_in_place: bool):

@@ -84,7 +84,7 @@ def counting(resources: EngineResources) -> tuple[Cached, list[int]]:
     return Cached(resources, network=network), forwarded
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_cached_tokens_are_those_that_were_not_computed(resources):
     """A reply of n tokens takes a step for the last token of its prompt, and one for each of its own."""
     engine, forwarded = counting(resources)
@@ -98,7 +98,7 @@ def test_cached_tokens_are_those_that_were_not_computed(resources):
         assert told.prompt - 1 - told.cached == sum(forwarded) - 1 - 5
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_conversation_computes_only_what_is_new(resources):
     engine, rng = Cached(resources), random.Random(2)
     prompt = tokens(rng, 150, 150)
@@ -110,6 +110,7 @@ def test_a_conversation_computes_only_what_is_new(resources):
     assert engine.cached.reused_in_place == 3
 
 
+@pytest.mark.sample(2)
 def test_a_prompt_that_is_asked_again_computes_what_is_after_its_last_message(resources):
     engine, prompt = Cached(resources), tokens(random.Random(3), 200, 200)
     has_state = Layers(resources.network).has_state
@@ -119,7 +120,7 @@ def test_a_prompt_that_is_asked_again_computes_what_is_after_its_last_message(re
     assert again.tokens == first.tokens
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_requests_that_start_together_compute_what_they_share_once(resources, tally):
     engine, rng = Cached(resources), random.Random(4)
     system = tokens(rng, 160, 160)
@@ -132,7 +133,7 @@ def test_requests_that_start_together_compute_what_they_share_once(resources, ta
         tally.compare(watched.tokens, reference(plain, prompt, 6))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(resources, tally):
     engine, prompt = Cached(resources), tokens(random.Random(5), 400, 400)
     engine.say((1, 2, 3))
@@ -150,7 +151,7 @@ def test_a_prompt_that_was_given_up_goes_on_where_it_was(resources, tally):
 
 
 @pytest.mark.parametrize("concerns", ["a chunk", "a step"])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_failed_is_computed_again(resources, tally, concerns):
     breaks = FailsOnce(lambda shape: (shape[1] == 1) == (concerns == "a step"), nth=3)
     engine = Cached(resources, network=Wrapped(resources.network, breaks))
@@ -178,7 +179,7 @@ class FailingLayers(Layers):
 
 
 @pytest.mark.parametrize("moment", ["it decodes", "it is computed"])
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(resources, tally, moment):
     engine, rng = Cached(resources, clock=lambda: 0.0), random.Random(9)  # no step is owed to those beside
     engine.cache._layers = layers = FailingLayers(resources.network, "materialize")
@@ -199,7 +200,7 @@ def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(resources, ta
 
 
 @pytest.mark.parametrize("method", ["materialize", "cut", "assemble"])
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_after_a_cache_has_failed_it_is_used_again(resources, tally, method):
     engine, prompt = Cached(resources), tokens(random.Random(10), 200, 200)
     engine.cache._layers = layers = FailingLayers(resources.network, method)

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, thinking: bool):
     tools = [tool("other"), tool(name, **dict.fromkeys(CALLS[name][1], "string"))]
     messages = [{"role": "user", "content": f"{QUESTION} (1)"}]
@@ -74,7 +74,7 @@ def test_who_has_no_tool_gets_an_answer(server: Server):
     assert post(server, asked).json["choices"][0]["message"]["content"] == ANSWER
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("role", ["system", "user"])
 @pytest.mark.parametrize("words", REQUESTS)
 def test_who_asks_for_a_summary_gets_one(server: Server, words: str, role: str):
@@ -87,6 +87,7 @@ def test_who_asks_for_a_summary_gets_one(server: Server, words: str, role: str):
     assert ("tool_calls" in said) == (role == "user"), "what a system text asks for holds"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("question", ERRANDS)
 def test_an_errand_is_its_calls(server: Server, question: str):
     calls = ERRANDS[question]

@@ -442,6 +442,7 @@ def test_a_page_of_zeros_is_found(path, tmp_path):
     assert fresh >= len(whole) // 4096 - 2, "all but those that say nothing"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("content", [b"", b"\0", b"something else " * 1000, bytes(10_000)])
 def test_a_file_of_something_else_is_begun_anew(path, content):
     path.parent.mkdir()
@@ -674,6 +675,7 @@ while True:
 CHANGES_OF_A_NUMBER = 4
 
 
+@pytest.mark.thorough
 def test_a_killed_process_leaves_what_was_there_at_some_moment(path):
     chance = random.Random(7)
     last = -1

@@ -119,6 +119,7 @@ def test_a_sequence_released_from_a_batch_is_at_rest(resources, references, rele
     check_replies(sequences, references, least=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("join_at", [0, 1, 2, 7])
 def test_joining_loses_and_doubles_no_token(resources, references, join_at):
     decoder = Decoder(resources.network, batches=True)
@@ -156,6 +157,7 @@ def test_a_sequence_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(res
     assert replies([first, second]) == [list(references[0].ids[:3]), list(references[1].ids[:9])]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_leaving_a_batch_does_not_change_the_others(resources, references, leaving):
     decoder = Decoder(resources.network, batches=True)
@@ -297,6 +299,7 @@ def check_replies(sequences: list[EngineSequence], references, least: int) -> No
         Tally().compare(reply, reference)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("padding_is_dear")
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (0, 2, 3, 1)])
 def test_sequences_of_unlike_lengths_decode_in_batches_of_their_own(resources, unlike_references, order):

@@ -110,7 +110,7 @@ def known(engine: Cached, tokens: Sequence[int]) -> int:
 # -------------------------------------------------------------------------------------- the end of a sequence
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_whenever_a_sequence_leaves_its_own_tokens_are_kept_for_it(leaving, steps):
@@ -184,6 +184,7 @@ def test_of_a_step_that_failed_nothing_is_kept():
     assert known(engine, PROMPTS[0]) == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", range(1, 6))
 def test_of_a_step_of_a_batch_that_failed_nothing_is_kept_and_its_sequences_go_on(nth):
     breaks = FailsOnce(lambda shape: shape == (3, 1), nth)

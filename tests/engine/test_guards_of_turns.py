@@ -148,6 +148,7 @@ def nothing_is_left_of(engine: Cached, sequences: list[Watched]) -> None:
     assert not engine.loop._decoder.sequences
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cancelled", [[0], [0, 1], [2, 1, 0]])
 def test_of_sequences_that_cannot_be_taken_out_nothing_is_kept(
     cancelled: list[int], monkeypatch: pytest.MonkeyPatch

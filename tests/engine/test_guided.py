@@ -54,6 +54,7 @@ def alone(resources: EngineResources, prompt: Sequence[int], tokens: int) -> lis
     return watched.tokens
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "sampling", [Sampling(temperature=0), Sampling(temperature=1, seed=3)], ids=["greedy", "random"]
 )
@@ -76,6 +77,7 @@ def test_sequences_in_one_batch_are_guided_each_by_its_own_and_the_others_by_non
     assert [one.tokens for one in free] == [alone(resources, prompt, 24) for prompt in OTHERS]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("steps", range(1, 6))
 def test_a_sequence_that_is_joined_and_left_stays_on_its_way(
     resources: EngineResources, stepper: Stepper, steps: int
@@ -88,6 +90,7 @@ def test_a_sequence_that_is_joined_and_left_stays_on_its_way(
     assert second.tokens == alone(resources, OTHERS[0], 6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("max_sequences", [1, 2])
 def test_sequences_that_take_turns_stay_on_their_way(resources: EngineResources, max_sequences: int):
     ticks = iter(range(10**6))
@@ -160,6 +163,7 @@ class Rows(BrokenBehind):
         return self._logits[place]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("together", [True, False], ids=["in a batch", "alone"])
 def test_a_guide_that_is_lost_fails_its_own_request_and_no_other(
     resources: EngineResources, stepper: Stepper, together: bool

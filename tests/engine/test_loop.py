@@ -190,6 +190,7 @@ def test_a_request_that_gives_up_while_it_waits_is_dropped(resources, check):
     check(*others)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("others", [1, 2], ids=["beside one row", "beside a batch"])
 def test_a_request_that_gives_up_while_its_prompt_is_computed_is_dropped(resources, check, others):
     stepper = Stepper(resources)
@@ -209,6 +210,7 @@ def test_a_request_that_gives_up_while_it_decodes_alone_is_dropped(resources, ch
     check(sequence, other)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_request_that_gives_up_in_a_batch_is_dropped(resources, check, place):
     stepper = Stepper(resources)
@@ -279,6 +281,7 @@ def assert_failed(stepper: Stepper, *failed: Watched) -> None:
     assert stepper.metrics.failures == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 4])
 def test_a_failing_chunk_fails_its_prompt_alone(resources, check, nth):
     stepper = broken(resources, lambda shape: shape[1] > 19, nth)
@@ -312,6 +315,7 @@ def test_a_failing_cache_fails_the_request_that_was_to_start(resources, check):
     check(sequence, sequences[1])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 3, 10])
 def test_a_failing_step_of_a_lone_sequence_fails_it(resources, check, nth):
     stepper = broken(resources, lambda shape: shape == (1, 1), nth)
@@ -323,6 +327,7 @@ def test_a_failing_step_of_a_lone_sequence_fails_it(resources, check, nth):
     check(watched, again)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 10])
 def test_a_step_of_a_batch_that_fails_once_fails_nobody(resources, check, nth):
     stepper = broken(resources, lambda shape: shape[0] > 1 and shape[1] == 1, nth)

@@ -125,6 +125,7 @@ def test_a_limit_before_the_opening_is_whole_closes_the_reasoning_when_it_is(scr
     assert said(script, script.request(1, "\t")).text == "\n\n<think>" + CLOSED + ANSWER
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batches", [True, False], ids=["a batch", "taking turns"])
 @pytest.mark.parametrize("apart", [0, 1, 2, 3])
 def test_every_sequence_has_its_own_limit(script, batches, apart):
@@ -147,6 +148,7 @@ def test_the_limit_of_the_reply_may_fall_into_the_closing(script, length):
     assert watched.ending == Finished("length", Usage(prompt=1, cached=0, completion=length))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in a batch"])
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
 def test_a_request_may_give_up_around_the_closing(script, others, length):
@@ -229,7 +231,7 @@ def check(resources: EngineResources, watched: Watched) -> None:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("max_reasoning_tokens", [1, 20])
-@pytest.mark.sample(15)
+@pytest.mark.sample(30)
 def test_alone_the_reply_goes_on_as_if_the_model_had_closed_the_reasoning(
     family, prompt, max_reasoning_tokens
 ):

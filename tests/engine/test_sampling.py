@@ -59,6 +59,7 @@ def distribution(chosen: Sampling, logprobs: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------- filters
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "values",
     [
@@ -86,12 +87,14 @@ def test_tokens_are_drawn_from_the_reference_distribution(logprobs, values):
     assert off[wanted > 0].max() < 5, "a token comes too often or too seldom"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("top_k", [0, VOCABULARY, VOCABULARY + 1, 100_000, 2**31 - 1])
 def test_a_top_k_of_the_whole_vocabulary_and_more_is_off(logprobs, top_k):
     everything = draw(sampling(seed=3), logprobs)
     assert (draw(sampling(seed=3, top_k=top_k), logprobs) == everything).all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("values", [{"top_p": 0.0}, {"top_p": 1.0}, {"min_p": 0.0}])
 def test_a_filter_at_its_neutral_value_is_off(logprobs, values):
     assert (draw(sampling(seed=3, **values), logprobs) == draw(sampling(seed=3), logprobs)).all()
@@ -445,6 +448,7 @@ def test_one_bad_value_silences_mlx_lms_sampler_for_good_and_not_ours(bad):
     assert run(THEIRS.format(bad=bad)) == ["True ValueError RuntimeError", "RuntimeError True"]
 
 
+@pytest.mark.thorough
 def test_ours_goes_on_after_refused_values():
     *refused, smuggled, vast, after = run(OURS)
     assert [line.split()[1] for line in refused] == ["min_p", "top_p", "top_k", "temperature"]

@@ -54,6 +54,7 @@ def chances(chosen: Sampling, logits: np.ndarray, draws: int = 2000) -> dict[int
     return dict(zip(np.array(drawn.ids).tolist(), np.array(drawn.chances).tolist(), strict=True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("values", CURVES)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_from_the_curve_with_the_chances_that_are_told(logits, values, temperature):
@@ -93,6 +94,7 @@ def test_an_infinite_width_is_temperature_alone_to_the_bit(logits, temperature, 
     ] == plain
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("values", CURVES)
 def test_a_token_with_a_higher_logit_is_never_less_likely(values):
     ordered = np.sort(np.random.default_rng(1).normal(scale=6, size=VOCABULARY)).astype(np.float32)

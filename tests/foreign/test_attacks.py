@@ -108,7 +108,7 @@ def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
     assert form.format(bob, bob) in read
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_stands_beside_run_statistics_is_content(talk: Talk):
     def stats(token: str) -> list[Message]:
         return [*asked("Go on.")[:1], user(f"Done.\nStats: runtime 12s host=a token={token}\nGo on.")]
@@ -120,6 +120,7 @@ def test_what_stands_beside_run_statistics_is_content(talk: Talk):
     assert "secret" not in read
 
 
+@pytest.mark.sample(4)
 def test_an_id_in_what_a_user_wrote_about_is_content(talk: Talk):
     def question(name: str) -> Message:
         return user(f'What is wrong here?\n```json\n{{\n  "message_id": "{name}",\n  "a": 1\n}}\n```\n')
@@ -163,6 +164,7 @@ def about(block: str, secret: str, words: str) -> list[Message]:
     return [system, user((text if role == "user" else "") + "hello")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("names", NAMES)
 def test_what_tells_of_one_project_is_not_read_in_another(talk: Talk, block: str, names: str):
@@ -178,7 +180,7 @@ def test_what_tells_of_one_project_is_not_read_in_another(talk: Talk, block: str
         assert "beta-own" in read
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     named, words = {"session_id": "default"}, "Both of them."
     reply, _ = talk.said(about("git status", "alpha-secret", words), **named)
@@ -190,7 +192,7 @@ def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     assert "beta" not in read
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_changes_in_one_project_is_told_after_what_was_read_before(talk: Talk):
     named, words = {"session_id": "mine"}, "One project."
     reply, before = talk.said(about("git status", "alpha", words), **named)
@@ -235,6 +237,7 @@ def test_white_space_of_a_result_is_what_the_tool_wrote(
         assert text_of(talk, talk.prompts[-1]) == text_of(fresh, fresh.prompts[-1])
 
 
+@pytest.mark.sample(4)
 def test_an_edited_question_is_read_with_its_indentation(talk: Talk):
     system = asked("Indented.")[0]
     reply, _ = talk.said([system, user("  if x:\n    y")], session_id="edits")
@@ -242,6 +245,7 @@ def test_an_edited_question_is_read_with_its_indentation(talk: Talk):
     assert "    if x:\n    y" in text_of(talk, talk.prompts[-1])
 
 
+@pytest.mark.sample(4)
 def test_white_space_at_the_end_of_a_question_is_another_conversations(talk: Talk):
     system = asked("At the end.")[0]
     reply, _ = talk.said([system, user("Where? \n\n ")])
@@ -266,6 +270,7 @@ def test_notes_of_others_do_not_pile_up(talk: Talk):
     assert computed < talk.length(REST)
 
 
+@pytest.mark.sample(4)
 def test_clocks_that_have_moved_are_read_where_they_stand(talk: Talk):
     first = "Current date: 2026-11-21\nTime zone: UTC\n"
     second = "Time zone: UTC\nCurrent date: 2026-11-21\n"
@@ -443,6 +448,7 @@ def exact(folder: Path) -> Iterator[Talk]:
 INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{}"\n}}\n```\nWhere is it?'
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

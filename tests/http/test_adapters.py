@@ -169,6 +169,7 @@ def test_pages_of_an_adapter_outlive_the_server_for_it_alone(folder: Path, root:
     assert after["choices"][0]["text"] == before["choices"][0]["text"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -310,7 +311,7 @@ def test_one_for_which_memory_has_no_room_is_refused(folder: Path, tmp_path: Pat
         ({"id": "x", "path": "a", "model": 1}, "model", "must be a string"),
     ],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_what_cannot_be_mounted_is_refused_by_its_field(
     folder: Path, root: Path, tmp_path: Path, body: dict[str, Any], param: str, problem: str
 ):

@@ -46,7 +46,7 @@ def written(name: str, script: str) -> str:
     return answers(FORMS[name])[script].removesuffix(FORMS[name].end)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
@@ -57,6 +57,7 @@ def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
 # --------------------------------------------------------------------------------------------- real calls
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
     heard = hearing(name, "call")
@@ -70,6 +71,7 @@ def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
     assert heard.body["choices"][0]["message"]["content"] == ""
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_two_calls_of_one_reply_are_told_apart(name, hearing: Hearing):
     heard = hearing(name, "pair")
@@ -77,6 +79,7 @@ def test_two_calls_of_one_reply_are_told_apart(name, hearing: Hearing):
     assert (heard.kinds, heard.said.finish) == (["tool_calls"], "tool_calls")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_text_before_a_call_comes_first(name, hearing: Hearing):
     heard = hearing(name, "prose")
@@ -84,6 +87,7 @@ def test_text_before_a_call_comes_first(name, hearing: Hearing):
     assert heard.kinds == ["content", "tool_calls"]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearing):
     heard = hearing(name, "reasoned_call")
@@ -91,6 +95,7 @@ def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearin
     assert heard.kinds == ["reasoning_content", "tool_calls"]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", STREAMING)
 def test_a_text_argument_is_streamed_while_it_is_written(name, hearing: Hearing):
     heard = hearing(name, "long")
@@ -115,23 +120,27 @@ def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
 # --------------------------------------------------------------------------------------- what is no call
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
     reasoning = reasoning_of_a_call(FORMS[name])
     assert hearing(name, "call_in_reasoning").said == Said(content=ANSWER, reasoning=reasoning)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("script", ["unknown", "malformed"])
 def test_a_call_that_cannot_be_made_is_text(name, script, hearing: Hearing):
     assert hearing(name, script).said == Said(content=written(name, script))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
     assert hearing(name, "call", tools=None).said == Said(content=written(name, "call"))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: FamilyServer):
     asked = {"messages": QUESTION, "tools": TOOLS, "enable_thinking": False, **asking("call")}
@@ -142,6 +151,7 @@ def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: F
     assert said.content == written(name, "call") or not said.content.startswith(marks)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_tool_that_is_not_among_those_offered_is_not_called(name, hearing: Hearing):
     (_, write) = TOOLS
@@ -170,6 +180,7 @@ def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
     assert str(PATH[1]["path"]).startswith(begun)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, hearing: Hearing):
     heard = cut_after(hearing, name, "call", "all o")
@@ -178,7 +189,7 @@ def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, he
     assert written(name, "call").startswith(heard.said.content)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "name",
     SEVERAL,
@@ -190,6 +201,7 @@ def test_a_limit_in_the_second_of_two_calls_is_told(name, hearing: Hearing):
     assert heard.said.finish == "length"
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
     heard = hearing(name, "call", stop=["resund 🐡", "\n", "<", "{", "read"])

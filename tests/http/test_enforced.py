@@ -84,7 +84,7 @@ def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
 
 
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_an_answer_is_what_its_schema_says(name, babbling: Random):
     for seed in range(2):
         heard = hear(
@@ -159,7 +159,7 @@ def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.between is not None])
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_no_more_than_one_call_is_reported_where_that_is_the_limit(name, family: FamilyServer):
     asked = {"tools": TOOLS, "enable_thinking": False, "parallel_tool_calls": False, **asking("pair")}
     said = hear(family(name), **asked).said

@@ -59,7 +59,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_what_is_said_of_a_request_is_what_then_happens_to_it(folder, name):
     changes, drift, rule = CHANGES[name]
     with serving(folder, thinking=False) as server:

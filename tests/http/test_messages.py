@@ -81,7 +81,7 @@ def with_plain_arguments(one: Said) -> Said:
     return Said(content=one.content, reasoning=one.reasoning, calls=tuple(calls), finish=one.finish)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 def test_a_message_says_what_a_chat_completion_says(
@@ -102,6 +102,7 @@ def without_cached(message: Json) -> Json:
     return {**message, "usage": (total, usage["output_tokens"], usage["output_tokens_details"])}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("stops", "text", "stop"),
     [
@@ -128,6 +129,7 @@ def test_a_stop_sequence_ends_a_text_and_no_thinking(
         assert (blocks["thinking"]["thinking"], blocks["text"]["text"]) == (REASONING, text)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_stop_sequence_in_thinking_and_in_a_call_is_none(name: str, family: FamilyServer):
     stops = ["resund 🐡", "ask myself", "\n", "<", "{", "read"]
@@ -224,7 +226,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
         claude = ClaudeCode(server, display=display)

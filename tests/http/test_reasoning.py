@@ -44,6 +44,7 @@ def test_a_whole_reply_has_the_reasoning_under_both_names(name, hearing: Hearing
     }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_the_tokens_of_reasoning_and_its_marks_are_counted(name, hearing: Hearing):
     form = FORMS[name]
@@ -98,6 +99,7 @@ def test_a_model_is_asked_to_think_if_nobody_says_anything(thinker: Server):
     assert hear(thinker).said == Said(content=ANSWER, reasoning=REASONING)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("fields", OFF, ids=str)
 def test_a_request_switches_the_reasoning_off(fields, thinker: Server):
     heard = hear(thinker, **fields)
@@ -178,11 +180,12 @@ def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
     ],
     ids=str,
 )
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, said, hearing: Hearing):
     assert hearing(name, "reasoned", stop=stop).said == said
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, hearing: Hearing):
     limit = hearing(name, "reasoned", **REPORT).tokens_until("First I")

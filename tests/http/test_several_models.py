@@ -208,6 +208,7 @@ def test_what_was_computed_is_there_when_a_model_that_stayed_is_asked_again(fold
         assert again["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
 
 
+@pytest.mark.thorough
 def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: Path):
     prompt = " ".join(prompts(6)) * 8
     with hosting(folder, max_loaded=1, ssd_folder=str(tmp_path), drain_s=10) as server:

@@ -42,7 +42,7 @@ def said(message: Any, finish: str) -> Said:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_a_whole_reply(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     (choice,) = client.chat.completions.create(**request).choices
@@ -51,7 +51,7 @@ def test_a_whole_reply(name, script, request_of, hearing: Hearing):
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     content, reasoning, calls, finish = "", "", dict[int, Called](), ""
@@ -69,7 +69,7 @@ def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing
     )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("name", "script"), [*SCRIPTS, ("glm", "pair"), ("kimi", "pair")])
 def test_a_stream_put_together_by_the_sdk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)

@@ -28,7 +28,7 @@ def joined(lists: list[list[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "script"), CASES)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hearing: Hearing):
     heard = hearing(name, script, **REPORT)
     (choice,) = heard.body["choices"]
@@ -48,7 +48,7 @@ def test_what_was_asked_for_beside_the_text_changes_no_text(name, script, hearin
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("ending", [{"max_tokens": 5}, {"stop": ["see"]}], ids=str)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_replies_that_are_cut_off_report_every_token_too(name, ending, hearing: Hearing):
     heard = hearing(name, "prose", **REPORT, **ending)
     (choice,) = heard.body["choices"]

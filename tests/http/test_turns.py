@@ -52,6 +52,7 @@ def answered(message: Any, results: list[str]) -> list[Any]:
     return [*QUESTION, message, *told]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_client_makes_the_call_and_the_model_reads_its_result(name, family: FamilyServer):
     server, thinking = family(name), {"enable_thinking": name in THINKING}
@@ -102,6 +103,7 @@ def test_the_reasoning_after_a_call_is_read_again_under_either_name(name, family
     assert texts[0].count(REASONING) == (0 if name == DROPS_REASONING else 1)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("stop", ["deep", "🌊"])
 @pytest.mark.parametrize("name", THINKING)
 def test_what_a_stop_string_has_cut_short_is_known_in_the_next_turn(name, stop, family: FamilyServer):
@@ -149,6 +151,7 @@ def looked_up(call_id: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_late_tool_is_in_no_prompt_before_it_is_found(name, family: FamilyServer):
     server = family(name)
@@ -161,6 +164,7 @@ def test_a_late_tool_is_in_no_prompt_before_it_is_found(name, family: FamilyServ
     assert heard.said == Said(content=ANSWER)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_late_tool_is_shown_where_it_was_found_and_may_then_be_called(name, family: FamilyServer):
     server = family(name)

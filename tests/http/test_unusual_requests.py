@@ -39,6 +39,7 @@ def strict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("request_of", REQUESTS)
 @pytest.mark.parametrize("name", FORMS)
 def test_every_family_answers(name, request_of, family: FamilyServer):
@@ -46,6 +47,7 @@ def test_every_family_answers(name, request_of, family: FamilyServer):
     assert said_whole(post(family(name), asked).json).finish in ("stop", "length")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("request_of", REQUESTS)
 def test_the_strictest_templates_answer(request_of, strict: Server):
     asked = {**REQUESTS[request_of], "max_tokens": 40, **asking("answer")}

@@ -152,6 +152,7 @@ def test_a_model_that_cannot_be_loaded_is_told_in_the_stream_too(
         assert event["error"]["message"] == "The model 'llama' cannot be loaded. The disk is gone."
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wish", [{"stream": False}, {"stream": True}, {"stream": "yes"}])
 def test_what_does_not_wait_for_long_is_refused_before_the_status_line(
     wish: dict[str, Any], folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch

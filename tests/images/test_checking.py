@@ -125,6 +125,7 @@ def test_a_truncated_file_is_found(kind: str):
         assert found.code in ("invalid_image", "invalid_image_format")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", READ)
 def test_damage_is_a_problem_of_the_image_and_nothing_else(kind: str):
     """Some damaged files can be read all the same; none raises anything else."""

@@ -43,6 +43,7 @@ def test_uv_is_asked(sandbox):
     assert sandbox.base_python() == str(good)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("uv", ["echo no >&2; exit 2", "#!/no/such/interpreter\n"])
 def test_pythons_of_uv_are_found_without_its_help(sandbox, uv):
     sandbox.write_script(sandbox.bin / "uv", uv)

@@ -65,7 +65,7 @@ def assert_refused(sandbox, done: subprocess.CompletedProcess[str], artefact: st
     assert "rm -rf .venv" in done.stderr
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("place", "make", "artefact"), CONTAMINATIONS)
 def test_an_artefact_is_named_and_nothing_deleted_or_started(sandbox, place, make, artefact):
     sandbox.add_installed_environment()
@@ -373,6 +373,7 @@ def test_a_full_disk_is_told_before_anything_is_done(sandbox, monkeypatch):
         install_and_run.refuse_full_disk(install_and_run.NEEDED_BYTES["cpu"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has several builds")
 @pytest.mark.parametrize(
     ("told", "build"), [("CUDA Version: 13.0", "cuda13"), ("CUDA Version: 12.8", "cuda12"), ("N/A", "cpu")]
@@ -425,6 +426,7 @@ def test_the_server_gets_its_options_and_those_of_its_own_unchanged(sandbox):
     assert started == ["-m", "start_llm", "serve", *known, *own]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("option", "told"),
     [("--modle", " Did you mean --model?"), ("--bacth=2", " Did you mean --batch?"), ("--zzzzzzzz", "")],
@@ -490,6 +492,7 @@ def test_all_tests_run_in_two_processes(sandbox):
     assert "threads: 1\n" in done.stdout
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads on Linux only")
 @pytest.mark.parametrize("arguments", [[], ["--test"]])
 def test_openblas_is_preloaded_or_advised(sandbox, arguments):

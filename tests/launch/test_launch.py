@@ -127,7 +127,7 @@ def told_apart(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, server):
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
@@ -256,7 +256,7 @@ def test_the_client_does_not_inherit_what_python_ignores(home, server):
     assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("behaviour", "status"), [("wait", lambda number: -number), ("catch", lambda n: 100 + n)]
 )
@@ -403,7 +403,7 @@ def test_a_client_starts_at_once(home, server):
     assert not {"mlx", "mlx_lm", "transformers", "numpy"} & set(done.stdout.split())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("words", [["launch"], ["config"], ["launch", "vim"], ["config", "pi", "more"]])
 def test_a_command_line_that_is_not_understood_is_explained(words, home):
     done = home.run(*words)

@@ -59,7 +59,7 @@ def is_same(found: mx.array, expected: mx.array) -> bool:
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES, indirect=True)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_in_any_order_it_computes_what_a_fresh_load_computes_to_the_bit(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ):
@@ -77,6 +77,7 @@ def test_in_any_order_it_computes_what_a_fresh_load_computes_to_the_bit(
     assert not is_same(expected["a"], expected["none"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_quantised_model_has_adapters_too(model: Path, tmp_path: Path, bits: int):
     quantised = tmp_path / "quantised"
@@ -280,7 +281,7 @@ HURTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("hurt", HURTS)
 def test_what_cannot_be_mounted_is_refused_and_changes_nothing(
     model: Path, a: Path, tmp_path: Path, hurt: str

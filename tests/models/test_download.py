@@ -91,6 +91,7 @@ def downloading_server(hub: FakeHub, home: Path) -> Generator[subprocess.Popen[s
         server.wait()
 
 
+@pytest.mark.thorough
 def test_a_repository_comes_once_and_without_any_code(hub, files, tmp_path):
     folder = Path(resolved(tmp_path, hub.url))
     came = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

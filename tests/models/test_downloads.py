@@ -115,6 +115,7 @@ def test_a_paused_download_waits_while_others_run(downloads, server):
     assert only(downloads).state == "paused"
 
 
+@pytest.mark.thorough
 def test_an_error_is_kept_with_its_words_and_can_be_resumed(downloads, server):
     server.broken_after = 100_000
     name = downloads.start(US, REPO).id
@@ -192,6 +193,7 @@ def test_the_last_five_are_kept_and_unfinished_ones_are_never_dropped(downloads,
     assert downloads.list(US)[0].repo_id == "lab/later2"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["", "lab", "a/b/c", "../x", "lab/ti ny", "-", "/x", "lab/..", "https://x/y", "lab/x\n"]
 )

@@ -61,7 +61,7 @@ def differences(computed: SequenceCost, measured: SequenceCost) -> list[float]:
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family, tiny_model):
     folder = tiny_model(family)
     model = load(folder)
@@ -74,7 +74,7 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_weights_of_every_family_that_sees_are_those_of_the_loaded_model(family):
     model = model_of(family)
     shape = tiny_shape(folder_of(family))
@@ -85,6 +85,7 @@ def test_weights_of_every_family_that_sees_are_those_of_the_loaded_model(family)
     assert max(differences(shape.cost, measured)) == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite", "deepseek_v3"])
 def test_experts_by_the_config_are_those_of_the_files(family, tiny_model):
     folder = tiny_model(family)
@@ -135,7 +136,7 @@ def test_the_cache_of_every_model_type_is_computed_rightly_or_not_at_all(model_t
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_h1", "lfm2", "qwen3_5", "gemma3"])
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_states_in_half_precision_are_computed_rightly(model_type):
     network = build(model_type)
     network.set_dtype(mx.bfloat16)
@@ -288,7 +289,7 @@ ODD = (
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5", "gemma3_text", "gpt_oss", "glm4_moe_lite"])
 def test_no_value_of_a_config_does_more_than_make_it_impossible_to_judge(family, tiny_model):
     folder = tiny_model(family)

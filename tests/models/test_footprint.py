@@ -68,7 +68,7 @@ def test_every_family_has_a_row_here():
 
 
 @pytest.mark.parametrize("family", LAYERS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_layers_and_weights_of_each_family(family, tiny_model):
     folder = tiny_model(family)
     footprint = measure(load(folder))

@@ -127,6 +127,7 @@ def test_contents_that_changed_on_the_hub_are_not_mixed(server, tmp_path):
         fetched(hub_for(server, tmp_path))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, HubError), (503, HubError), (403, ModelError), (404, ModelError)]
 )

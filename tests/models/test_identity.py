@@ -227,6 +227,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_change_in_the_folder_makes_another_model(case, changed, model):
     assert changed(CHANGES[case]) != identity(model)

@@ -72,13 +72,14 @@ def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
     assert found.weights_bytes == len(server.files[WEIGHTS])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("index", [{}, {"metadata": None}, {"metadata": {"total_size": "5"}}])
 def test_an_index_without_a_sum_is_passed_over(shelf, server, index):
     server.files[INDEX] = json.dumps(index).encode()
     assert shelf.fit(None, REPO).report.weights_bytes == len(server.files[WEIGHTS])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -54,7 +54,7 @@ def render(folder: Path, messages: list[dict], **options) -> str:
     return load(folder)[1].apply_chat_template(messages, tokenize=False, **options)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_every_family_loads_and_writes_varied_text(tiny_model, family):
     tokens = greedy(tiny_model(family), 40)
@@ -65,7 +65,7 @@ def test_every_family_loads_and_writes_varied_text(tiny_model, family):
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.product
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_chain_is_said_word_for_word(chain_model, family, temperature):
     folder = chain_model(CHAINS, family=family)
     assert reply(folder, temperature=temperature) == "".join(THINKING + CALL)

@@ -174,7 +174,7 @@ def test_the_time_to_close_grows_with_the_length_alone(unit):
 
 @pytest.mark.parametrize("family", ["qwen3", "glm4", "mistral"])
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_of_what_is_no_call_nothing_is_lost(small_budget, family, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4_000)

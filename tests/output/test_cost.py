@@ -73,6 +73,7 @@ REPLIES: Mapping[str, tuple[Family, str, str]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", REPLIES)
 def test_no_text_that_is_held_grows_with_the_reply(name):
     family, beginning, piece = REPLIES[name]

@@ -161,6 +161,7 @@ def ended(name: str, form: OutputConstraint, **options: Any) -> list[Reply]:
     return whole
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("one_call", [True, False], ids=["one", "several"])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_that_is_demanded_is_made(name, one_call):
@@ -169,7 +170,7 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
         assert len(heard.calls) == 1 or not one_call
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
 def test_a_call_can_be_demanded_in_every_notation(notation: str):
     family = Family(name="of one notation", formats=(notation,))
@@ -182,6 +183,7 @@ def test_a_call_can_be_demanded_in_every_notation(notation: str):
         assert NOTATIONS[notation].bare or one.text.lstrip().startswith(NOTATIONS[notation].openers)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store", "paint"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_tool_that_is_named_is_called(name, chosen):
@@ -203,6 +205,7 @@ def test_an_argument_may_have_parts_like_itself(name):
         jsonschema.validate(arguments, TREE)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("calls", ["may", "none"])
 @pytest.mark.parametrize("name", EVERY)
 def test_an_answer_follows_its_schema_and_what_stands_in_it_is_no_call(name, calls):
@@ -226,6 +229,7 @@ def test_any_object_is_an_object(name):
         assert isinstance(json.loads(heard.content), dict)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "may be opened"])
 @pytest.mark.parametrize("name", [*THINKING, *ALWAYS_THINKING])
 def test_reasoning_is_free_and_the_form_follows_it(name, is_open):

@@ -274,6 +274,7 @@ def test_a_key_shows_its_own_names_on_a_server_that_asks_for_none(browser: Brows
         check_quiet(page, busy)
 
 
+@pytest.mark.thorough
 def test_texts_of_models_and_clients_stay_texts(browser: Browser, hostile: Server):
     """Session names, paths, differing texts, replies and reasoning."""
     with browser.page(hostile.url) as page:

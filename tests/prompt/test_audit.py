@@ -371,7 +371,7 @@ def test_a_user_is_told_what_is_lost_all_the_same():
     assert told.endswith(", loses or refuses tools, text beside calls")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_an_audit_takes_a_few_hundred_renderings(trait):
     watched = WatchedTokenizer(trait_tokenizer(trait))
@@ -476,6 +476,7 @@ def test_a_template_that_tells_a_budget_is_known(told: str, tells: bool):
     assert not tells or "thinking_budget" in facts.generation_prompt_options
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("told", "switch"),
     [
@@ -558,6 +559,7 @@ EFFORTS: dict[str, tuple[str, tuple[str | bool | None, ...] | None]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", EFFORTS)
 def test_an_effort_is_told_in_the_nearest_word_that_the_template_knows(case):
     told, words = EFFORTS[case]

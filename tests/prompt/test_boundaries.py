@@ -274,6 +274,7 @@ def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
     assert counts == [3 + reasoning_texts, 2 + reasoning_texts + (trait in WITHOUT_A_TAIL)]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
     """Whatever was asked before, and however it ended."""
@@ -320,7 +321,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)
 @given(messages=conversations(), options=OPTIONS)
@@ -333,6 +334,7 @@ def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
 @examples(8, few=4)
 @given(messages=conversations(), options=OPTIONS)

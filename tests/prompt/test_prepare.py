@@ -123,6 +123,7 @@ def text_of(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
     return b"".join(map(tokenizer.token_bytes, ids)).decode()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=lambda messages: f"{len(messages)} messages")
 def test_a_conversation_is_rendered_as_the_tokenizer_itself_does(messages, folder, tokenizer):
     prompt = prepare(ChatRequest(messages=messages), tokenizer)

@@ -111,7 +111,7 @@ def drawn(data: st.DataObject, protocol: Protocol, *, fails: bool = False) -> tu
 
 @every
 @given(data=st.data())
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(name: str, data: st.DataObject):
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)

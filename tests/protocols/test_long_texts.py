@@ -43,7 +43,7 @@ def forms(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_body_is_parsed_as_json_parses_it(kind: str):
     for form in forms(TEXTS[kind]):
         for raw in (json.dumps(form), json.dumps(form, ensure_ascii=False), json.dumps(form, indent=2)):

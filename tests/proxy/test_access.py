@@ -107,6 +107,7 @@ def first_line(proxied: Proxied, sent: bytes) -> bytes:
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -131,6 +132,7 @@ TOO_MUCH = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_an_endless_head_is_refused_and_leaves_no_memory_after(proxied: Proxied, name: str):
     before = resident(proxied)
@@ -148,6 +150,7 @@ def resident(proxied: Proxied) -> int:
     return int(told.stdout) * 1024
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "body", [b"[" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, b"\xff", b"", b"[]"]
 )

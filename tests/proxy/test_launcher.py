@@ -139,7 +139,7 @@ def answering(status: int) -> Generator[int]:
     ("status", "is_answer"),
     [(200, True), (400, True), (401, False), (404, False), (500, False), (503, False)],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_servers_refusal_of_a_chat_shows_that_requests_reach_it(status: int, is_answer: bool):
     """A model without a chat template refuses them all."""
     with answering(status) as port:

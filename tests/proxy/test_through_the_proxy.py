@@ -81,6 +81,7 @@ CONVERSATION = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", [MODEL, "gpt-5", "claude-sonnet-4-5", "whatever/it-is"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_any_model_name_gets_a_chat(proxied: Proxied, model: str, stream: bool):
@@ -99,6 +100,7 @@ def test_any_model_name_gets_a_chat(proxied: Proxied, model: str, stream: bool):
         assert answer.json["model"] == model
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_names_no_model_is_told_which_one_answered(proxied: Proxied, named: dict[str, Any], stream: bool):
@@ -139,7 +141,7 @@ def test_the_server_counts_for_both_ports(proxied: Proxied):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", KEPT)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_field_reaches_the_server_as_it_was_sent(proxied: Proxied, name: str, stream: bool):
     proxied.tunnel.clear()
     body: dict[str, Any] = {"model": "m", "messages": MESSAGES, "max_tokens": 2, "stream": stream}
@@ -170,6 +172,7 @@ def test_session_headers_reach_the_server(proxied: Proxied):
     assert KEY not in str(heard.headers)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_comes_back_with_cached_tokens(proxied: Proxied, stream: bool):
     body: dict[str, Any] = {"model": "m", "messages": MESSAGES, "max_tokens": 2, "stream": stream}
@@ -237,7 +240,7 @@ THINKING = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_how_a_model_is_to_think_reaches_the_server_whatever_its_name(proxied: Proxied, name: str):
     """Lesson 29."""
     for thinking in THINKING:
@@ -273,6 +276,7 @@ def test_tokens_are_counted_by_the_server_whatever_the_name(proxied: Proxied, pa
     assert (answer.status, answer.json) == (200, proxied.server.post(path, COUNTED[path]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("header", "key"),
     [("Authorization", f"Bearer {KEY}"), ("x-api-key", KEY)],
@@ -322,6 +326,7 @@ def test_a_browser_is_led_to_the_servers_status_page(proxied: Proxied):
     assert b"<!doctype html>" in page.body
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
 def test_an_error_is_told_in_the_servers_own_words(proxied: Proxied, path: str, stream: bool):
@@ -350,6 +355,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("path", "fields"), MALFORMED, ids=str)
 def test_what_litellm_falls_over_is_refused_as_the_server_does_it(
     proxied: Proxied, path: str, fields: dict[str, Any]

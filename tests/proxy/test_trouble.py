@@ -132,6 +132,7 @@ def cached_tokens(usage: dict[str, Any]) -> int:
     return details.get("cached_tokens") or usage["cache_read_input_tokens"]
 
 
+@pytest.mark.thorough
 def test_a_text_whose_client_has_gone_is_not_computed(proxied: Proxied):
     """Nobody has heard anything of the reply yet."""
     body = json.dumps({"model": MODEL, "prompt": "Gone. " + LONG, "max_tokens": 2})
@@ -144,7 +145,7 @@ def test_a_text_whose_client_has_gone_is_not_computed(proxied: Proxied):
     assert requests(proxied)["endings"].get("cancelled", 0) >= 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("stream", [False, True])
 @every_protocol
 def test_a_full_queue_says_when_to_come_again(proxied: Proxied, path: str, stream: bool):

@@ -379,6 +379,7 @@ def test_a_prompt_that_is_too_long_is_marked_before_the_answer(kind: str, more: 
     assert text.count("<|long|>") == len(more)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", PADDING)
 def test_of_a_prompt_that_is_too_long_the_beginning_is_shown_as_it_was_before(kind: str):
     """So what was computed of it is used again, and the model reads no more than it was made for."""

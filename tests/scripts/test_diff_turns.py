@@ -68,6 +68,7 @@ def test_tokens_that_are_read_again_diverge_though_every_message_was_seen(script
     assert "request 2 diverges; 1,000 tokens read again" in done.stdout
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["stable_prefix_msg_count", "cached_tokens", "prompt_tokens", "messages"])
 def test_a_field_that_is_missing_is_named(name: str, script: Script, tmp_path: Path):
     line = {key: value for key, value in GROWN.items() if key != name}

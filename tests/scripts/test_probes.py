@@ -114,6 +114,7 @@ def test_a_turn_that_adds_much_is_judged_by_what_was_known(script: Script):
     assert re.search(r"turn 3: [67]\d\.\d% of what could be cached was cached, 97% is healthy", done.stdout)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("counter", ["exact_key_rejected_by_model_lcp", "vlm_retreat", "hybrid_trim_miss"])
 def test_a_counter_that_rises_is_named(counter: str, script: Script):
     perfect = Fake(cached=lambda prompt: prompt - 1, rise={counter: 1})
@@ -168,7 +169,7 @@ def test_reasoning_that_is_told_twice_is_named(script: Script):
 # ----------------------------------------------------------------------------------------- nothing to measure
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [*PROBES, "inspect_mlx_cache"])
 def test_where_nothing_listens_one_line_says_so(name: str, script: Script):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -197,6 +198,7 @@ def test_a_reply_that_is_none_ends_the_probe(fake: Fake, told: str, script: Scri
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fake", "told"),
     [
@@ -211,6 +213,7 @@ def test_without_a_look_at_the_image_nothing_is_measured(fake: Fake, told: str, 
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:4000", "http://"])
 def test_what_is_no_url_is_refused(url: str, script: Script):
     done = script("pi_like_probe", "--base-url", url)

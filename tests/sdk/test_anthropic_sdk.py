@@ -110,7 +110,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 # ---------------------------------------------------------------------------------------------------- replies
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_whole_reply(client: Client):
     message = create(client)
     assert text_of(message) == TEXT
@@ -135,6 +135,7 @@ def test_a_stream_event_by_event(client: Client):
     assert start.message.usage.input_tokens == prompt_tokens(delta.usage)
 
 
+@pytest.mark.sample(4)
 def test_the_sdks_own_stream_reader_puts_the_reply_together(client: Client):
     events, message = read(client)
     assert text_of(message) == TEXT == "".join(one.text for one in events if one.type == "text")
@@ -142,6 +143,7 @@ def test_the_sdks_own_stream_reader_puts_the_reply_together(client: Client):
     assert prompt_tokens(message.usage) == prompt_tokens(create(client).usage)
 
 
+@pytest.mark.sample(4)
 def test_reasoning_and_a_call_arrive_whole_and_streamed(caller: Client):
     events, streamed = read(caller, tools=[DEPTH])
     for message in (create(caller, tools=[DEPTH]), streamed):
@@ -159,6 +161,7 @@ def test_reasoning_and_a_call_arrive_whole_and_streamed(caller: Client):
     }
 
 
+@pytest.mark.sample(4)
 def test_a_tool_round_trip_with_the_reasoning_goes_on_from_what_was_computed(caller: Client):
     first = create(caller, tools=[DEPTH], system="You know seas.")
     (call,) = (block for block in first.content if block.type == "tool_use")
@@ -176,6 +179,7 @@ def test_a_tool_round_trip_with_the_reasoning_goes_on_from_what_was_computed(cal
     assert second.usage.cache_read_input_tokens >= computed
 
 
+@pytest.mark.sample(4)
 def test_limits_and_stop_sequences_are_told(client: Client):
     message = create(client, max_tokens=3)
     assert (text_of(message), message.stop_reason) == ("Hello, how are", "max_tokens")
@@ -262,6 +266,7 @@ def test_the_loaded_model_is_listed(client: Client, scripted: Server):
 # ----------------------------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -296,6 +301,7 @@ def test_a_missing_limit_is_named(client: Client):
         create(client, max_tokens=None, timeout=60)
 
 
+@pytest.mark.sample(4)
 def test_a_prompt_longer_than_the_window_is_told_in_words_that_clients_know(random_client: Client):
     fields = {"messages": [{"role": "user", "content": "\x01" * 5000}]}
     counted = random_client.call("messages.count_tokens", model="x", **fields).input_tokens
@@ -351,6 +357,7 @@ def test_a_wrong_key_is_refused_by_the_proxy(scripted, endpoints):
             assert refused.value.type == "authentication_error"
 
 
+@pytest.mark.sample(4)
 def test_reasoning_that_is_not_to_be_shown_goes_round_in_its_signature(caller: Client):
     fields = {"tools": [DEPTH], "thinking": {"type": "adaptive", "display": "omitted"}}
     events, streamed = read(caller, **fields)

@@ -66,12 +66,13 @@ def message(client: Client, *urls: str) -> Any:
     return client.call("messages.create", model="any", max_tokens=2, messages=say(*urls))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_chat_sees_an_image(openai_: Client):
     counts = [chat(openai_, *urls).usage.prompt_tokens for urls in ((), (PNG,), (PNG, PNG))]
     assert counts[1] - counts[0] == counts[2] - counts[1] > 5
 
 
+@pytest.mark.sample(4)
 def test_a_response_sees_an_image_and_goes_on_with_it(openai_: Client):
     without, first = respond(openai_), respond(openai_, PNG)
     assert first.usage.input_tokens > without.usage.input_tokens + 5
@@ -80,6 +81,7 @@ def test_a_response_sees_an_image_and_goes_on_with_it(openai_: Client):
     assert second.usage.input_tokens_details.cached_tokens > without.usage.input_tokens
 
 
+@pytest.mark.sample(4)
 def test_a_message_sees_an_image_also_in_a_result(anthropic_: Client):
     without, seen = message(anthropic_).usage, message(anthropic_, PNG).usage
     counts = [one.input_tokens + one.cache_read_input_tokens for one in (without, seen)]
@@ -97,6 +99,7 @@ def test_tokens_of_images_are_counted(anthropic_: Client):
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
+@pytest.mark.sample(4)
 def test_a_bomb_is_an_exception_that_names_its_field(openai_: Client):
     for ask, field in (
         (chat, "messages[0].content[1].image_url.url"),

@@ -84,6 +84,7 @@ def is_whole(response: Any) -> None:
     assert 0 <= usage.input_tokens_details.cached_tokens < usage.input_tokens
 
 
+@pytest.mark.sample(4)
 def test_a_whole_response(client):
     is_whole(client.call("responses.create", **ASKED))
 
@@ -106,6 +107,7 @@ def test_without_a_wish_for_a_summary_the_reasoning_comes_as_it_is(client):
     is_whole(events[-1].response)
 
 
+@pytest.mark.sample(4)
 def test_the_sdks_own_stream_reader_puts_the_response_together(client):
     events, response = client.read_with("responses.stream", "get_final_response", **ASKED)
     kinds = {event.type for event in events}
@@ -117,6 +119,7 @@ def bound(server: Server) -> int:
     return server.get("/stats")["transcripts"]["bound"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("keeps", ["all", "sealed"])
 def test_a_call_and_its_reasoning_go_round(keeps, client, thinker):
     """The items are sent back as the SDK has them; some clients keep nothing of reasoning but its seal."""
@@ -144,7 +147,7 @@ def test_a_call_and_its_reasoning_go_round(keeps, client, thinker):
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_response_is_gone_on_from_told_and_deleted(client):
     first = client.call("responses.create", **ASKED, instructions="Be brief.", store=True)
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "52 m"}
@@ -192,6 +195,7 @@ def test_a_limit_makes_it_incomplete(client):
         assert response.output_text == "Let me look."
 
 
+@pytest.mark.sample(4)
 def test_a_limit_makes_a_long_reply_incomplete(endless_client):
     asked = {"model": "gpt-5", "input": "Go on.", "max_output_tokens": 17, "reasoning": {"effort": "none"}}
     whole = endless_client.call("responses.create", **asked)
@@ -203,6 +207,7 @@ def test_a_limit_makes_a_long_reply_incomplete(endless_client):
         assert response.usage.output_tokens == 17
 
 
+@pytest.mark.sample(4)
 def test_what_a_response_answered_is_listed_in_pages(client):
     """LiteLLM would look for it under another key than the client's."""
     said = [{"role": "user", "content": f"Number {number}"} for number in range(5)]
@@ -220,6 +225,7 @@ def test_what_a_response_answered_is_listed_in_pages(client):
     assert [item.id for item in after] == [every[0].id]
 
 
+@pytest.mark.sample(4)
 def test_log_probabilities_are_told_to_those_who_include_them(client):
     asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole, last = client.call("responses.create", **asked), client.read("responses.create", **asked)[-1]
@@ -231,6 +237,7 @@ def test_log_probabilities_are_told_to_those_who_include_them(client):
     assert not client.call("responses.create", **ASKED).output[1].content[0].logprobs
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

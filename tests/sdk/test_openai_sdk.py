@@ -182,8 +182,8 @@ def test_a_stop_string_ends_the_reply_before_it_also_across_tokens(endpoint, sto
     assert streamed_text(endpoint, stream(client, endpoint, stop=stop)) == text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.sample(16)
 def test_a_seed_gives_the_same_text_again_and_another_seed_another(endpoint, random_client):
     def sampled(seed: int | None) -> str:
         fields = {"temperature": 1, "seed": seed, "max_tokens": 20, "extra_body": {"top_k": 0, "min_p": 0}}
@@ -199,6 +199,7 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(endpoint, ran
     assert streamed_text(endpoint, chunks) == first
 
 
+@pytest.mark.sample(4)
 def test_chat_log_probabilities_belong_to_the_tokens_of_the_text(random_client):
     fields = {"logprobs": True, "top_logprobs": 3, "max_tokens": 8, "temperature": 0}
     answer = create(random_client, CHAT, **fields)
@@ -215,6 +216,7 @@ def test_chat_log_probabilities_belong_to_the_tokens_of_the_text(random_client):
     assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in entries], abs=1e-4)
 
 
+@pytest.mark.sample(4)
 def test_no_log_probabilities_unless_they_are_asked_for(client):
     assert create(client, CHAT).choices[0].logprobs is None
     assert create(client, CHAT, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
@@ -236,6 +238,7 @@ def test_text_log_probabilities_tell_where_each_token_stands(random_client):
     assert [one for column in columns if column for one in column.text_offset] == scored.text_offset
 
 
+@pytest.mark.sample(4)
 def test_a_prompt_may_be_token_ids(random_client):
     first, second = (
         create(random_client, TEXT_COMPLETION, prompt=prompt, temperature=0, max_tokens=8)
@@ -245,6 +248,7 @@ def test_a_prompt_may_be_token_ids(random_client):
     assert first.usage.prompt_tokens == 3
 
 
+@pytest.mark.sample(4)
 def test_conversations_with_tools_parts_and_developers_are_taken(client):
     function = {"name": "depth", "description": "of a sea", "parameters": {"type": "object"}}
     call = {
@@ -357,6 +361,7 @@ def test_another_model_is_not_found(client):
 # ----------------------------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -160,6 +160,7 @@ def test_the_files_of_the_original_project_are_there(path):
     assert (ROOT / path).is_file()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["pi_like_probe", "probe_session", "diff_turns", "inspect_mlx_cache"])
 def test_a_script_of_the_original_project_tells_its_use(name):
     """000:337 to 339."""
@@ -516,7 +517,7 @@ PROMISES = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda one: f"{one.seed} {one.words}")
 def test_a_request_gets_what_its_document_promises(promise, server):
     promise.check(server)

@@ -291,6 +291,7 @@ def with_images(path: str, url: str) -> Iterator[dict[str, Any]]:
         yield {field: old, **limits}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_no_address_in_a_request_is_ever_asked(scripted: Server, path: str, tmp_path: Path):
     secret = tmp_path / "secret.txt"
@@ -372,7 +373,7 @@ def deep(text: str, depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", OVERSIZED)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_what_is_too_much_is_answered_and_holds_nobody_up(scripted: Server, name: str):
     text = json.dumps(OVERSIZED[name])
     body = deep(text, 900) if '"["' in text else text.replace('"[[', "[[").replace('[["', "[[").encode()

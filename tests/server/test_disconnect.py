@@ -94,6 +94,7 @@ def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up(
         wait_until_free(endless)
 
 
+@pytest.mark.sample(2)
 @streamed
 def test_who_leaves_a_batch_leaves_the_others_in_it(endless: Server, stream: bool):
     with ExitStack() as stack:

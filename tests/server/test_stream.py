@@ -107,6 +107,7 @@ def test_a_text_stream_is_text_then_finish(scripted: Server):
     assert (said(last), finish_reason(last), done) == ("", "stop", "[DONE]")
 
 
+@pytest.mark.sample(2)
 @both
 def test_usage_stands_in_the_finish_event_unless_the_client_asked_for_its_own(scripted: Server, path: str):
     *events, _ = streamed(scripted, path)
@@ -228,6 +229,7 @@ def rest_of(events: Iterator[Any]) -> list[Any]:
     return read
 
 
+@pytest.mark.sample(2)
 @both
 def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(server: BreakableServer, path: str):
     with Client(server.port) as client:

@@ -39,6 +39,7 @@ def lines(server: Server, word: str) -> list[str]:
     return [line for line in server.printed().splitlines() if word in line]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_request_is_one_line_with_status_and_reason(scripted_model: Any, name: str):
     data, told = REFUSED[name]

@@ -71,6 +71,7 @@ def test_a_pipe_gets_plain_lines(tmp_path):
     assert (tmp_path / "log").read_text() == "first\nsecond  in parts\n"
 
 
+@pytest.mark.thorough
 def test_the_view_stays_below_the_lines_and_is_gone_at_the_end():
     with a_tty() as one:
         view = Counter(2)

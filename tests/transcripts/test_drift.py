@@ -100,6 +100,7 @@ def omitted(*messages: Message) -> list[tuple[OmittedText, ...]]:
 # ------------------------------------------------------------------------------------------------ live lines
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_new_date_is_told_and_nothing_is_read_again(trait, name):
@@ -114,6 +115,7 @@ def test_a_new_date_is_told_and_nothing_is_read_again(trait, name):
     assert read.count(f"[Now: Today's date: {day('d2x')}]") == 1
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_date_that_was_told_is_not_told_again(trait):
     talk = Dated(trait, FRIDAY)
@@ -123,6 +125,7 @@ def test_a_date_that_was_told_is_not_told_again(trait):
     assert words(talk.ask(ANSWER), "d") == ["d1x", "d2x"]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_date_that_comes_back_is_told_once_more(trait):
     talk = Dated(trait, FRIDAY)
@@ -295,6 +298,7 @@ SEQUENCES = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
 @pytest.mark.parametrize(
     ("name", "form", "text"),
@@ -412,6 +416,7 @@ NOW = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("before", "now"), NOW.values(), ids=NOW)
 @pytest.mark.parametrize("trait", BOUND)
 def test_without_a_proof_what_is_more_than_another_clock_is_read_anew(trait, before, now):
@@ -456,6 +461,7 @@ def test_who_has_another_id_for_our_call_does_not(trait):
     assert set(words(talk.ask(ANSWER), "k")) == {"k2x"}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
 def test_lines_that_have_changed_places_are_read_anew_whosever_they_are(trait):
     """No note tells where something stands."""
@@ -466,6 +472,7 @@ def test_lines_that_have_changed_places_are_read_anew_whosever_they_are(trait):
     assert talk.ask(ANSWER) == fresh
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("names", [("mine", "mine"), ("mine", "other"), (None, None)])
 @pytest.mark.parametrize("end", ["", "\n\n"])
 @pytest.mark.parametrize("trait", BOUND)
@@ -509,6 +516,7 @@ def test_a_date_that_the_template_writes_is_told_at_midnight():
 # ---------------------------------------------------------------------------------------------------- policy
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
 def test_with_the_policy_exact_whatever_changed_is_read_anew(trait):
     server = Server(trait, "template", "exact")

@@ -152,7 +152,7 @@ def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int |
 
 @pytest.mark.parametrize("trait", TRAITS)
 @pytest.mark.parametrize("name", recordings())
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
     exchanges = recording(name)
     assert [one.depth for one in played(name, trait)] == depths_of(name, trait, exchanges)

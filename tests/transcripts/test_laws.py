@@ -37,7 +37,7 @@ POLICIES: tuple[KeptReasoning, ...] = ("true", "template", "false")
 THINKERS = [trait for trait in TRAITS if form_of(trait, REASONED, on=True)]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(5, few=2)
 @given(seed=st.integers(0, 2**32), kept=st.sampled_from(POLICIES), strict=st.booleans())
@@ -85,7 +85,7 @@ class Talk:
         return read
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVING])
 def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool):
@@ -115,6 +115,7 @@ def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
     assert not talk.written.endswith(TRAITS[trait].eos)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [REASONED, Shape(reasoning=True, text=True, calls=2)])
 @pytest.mark.parametrize("trait", ["numbered_actions", "open_and_close"])
 def test_behind_a_reply_that_was_cut_anywhere_the_marks_around_its_answer_are_closed(

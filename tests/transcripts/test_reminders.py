@@ -98,6 +98,7 @@ def test_instructions_that_come_and_go_are_told(trait):
         assert told == (INSTRUCTIONS.format(rule).strip() if rule else None)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("trait", BOUND)
 def test_another_reminder_that_changes_is_read_anew(trait):
     talk = Reminded(trait, OTHER.format("r1x"))
@@ -107,6 +108,7 @@ def test_another_reminder_that_changes_is_read_anew(trait):
     assert talk.ask(ANSWER) == fresh
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("trait", BOUND)
 def test_without_a_proof_a_new_date_is_told_and_other_instructions_are_read_anew(trait):
     talk = Reminded(trait, reminder("r1x"), name=None)
@@ -118,6 +120,7 @@ def test_without_a_proof_a_new_date_is_told_and_other_instructions_are_read_anew
     assert talk.ask(ANSWER) == fresh
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize("trait", BOUND)
 def test_nobody_reads_the_instructions_of_another_project(trait, names):

@@ -216,6 +216,7 @@ def change_row(path: Path, number: int, change: Callable[[bytes], bytes | None])
             table.put(row.key, value)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "change",
     [

@@ -141,7 +141,7 @@ WAYS: list[Callable[[EngineResources, SeenPrompt], Said]] = [
 ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.product
@@ -152,7 +152,7 @@ def test_a_prompt_with_images_is_answered_as_by_mlx_vlm(family, way):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_another_picture_makes_another_reply(family):
     resources, seen = resources_of(family), asked(family)
     other = prompt(

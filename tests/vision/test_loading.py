@@ -70,6 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(folder_of("qwen3_vl"), tmp_path / "model")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_sees(family):
     model = model_of(family)
@@ -176,6 +177,7 @@ def _vision(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())["vision_config"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", BLIND)
 def test_a_model_whose_eyes_cannot_be_used_serves_text_and_says_why(case, folder):
     change, told = BLIND[case]
@@ -269,7 +271,7 @@ def test_a_vision_model_that_mlx_lm_does_not_load_is_refused_in_a_sentence(folde
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_a_quantised_folder_sees(family, tmp_path: Path):
     quantised = tiny_vision_models.quantise(folder_of(family), tmp_path / "four bits")
     model = load(quantised)
@@ -299,7 +301,7 @@ def test_the_towers_memory_is_measured():
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "moe" not in family])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_an_image_leaves_kv_of_the_networks_own_type(family, tmp_path: Path):
     """If an image comes first, its type becomes that of all KV behind it. On a CPU experts need float32."""
     folder = shutil.copytree(folder_of(family), tmp_path / "half")

@@ -44,7 +44,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_another_picture_with_the_same_words_shares_nothing_behind_its_start(family):
     engine = Cached(resources_of(family))
     first, other = question(family, 1), question(family, 2)
@@ -57,7 +57,7 @@ def test_another_picture_with_the_same_words_shares_nothing_behind_its_start(fam
     assert engine.cached.cut_images == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_same_picture_behind_the_same_words_is_restored_and_not_looked_at(family):
     engine = Cached(resources_of(family))
     first, other = question(family, 1), question(family, 1, seed=9)
@@ -67,7 +67,7 @@ def test_the_same_picture_behind_the_same_words_is_restored_and_not_looked_at(fa
     assert engine.metrics.tower_runs == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_next_turn_computes_what_is_new_and_needs_no_pixels(family):
     engine, seen = Cached(resources_of(family)), question(family, 1)
     first = engine.say(seen.ids, 7, images=seen.runs)
@@ -88,7 +88,7 @@ def _without_pixels(run):
     return type(run)(run.tokens, run.network_ids, run.grid, nothing)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_picture_behind_other_words_is_computed_again_and_not_looked_at(family):
     engine, seen = Cached(resources_of(family)), question(family, 1)
     moved = prompt(model_of(family), words(17, 5), picture(1, 160, 128), words(25, 2))
@@ -172,6 +172,7 @@ def test_state_is_kept_outside_of_images_alone():
 # -------------------------------------------------------------------------------------------- after a restart
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_conversation_with_a_picture_goes_on_after_a_restart(family, tmp_path: Path):
     resources, seen = resources_of(family), question(family, 1)
@@ -185,6 +186,7 @@ def test_a_conversation_with_a_picture_goes_on_after_a_restart(family, tmp_path:
         assert (engine.disk.hits, engine.metrics.tower_runs) == (1, 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 def test_what_the_disk_has_of_half_an_image_ends_in_front_of_it(family, tmp_path: Path):
     resources, seen = resources_of(family), question(family, 1)
