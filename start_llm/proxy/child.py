@@ -19,7 +19,8 @@ from start_llm.proxy.access_policy import ProxyAccessPolicy
 from start_llm.proxy.error_text import Application
 
 _GRACE_S = 3
-_LAST_MOMENT_S = 6.0
+LAST_MOMENT_S = 6.0
+"""Seconds after the end of its parent by which the process has ended, whatever still runs in it."""
 
 
 def main(config_path: str, port: int) -> None:
@@ -74,7 +75,7 @@ def _end_with_parent(servers: list[Any], is_orphan: threading.Event) -> None:
     is_orphan.set()
     for server in servers:
         server.should_exit = True
-    threading.Event().wait(_LAST_MOMENT_S if servers else 0)
+    threading.Event().wait(LAST_MOMENT_S if servers else 0)
     _vanish()
 
 

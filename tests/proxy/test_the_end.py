@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.errors import PortError
+from start_llm.proxy.child import LAST_MOMENT_S
 from start_llm.proxy.launcher import claim_port
 from start_llm.proxy.ports import is_free
 from tests.conftest import TinyModel
@@ -32,7 +33,7 @@ def test_a_killed_server_leaves_no_proxy(both_running: Callable[[], Processes]):
     connection.close()
     assert "The server ended in the middle of this reply" in rest.rpartition("data: ")[2]
     assert "TransferEncoding" not in rest
-    until(lambda: not proxy.is_running, within_s=6)
+    until(lambda: not proxy.is_running, within_s=LAST_MOMENT_S + 4)
     assert is_free(both.proxy_port)
     assert is_free(both.port)
     # Its own record and lock are all that it could not take away, and they stop nobody.
