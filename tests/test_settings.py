@@ -24,6 +24,7 @@ from dotenv import dotenv_values
 
 from start_llm import cli
 from start_llm.app import App
+from start_llm.cache.kv_format import KVFormat
 from start_llm.config.documents import as_env_file, as_markdown
 from start_llm.config.paths import DEMO_MODEL
 from start_llm.config.settings import (
@@ -988,7 +989,7 @@ def checks_kv_format(**variables: str) -> Callable[[Models], None]:
                 with running(models.plain, KV_BITS="8", SSD_CACHE_DIR=folder, **changes) as server:
                     known_of(server, [7] * 700)
                 told.append(written_formats(folder))
-        assert told[0] == {"", "uniform-kv8 group 64 from 256"}
+        assert told[0] == {"", KVFormat(8, 64, 256).tag}
         assert told[0] != told[1]
 
     return check

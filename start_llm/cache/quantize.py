@@ -3,7 +3,7 @@
 A group of elements shares its largest magnitude. Codes count in steps of a part of it, from -127 to 127 (8
 bits) or from -7 to 7 (4 bits). Keys at 8 bits have codes from -255 to 255, a ninth bit for the sign: the
 attention of a model that is sure of what it looks at makes far more of an error in keys than in values, and
-with this bit all of the models that were measured stay below 1e-4 nats (docs/prompt-cache.md).
+with this bit the loss stays below 1e-4 nats in the mean (docs/prompt-cache.md).
 
 Codes are chosen so that quantising what was restored gives them again, to the bit: a conversation whose pages
 are restored and cut in every turn loses its precision once. MLX's affine quantisation does not have this

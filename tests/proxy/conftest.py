@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
+import random
 import subprocess
 import sys
 import threading
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from start_llm.proxy.launcher import Proxy
-from start_llm.proxy.ports import Process
+from start_llm.proxy.ports import Process, is_free
 from tests.conftest import TinyModel
 from tests.proxy.tunnel import Tunnel
 from tests.serving import Server, serving, wait_for_health
@@ -75,9 +75,11 @@ class Proxied:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the system gives to whoever asks for any port. A proxy takes seconds to listen; of
+    another kind, a server of a test beside it may have the port meanwhile, and answer in its place."""
+    return next(
+        port for port in iter(lambda: random.SystemRandom().randrange(20_000, 32_000), None) if is_free(port)
+    )
 
 
 def until(condition: Any, within_s: float) -> None:
