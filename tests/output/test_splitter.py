@@ -127,6 +127,7 @@ class _Law:
         assert case.family.reasoning
         self.marks, self.complete = case.family.reasoning, complete
         self.opening, self.closing = self.marks.opening, self.marks.closing
+        self.openings = (*self.marks.misspelt, self.opening)
         self.in_answer = (self.opening, self.closing, *case.family.answer_marks)
         self.may_assume = case.family.orphan_close and case.thinking and not case.reasoning_is_open
         self.state = "reasoning" if case.reasoning_is_open else "start"
@@ -154,11 +155,11 @@ class _Law:
     def read_start(self) -> None:
         begun = self.text.lstrip()
         space = self.text[: len(self.text) - len(begun)]
-        if begun.startswith(self.opening):
-            self.state, self.text = "reasoning", begun.removeprefix(self.opening)
+        if opening := next(filter(begun.startswith, self.openings), ""):
+            self.state, self.text = "reasoning", begun.removeprefix(opening)
         elif begun.startswith(self.closing):
             self.is_after_reasoning, self.text = True, begun.removeprefix(self.closing)
-        elif begun and any(mark.startswith(begun) for mark in (self.opening, self.closing)):
+        elif begun and any(mark.startswith(begun) for mark in (*self.openings, self.closing)):
             is_text = len(begun) < 3 or (self.complete and not self.marks.is_unmistakable)
             self.answer += self.inner(space) + begun if is_text else ""
             self.state = "end"
@@ -178,16 +179,15 @@ class _Law:
         self.reasoning, self.answer, self.state = assumed, assumed if self.complete else "", "end"
 
     def read_answer(self) -> None:
-        marks = self.in_answer if self.marks.is_unmistakable else ()
+        marks = (*self.marks.misspelt, *self.in_answer) if self.marks.is_unmistakable else ()
         start, mark = first_marker(self.text, marks) or (len(self.text), "")
-        self.answer += self.text[:start]
-        self.text = self.text[start + len(mark) :]
+        said, self.text = self.text[:start], self.text[start + len(mark) :]
+        if not mark and (half := longest_beginning(said, marks)) > 2:
+            said = said[: len(said) - half]
+        self.answer += said
         if mark and not self.answer.strip():
             self.answer = ""
-        if not mark:
-            half = longest_beginning(self.answer, marks)
-            self.answer = self.answer[: len(self.answer) - half] if half > 2 else self.answer
-        self.state = "reasoning" if mark == self.opening else "answer" if mark else "end"
+        self.state = "reasoning" if mark in self.openings else "answer" if mark else "end"
 
 
 OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *one.bare))
