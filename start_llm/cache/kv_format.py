@@ -14,7 +14,7 @@ class KVFormat:
     """Quantised KV.
 
     Attributes:
-        bits: for each element; 4 or 8. With 8, keys have a sign beside them.
+        bits: for each element; 4 or 8. With 8, keys have nine.
         group_size: elements that share a scale, as far as it divides the width of a head.
         start: position of the first token that is quantised.
     """

@@ -46,24 +46,25 @@ class _KVSource(NamedTuple):
         dtype: its type.
         width: elements of a row.
         rows: for each token.
-        most: the largest code of an element.
+        bits: of a code; the ninth is a sign, and stands behind the codes.
+        group: elements that share their largest magnitude.
     """
 
     dtype: mx.Dtype
     width: int
     rows: int
-    most: int
+    bits: int
+    group: int
 
     @property
-    def has_signs(self) -> bool:
-        """Whether signs stand behind the codes, as those fill their bytes."""
-        return self.most == _most(9)
+    def most(self) -> int:
+        """The largest code."""
+        return 2 ** (self.bits - 1) - 1
 
-    def token_bytes(self, form: KVFormat) -> int:
-        """Return what the rows of a token take when they are quantised."""
-        signs = self.width // _SIGNS if self.has_signs else 0
-        groups = self.width // form.group_of(self.width)
-        return self.rows * (self.width * form.bits // 8 + signs + groups * self.dtype.size)
+    @property
+    def token_bytes(self) -> int:
+        """What the rows of a token take when they are quantised."""
+        return self.rows * (self.width * self.bits // 8 + self.width // self.group * self.dtype.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,18 @@ class KVQuantizer:
         if not self.sources[index] or self._is_packed(index, arrays):
             return arrays
         pairs = zip(self.sources[index], arrays, strict=True)
-        return tuple(part for source, array in pairs for part in _quantized(array, source, self.format))
+        return tuple(part for source, array in pairs for part in _quantized(array, source))
 
     def unpacked(self, index: int, arrays: Arrays) -> Arrays:
         """Return the arrays of a leaf as sequences have them."""
         if not self._is_packed(index, arrays):
             return arrays
         pairs = zip(self.sources[index], arrays[::2], arrays[1::2], strict=True)
-        return tuple(_restored(codes, largest, source, self.format) for source, codes, largest in pairs)
+        return tuple(_restored(codes, largest, source) for source, codes, largest in pairs)
 
     def token_bytes(self, index: int) -> int:
         """Return the bytes of a token in a quantised leaf."""
-        return sum(source.token_bytes(self.format) for source in self.sources[index])
+        return sum(source.token_bytes for source in self.sources[index])
 
     def packed_count(self, index: int) -> int:
         """Return the number of arrays of a leaf that is quantised; 0 if it stays as it is."""
@@ -124,31 +125,27 @@ def _sources(form: KVFormat, arrays: Arrays) -> tuple[_KVSource, ...]:
     bits = [form.bits] * len(arrays)
     if form.bits == 8 and len(arrays) == 2 and arrays[0].shape[-1] % _SIGNS == 0:
         bits[0] = 9  # keys come first
-    return tuple(_source(array, count) for array, count in zip(arrays, bits, strict=True))
+    return tuple(_source(array, count, form) for array, count in zip(arrays, bits, strict=True))
 
 
-def _source(array: mx.array, bits: int) -> _KVSource:
+def _source(array: mx.array, bits: int, form: KVFormat) -> _KVSource:
     width = array.shape[-1]
-    return _KVSource(array.dtype, width, array.size // max(array.shape[-2] * width, 1), _most(bits))
+    rows = array.size // max(array.shape[-2] * width, 1)
+    return _KVSource(array.dtype, width, rows, bits, form.group_of(width))
 
 
-def _most(bits: int) -> int:
-    """Return the largest code of so many bits."""
-    return 2 ** (bits - 1) - 1
-
-
-def _quantized(array: mx.array, source: _KVSource, form: KVFormat) -> tuple[mx.array, mx.array]:
+def _quantized(array: mx.array, source: _KVSource) -> tuple[mx.array, mx.array]:
     """Return codes [..., tokens, bytes] and the largest magnitudes of groups [..., tokens, groups]."""
-    groups = array.astype(mx.float32).reshape(*array.shape[:-1], -1, form.group_of(source.width))
+    groups = array.astype(mx.float32).reshape(*array.shape[:-1], -1, source.group)
     scales = _scales(mx.abs(groups).max(axis=-1, keepdims=True), source)
     codes = mx.clip(mx.round(groups / scales), -source.most, source.most)
     largest = (scales[..., 0] * source.most).astype(source.dtype)
-    return _encoded(codes.reshape(array.shape), source, form), largest
+    return _encoded(codes.reshape(array.shape), source), largest
 
 
-def _restored(data: mx.array, largest: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
-    codes = _decoded(data, source, form).astype(mx.float32)
-    groups = codes.reshape(*largest.shape, form.group_of(source.width))
+def _restored(data: mx.array, largest: mx.array, source: _KVSource) -> mx.array:
+    codes = _decoded(data, source).astype(mx.float32)
+    groups = codes.reshape(*largest.shape, source.group)
     scales = _scales(largest.astype(mx.float32), source)
     return (groups * scales[..., None]).astype(source.dtype).reshape(codes.shape)
 
@@ -162,25 +159,25 @@ def _scales(largest: mx.array, source: _KVSource) -> mx.array:
     return mx.maximum(scales, _LEAST_SCALE)
 
 
-def _encoded(codes: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
+def _encoded(codes: mx.array, source: _KVSource) -> mx.array:
     """Return the bytes of codes [..., width]."""
-    if source.has_signs:
+    if source.bits == 9:
         signs = (codes < 0).reshape(*codes.shape[:-1], -1, _SIGNS).astype(mx.uint8)
         bits = mx.left_shift(signs, mx.arange(_SIGNS, dtype=mx.uint8)).sum(axis=-1)
         return mx.concatenate([mx.abs(codes).astype(mx.uint8), bits.astype(mx.uint8)], axis=-1)
-    if form.bits == 8:
+    if source.bits == 8:
         return codes.astype(mx.int8)
     halves = (codes + source.most).astype(mx.uint8)
     return halves[..., ::2] | (halves[..., 1::2] << 4)
 
 
-def _decoded(data: mx.array, source: _KVSource, form: KVFormat) -> mx.array:
+def _decoded(data: mx.array, source: _KVSource) -> mx.array:
     """Return codes [..., width] as integers with a sign."""
-    if source.has_signs:
+    if source.bits == 9:
         magnitudes, bits = data[..., : source.width].astype(mx.int16), data[..., source.width :]
         signs = mx.right_shift(bits[..., None], mx.arange(_SIGNS, dtype=mx.uint8)) & 1
         return mx.where(signs.reshape(magnitudes.shape) == 1, -magnitudes, magnitudes)
-    if form.bits == 8:
+    if source.bits == 8:
         return data
     halves = mx.stack([data & 15, data >> 4], axis=-1)
     return halves.reshape(*data.shape[:-1], source.width).astype(mx.int8) - source.most

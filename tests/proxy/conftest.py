@@ -75,11 +75,14 @@ class Proxied:
 
 
 def free_port() -> int:
-    """Below those that the system gives to whoever asks for any port. A proxy takes seconds to listen; of
-    another kind, a server of a test beside it may have the port meanwhile, and answer in its place."""
-    return next(
-        port for port in iter(lambda: random.SystemRandom().randrange(20_000, 32_000), None) if is_free(port)
-    )
+    """Return a port below those that the system gives to whoever asks for any.
+
+    A proxy takes seconds to listen. Meanwhile the system could give one of its own to another test's server,
+    which would then answer in the proxy's place.
+    """
+    while not is_free(port := random.SystemRandom().randrange(20_000, 32_000)):
+        pass
+    return port
 
 
 def until(condition: Any, within_s: float) -> None:
