@@ -55,12 +55,16 @@ class Request:
     Attributes:
         messages: as it spells them this time.
         meant: the same messages without what it changes each time: they tell what is new.
+        read: the messages, spelled as a model must have read them if it is not to read them again.
+        news: what the client changed and the model has to be told.
         max_tokens: of the reply.
         name: of the conversation, if its client gives it one.
     """
 
     messages: Sequence[Message]
     meant: Sequence[Message]
+    read: Sequence[Message]
+    news: str = ""
     tools: Sequence[Tool] = tuple(TOOLS)
     max_tokens: int = REPLY_TOKENS
     name: str | None = None
@@ -68,7 +72,7 @@ class Request:
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Tool] = tuple(TOOLS)) -> Request:
         """Messages that are sent as they are meant."""
-        return cls(messages=messages, meant=messages, tools=tools)
+        return cls(messages=messages, meant=messages, read=messages, tools=tools)
 
 
 class Rendering:
@@ -163,17 +167,51 @@ def _parsed(function: dict[str, Any]) -> dict[str, Any]:
         return function
 
 
+@dataclass(frozen=True, order=True, kw_only=True)
+class Charge:
+    """Tokens that a request has to cost.
+
+    Attributes:
+        unavoidable: what the model has not read, must be told anew, or may not have read where it stands now.
+        new: what the client has added to the conversation.
+    """
+
+    unavoidable: int
+    new: int
+
+
 class Ledger:
-    """Which beginnings of conversations one server has been asked for, and what is new after them."""
+    """What one server has been asked for, and what each request has to cost it."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
+        self._meant = _Beginnings(rendering)
+        self._read = _Beginnings(rendering)
+
+    def charge(self, request: Request) -> Charge:
+        """Note the request, and return what it has to cost."""
+        told = len(self._rendering.encode(request.news))
+        prompt = len(self._rendering.tokens(request))
+        unread = self._read.left_of(request, request.read)
+        return Charge(unavoidable=min(prompt, unread + told), new=self._meant.left_of(request, request.meant))
+
+    def heard(self, request: Request, reply: Message) -> None:
+        """The server's own reply is computed too, but for what closes it."""
+        self._meant.heard([*request.meant, reply], request.tools)
+        self._read.heard([*request.read, reply], request.tools)
+
+
+class _Beginnings:
+    """Beginnings of conversations that a server has computed, in one spelling of their messages."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
         self._known: set[bytes] = set()
         self._heard: set[bytes] = set()
 
-    def charge(self, request: Request) -> int:
-        """Unavoidable tokens of this request: what follows the longest known prefix, and one token."""
-        keys = list(_chain(request.meant, request.tools))
+    def left_of(self, request: Request, messages: Sequence[Message]) -> int:
+        """Tokens of the request after the longest known beginning, and one. It is known from now on."""
+        keys = list(_chain(messages, request.tools))
         shared = max((count for count, key in enumerate(keys, 1) if key in self._known), default=0)
         total = len(self._rendering.tokens(request))
         done = self._rendering.length_before_next(request, shared) if shared else 0
@@ -182,9 +220,9 @@ class Ledger:
         self._known.update(keys)
         return min(total, total - done + 1)
 
-    def heard(self, request: Request, reply: Message) -> None:
-        """The server's own reply is computed too, but for what closes it."""
-        *_, key = _chain([*request.meant, reply], request.tools)
+    def heard(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """The last message is a reply that the server has computed."""
+        *_, key = _chain(messages, tools)
         if key not in self._known:
             self._known.add(key)
             self._heard.add(key)
@@ -203,6 +241,7 @@ class Sample:
     """One request. `first_s` is None where the client left before."""
 
     prompt: int
+    new: int
     unavoidable: int
     computed: int
     first_s: float | None
@@ -223,15 +262,16 @@ class Account:
     samples: list[Sample] = field(default_factory=list[Sample])
 
     def row(self) -> list[str]:
-        prompt, unavoidable, computed = (
+        prompt, new, unavoidable, computed = (
             sum(getattr(sample, name) for sample in self.samples)
-            for name in ("prompt", "unavoidable", "computed")
+            for name in ("prompt", "new", "unavoidable", "computed")
         )
         about = "≈ " if any(sample.is_estimate for sample in self.samples) else ""
         again = max(computed - unavoidable, 0)
         counts = [
             f"{len(self.samples)}",
             f"{prompt:,}",
+            f"{new:,}",
             f"{unavoidable:,}",
             f"{about}{computed:,}",
             f"{again:,}",
@@ -240,7 +280,8 @@ class Account:
         engine = "–" if self.prefilled is None else f"{self.prefilled:,}"
         first = [sample.first_s for sample in self.samples if sample.first_s is not None]
         times = [f"{seconds:.2f} s" for seconds in (statistics.mean(first), max(first), self.wall_s)]
-        return [*counts, engine, f"{about}{unavoidable / computed:.2f}", *times]
+        shares = [f"{about}{share / computed:.2f}" for share in (unavoidable, new)]
+        return [*counts, engine, *shares, *times]
 
     def _worst(self, about: str) -> str:
         """The largest excess of a turn, with a sign if it is more than a turn may have."""

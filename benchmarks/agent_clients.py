@@ -1,6 +1,6 @@
 """How clients spell a conversation that they send again: each changes something, at every request anew.
 
-What they change was seen in the traffic of coding agents, and says nothing new to a model.
+What they change was seen in the traffic of coding agents.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import groupby
 from typing import Any
 
@@ -25,6 +26,24 @@ def _as_they_are(messages: Sequence[Message], _: int) -> list[Message]:
     return list(messages)
 
 
+class Change(Enum):
+    """What it means to a model that a client spells something in another way.
+
+    Attributes:
+        SPELLING: it says nothing new, and what was computed of the earlier spelling can be used.
+        NEWS: it says how things are now. The model has to be told the lines that changed.
+        PREFIX: it says nothing new, but what was computed behind the earlier spelling cannot be used: the
+            model was shown a message there that is gone, or nothing proves that the earlier spelling was this
+            conversation's.
+        CONTENT: it is new text.
+    """
+
+    SPELLING = auto()
+    NEWS = auto()
+    PREFIX = auto()
+    CONTENT = auto()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Client:
     """A client's behaviour.
@@ -32,7 +51,7 @@ class Client:
     Attributes:
         title: what it changes.
         spell: its messages.
-        adds: what `spell` changes says something new, and counts as such.
+        changes: what that means to a model.
         tools: its tools in the request of that number.
         calls: that a fixed reply makes.
         has_text: a fixed reply has a text beside its calls.
@@ -44,7 +63,7 @@ class Client:
 
     title: str = ""
     spell: Spell = _as_they_are
-    adds: bool = False
+    changes: Change = Change.SPELLING
     tools: Callable[[int], Sequence[Tool]] = lambda _: TOOLS
     calls: int = 1
     has_text: bool = True
@@ -60,6 +79,17 @@ class Client:
 
 
 PLAIN = Client()
+
+
+def new_lines(messages: Sequence[Message], before: Sequence[Message]) -> list[str]:
+    """Lines that no earlier message has, in their order."""
+    known = {line for message in before for line in _lines(message)}
+    return [line for message in messages for line in _lines(message) if line not in known]
+
+
+def _lines(message: Message) -> list[str]:
+    content: str = message.get("content") or ""
+    return content.split("\n")
 
 
 # ---------------------------------------------------------------------------------------- metadata, reasoning
@@ -342,7 +372,9 @@ def _envelopes() -> dict[str, Client]:
         clients[f"{name}-named"] = Client(
             title=f"{title}, named, no calls", spell=spell, hears=(TEXT,), is_named=True
         )
-        clients[f"{name}-unproven"] = Client(title=f"{title}, unproven", spell=spell, hears=(TEXT,))
+        clients[f"{name}-unproven"] = Client(
+            title=f"{title}, unproven", spell=spell, hears=(TEXT,), changes=Change.PREFIX
+        )
     return clients
 
 
@@ -377,23 +409,45 @@ CLIENTS: dict[str, Client] = {
     "message-id": Client(title="message id vanishes", spell=with_message_id, hears=(CALLS,)),
     **_envelopes(),
     "deferred": Client(
-        title="list of tools changes", spell=_with_line_after(_deferred_tools), hears=(CALLS,)
+        title="list of tools changes",
+        spell=_with_line_after(_deferred_tools),
+        hears=(CALLS,),
+        changes=Change.NEWS,
     ),
     "title": Client(title="a title in between", asks_titles=True),
-    "clock-first": Client(title="clock before the system prompt", spell=_with_line_in_front(_clock)),
-    "clock-last": Client(title="clock after the system prompt", spell=_with_line_after(_clock)),
-    "midnight": Client(title="date at midnight", spell=_with_line_after(_date)),
-    "statistics": Client(title="run statistics change", spell=_with_statistics, hears=(CALLS,)),
-    # One chat's own: they may change after a reply that the server wrote.
-    "inbound": Client(title="inbound block changes", spell=_with_line_after(_inbound), hears=(CALLS,)),
-    "inbound-at-times": Client(
-        title="inbound block now and then", spell=_with_line_after(_inbound_at_times), hears=(CALLS,)
+    "clock-first": Client(
+        title="clock before the system prompt", spell=_with_line_in_front(_clock), changes=Change.NEWS
     ),
-    "git": Client(title="git status changes", spell=_with_line_after(_git_status), hears=(CALLS,)),
-    "temporal": Client(title="date and time zone change", spell=_with_line_after(_temporal_context)),
-    "reminder": Client(title="first reminder changes", spell=_with_changing_reminder, hears=(CALLS,)),
-    "reminders": Client(title="a reminder in each question", spell=_with_reminders, adds=True),
-    "systems": Client(title="a system message after each question", spell=_with_system_messages, adds=True),
-    "edit": Client(title="an old result edited", spell=_with_edited_result, adds=True),
-    "carrier": Client(title="carrier at the end", spell=_with_carrier, hears=(CALLS,)),
+    "clock-last": Client(
+        title="clock after the system prompt", spell=_with_line_after(_clock), changes=Change.NEWS
+    ),
+    "midnight": Client(title="date at midnight", spell=_with_line_after(_date), changes=Change.NEWS),
+    "statistics": Client(
+        title="run statistics change", spell=_with_statistics, hears=(CALLS,), changes=Change.NEWS
+    ),
+    # One chat's own: they may change after a reply that the server wrote.
+    "inbound": Client(
+        title="inbound block changes", spell=_with_line_after(_inbound), hears=(CALLS,), changes=Change.NEWS
+    ),
+    "inbound-at-times": Client(
+        title="inbound block now and then",
+        spell=_with_line_after(_inbound_at_times),
+        hears=(CALLS,),
+        changes=Change.NEWS,
+    ),
+    "git": Client(
+        title="git status changes", spell=_with_line_after(_git_status), hears=(CALLS,), changes=Change.NEWS
+    ),
+    "temporal": Client(
+        title="date and time zone change", spell=_with_line_after(_temporal_context), changes=Change.NEWS
+    ),
+    "reminder": Client(
+        title="first reminder changes", spell=_with_changing_reminder, hears=(CALLS,), changes=Change.NEWS
+    ),
+    "reminders": Client(title="a reminder in each question", spell=_with_reminders, changes=Change.CONTENT),
+    "systems": Client(
+        title="a system message after each question", spell=_with_system_messages, changes=Change.CONTENT
+    ),
+    "edit": Client(title="an old result edited", spell=_with_edited_result, changes=Change.CONTENT),
+    "carrier": Client(title="carrier at the end", spell=_with_carrier, hears=(CALLS,), changes=Change.PREFIX),
 }

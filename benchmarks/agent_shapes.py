@@ -5,15 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from benchmarks.agent_account import REPLY_TOKENS, Account, Ledger, Message, Rendering, Request, Sample, user
-from benchmarks.agent_clients import CLIENTS, PLAIN, REASONING, Client
+from benchmarks.agent_account import (
+    REPLY_TOKENS,
+    Account,
+    Charge,
+    Ledger,
+    Message,
+    Rendering,
+    Request,
+    Sample,
+    user,
+)
+from benchmarks.agent_clients import CLIENTS, PLAIN, REASONING, Change, Client, new_lines
 from benchmarks.agent_models import Model
 
 SYSTEM_TOKENS = 950
@@ -94,8 +104,8 @@ class Player:
         with self._timed(), ThreadPoolExecutor(len(requests)) as pool:
             replies = list(pool.map(self._server.ask, requests))
         by_work = sorted(zip(requests, replies, strict=True), key=lambda pair: self._computed(*pair))
-        for (request, reply), unavoidable in zip(by_work, sorted(charges), strict=True):
-            self._record(request, unavoidable, reply)
+        for (request, reply), charge in zip(by_work, sorted(charges), strict=True):
+            self._record(request, charge, reply)
         return replies
 
     @contextmanager
@@ -110,9 +120,14 @@ class Player:
     def _computed(self, request: Request, reply: Reply) -> int:
         return self._prompt(request, reply) - reply.cached_tokens
 
-    def _record(self, request: Request, unavoidable: int, reply: Reply) -> None:
-        prompt, computed = self._prompt(request, reply), self._computed(request, reply)
-        sample = Sample(prompt=prompt, unavoidable=unavoidable, computed=computed, first_s=reply.first_s)
+    def _record(self, request: Request, charge: Charge, reply: Reply) -> None:
+        sample = Sample(
+            prompt=self._prompt(request, reply),
+            new=charge.new,
+            unavoidable=charge.unavoidable,
+            computed=self._computed(request, reply),
+            first_s=reply.first_s,
+        )
         self._account.samples.append(sample)
         self._computed_prefixes.heard(request, reply.message)
 
@@ -128,7 +143,7 @@ class Player:
         What the first one computed is in no usage. The engine's count tells it; without one it is `share` of
         the prompt, or what the second one found, if that is more.
         """
-        unavoidable, before = self._computed_prefixes.charge(request), self._server.prefilled_tokens()
+        charge, before = self._computed_prefixes.charge(request), self._server.prefilled_tokens()
         with self._timed():
             self._server.leave(request, after_s)
         time.sleep(RETRY_PAUSE_S)
@@ -141,11 +156,14 @@ class Player:
             if counted is None
             else max(0, counted - self._computed(request, reply))
         )
-        self._record(request, max(0, unavoidable - computed), reply)
+        first = min(charge.unavoidable, computed)
+        rest = charge.unavoidable - first
+        self._record(request, Charge(unavoidable=rest, new=rest), reply)
         self._account.samples.append(
             Sample(
                 prompt=prompt,
-                unavoidable=min(unavoidable, computed),
+                new=first,
+                unavoidable=first,
                 computed=computed,
                 first_s=None,
                 is_estimate=counted is None,
@@ -175,15 +193,23 @@ class Chat:
     @property
     def request(self) -> Request:
         """As the client spells it this time."""
-        number = len(self.asked)
-        messages = self.client.spell(self.messages, number)
+        number, client = len(self.asked), self.client
+        messages = client.spell(self.messages, number)
         return Request(
             messages=messages,
-            meant=messages if self.client.adds else list(self.messages),
+            meant=messages if client.changes is Change.CONTENT else list(self.messages),
+            read=messages if client.changes in (Change.CONTENT, Change.PREFIX) else list(self.messages),
+            news=self._news(messages, number),
             tools=self.client.tools(number),
             max_tokens=OWN_REPLY_TOKENS if self.client.is_scripted else REPLY_TOKENS,
             name=self.name if self.client.is_named else None,
         )
+
+    def _news(self, messages: Sequence[Message], number: int) -> str:
+        """The lines that say something else than in the request before."""
+        if self.client.changes is not Change.NEWS or number == 0:
+            return ""
+        return "\n".join(new_lines(messages, before=self.client.spell(self.messages, number - 1)))
 
     def turn(self) -> None:
         """Go on from the last reply, if there was one, and ask. Raises ServerFailed if nothing is heard."""

@@ -3,19 +3,21 @@
     python benchmarks/agent_turns.py [--quick] [--own] [--only SHAPE ...] [--family NAME ...]
     python benchmarks/agent_turns.py --base-url http://127.0.0.1:8080/v1 --model FOLDER
 
-Efficiency is unavoidable / computed tokens; 1.00 means that nothing was read twice. Unavoidable tokens are
-counted here: a fresh rendering's tokens for the messages that no earlier request had, the generation tail,
-and one token. Computed tokens are the prompt's without those that the server's usage calls cached; `engine`
-is a server's own count of prefilled tokens, where its `/stats` has one (start_llm leaves the last token of a
-prompt to the first decode step). `again` is what was computed and not unavoidable: after a branch of a hybrid
-model, the distance to the nearest checkpoint; `worst` is that of the worst request, with a sign if it is more
-than 64 tokens. A server that compares tokens also saves the opening of a new message that equals an old one,
-and may reach 1.01.
+`new` are a fresh rendering's tokens for the messages that no earlier request had, the generation tail, and
+one token. What no server can avoid is more where a client changes what it sends again, and what that is
+follows from the client alone (`agent_clients.Change`): lines that say how things are now have to be told;
+what was computed behind a message that is gone, or behind a spelling that nothing proves to be this
+conversation's, has to be computed again. Efficiency is unavoidable / computed tokens; 1.00 means that nothing
+else was read twice. Computed tokens are the prompt's without those that the server's usage calls cached;
+`engine` is a server's own count of prefilled tokens, where its `/stats` has one (start_llm leaves the last
+token of a prompt to the first decode step). `again` is what was computed and not unavoidable: after a branch
+of a hybrid model, the distance to the nearest checkpoint; `worst` is that of the worst request, with a sign
+if it is more than 64 tokens. A server that compares tokens also saves the opening of a new message that
+equals an old one, and may reach 1.01.
 
-In many shapes a client changes what it sends again, at every request anew: see `agent_clients.py`. New text
-is what it then adds, in its spelling of that request. Where the server's own reasoning and calls are sent
-again, a scripted model says them. A server that cannot play a shape fails in it, in words, and goes on with
-the next.
+In many shapes a client changes what it sends again, at every request anew: see `agent_clients.py`. Where the
+server's own reasoning and calls are sent again, a scripted model says them. A server that cannot play a shape
+fails in it, in words, and goes on with the next.
 
 With --servers "restarted" it is stopped and started again before each request, with a disk tier.
 
@@ -59,8 +61,8 @@ from benchmarks.agent_shapes import (  # noqa: E402
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
 COLUMNS = (
-    "family | shape | server | requests | prompt tokens | unavoidable | computed | again | worst | engine "
-    "| efficiency | TTFT mean | TTFT max | wall"
+    "family | shape | server | requests | prompt tokens | new | unavoidable | computed | again | worst "
+    "| engine | efficiency | new / computed | TTFT mean | TTFT max | wall"
 )
 
 

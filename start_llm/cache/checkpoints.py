@@ -10,22 +10,28 @@ _STRIDE = 2048
 _MAX_OF_A_CONVERSATION = 6
 
 
-def choose_positions(boundaries: Sequence[int], done: int, total: int, matched: int) -> list[int]:
+def choose_positions(
+    boundaries: Sequence[int], done: int, total: int, matched: int, repeated: int = 0
+) -> list[int]:
     """Return the positions at which a prefill stops to keep the state, ascending.
 
     They are the end of the first message, the end of the last message, the last message end within `matched`,
-    and a stride of 2,048 tokens in between.
+    and a stride of 2,048 tokens in between. If messages are read again, also the end of the message before
+    the last: a client that has changed an earlier question will change the last one too.
 
     Args:
         boundaries: ends of the messages.
         done: tokens that were restored.
         total: tokens of the prompt.
         matched: tokens in matching full pages. An earlier conversation diverged there, and no state was kept.
+        repeated: tokens of the messages that were computed before, perhaps as other tokens.
     """
     ends = [end for end in boundaries if done < end < total]
     wanted = {*ends[-1:]} | ({*ends} & {*boundaries[:1]})
     diverged = [end for end in ends if end <= matched]
     wanted |= set(diverged[-1:])
+    if any(end <= repeated for end in ends):
+        wanted |= set(ends[-2:])
     wanted |= set(range(_next_stride(done), total - 1, _STRIDE))
     return sorted(wanted)
 

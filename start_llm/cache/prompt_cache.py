@@ -225,7 +225,9 @@ class PromptCache:
         if self._disk_restorer:
             depth = self._disk_restorer.depth(seq_cache.root, matched, ids)
         done, deepest = len(seq_cache.tokens), depth * self._store.tree.page_size
-        chosen = choose_positions(seq_cache.boundaries, done, seq_cache.prompt_length, deepest)
+        chosen = choose_positions(
+            seq_cache.boundaries, done, seq_cache.prompt_length, deepest, seq_cache.repeated_tokens
+        )
         positions = {in_front_of_image(ids, position) for position in chosen}
         return tuple(sorted(position for position in positions if position > done))
 

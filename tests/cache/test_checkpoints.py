@@ -23,9 +23,12 @@ STATE_BYTES = FakeState(1).nbytes
     st.integers(0, 9000),
     st.integers(1, 9000),
     st.integers(0, 9000),
+    st.integers(0, 9000),
 )
-def test_places_are_ascending_and_have_something_to_compute_on_both_sides(boundaries, done, total, matched):
-    found = choose_positions(boundaries, done, total, matched)
+def test_places_are_ascending_and_have_something_to_compute_on_both_sides(
+    boundaries, done, total, matched, repeated
+):
+    found = choose_positions(boundaries, done, total, matched, repeated)
     assert found == sorted(set(found))
     assert all(done < place < total for place in found)
 
@@ -47,6 +50,14 @@ def test_the_end_of_the_first_message_is_kept_by_one_that_goes_on_in_the_middle_
 def test_where_an_earlier_conversation_went_another_way_state_is_kept_this_time():
     assert choose_positions([100, 200, 300, 400], 0, 410, 290) == [100, 200, 400]
     assert choose_positions([100, 200, 300, 400], 120, 410, 350) == [300, 400]
+
+
+def test_who_reads_messages_again_keeps_the_state_in_front_of_the_last_one_too():
+    ends = [100, 200, 300, 400]
+    assert choose_positions(ends, 100, 410, 100, repeated=200) == [300, 400]
+    assert choose_positions(ends, 100, 410, 100, repeated=100) == [400]
+    assert choose_positions(ends, 100, 410, 100, repeated=199) == [400]
+    assert choose_positions(ends, 310, 410, 310, repeated=400) == [400]
 
 
 def test_a_long_prompt_keeps_state_at_every_stride():

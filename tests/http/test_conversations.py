@@ -117,6 +117,19 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
             assert computed <= talk.length(question["content"]) + CLOSERS
 
 
+def test_a_question_that_nobody_can_prove_is_read_again_and_nothing_in_front_of_it(talk: Talk):
+    """Its client sends a line with it that the next request does not have (OpenClaw)."""
+    rng, messages, before = random.Random(7), [system("Lines that vanish")], 0
+    for turn in range(5):
+        question = words(rng, 80)
+        newest = user(f"[message_id: {turn:012x}]\n{question}")
+        reply, computed = talk.said([*messages, newest])
+        messages += [user(question), reply]
+        if turn > 1:
+            assert computed <= before + talk.length(newest["content"]) + 3 * CLOSERS
+        before = talk.length(question) + talk.length(reply["content"])
+
+
 @pytest.mark.sample(2)
 def test_what_is_said_is_what_a_server_without_a_cache_says_to_the_same_tokens(talk: Talk, folder: Any):
     rng, messages, tally = random.Random(2), [system("Truth")], Tally()
