@@ -117,12 +117,19 @@ class CallFinder:
     def close(self, complete: bool, events: list[Output]) -> None:
         """Emit the held text, unless it is markup. No block may be open and no text may be left to read."""
         held, self._held = self._held, ""
-        self.was_cut_in_block |= bool(held) and not complete
+        self.was_cut_in_block |= not complete and self._may_be_markup(held)
         if not is_half_a_mark(held, self._marks):
             self._say(held, events)
         space = self._space.release()
         if space and not self._after_call:
             events.append(Content(space))
+
+    def _may_be_markup(self, held: str) -> bool:
+        """Return True if the end of a reply that was cut may be the start of a call or a mark.
+
+        A letter or two with which some format's markup begins, such as the `f` of `functools[`, are text.
+        """
+        return bool(held) and (self.is_silent or is_half_a_mark(held, (*self._marks, *self._formats.openers)))
 
     def _read_text(self, piece: str, events: list[Output]) -> str | None:
         """Read text up to the next opener or mark."""

@@ -16,7 +16,7 @@ import pytest
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.engine.prefill import Prefill
-from tests.conftest import TinyModel
+from tests.conftest import ChainModel, TinyModel
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving
 from tests.ties import Reference, Tally
@@ -30,6 +30,10 @@ CLOSERS = 20
 """Tokens that a template writes after a reply, around a question and before a reply, at most."""
 STATE = 64
 """Tokens after the last place where state was kept, of a network that needs it to branch, at most."""
+
+TOOLS = [
+    {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
+]
 
 type Message = dict[str, Any]
 
@@ -115,6 +119,17 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
         messages += [question, reply]
         if turn:
             assert computed <= talk.length(question["content"]) + CLOSERS
+
+
+def test_a_reply_that_was_cut_where_markup_might_have_begun_is_not_read_again(chain_model: ChainModel):
+    """`functools[` begins a call in one format, and replies end with an f in all."""
+    folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), " if", " so"]})
+    with talking(folder) as talk:
+        messages = [system("Cut"), user("Look.")]
+        reply, _ = talk.said(messages, tools=TOOLS, max_tokens=41)
+        assert reply["content"].endswith(" if")
+        _, computed = talk.said([*messages, reply, user("Go on.")], tools=TOOLS)
+    assert computed <= 4 + CLOSERS
 
 
 def test_a_question_that_nobody_can_prove_is_read_again_and_nothing_in_front_of_it(talk: Talk):

@@ -256,6 +256,11 @@ def test_calls_that_reasoning_ends_with_end_the_reasoning():
     [
         ("qwen3", "<thin", True),
         ("qwen3", "<think>Hm.</think>\n</thi", True),
+        ("qwen3", "Look: <tool_c", True),
+        ("qwen3", "Look: functio", True),
+        ("qwen3", "Look if", False),
+        ("qwen3", "If 3 <", False),
+        ("qwen3", "<", True),
         ("cohere", "<|START_RESPONSE|>Yes.<|END_RES", True),
         ("cohere", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", False),
         ("cohere", "<|START_RESPONSE|>Yes.", True),
