@@ -41,31 +41,34 @@ def _next_stride(position: int) -> int:
 
 
 def checkpoint_to_drop(
-    newest: Checkpoint, bytes_per_token: float, first_end: int | None, *, is_tight: bool
+    newest: Checkpoint, bytes_per_token: float, boundaries: Sequence[int], *, is_tight: bool
 ) -> Checkpoint | None:
     """Return a checkpoint on the path to the newest one that should be dropped; None if there is none.
 
     The newest one stays, and so does the one at the end of the first message, where other conversations with
     the same rules leave. A conversation has at most six; beyond that, the one that saves the fewest tokens is
-    dropped.
+    dropped, but not the last one at the end of an earlier message: a client that changes its last message in
+    the next request goes on from there.
 
     Args:
-        first_end: where the first message ends; None if no message does. If there is no checkpoint, the first
-            one stays in its place.
+        boundaries: ends of the messages. If there is no checkpoint at the first one, the first checkpoint
+            stays in its place.
         is_tight: checkpoint memory is short. Then a checkpoint must save 2,048 tokens, or KV of at least its
             own size; this does not apply to a network without KV.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     starts = [0, *(one.position for one in kept)]
     saved = {id(one): one.position - start for start, one in zip(starts, kept, strict=False)}
-    shared = next((one for one in kept if one.position == first_end), kept[0])
+    shared = next((one for one in kept if one.position in boundaries[:1]), kept[0])
     inner = [one for one in kept[:-1] if one is not shared]
     if not inner:
         return None
+    if len(kept) > _MAX_OF_A_CONVERSATION:
+        before = next((one for one in reversed(inner) if one.position in boundaries), None)
+        return min((one for one in inner if one is not before), key=lambda one: saved[id(one)])
     least = min(inner, key=lambda one: saved[id(one)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
-    are_too_many = len(kept) > _MAX_OF_A_CONVERSATION
-    return least if (is_tight and is_poor) or are_too_many else None
+    return least if is_tight and is_poor else None
 
 
 def _on_the_way(newest: Checkpoint) -> Iterator[Checkpoint]:

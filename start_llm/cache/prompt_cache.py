@@ -345,7 +345,7 @@ class PromptCache:
         return checkpoint_to_drop(
             checkpoint,
             self._store.token_bytes,
-            boundaries[0] if boundaries else None,
+            boundaries,
             is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
         )
 

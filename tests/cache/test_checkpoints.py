@@ -92,60 +92,78 @@ CHEAP, DEAR = STATE_BYTES / 1000, STATE_BYTES / 4.0
 """Bytes of a token: a state is worth a thousand of them, or four."""
 
 
+def dropped(
+    newest: Checkpoint, token_bytes: float, boundaries: Sequence[int], *, is_tight: bool
+) -> int | None:
+    """Return where the checkpoint is that is dropped."""
+    found = checkpoint_to_drop(newest, token_bytes, boundaries, is_tight=is_tight)
+    return found and found.position
+
+
 def test_few_checkpoints_that_save_enough_are_all_kept():
     kept = Conversations()
     for length in (5, 20, 40, 60, 80, 100):
-        assert checkpoint_to_drop(kept.keep(range(length)), DEAR, None, is_tight=True) is None
+        assert dropped(kept.keep(range(length)), DEAR, (), is_tight=True) is None
 
 
 def test_of_too_many_the_one_goes_that_saves_least():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 60, 70, 100, 140, 180)}
-    assert checkpoint_to_drop(made[180], DEAR, None, is_tight=True) is made[70]
+    assert dropped(made[180], DEAR, (), is_tight=True) == 70
 
 
 def test_one_that_saves_less_than_its_bytes_are_worth_goes():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 100)}
-    assert checkpoint_to_drop(made[100], DEAR, None, is_tight=True) is made[43]
+    assert dropped(made[100], DEAR, (), is_tight=True) == 43
     made[43].page.checkpoints.remove(made[43])
-    assert checkpoint_to_drop(made[100], DEAR, None, is_tight=True) is None
-    assert checkpoint_to_drop(made[100], CHEAP, None, is_tight=True) is made[40]
-    assert checkpoint_to_drop(made[100], 0, None, is_tight=True) is None, "there is no KV to compare it with"
+    assert dropped(made[100], DEAR, (), is_tight=True) is None
+    assert dropped(made[100], CHEAP, (), is_tight=True) == 40
+    assert dropped(made[100], 0, (), is_tight=True) is None, "there is no KV to compare it with"
 
 
 def test_while_there_is_memory_none_has_to_be_worth_its_bytes():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 100)}
-    assert checkpoint_to_drop(made[100], DEAR, None, is_tight=False) is None
-    assert checkpoint_to_drop(made[100], DEAR, None, is_tight=True) is made[43]
+    assert dropped(made[100], DEAR, (), is_tight=False) is None
+    assert dropped(made[100], DEAR, (), is_tight=True) == 43
 
 
 def test_even_while_there_is_memory_a_conversation_has_six():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (5, 40, 43, 60, 80, 100, 140)}
-    assert checkpoint_to_drop(made[100], CHEAP, None, is_tight=False) is None
-    assert checkpoint_to_drop(made[140], CHEAP, None, is_tight=False) is made[43]
+    assert dropped(made[100], CHEAP, (), is_tight=False) is None
+    assert dropped(made[140], CHEAP, (), is_tight=False) == 43
+
+
+def test_of_too_many_the_end_of_the_message_before_the_newest_stays_until_there_is_a_newer_one():
+    """Who changes the last message in the next request goes on from it. A stride may be between the two."""
+    kept, ends = Conversations(), [5, 40, 110, 140]
+    made = {length: kept.keep(range(length)) for length in (5, 40, 60, 106, 110, 120, 140)}
+    assert dropped(made[140], CHEAP, ends, is_tight=False) == 120
+    made[120].page.checkpoints.remove(made[120])
+    made[180] = kept.keep(range(180))
+    assert dropped(made[180], CHEAP, [*ends, 180], is_tight=False) == 110
 
 
 def test_the_first_and_the_newest_stay_whatever_they_save():
     kept = Conversations()
     kept.keep(range(1))
-    assert checkpoint_to_drop(kept.keep(range(2)), CHEAP, None, is_tight=True) is None
+    assert dropped(kept.keep(range(2)), CHEAP, (), is_tight=True) is None
 
 
 def test_the_end_of_the_first_message_stays_although_many_strides_are_before_it():
     kept = Conversations()
     made = {length: kept.keep(range(length)) for length in (20, 40, 60, 80, 85, 100, 120)}
-    assert checkpoint_to_drop(made[120], CHEAP, None, is_tight=False) is made[85]
-    assert checkpoint_to_drop(made[120], CHEAP, 85, is_tight=False) is made[100]
+    assert dropped(made[120], CHEAP, (), is_tight=False) == 85
+    assert dropped(made[120], CHEAP, (85,), is_tight=False) == 100
 
 
 def test_one_that_saves_a_stride_is_worth_any_bytes():
     kept = Conversations(size=512)
     for length in (1, 2049, 2049 + 2048):
         newest = kept.keep(range(length))
-    assert checkpoint_to_drop(newest, CHEAP, None, is_tight=True) is None
+    assert dropped(newest, CHEAP, (), is_tight=True) is None
 
 
 def test_other_conversations_after_the_same_beginning_lose_nothing():
@@ -156,10 +174,10 @@ def test_other_conversations_after_the_same_beginning_lose_nothing():
     for agent in range(20):
         for length in (20, 60):
             own = kept.keep([*system, *[1000 + agent] * length])
-            assert checkpoint_to_drop(own, DEAR, None, is_tight=True) is None
+            assert dropped(own, DEAR, (), is_tight=True) is None
 
 
 def test_short_conversations_that_end_on_the_page_where_they_begin_lose_nothing():
     kept = Conversations(size=64)
     for agent in range(20):
-        assert checkpoint_to_drop(kept.keep([0, 1000 + agent]), DEAR, None, is_tight=True) is None
+        assert dropped(kept.keep([0, 1000 + agent]), DEAR, (), is_tight=True) is None

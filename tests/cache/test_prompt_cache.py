@@ -446,10 +446,12 @@ def test_after_long_rules_other_conversations_go_on_from_their_end(kind):
     """There are more strides before that than a conversation keeps checkpoints (lesson 116)."""
     desk = Desk(kind)
     rules = tuple(range(7 * 2048 + 90))
-    for question in range(2):
-        asked = (*rules, *[20_000 + question] * 40)
-        done = desk.serve(asked, REPLY, boundaries=(len(rules), len(asked) - 2))
-        assert done == (len(rules) if question else 0)
+    asked = (*rules, *[20_000] * 40)
+    assert desk.serve(asked, REPLY, boundaries=(len(rules), len(asked) - 2)) == 0
+    more = (*asked, *REPLY, *[20_001] * 40)
+    desk.serve(more, REPLY, boundaries=(len(rules), len(asked) - 2, len(more) - 2))
+    other = (*rules, *[30_000] * 40)
+    assert desk.serve(other, REPLY, boundaries=(len(rules), len(other) - 2)) == len(rules)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])

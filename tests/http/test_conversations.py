@@ -135,7 +135,7 @@ def test_a_reply_that_was_cut_where_markup_might_have_begun_is_not_read_again(ch
 def test_a_question_that_nobody_can_prove_is_read_again_and_nothing_in_front_of_it(talk: Talk):
     """Its client sends a line with it that the next request does not have (OpenClaw)."""
     rng, messages, before = random.Random(7), [system("Lines that vanish")], 0
-    for turn in range(5):
+    for turn in range(10):  # more than a conversation keeps states
         question = words(rng, 80)
         newest = user(f"[message_id: {turn:012x}]\n{question}")
         reply, computed = talk.said([*messages, newest])
