@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOOK_S, _LOOK_WHEN_BUSY_S = 1.0, 5.0
 """Seconds between two looks for what is to be written, which take some milliseconds."""
-_COPY_SHARE = 0.03
+_COPY_SHARE = 0.01
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
 """Seconds without use after which pages are written while memory is short."""
