@@ -55,7 +55,8 @@ class Request:
     Attributes:
         messages: as it spells them this time.
         meant: the same messages without what it changes each time: they tell what is new.
-        read: the messages, spelled as a model must have read them if it is not to read them again.
+        read: the messages in the spelling that counts for reuse: what a model has read of them in another one
+            has to be read again.
         news: what the client changed and the model has to be told.
         max_tokens: of the reply.
         name: of the conversation, if its client gives it one.
@@ -172,7 +173,7 @@ class Charge:
     """Tokens that a request has to cost.
 
     Attributes:
-        unavoidable: what the model has not read, must be told anew, or may not have read where it stands now.
+        unavoidable: what the model has not read, has to be told, or has read behind tokens that do not count.
         new: what the client has added to the conversation.
     """
 
