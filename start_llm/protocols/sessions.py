@@ -1,8 +1,14 @@
-"""Finds the session id that a client sent, in any of its usual places. The first one found wins."""
+"""Finds the session id that a client sent, in any of its usual places. The first one found wins.
+
+Different ids give different names, however long they are. A word that clients send where an id should be
+(`default`, `null`) groups requests, but says nothing about which conversation they belong to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 from start_llm.core.chat import Json, Lineage
 from start_llm.protocols.fields import Fields, parse_embedded
@@ -25,29 +31,34 @@ HEADERS = (
 )
 _BACKGROUND_CLASSES = ("subagent", "auxiliary")
 _LONGEST = 200
+_OF_JSON, _OF_DIGEST = "[", "#"
+"""A name that begins so is a JSON array of ids, or the digest of one; every other name is an id as it was sent."""
+_PLACEHOLDERS = frozenset(
+    "-1 agent anonymous assistant chat conversation default empty false global guest id local main n/a nan new nil none "
+    "null [object_object] root session shared string temp test thread true undefined unknown user uuid".split()
+)
 
 
 def session_id(body: Fields, headers: Mapping[str, str]) -> str | None:
     """Return the explicit session id of a request, or None. Never raises, because it is only a hint."""
-    claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
-    return _first([*_under(BODY_KEYS, body), claude, *(headers.get(name) for name in HEADERS)])
+    found = next(_ids([*_under(BODY_KEYS, body), _claude_session(body), *_in(HEADERS, headers)]), None)
+    return found and _name(found)
 
 
 def conversation_id(body: Fields, headers: Mapping[str, str]) -> str | None:
-    """Return the client's id for exactly this conversation, or None.
+    """Return the client's id for exactly this conversation, or None. A placeholder is no such id.
 
     Sub-agents of Claude Code send the session of their parent agent, and an agent id of their own.
     """
-    claude = _claude_session(_object(body.data.get("metadata")).get("user_id"))
-    named = [headers.get(name) for name in CONVERSATION_HEADERS]
-    found = _first([*_under(CONVERSATION_KEYS, body), claude, *named])
-    agent = _first([headers.get(_OF_ITS_AGENT)])
-    return f"{found} {agent}" if found and agent else found
+    sent = [*_under(CONVERSATION_KEYS, body), _claude_session(body), *_in(CONVERSATION_HEADERS, headers)]
+    found = next((one for one in _ids(sent) if not _is_placeholder(one)), None)
+    return found and _name(found, *_ids([headers.get(_OF_ITS_AGENT)]))
 
 
 def lineage(body: Fields) -> Lineage:
     """Return the parent and the branch of the session, if the request states them. Never raises."""
-    return Lineage(parent=_first(_under(PARENT_KEYS, body)), branch=_first(_under(BRANCH_KEYS, body)))
+    parent, branch = (next(_ids(_under(keys, body)), None) for keys in (PARENT_KEYS, BRANCH_KEYS))
+    return Lineage(parent=parent and _name(parent), branch=branch and _name(branch))
 
 
 def background(headers: Mapping[str, str]) -> bool:
@@ -60,19 +71,43 @@ def _under(keys: Sequence[str], body: Fields) -> list[Json]:
     return [place.get(key) for place in places for key in keys]
 
 
-def _first(candidates: Sequence[Json]) -> str | None:
+def _in(names: Sequence[str], headers: Mapping[str, str]) -> list[Json]:
+    return [headers.get(name) for name in names]
+
+
+def _ids(candidates: Sequence[Json]) -> Iterator[str]:
+    """Yield the candidates that are ids, without blanks around them."""
     for value in candidates:
         if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
-            return str(value).strip()[:_LONGEST]
-    return None
+            yield str(value).strip()
+
+
+def _name(*ids: str) -> str:
+    """Return a name for these ids that no other ids have, of at most 200 characters.
+
+    It is the id itself where it is one short id. Several are written as JSON, which keeps them apart; of what
+    is too long a digest is taken.
+    """
+    is_plain = len(ids) == 1 and not ids[0].startswith((_OF_JSON, _OF_DIGEST))
+    name = ids[0] if is_plain else json.dumps(ids)
+    if len(name) <= _LONGEST:
+        return name
+    return _OF_DIGEST + hashlib.blake2b(json.dumps(ids).encode(), digest_size=32).hexdigest()
+
+
+def _is_placeholder(found: str) -> bool:
+    """Return whether clients send this where they have no id: such a word, or zeros alone, as in a nil UUID."""
+    word = found.casefold().replace(" ", "_")
+    return word in _PLACEHOLDERS or not word.strip("0-_.")
 
 
 def _object(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, dict) else {}
 
 
-def _claude_session(user_id: Json) -> Json:
+def _claude_session(body: Fields) -> Json:
     """Return the session in `metadata.user_id`: a JSON string now, `..._session_<id>` in older clients."""
+    user_id = _object(body.data.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
     if user_id.startswith("{"):

@@ -180,9 +180,29 @@ def test_what_tells_of_one_project_is_not_read_in_another(talk: Talk, block: str
         assert "beta-own" in read
 
 
+LONG = "session of a user whose client writes everything that it knows into its id, " * 3
+ALIKE = {
+    "equal at the beginning": (f"{LONG}: a", f"{LONG}: b"),
+    **{word: (word, word) for word in ("default", "undefined", "0", "null", "None", "main")},
+}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("ids", ALIKE)
+def test_an_id_that_is_no_name_of_one_conversation_proves_nothing(talk: Talk, ids: str):
+    """The second conversation begins with history, so it has never asked what the first one asked."""
+    first, second = ALIKE[ids]
+    words = f"Ids: {ids}."
+    reply, _ = talk.said(about("git status", "alpha-secret", words), session_id=first)
+    talk.ask([*about("git status", "beta-own", words), reply, user("Go on.")], session_id=second)
+    read = text_of(talk, talk.prompts[-1])
+    assert "alpha" not in read
+    assert "beta-own" in read
+
+
 @pytest.mark.sample(8)
 def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
-    named, words = {"session_id": "default"}, "Both of them."
+    named, words = {"session_id": "of-both"}, "Both of them."
     reply, _ = talk.said(about("git status", "alpha-secret", words), **named)
     talk.said(about("git status", "beta-own", words), **named)
     talk.said([*about("git status", "alpha-secret", words), reply, user("Go on.")], **named)

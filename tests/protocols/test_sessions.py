@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from start_llm.core.chat import Lineage
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.sessions import BRANCH_KEYS, PARENT_KEYS, background, lineage, session_id
+from start_llm.protocols.sessions import (
+    BRANCH_KEYS,
+    PARENT_KEYS,
+    background,
+    conversation_id,
+    lineage,
+    session_id,
+)
 from tests.protocols.helpers import body
 
 BODY_KEYS = ["session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"]
@@ -91,8 +98,53 @@ def test_a_number_is_an_id_and_blanks_around_one_are_not_part_of_it():
     assert found({"x-session-id": " abc\t"}) == "abc"
 
 
-def test_a_long_id_is_cut():
-    assert found(session_id="a" * 5000) == "a" * 200
+OF_AN_AGENT = "x-claude-code-agent-id"
+LONG = "a" * 200
+PAIRS = {
+    "equal in their first 200 characters": ((f"{LONG}b",), (f"{LONG}c",)),
+    "a blank between session and agent": (("x y",), ("x", "y")),
+    "a blank in either": (("x y", "z"), ("x", "y z")),
+    "what is written for two": (("x", "y"), ('["x", "y"]',)),
+    "what is written for a long one": ((f"{LONG}b",), None),
+}
+
+
+def name_of(session: str, agent: str | None = None) -> str:
+    named = conversation_id(body(session_id=session), {OF_AN_AGENT: agent} if agent else {})
+    assert named
+    return named
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_different_ids_are_different_names(pair):
+    one, other = PAIRS[pair]
+    assert name_of(*one) != name_of(*other or (name_of(*one),))
+
+
+@given(
+    st.lists(st.text("xy \"[],#", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
+    st.lists(st.text("xy \"[],#", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
+)
+def test_equal_names_are_of_equal_ids(one, other):
+    is_same = [word.strip() for word in one] == [word.strip() for word in other]
+    assert (name_of(*one) == name_of(*other)) == is_same
+
+
+@pytest.mark.parametrize("session", [LONG, "a" * 5000, '"' * 150, "é" * 100, "[" * 198])
+def test_no_name_is_longer_than_two_hundred_characters(session):
+    assert len(found(session_id=session)) <= 200
+    assert found(session_id=LONG) == LONG
+
+
+@pytest.mark.parametrize("word", ["default", "Undefined", "0", "null", "None", "main", "[object Object]"])
+def test_a_placeholder_is_a_session_and_no_name_of_a_conversation(word):
+    nil = "00000000-0000-0000-0000-000000000000"
+    for placeholder in (word, nil):
+        sent = body(session_id=placeholder)
+        assert session_id(sent, {}) == placeholder or placeholder.startswith("[")
+        assert conversation_id(sent, {}) is None
+        assert conversation_id(sent, {OF_AN_AGENT: "b"}) is None
+        assert conversation_id(sent, {"x-session-id": "real"}) == "real"
 
 
 def test_nothing_given_gives_none():
