@@ -33,6 +33,14 @@ class Sealed(NamedTuple):
     reasoning: str
     reply_name: str
 
+    def unless_edited(self, told: str) -> Sealed:
+        """Return the contents, with the clear text that came beside them if a client has edited it.
+
+        An empty text is no edit: some clients keep the sealed text alone.
+        """
+        is_edited = told.strip() not in ("", self.reasoning.strip())
+        return self._replace(reasoning=told) if is_edited else self
+
 
 class Seal:
     """Seals and opens reasoning. Thread-safe.

@@ -423,6 +423,36 @@ def test_who_shows_a_name_that_this_server_made_goes_on(
     assert (f"alpha-{name}" in read) == is_proof
 
 
+@pytest.mark.parametrize("edited", [True, False])
+@pytest.mark.parametrize("as_summary", [True, False], ids=["summary", "content"])
+def test_reasoning_that_a_client_edits_beside_its_seal_is_read_as_edited(
+    thinker: Talk, edited: bool, as_summary: bool
+):
+    words = "What clients edit."
+    function = {"type": "function", "name": "read", "parameters": ONE}
+    more: dict[str, Any] = {
+        "tools": [function],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "thinking_budget": 12,
+        "max_output_tokens": 200,
+        "enable_thinking": True,
+        **({"reasoning": {"summary": "auto"}} if as_summary else {}),
+    }
+    asked = (responding(thinker, words, [], temperature=1, seed=seed, **more) for seed in range(20))
+    items = next(one["output"] for one in asked if one["output"][0]["type"] == "reasoning")
+    thought, *_, call = items
+    (part,) = thought["summary"] if as_summary else thought["content"]
+    was = part["text"].strip()
+    assert was
+    if edited:
+        part["text"] = "my own words"
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+    responding(thinker, words, [*items, result], **more)
+    read = text_of(thinker, thinker.prompts[-1])
+    assert ("my own words" in read, was in read) == (edited, not edited)
+
+
 def messaging(talk: Talk, secret: str, messages: Sequence[Message]) -> Any:
     first, asked = about("git status", secret, "Greedy reasoning.")
     body = {

@@ -124,6 +124,22 @@ def test_what_the_assistant_said_in_one_turn_is_one_message_as_a_chat_has_it():
     assert tuple(read) == chat.messages
 
 
+def test_two_texts_side_by_side_are_two_replies_as_in_a_chat():
+    first, second = ({**SAY, "content": text} for text in ("First answer.", "Second answer."))
+    read = messages_of(ASK, first, second, CALL, RESULT)
+    assert [(one.role, one.content, len(one.tool_calls)) for one in read[1:]] == [
+        ("assistant", "First answer.", 0),
+        ("assistant", "Second answer.", 1),
+        ("tool", "52 m", 0),
+    ]
+
+
+def test_two_texts_of_one_reply_are_joined_where_its_reasoning_was_left_out():
+    first, second = ({**SAY, "id": f"msg_{number}_{NAME}", "content": f"{number}"} for number in (1, 2))
+    (_, reply) = messages_of(ASK, first, second)
+    assert reply.content == "12"
+
+
 def test_results_part_one_turn_from_the_next():
     read = messages_of(ASK, CALL, RESULT, reasoning(summary=[{"type": "summary_text", "text": "So."}]), SAY)
     assert [message.role for message in read] == ["user", "assistant", "tool", "assistant"]
@@ -204,9 +220,29 @@ WHOLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("beside", [{}, CLEAR, WHOLE, CLEAR | WHOLE, {"summary": None, "content": None}])
-def test_a_sealed_reasoning_comes_back_exactly_whatever_is_beside_it(beside):
+AS_IT_CAME = [{"text": "Exactly."}, {"text": " 🐟"}]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {},
+        {"summary": None, "content": None},
+        {"summary": [{"text": "Exactly. 🐟"}]},
+        {"content": AS_IT_CAME},
+        {"content": AS_IT_CAME, **CLEAR},
+        {"content": [{"text": " "}], "summary": []},
+    ],
+)
+def test_a_sealed_reasoning_comes_back_exactly(beside):
     assert read_reasoning(**beside, encrypted_content=SEALED) == "\nExactly. 🐟\n"
+
+
+@pytest.mark.parametrize(
+    ("beside", "read"), [(CLEAR, "Short."), (WHOLE, "Longer."), (CLEAR | WHOLE, "Longer.")]
+)
+def test_an_edited_reasoning_counts_and_not_the_sealed_one(beside, read):
+    assert read_reasoning(**beside, encrypted_content=SEALED) == read
 
 
 @pytest.mark.parametrize(
@@ -549,7 +585,7 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
         assert stored_body(context, second)["status"] == "completed"
     deletion_body(context, first)
     again = request_of(context, input="So?", previous_response_id=second).messages
-    assert [one.content for one in again] == ["How deep?", "HelloHello", "So?"], "one turn, continued"
+    assert [one.content for one in again] == ["How deep?", "Hello", "Hello", "So?"], "two replies"
     with pytest.raises(NotFound) as missing:
         call_of(context, input=[ASK, {"type": "item_reference", "id": "gone"}])
     assert missing.value.param == "input[1].id"

@@ -171,16 +171,14 @@ def _call(block: Fields) -> ToolCall:
 
 
 def _reasoning(block: Fields, open_reasoning: Opener) -> Sealed:
-    """Return the sealed reasoning if the signature is ours and the client's text does not contradict it.
+    """Return the sealed reasoning if the signature is ours and the client has not edited it.
 
     Otherwise return the client's text. Reasoning hidden by another server cannot be read.
     """
     is_hidden = block.value("type") == _HIDDEN_REASONING
     told = "" if is_hidden else block.text("thinking") or ""
     sealed = open_reasoning(block.text("data" if is_hidden else "signature") or "")
-    if sealed is None:
-        return Sealed(told, "")
-    return sealed._replace(reasoning=told) if told.strip() not in ("", sealed.reasoning.strip()) else sealed
+    return sealed.unless_edited(told) if sealed else Sealed(told, "")
 
 
 # ------------------------------------------------------------------------------------------------- blocks

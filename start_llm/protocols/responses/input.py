@@ -1,17 +1,17 @@
 """Converts the items of the Responses protocol to messages.
 
-A reply consists of several items: reasoning, text, calls. Consecutive assistant items become one message, so
-that the client's input matches the reply that it received.
+A reply consists of several items: reasoning, text, calls. They become one message again, as the client
+received it. Two texts with nothing between them are two replies, and two messages, as in a chat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
-from start_llm.core.ids import name_in
+from start_llm.core.ids import RANDOM_LENGTH, name_in
 from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
 from start_llm.protocols.fields import Fields
@@ -98,11 +98,14 @@ class ItemReader:
         return reader(self, item)
 
     def reasoning(self, item: Fields) -> Message | None:
-        """Return sealed reasoning if it can be opened, else the clear text; None if it is empty."""
+        """Return sealed reasoning if it can be opened and was not edited, else the clear text.
+
+        None if it is empty.
+        """
         sealed = item.text("encrypted_content")
         clear = _texts(item, "content", between="") or _texts(item, "summary", between="\n\n")
         opened = self.opened(sealed) if sealed else None
-        reasoning = opened.reasoning if opened and opened.reasoning else clear
+        reasoning = opened.unless_edited(clear).reasoning if opened else clear
         reply = _of_reply(item, reasoning=reasoning) if reasoning else None
         return replace(reply, reply_name=opened.reply_name) if reply and opened else reply
 
@@ -151,19 +154,29 @@ def _of_reply(item: Fields, **parts: Any) -> Message:
     return Message(role="assistant", reply_name=name_in(item.text("id")), **parts)
 
 
-def _as_replies(messages: Iterable[Message]) -> Iterable[Message]:
-    """Merge adjacent assistant messages. Nothing separated their texts, so they are joined directly."""
+def _as_replies(messages: Iterable[Message]) -> Iterator[Message]:
+    """Merge the items of each reply. Nothing separated their texts, so they are joined directly."""
     reply: Message | None = None
+    last: Message | None = None
     for message in messages:
-        if message.role == "assistant":
-            reply = _joined(reply, message) if reply else message
-            continue
-        if reply:
-            yield reply
-            reply = None
-        yield message
+        if reply and last and _is_same_reply(last, message):
+            reply = _joined(reply, message)
+        else:
+            if reply:
+                yield reply
+            reply = message
+        last = message
     if reply:
         yield reply
+
+
+def _is_same_reply(last: Message, message: Message) -> bool:
+    """Return whether two adjacent items belong to one reply. Of two texts their ids must say so."""
+    if not last.role == message.role == "assistant":
+        return False
+    are_texts = bool(last.content and message.content)
+    is_named_alike = len(message.reply_name) == RANDOM_LENGTH and last.reply_name == message.reply_name
+    return not are_texts or is_named_alike
 
 
 def _joined(reply: Message, more: Message) -> Message:
