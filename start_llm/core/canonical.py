@@ -27,7 +27,7 @@ class OmittedText(NamedTuple):
         place: number of characters before it that the key does not leave out; for dates that the
             template writes, their index.
         text: the exact text.
-        said: how a note states it; a clock to the minute.
+        said: how a note states it.
         is_clock: it is a date, a clock or a time zone, and nothing else.
     """
 
@@ -192,8 +192,13 @@ def exact_keys(
 
 
 def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
-    """Return the exact name of a conversation with its reply, which clients resend without reasoning."""
+    """Return the exact name of a conversation with its reply, which clients resend without reasoning.
+
+    A reply behind transient messages is drawn from words that no later request has, so no later request is equal.
+    """
     key, beside = conversation.keys[-1].with_message(reply), conversation.exact[-1][_SIZE:]
+    if conversation.transient:
+        beside = CanonicalKey.of(beside, *(one.digest for one in conversation.transient)).digest
     return key.digest + (_with_beside(beside, key, reply, None) if reply.omitted else beside)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from start_llm.core.private_files import private_file, private_folder
 
-FORMAT = 1
+FORMAT = 2
 """Version of the tables and of the rows in them. Raise it when a store changes what it writes."""
 
 _SCHEMA = """

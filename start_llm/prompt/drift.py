@@ -73,17 +73,11 @@ class Rule:
         return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
     def said(self, piece: str) -> str:
-        """Return the value to compare and tell.
-
-        A `live` line loses its seconds, the lines of an `own` text are stripped, a block stays as it is.
-        """
+        """Return the value to compare and tell: the lines of an `own` text are stripped, others stay as they are."""
         if self.drift == "own":
             lines = _STAMPED.sub(r"\g<0>\n", piece).split("\n")
             return "\n".join(line.strip().rstrip(",") for line in lines if line.strip())
-        return _SECONDS.sub(r"\1", piece.strip()) if self.drift == "live" else piece.strip()
-
-
-_SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
+        return piece.strip()
 
 
 # Dates, clocks and time zones only: other text in such a line is content.

@@ -278,7 +278,7 @@ class Preparer:
             name=request.conversation_id,
             session=request.session_id or keys[_first_question(roles)].digest.hex(),
             ignored=[look.ignored for look in looked.looks],
-            transient=tuple(one for some in ignored(transient, self._rules) for one in some),
+            transient=tuple(one for some in ignored(transient) for one in some),
         )
 
     def _dated(self, messages: list[CanonicalMessage], now: datetime) -> list[CanonicalMessage]:

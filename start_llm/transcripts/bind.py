@@ -119,8 +119,10 @@ class PromptBinder:
         """Replace the beginning of a fresh rendering by recorded tokens.
 
         Of the candidates that the guard admits, take the one that leaves the fewest tokens to compute, its
-        note included. A recorded prefix can only end with a message whose boundary in the rendering is known;
-        the fresh tokens from that boundary on, beginning with the message's closer, follow it.
+        note included. A conversation that has tokens of its own does not leave them for others, which may say
+        another clock: what those have behind its own is new to it in any case. A recorded prefix can only end
+        with a message whose boundary in the rendering is known; the fresh tokens from that boundary on,
+        beginning with the message's closer, follow it.
 
         A note stands at the end of the last message that can hold one. It must not lie inside the recorded
         prefix, whose tokens stay as they are, so a prefix that ends behind that message cannot have a note.
@@ -129,12 +131,29 @@ class PromptBinder:
             The fresh rendering if nothing usable is recorded. None if the only usable prefixes need notes
             that cost more than they save: the caller takes the fresh rendering then, and reports why.
         """
+        best, are_costly = self._best(ids, boundaries, self._candidates(boundaries))
+        if best and self.guard.is_foreign(best.variant) and self._has_own(boundaries):
+            known = (one for one in self._candidates(boundaries) if not self.guard.is_foreign(one.variant))
+            best, are_costly = self._best(ids, boundaries, known)
+        if best is None:
+            return None if are_costly else fresh(self.conversation, ids, boundaries)
+        self.store.use(best.variant)
+        return self._bound(best, ids, boundaries)
+
+    def _best(
+        self, ids: tuple[int, ...], boundaries: Sequence[Boundary], candidates: Iterator[_BindingCandidate]
+    ) -> tuple[_BindingCandidate | None, bool]:
+        """Return the best candidate, and whether the note of another one cost more than it saved.
+
+        Args:
+            candidates: the longest first.
+        """
         last_note_holder = max(
             (one.message for one in boundaries if self.conversation.can_hold_note[one.message]), default=-1
         )
         best: _BindingCandidate | None = None
         costly_notes = impossible_notes = 0
-        for one in self._candidates(boundaries):
+        for one in candidates:
             if best and len(ids) - one.fresh_end > _cost(best, len(ids)):
                 break
             is_equal = self.guard.is_equal(one.variant)
@@ -149,10 +168,10 @@ class PromptBinder:
                 costly_notes += 1
             elif best is None or self._rank(candidate, len(ids)) < self._rank(best, len(ids)):
                 best = candidate
-        if best is None:
-            return None if costly_notes else fresh(self.conversation, ids, boundaries)
-        self.store.use(best.variant)
-        return self._bound(best, ids, boundaries)
+        return best, costly_notes > 0
+
+    def _has_own(self, boundaries: Sequence[Boundary]) -> bool:
+        return any(self.guard.is_own(one.variant) for one in self._candidates(boundaries))
 
     def _candidates(self, boundaries: Sequence[Boundary]) -> Iterator[_BindingCandidate]:
         """Yield the recorded prefixes that the guard admits, the longest first."""
@@ -183,8 +202,9 @@ class PromptBinder:
 
     def _changes(self, variant: Variant) -> tuple[drift.Change, ...]:
         """Return what a note would have to tell the model: what the recorded tokens lack or say wrongly."""
-        new = _details(self.conversation, variant.depth + 1)
-        return tuple(drift.changes((*variant.all_details(), *new), self.conversation.messages))
+        details = (*variant.all_details(), *_details(self.conversation, variant.depth + 1))
+        proven = self.guard.proven(variant)
+        return tuple(drift.changes(details, self.conversation.messages, proven=proven))
 
     def _with_paid_note(
         self, one: _BindingCandidate, changes: tuple[drift.Change, ...], fresh_length: int

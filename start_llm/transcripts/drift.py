@@ -6,8 +6,10 @@ one. If tokens hold several values of a field, the last one counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalMessage, Field
 from start_llm.transcripts.guard import MessageDetails, NotedValue, omitted_values
@@ -16,6 +18,7 @@ from start_llm.transcripts.text_diff import changed_lines
 _MAX_TOKENS = 256
 _SHARE_OF_SAVED = 0.1
 _SHARE_OF_PROMPT = 0.1
+_SECONDS = re.compile(r"(\b\d{1,2}:\d{2}):\d{2}(?:\.\d+)?\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +52,66 @@ class Change:
         return [] if lines is None else [f"[Changed in {self.field.name}:\n{lines}\n]"]
 
 
-def changes(details: Iterable[MessageDetails], messages: Sequence[CanonicalMessage]) -> list[Change]:
+class _Told(NamedTuple):
+    """What tokens say last of a field; `text` is None if a note said that it no longer applies."""
+
+    text: str | None
+    is_own: bool
+
+
+def changes(
+    details: Iterable[MessageDetails], messages: Sequence[CanonicalMessage], *, proven: int = -1
+) -> list[Change]:
     """Return the changes that the model would not learn from the tokens.
 
     Args:
         details: for each message, what the tokens say.
         messages: the messages as they are now.
+        proven: index of the last message whose tokens are proven to be the conversation's own. What they told
+            of a clock holds until the minute changes. Other tokens may be of another conversation, so a second
+            is a difference.
     """
-    last: dict[Field, str | None] = {}
+    last: dict[Field, _Told] = {}
     for depth, reading in enumerate(details):
-        last |= omitted_values(depth, reading.omitted)
-        last |= dict(reading.told)
+        told = {**omitted_values(depth, reading.omitted), **dict(reading.told)}
+        last |= {field: _Told(text, depth <= proven) for field, text in told.items()}
     now: dict[Field, str] = {}
     for depth, message in enumerate(messages):
         now |= omitted_values(depth, message.omitted)
     new = [
-        Change(field, value, last.get(field))
+        Change(field, value, last[field].text if field in last else None)
         for field, value in now.items()
-        if not _is_known(field, value, last.get(field))
+        if field not in last or not _is_known(field, value, last[field])
     ]
     gone = [
         Change(field, None, text)
-        for field, text in last.items()
+        for field, (text, _) in last.items()
         if field not in now and text is not None and field.kind != "own"
     ]
     return [*new, *gone]
 
 
-def _new_lines(before: str, now: str) -> str:
-    old = set(before.split("\n"))
-    return "\n".join(line for line in now.split("\n") if line not in old)
+def _new_lines(before: str, now: str) -> str | None:
+    """Return the lines that are new; None if the others stand in another order, or more often."""
+    old, new = before.split("\n"), now.split("\n")
+    known = set(old)
+    rest = iter(old)
+    if not all(line in rest for line in new if line in known):
+        return None
+    return "\n".join(line for line in new if line not in known)
 
 
-def _is_known(field: Field, now: str, told: str | None) -> bool:
+def _is_known(field: Field, now: str, told: _Told) -> bool:
     """Return whether the tokens tell this value. Lines removed from an `own` field need no note."""
-    if field.kind == "own" and told is not None:
-        return not _new_lines(told, now)
-    return now == told
+    if told.text is None or now == told.text:
+        return now == told.text
+    if field.kind == "own":
+        return _new_lines(told.text, now) == ""
+    return told.is_own and field.kind == "live" and _to_the_minute(now) == _to_the_minute(told.text)
+
+
+def _to_the_minute(text: str) -> str:
+    return _SECONDS.sub(r"\1", text)
 
 
 def note(told: Iterable[Change]) -> str:

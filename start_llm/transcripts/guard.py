@@ -36,7 +36,8 @@ class MessageDetails(NamedTuple):
     Attributes:
         omitted: the omitted texts as the tokens have them.
         reasoning: digest of the reasoning in the tokens.
-        is_ours: the model wrote that reasoning; if false, a client sent it.
+        is_ours: the model wrote that reasoning, behind these very tokens; if false, a client sent it, or the
+            model read transient messages in front of it.
         told: changes told by notes after the message.
         note_tokens: number of tokens of those notes.
     """
@@ -123,7 +124,9 @@ class _UnprovenPart(NamedTuple):
 
     Attributes:
         proven: index of the last message that is proven to be its own.
-        said: depth and digest of each omitted text after it, without clocks and white space.
+        said: depth and digest of each omitted text after it, without clocks and white space; where nothing is
+            proven, the transient messages too, with depth 0: the next request will not have them, but nothing
+            else may tell two conversations apart that begin with the same words.
     """
 
     proven: int
@@ -131,15 +134,15 @@ class _UnprovenPart(NamedTuple):
 
     @classmethod
     def of(cls, conversation: Conversation, proven: int) -> _UnprovenPart:
-        return cls(
-            proven,
-            frozenset(
-                (depth, text_digest(repr(one)))
-                for depth, message in enumerate(conversation.messages[proven + 1 :], proven + 1)
-                for one in message.omitted
-                if one.kind != "space" and not one.is_clock
-            ),
-        )
+        said = {
+            (depth, text_digest(repr(one)))
+            for depth, message in enumerate(conversation.messages[proven + 1 :], proven + 1)
+            for one in message.omitted
+            if one.kind != "space" and not one.is_clock
+        }
+        if proven == _NONE:
+            said |= {(0, one.digest) for one in conversation.transient}
+        return cls(proven, frozenset(said))
 
     @classmethod
     def decode(cls, data: bytes) -> _UnprovenPart:
@@ -240,7 +243,8 @@ class _PathFindings(NamedTuple):
     """Findings about recorded tokens. Each number is an index of a message; -1: none.
 
     Attributes:
-        proven: the last reply that the conversation proves to be its own.
+        reply: the last reply that was generated here and sent to a client.
+        proven: the last message that the conversation proves to be its own.
         differs: the last message with a difference that only a proof allows.
         reasoning: the last reply with reasoning that the conversation did not send.
         clock: the last message with another clock.
@@ -248,6 +252,7 @@ class _PathFindings(NamedTuple):
         earlier_note: the one before it.
     """
 
+    reply: int = _NONE
     proven: int = _NONE
     differs: int = _NONE
     reasoning: int = _NONE
@@ -273,6 +278,9 @@ class Guard:
         self._takes_proof = takes_proof
         self._keeps_reasoning = keeps_reasoning
         self._paths: dict[RecordedDetails, _PathFindings] = {}
+        self._last_reply = max(
+            (depth for depth, role in enumerate(conversation.roles) if role == "assistant"), default=_NONE
+        )
         self._clocks: dict[Field, str] = {}
         for depth, message in enumerate(conversation.messages):
             if message.omitted:
@@ -293,6 +301,23 @@ class Guard:
         """Return whether these tokens say exactly what the conversation says, reasoning aside."""
         path = self._path(recorded)
         return max(path.differs, path.clock, path.note) == _NONE
+
+    def is_foreign(self, recorded: RecordedDetails) -> bool:
+        """Return whether these tokens say something else than the conversation, and nothing proves them its own."""
+        path = self._path(recorded)
+        return max(path.differs, path.clock, path.note) > path.proven
+
+    def is_own(self, recorded: RecordedDetails) -> bool:
+        """Return whether these tokens are known to be the conversation's own.
+
+        They are if it proves that it received a reply in them; or if they say exactly what it says and were
+        computed under its name, or hold a reply from this server where it has no name.
+        """
+        path, name = self._path(recorded), self._conversation.name
+        if self.is_foreign(recorded):
+            return False
+        is_named = name in recorded.claims.names if name else path.reply != _NONE
+        return path.proven != _NONE or is_named
 
     def proven(self, recorded: RecordedDetails) -> int:
         """Return the index of the last message that is proven to be the conversation's own; -1: none."""
@@ -321,9 +346,12 @@ class Guard:
                 path = self._with_omitted(path, depth, reading)
             if reading.reasoning is not None or asked.shown[depth] is not None:
                 path = self._with_reasoning(path, depth, reading, recorded.claims)
-        if recorded.claims.is_delivered and self._is_shown(recorded):
-            path = path._replace(proven=recorded.depth)
-        return path
+        if recorded.claims.is_delivered:
+            path = path._replace(reply=recorded.depth)
+            is_proven = self._is_shown(recorded)
+        else:
+            is_proven = path.proven != _NONE and self._has_asked(recorded)
+        return path._replace(proven=recorded.depth) if is_proven else path
 
     def _is_shown(self, recorded: RecordedDetails) -> bool:
         """Return whether the conversation proves that it received the reply that these tokens end with."""
@@ -332,6 +360,10 @@ class Guard:
         return recorded.claims.proves_receipt(
             self._name, asked.ids[depth], sends_reasoning=sends_reasoning, asked_as=asked.name
         )
+
+    def _has_asked(self, recorded: RecordedDetails) -> bool:
+        """Return whether the conversation asked this before, under its name, and shows what it was answered."""
+        return recorded.depth < self._last_reply and self._name in recorded.claims.names
 
     def _with_omitted(self, path: _PathFindings, depth: int, reading: MessageDetails) -> _PathFindings:
         match difference(reading.omitted, self._conversation.messages[depth].omitted):

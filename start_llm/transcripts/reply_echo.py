@@ -9,8 +9,6 @@ from typing import cast
 from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
 
-_UNDECODABLE = "\ufffd"
-
 
 @dataclass(slots=True)
 class ReplyEcho:
@@ -48,7 +46,7 @@ class ReplyEcho:
         """Return the messages that clients may send back for this reply.
 
         There are two if a call stood between texts, where some clients insert a line break (lesson 17). There
-        is none if the reply is empty, or if a client could not receive it unchanged.
+        is none if the reply is empty, or if a call cannot be read.
 
         Args:
             drops_calls: leave out incomplete calls, as clients do.
@@ -61,7 +59,7 @@ class ReplyEcho:
     def _message(self, content: str, drops_calls: bool) -> Message | None:
         told = [told for index, told in self.calls.items() if index in self.ended or not drops_calls]
         calls = [_call(name, "".join(parts)) for name, parts in told]
-        if None in calls or content.endswith(_UNDECODABLE) or not (content.strip() or calls):
+        if None in calls or not (content.strip() or calls):
             return None
         reasoning = "".join(self.reasoning)
         # Text that was read as reasoning until the reply ended without a closing mark was sent as the answer

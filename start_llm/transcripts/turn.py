@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReason
 from start_llm.transcripts.recent import ComputedRequest, RecentConversations
 from start_llm.transcripts.reply_echo import ReplyEcho
 from start_llm.transcripts.store import PrefixNode, TranscriptStore, Variant
+
+_LOOKED_AT = 4
+"""So many tokens hold the beginning of the last character, which has four bytes at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,9 +306,24 @@ class Turn:
         if self._conversation is None or not is_whole or end.stop is not None or end.was_cut:
             return
         # Leave out the eos token: the next rendering writes its own closer, which may be another token.
-        written = self._written[:-1] if end.ended_itself else self._written
+        written = self._written[:-1] if end.ended_itself else self._as_sent(self._written)
         for reply in self._replies():
             self._record(self._conversation, reply, written)
+
+    def _as_sent(self, written: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a reply that was cut inside a character as the next request will have them.
+
+        The client received U+FFFD in place of that character. The tokens before it stay as they are.
+        """
+        token_bytes, cut = self._transcripts.token_bytes, len(written)
+        while cut and _ends_inside_character(
+            b"".join(map(token_bytes, written[max(cut - _LOOKED_AT, 0) : cut]))
+        ):
+            cut -= 1
+        if cut == len(written):
+            return written
+        sent = b"".join(map(token_bytes, written[cut:])).decode(errors="replace")
+        return (*written[:cut], *self._transcripts.encode(sent))
 
     def note_delivered(self) -> None:
         """Remember what the client received, whole or cut off, to recognise it when it is sent back."""
@@ -341,11 +360,17 @@ class Turn:
         transcripts.store.add(
             PrefixNode(key, len(conversation.keys), len(tokens)),
             tokens,
-            (*self._bound.details, MessageDetails(canonical.omitted, reasoning, is_ours=True)),
+            (*self._bound.details, MessageDetails(canonical.omitted, reasoning, not conversation.transient)),
             parent=self._prompt,
             claims=self._claims,
             session=conversation.session,
         )
+
+
+def _ends_inside_character(data: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data)
+    return bool(decoder.getstate()[0])
 
 
 def _refusal(bound: BoundPrompt | None, unbound: int, window: int) -> str | None:

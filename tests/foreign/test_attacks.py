@@ -19,6 +19,7 @@ from tests.foreign.forms import Message as AnyMessage
 from tests.http.test_conversations import REPLY_TOKENS, Message, Talk, talking, text_of, user
 from tests.sdk.endpoints import DIRECT, KEY, MODEL, PROXIED, Endpoint, Endpoints
 from tests.serving import AS_JSON, serving
+from tests.transcripts.world import CARRIER
 
 pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
@@ -276,6 +277,34 @@ def test_white_space_at_the_end_of_a_question_is_another_conversations(talk: Tal
 # ------------------------------------------------------------------------------------------- notes and clocks
 
 
+@pytest.mark.sample(4)
+def test_the_second_of_another_clock_is_told(talk: Talk):
+    def timed(second: int) -> list[Message]:
+        clock = f"Current date: 2026-11-21 10:00:{second:02}"
+        return [{"role": "system", "content": f"{clock}\nSeconds.\n{REST}"}, user("Which second?")]
+
+    talk.ask(timed(5), session_id="fifth second")
+    talk.ask(timed(50), session_id="last seconds")
+    read = text_of(talk, talk.prompts[-1])
+    assert "10:00:05" not in read or "[Now: Current date: 2026-11-21 10:00:50]" in read
+
+
+@pytest.mark.sample(4)
+def test_own_metadata_whose_lines_are_exchanged_is_told(talk: Talk):
+    def mail(first: str, second: str, words: str) -> Message:
+        blocks = (f'{name}:\n```json\n{{\n"name": "{who}"\n}}\n```\n' for name, who in zip(
+            ("Conversation info (untrusted metadata)", "Sender (untrusted metadata)"), (first, second), strict=True
+        ))  # fmt: skip
+        return user("".join(blocks) + words)
+
+    system = asked("Exchanged.")[0]
+    reply, _ = talk.said([system, mail("ann", "bob", "Who?")], session_id="exchanged")
+    talk.ask([system, mail("bob", "ann", "Who?"), reply, user("And now?")], session_id="exchanged")
+    read = text_of(talk, talk.prompts[-1])
+    last = read[read.rindex("Conversation info") :]
+    assert last.index("bob") < last.index("ann")
+
+
 @pytest.mark.sample(5)
 def test_notes_of_others_do_not_pile_up(talk: Talk):
     def dated(day: int) -> list[Message]:
@@ -359,6 +388,31 @@ def test_reasoning_is_read_in_its_own_conversation_alone(thinker: Talk, names: s
     assert held[:2] == [(True, False, True), (False, True, False)]
     assert held[2:] == [(False, held[2][1], False), (False, held[3][1], False)]
     assert not (held[3][1] and "session_id" not in second), "an own value that changed, without a proof"
+
+
+@pytest.fixture(scope="module", params=["note", "exact"])
+def thinkers(request: pytest.FixtureRequest, folder: Path) -> Iterator[Talk]:
+    with talking(folder, drift=request.param) as one:
+        yield one
+
+
+@pytest.mark.parametrize("names", ["no names", "one bucket", "one name"])
+def test_reasoning_behind_a_carrier_is_read_in_its_own_conversation_alone(thinkers: Talk, names: str):
+    """Both chats ask the same and get the same call. What they were told beside it is not sent again."""
+    named = {"session_id": "of both"} if names == "one name" else NAMES[names][0]
+    chat = [{"role": "system", "content": f"Carriers, {names}.\n{REST}"}, user("hello")]
+    (reply_a, reasoning_a), (reply_b, reasoning_b) = (
+        with_call(thinkers, [*chat, user(CARRIER.format(secret))], **named)
+        for secret in ("alpha " * 40, "Of beta, 17 more. " * 30)
+    )
+    assert reasoning_a != reasoning_b
+    assert arguments_of(reply_a) == arguments_of(reply_b)
+    reads: list[str] = []
+    for reply, changed in ((reply_a, {}), (reply_b, {}), (reply_a, {"id": "c1"}), (reply_b, {"id": "c1"})):
+        thinkers.ask([*chat, *done(reply, **changed)], **THINKS, **named)
+        reads.append(text_of(thinkers, thinkers.prompts[-1]))
+    held = [(reasoning_a in read, reasoning_b in read) for read in reads]
+    assert held == [(True, False), (False, True), (False, False), (False, False)]
 
 
 def test_a_conversation_that_is_ahead_is_not_gone_on_from(thinker: Talk):

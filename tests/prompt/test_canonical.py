@@ -247,7 +247,7 @@ def test_each_line_of_a_rule_is_an_item_in_its_place():
     name = "current time of a message"
     text = f"{CLOCK.format('10:00:31')}Go.\n  {CLOCK.format('11:00')}Now."
     assert left_out(replace(ASKED, content=text)) == (
-        OmittedText(name, "live", 0, "Current time is 10:00:31\n", "Current time is 10:00", is_clock=True),
+        OmittedText(name, "live", 0, "Current time is 10:00:31\n", "Current time is 10:00:31", is_clock=True),
         OmittedText(name, "live", 4, "  Current time is 11:00\n", "Current time is 11:00", is_clock=True),
     )
 

@@ -122,8 +122,8 @@ def test_different_ids_are_different_names(pair):
 
 
 @given(
-    st.lists(st.text("xy \"[],#", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
-    st.lists(st.text("xy \"[],#", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
+    st.lists(st.text('xy "[],#', min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
+    st.lists(st.text('xy "[],#', min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
 )
 def test_equal_names_are_of_equal_ids(one, other):
     is_same = [word.strip() for word in one] == [word.strip() for word in other]

@@ -52,11 +52,11 @@ def conversation_of(*messages: CanonicalMessage, tenant: bytes = b"", **more: An
         "can_hold_note": [True] * len(messages),
         "name": None,
         "session": "",
+        "roles": ["user"] * len(messages),
     }
     return Conversation(
         tenant=tenant,
         root=ROOT,
-        roles=["user"] * len(messages),
         messages=messages,
         keys=keys,
         exact=exact_keys(keys, messages, more.get("echoed", nothing)),

@@ -400,3 +400,60 @@ def test_what_builds_on_another_reasoning_is_not_found_either():
     assert bound_to(kept, echoing(b"second"), TALK).ids[:3] == (1, 20, 2)
     assert bound_to(kept, echoing(b"first"), TALK).ids[:4] == (1, 10, 2, 7)
     assert variants[b"second"].children == {}
+
+
+# ------------------------------------------------------------------------------------------ own before foreign
+
+
+def of_day(said: str) -> OmittedText:
+    return OmittedText("today's date", "live", 0, said, said, is_clock=True)
+
+
+LONG_TALK = [[1] * 200, [2], [3] * 50, [4], [5] * 20]
+TODAY, TOMORROW = of_day("friday"), of_day("saturday")
+
+
+def answered_on(
+    kept: TranscriptStore, day: OmittedText, messages: Sequence[Sequence[int]], **more: Any
+) -> None:
+    """A question and its reply, again and again, computed on this day without anything from before."""
+    said, (ids, ends) = conversation(messages, first=[day], **more), rendered(messages)
+    details = [MessageDetails(message.omitted) for message in said.messages]
+    last: Variant | None = None
+    for depth, end in enumerate(ends):
+        last = kept.add(
+            PrefixNode(said.keys[depth], depth, end.tokens),
+            array("I", ids),
+            details,
+            parent=last,
+            claims=Claims(said.names, is_delivered=depth % 2 == 1),
+        )
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"), [({"name": "b"}, {"name": "a"}), ({}, {})], ids=["names", "no names"]
+)
+def test_ones_own_tokens_come_before_those_of_others_that_reach_deeper(mine, others):
+    kept = store()
+    answered_on(kept, TOMORROW, LONG_TALK[:4], **others)
+    answered_on(kept, TODAY, LONG_TALK[:2], **mine)
+    bound = bound_to(kept, conversation(LONG_TALK, first=[TODAY], **mine), LONG_TALK)
+    assert bound.prefix
+    assert (bound.prefix.depth, bound.note_tokens) == (1, 0)
+
+
+def test_who_has_no_tokens_goes_on_from_those_of_others_and_is_told():
+    kept = store()
+    answered_on(kept, TOMORROW, LONG_TALK[:4], name="a")
+    bound = bound_to(kept, conversation(LONG_TALK, first=[TODAY], name="b"), LONG_TALK)
+    assert bound.prefix
+    assert (bound.prefix.depth, bound.note_tokens) == (3, 1)
+
+
+def test_equal_tokens_are_nobodys_and_the_deepest_are_taken():
+    kept = store()
+    answered_on(kept, TODAY, LONG_TALK[:4], name="a")
+    answered_on(kept, TODAY, LONG_TALK[:2], name="b")
+    bound = bound_to(kept, conversation(LONG_TALK, first=[TODAY], name="b"), LONG_TALK)
+    assert bound.prefix
+    assert bound.prefix.depth == 3

@@ -201,12 +201,20 @@ def test_where_no_note_can_stand_everything_is_as_it_would_be_afresh():
     assert talk.ask(ANSWER) == fresh
 
 
-def test_seconds_are_no_news():
-    def said(clock: str) -> str:
-        ((found,),) = omitted(system(f"Current time is {clock}\nBe brief."))
-        return found.said
+def test_seconds_are_no_news_of_ones_own_clock():
+    """Where nothing proves whose the tokens are, another second is another value, and told as a whole."""
 
-    assert said("10:00:31") == said("10:00:59") != said("10:01:00")
+    def noted(clock: str, proven: int) -> str:
+        before, now = (
+            canonical([system(f"Current time is {one}\nBe brief."), user("Go on.")])
+            for one in ("10:00:31", clock)
+        )
+        return note(changes([MessageDetails(one.omitted) for one in before], now, proven=proven)).strip()
+
+    of_nobody, own = -1, 1
+    assert noted("10:00:31", of_nobody) == noted("10:00:59", own) == ""
+    assert noted("10:00:59", of_nobody) == "[Now: Current time is 10:00:59]"
+    assert noted("10:01:00", own) == "[Now: Current time is 10:01:00]"
 
 
 def test_seconds_in_a_block_stay_as_they_are():

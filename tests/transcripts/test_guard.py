@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Kind, OmittedText
+from start_llm.core.canonical import (
+    CanonicalMessage,
+    Conversation,
+    Field,
+    Ignored,
+    Kind,
+    OmittedText,
+    exact_after,
+)
 from start_llm.transcripts.guard import (
     Claims,
     ConversationNames,
@@ -541,3 +549,90 @@ def test_a_name_of_two_that_are_forgotten_means_one_again():
     assert names.proving(ON_MAIN) is None
     names.note(asked([block("on main")], name=OTHERS), -1)
     assert names.proving(ON_MAIN) == MINE
+
+
+# ------------------------------------------------------------------------------------------------ own is own
+
+ROLES = ["user", "assistant", "user", "assistant"]
+HINT = own("id of the last question")
+
+
+def two_turns(*, question: Claims, reply: Claims | None) -> Tokens:
+    """A question, a reply, and a second question with a hint, which lasts for this one request."""
+    first = tokens(PLAIN, PLAIN, claims=reply)
+    return Tokens(NEXT_QUESTION, [MessageDetails((HINT,))], first, question)
+
+
+OF_MINE = Claims({MINE: None})
+
+
+@pytest.mark.parametrize("roles", [ROLES, [*ROLES[:3], "user"]])
+def test_a_question_that_was_asked_under_this_name_and_answered_is_its_own(roles):
+    """Its reply was not recorded, so nothing behind the question proves anything."""
+    recorded = two_turns(question=OF_MINE, reply=named())
+    assert admits(asked(name=MINE, roles=roles), recorded) == (roles == ROLES)
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "name"),
+    [
+        (OF_MINE, None, MINE),
+        (Claims({OTHERS: None}), named(), MINE),
+        (OF_MINE, named(), None),
+        (OF_MINE, named(OTHERS), MINE),
+    ],
+    ids=["no reply before it", "asked under another name", "no name", "reply to another"],
+)
+def test_a_question_alone_is_nobodys(question, reply, name):
+    assert not admits(asked(name=name, roles=ROLES), two_turns(question=question, reply=reply))
+
+
+TODAY, TOMORROW = clock("friday"), clock("saturday")
+DELIVERED = Claims(is_delivered=True)
+
+
+@pytest.mark.parametrize(
+    ("read", "claims", "name", "is_own", "is_foreign"),
+    [
+        (TODAY, named(), MINE, True, False),
+        (TODAY, DELIVERED, None, True, False),
+        (TODAY, Claims(), None, False, False),
+        (TODAY, named(OTHERS), MINE, False, False),
+        (TOMORROW, named(), MINE, True, False),
+        (TOMORROW, named(OTHERS), MINE, False, True),
+        (TOMORROW, DELIVERED, None, False, True),
+    ],
+)
+def test_what_is_equal_or_proven_is_own_and_another_clock_is_foreign(read, claims, name, is_own, is_foreign):
+    guard = Guard(asked([TODAY], name=name), name, takes_proof=True, keeps_reasoning=True)
+    recorded = tokens(MessageDetails((read,)), PLAIN, claims=claims)
+    assert (guard.is_own(recorded), guard.is_foreign(recorded)) == (is_own, is_foreign)
+
+
+# -------------------------------------------------------------------------------------- transient messages
+
+
+def carrier(words: bytes) -> tuple[Ignored, ...]:
+    return (Ignored("internal context", "transient", words),)
+
+
+def test_a_reply_behind_a_carrier_is_equal_to_no_other():
+    reply = CanonicalMessage(b"OK")
+    bare = exact_after(asked(), reply)
+    names = {exact_after(asked(transient=carrier(words)), reply) for words in (b"alpha", b"beta")}
+    assert len(names | {bare}) == 3
+
+
+def test_a_name_of_two_beginnings_that_only_their_carriers_tell_apart_is_none():
+    names = ConversationNames()
+    for words in (b"alpha", b"beta"):
+        assert names.proving(asked(name=MINE)) == MINE
+        names.note(asked(name=MINE, transient=carrier(words)), -1)
+    assert names.proving(asked(name=MINE)) is None
+
+
+def test_carriers_of_a_conversation_whose_reply_is_proven_may_differ():
+    names = ConversationNames()
+    for words in (b"alpha", b"beta"):
+        names.note(asked(name=MINE, transient=carrier(words)), REPLY)
+    assert names.proving(asked(name=MINE)) == MINE

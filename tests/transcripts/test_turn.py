@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +28,11 @@ ASKED = user("Where?")
 HERE = (Content("Here"),)
 
 
-def kept(**policy: Any) -> Transcripts:
+def kept(
+    token_bytes: Callable[[int], bytes] = lambda token: chr(token).encode(), **policy: Any
+) -> Transcripts:
     """Its tokens are characters."""
-    return transcripts(lambda token: chr(token).encode(), lambda text: [*map(ord, text)], **policy)
+    return transcripts(token_bytes, lambda text: [*map(ord, text)], **policy)
 
 
 def prompt_of(*messages: Message) -> Prompt:
@@ -114,6 +116,33 @@ def test_a_reply_that_was_cut_by_its_limit_keeps_its_last_token():
     assert next_read(known, reply("Here")) == "Where?|>Here|And there?|>"
 
 
+CUTS = {
+    "two of four": ("He", "\U0001f41f".encode()[:2], "He\ufffd"),
+    "a letter in the same token": ("He", b"y\xe2\x82", "Hey\ufffd"),
+    "the end of another in the same token": ("H\udce2", b"\x82\xac\xf0\x9f", "H€\ufffd"),
+    "nothing else": ("", b"\xf0", "\ufffd"),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_reply_that_ends_inside_a_character_is_recorded_as_its_client_received_it(cut):
+    """The tokens in front of the character stay as they were written."""
+    text, last, received = CUTS[cut]
+    token = 0x110000
+    known = kept(token_bytes=lambda one: last if one == token else chr(one).encode(errors="surrogateescape"))
+    turn = asked(known, ASKED)
+    turn.add_output(Content(received))
+    turn.add_generated_tokens([*map(ord, text), token])
+    turn.record_reply(AT_A_LIMIT, is_whole=True)
+    assert next_read(known, reply(received)) == f"Where?|>{received}|And there?|>"
+
+
+def test_a_replacement_character_that_the_model_wrote_is_a_character():
+    known = kept()
+    answered(known, (Content("He\ufffd"),), "He\ufffd", AT_A_LIMIT)
+    assert next_read(known, reply("He\ufffd")) == "Where?|>He\ufffd|And there?|>"
+
+
 def test_reasoning_stays_although_the_rendering_drops_it():
     known = kept()
     answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
@@ -146,7 +175,6 @@ def test_reasoning_that_nobody_wants_does_not_stay(policy):
 @pytest.mark.parametrize(
     ("outputs", "written", "end", "whole"),
     [
-        ((Content("He\ufffd"),), "He", AT_A_LIMIT, True),
         ((CallStarted(0, "read"), CallArguments(0, "[1]")), "[1]", ITSELF, True),
         ((CallStarted(0, "read"), CallArguments(0, '{"a": ')), '{"a": ', AT_A_LIMIT, True),
         ((), "", ITSELF, True),
