@@ -194,7 +194,7 @@ def exact_keys(
 def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
     """Return the exact name of a conversation with its reply, which clients resend without reasoning.
 
-    A reply behind transient messages is drawn from words that no later request has, so no later request is equal.
+    A reply behind transient messages was drawn from words that no later request has: none is equal.
     """
     key, beside = conversation.keys[-1].with_message(reply), conversation.exact[-1][_SIZE:]
     if conversation.transient:

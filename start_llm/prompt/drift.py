@@ -73,7 +73,7 @@ class Rule:
         return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
     def said(self, piece: str) -> str:
-        """Return the value to compare and tell: the lines of an `own` text are stripped, others stay as they are."""
+        """Return the value to compare and tell. The lines of an `own` text are stripped."""
         if self.drift == "own":
             lines = _STAMPED.sub(r"\g<0>\n", piece).split("\n")
             return "\n".join(line.strip().rstrip(",") for line in lines if line.strip())

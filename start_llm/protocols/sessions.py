@@ -32,10 +32,11 @@ HEADERS = (
 _BACKGROUND_CLASSES = ("subagent", "auxiliary")
 _LONGEST = 200
 _OF_JSON, _OF_DIGEST = "[", "#"
-"""A name that begins so is a JSON array of ids, or the digest of one; every other name is an id as it was sent."""
+"""A name that begins so is a JSON array of ids, or the digest of one; any other is an id as it was sent."""
 _PLACEHOLDERS = frozenset(
-    "-1 agent anonymous assistant chat conversation default empty false global guest id local main n/a nan new nil none "
-    "null [object_object] root session shared string temp test thread true undefined unknown user uuid".split()
+    "-1 agent anonymous assistant chat conversation default empty false global guest id local main n/a nan "
+    "new nil none null [object_object] root session shared string temp test thread true undefined unknown "
+    "user uuid".split()
 )
 
 
@@ -96,7 +97,7 @@ def _name(*ids: str) -> str:
 
 
 def _is_placeholder(found: str) -> bool:
-    """Return whether clients send this where they have no id: such a word, or zeros alone, as in a nil UUID."""
+    """Return whether clients send this where they have no id: such a word, or zeros alone (a nil UUID)."""
     word = found.casefold().replace(" ", "_")
     return word in _PLACEHOLDERS or not word.strip("0-_.")
 

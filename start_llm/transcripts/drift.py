@@ -68,7 +68,7 @@ def changes(
         details: for each message, what the tokens say.
         messages: the messages as they are now.
         proven: index of the last message whose tokens are proven to be the conversation's own. What they told
-            of a clock holds until the minute changes. Other tokens may be of another conversation, so a second
+            of a clock holds until the minute changes. Others may be of another conversation: there a second
             is a difference.
     """
     last: dict[Field, _Told] = {}

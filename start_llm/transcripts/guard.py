@@ -303,7 +303,7 @@ class Guard:
         return max(path.differs, path.clock, path.note) == _NONE
 
     def is_foreign(self, recorded: RecordedDetails) -> bool:
-        """Return whether these tokens say something else than the conversation, and nothing proves them its own."""
+        """Return whether these tokens say what the conversation does not, and are not proven its own."""
         path = self._path(recorded)
         return max(path.differs, path.clock, path.note) > path.proven
 
@@ -362,7 +362,7 @@ class Guard:
         )
 
     def _has_asked(self, recorded: RecordedDetails) -> bool:
-        """Return whether the conversation asked this before, under its name, and shows what it was answered."""
+        """Return whether the conversation asked this before, under its name, and shows its answer."""
         return recorded.depth < self._last_reply and self._name in recorded.claims.names
 
     def _with_omitted(self, path: _PathFindings, depth: int, reading: MessageDetails) -> _PathFindings:

@@ -292,10 +292,8 @@ def test_the_second_of_another_clock_is_told(talk: Talk):
 @pytest.mark.sample(4)
 def test_own_metadata_whose_lines_are_exchanged_is_told(talk: Talk):
     def mail(first: str, second: str, words: str) -> Message:
-        blocks = (f'{name}:\n```json\n{{\n"name": "{who}"\n}}\n```\n' for name, who in zip(
-            ("Conversation info (untrusted metadata)", "Sender (untrusted metadata)"), (first, second), strict=True
-        ))  # fmt: skip
-        return user("".join(blocks) + words)
+        block = '{} (untrusted metadata):\n```json\n{{\n"name": "{}"\n}}\n```\n'
+        return user(block.format("Conversation info", first) + block.format("Sender", second) + words)
 
     system = asked("Exchanged.")[0]
     reply, _ = talk.said([system, mail("ann", "bob", "Who?")], session_id="exchanged")

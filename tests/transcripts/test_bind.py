@@ -402,7 +402,7 @@ def test_what_builds_on_another_reasoning_is_not_found_either():
     assert variants[b"second"].children == {}
 
 
-# ------------------------------------------------------------------------------------------ own before foreign
+# ----------------------------------------------------------------------------------------- own before foreign
 
 
 def of_day(said: str) -> OmittedText:

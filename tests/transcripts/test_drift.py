@@ -217,6 +217,30 @@ def test_seconds_are_no_news_of_ones_own_clock():
     assert noted("10:01:00", own) == "[Now: Current time is 10:01:00]"
 
 
+LINES = ("the first of its lines, which is long", "second", "third")
+FIRST, SECOND, THIRD = LINES
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (LINES, ""),
+        ((FIRST, THIRD), ""),
+        ((*LINES, "new"), "[Changed in info:\nnew\n]"),
+        ((SECOND, FIRST, THIRD), f"[Now: {SECOND}\n{FIRST}\n{THIRD}]"),
+        ((SECOND, FIRST, "new"), f"[Now: {SECOND}\n{FIRST}\nnew]"),
+        ((*LINES, THIRD), f"[Now: {FIRST}\n{SECOND}\n{THIRD}\n{THIRD}]"),
+    ],
+)
+def test_exchanged_lines_of_own_metadata_are_told_as_a_whole(now, told):
+    def message(*lines: str) -> CanonicalMessage:
+        text = "\n".join(lines)
+        return CanonicalMessage(b"", (OmittedText("info", "own", 0, text, text),))
+
+    before = MessageDetails(message(*LINES).omitted)
+    assert note(changes([before], [message(*now)])).strip() == told
+
+
 def test_seconds_in_a_block_stay_as_they_are():
     """Its lines are named as they stand in the prompt."""
     ((found,),) = omitted(system("You help.\n" + GIT.format("at 10:00:31") + "Be brief."))
