@@ -13,6 +13,7 @@ from start_llm.prompt.call_probes import beside_facts, call_facts, samples_for, 
 from start_llm.prompt.facts import Moving, TemplateFacts
 from start_llm.prompt.image_probes import image_facts
 from start_llm.prompt.losses import losses
+from start_llm.prompt.option_probes import OptionProbes
 from start_llm.prompt.probe import NEXT, REPLY, SYSTEM, TOOL, USER, TemplateProbe
 from start_llm.prompt.reasoning_probes import ReasoningFacts, options_described
 from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
@@ -129,7 +130,10 @@ def _takes_tools(probe: TemplateProbe, facts: TemplateFacts) -> bool:
 
 def _reasoning_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     samples = samples_for(facts)
-    return ReasoningFacts(probe, samples.calling(), samples.result(), TOOL).facts(facts)
+    reasoning = ReasoningFacts(probe, samples.calling(), samples.result(), TOOL)
+    facts = reasoning.facts(facts)
+    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
+    return OptionProbes(probe, reasoning.talks(facts), SYSTEM, TOOL, added).facts(facts)
 
 
 # ------------------------------------------------------------------------------------------------- boundaries

@@ -103,7 +103,9 @@ class TemplateFacts:
         switch: the option that turns reasoning on and off; None if there is none.
         effort: the option for the reasoning effort; None if there is none.
         tells_budget: the template tells the model how many tokens of reasoning a request allows.
-        generation_prompt_options: options that change only the generation prompt.
+        generation_prompt_options: options that change only the generation prompt, in all combinations of the
+            tried values.
+        tried_options: values that were tried of each option that a request can set; None: it is left out.
         moving: what is shown with the last question, and so in another place in each turn.
         dates: formats of the dates that the template itself writes.
         closers: texts of added tokens that end an assistant message.
@@ -144,9 +146,26 @@ class TemplateFacts:
     effort: Effort | None = None
     tells_budget: bool = False
     generation_prompt_options: frozenset[str] = frozenset()
+    tried_options: Mapping[str, tuple[Json, ...]] = field(
+        default_factory=dict[str, tuple[Json, ...]], compare=False
+    )
     moving: frozenset[Moving] = frozenset()
     dates: tuple[str, ...] = ()
     closers: frozenset[str] = frozenset()
     image_text: ImageText | None = None
     images_in_results: bool = True
     can_be_cut: bool = True
+
+    def options_in_front(self, options: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the options that may change what stands in front of the generation prompt.
+
+        These are all of them if one has a value that was not tried, or is unknown: it may act on the others.
+        """
+        is_known = all(self._is_tried(name, value) for name, value in options.items())
+        behind = self.generation_prompt_options if is_known else frozenset[str]()
+        return {name: value for name, value in options.items() if name not in behind}
+
+    def _is_tried(self, name: str, value: Json) -> bool:
+        tried = self.tried_options.get(name, ())
+        is_budget = name == BUDGET_OPTION and type(value) is int and value > 0
+        return (is_budget and bool(tried)) or any(type(one) is type(value) and one == value for one in tried)

@@ -203,12 +203,9 @@ class Preparer:
     # ------------------------------------------------------------------------------------- what is compared
 
     def _root(self, request: ChatRequest, options: Mapping[str, Json], now: datetime) -> Root:
-        in_front = {
-            name: value for name, value in options.items() if name not in self.facts.generation_prompt_options
-        }
         dates = [] if self._tells_now else self._dates(now)
         question = self._last_question(request) if self._has_moving(request) else None
-        return root_of(in_front, request.tools, dates, question)
+        return root_of(self.facts.options_in_front(options), request.tools, dates, question)
 
     @property
     def _tells_now(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -71,7 +71,7 @@ class ReasoningFacts:
         preserve, is_kept = self._preserving(key or _REASONING_KEYS[0])
         switch = self._switch()
         effort, by_effort = self._effort(switch)
-        facts = replace(
+        return replace(
             facts,
             reasoning_key=key,
             old_reasoning="kept" if is_kept else "dropped",
@@ -80,7 +80,12 @@ class ReasoningFacts:
             effort=effort,
             tells_budget=self._tells_budget(switch or by_effort),
         )
-        return replace(facts, generation_prompt_options=frozenset(self._tail_options(facts)))
+
+    def talks(self, facts: TemplateFacts) -> tuple[tuple[TemplateMessage, ...], ...]:
+        """Return conversations with one question, and with reasoning beside an answer and beside a call."""
+        key = facts.reasoning_key or _REASONING_KEYS[0]
+        answered = (_USER, _thinking(_REPLY, key), _NEXT)
+        return (_USER,), answered, (_USER, _thinking(self.calling, key), self.result)
 
     # ---------------------------------------------------------------------------------------------- reasoning
 
@@ -171,43 +176,9 @@ class ReasoningFacts:
                 return Effort(option=option, words=words | dict.fromkeys(efforts.REQUESTED[: end + 1], True))
         return None
 
-    def _tail_options(self, facts: TemplateFacts) -> Iterator[str]:
-        """Yield the options that change no rendering without the generation prompt."""
-        key = facts.reasoning_key or _REASONING_KEYS[0]
-        talks = (
-            (_SYSTEM, _USER, _thinking(_REPLY, key), _NEXT),
-            (_USER, _thinking(self.calling, key), self.result),
-        )
-        for option, values in _values(facts).items():
-            texts = {
-                tuple(self.probe.text(*talk, tools=(self.tool,), options=options) for talk in talks)
-                for options in values
-            }
-            if len(texts) == 1:
-                yield option
-
 
 def _thinking(message: TemplateMessage, key: str) -> TemplateMessage:
     return message | {key: "probethought"}
-
-
-def _values(facts: TemplateFacts) -> dict[str, list[Mapping[str, Json]]]:
-    """Return the possible values of each option for reasoning, of effort and budget with reasoning turned on.
-
-    Words in the system message are left out: they are part of the conversation.
-    """
-    values: dict[str, list[Mapping[str, Json]]] = {}
-    switch = facts.switch if facts.switch and facts.switch.option != SYSTEM_WORDS else None
-    thinking = switch.options(on=True) if switch else {}
-    if facts.effort:
-        words = dict.fromkeys(facts.effort.words)
-        values[facts.effort.option] = [{**thinking, **facts.effort.options(word)} for word in words]
-    if facts.tells_budget:
-        values[BUDGET_OPTION] = [thinking, *({**thinking, BUDGET_OPTION: tokens} for tokens in _BUDGETS)]
-    if switch:
-        sides = [switch.options(on=on) for on in (True, False)]
-        values[switch.option] = [*values.get(switch.option, []), *sides]
-    return values
 
 
 def options_described(facts: TemplateFacts) -> list[str]:

@@ -19,6 +19,7 @@ from tests.foreign.forms import Message as AnyMessage
 from tests.http.test_conversations import REPLY_TOKENS, Message, Talk, talking, text_of, user
 from tests.sdk.endpoints import DIRECT, KEY, MODEL, PROXIED, Endpoint, Endpoints
 from tests.serving import AS_JSON, serving
+from tests.templates.traits import trait_folder
 from tests.transcripts.world import CARRIER
 
 pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
@@ -570,3 +571,33 @@ def test_where_nothing_may_differ_nothing_that_differs_is_read(
     with talking(folder, drift="exact") as fresh:
         fresh.ask([system, user(second), reply, user("And now?")])
         assert read == text_of(fresh, fresh.prompts[-1])
+
+
+# ---------------------------------------------------------------------------------------- options of templates
+
+WRITES_THOUGHTS = "Write your thoughts"
+
+
+@pytest.fixture(scope="module")
+def granite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talk]:
+    with talking(trait_folder("option_without_tools", tmp_path_factory.mktemp("options"))) as one:
+        yield one
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", [True, False])
+def test_an_option_that_acts_without_tools_alone_acts_on_the_second_question_too(
+    granite: Talk, form: str, first: bool
+):
+    """The same question with the option on and off: each is read as its own request says."""
+    place = {"chat": "messages", "messages": "messages", "responses": "input"}[form]
+    limit = "max_output_tokens" if form == "responses" else "max_tokens"
+    for is_on in (first, not first):
+        body = {
+            place: [user(f"Do you think? {form} {first}")],
+            limit: 4,
+            "temperature": 0,
+            "enable_thinking": is_on,
+        }
+        granite.server.post(FORMS[form].path, body)
+        assert (WRITES_THOUGHTS in text_of(granite, granite.prompts[-1])) == is_on

@@ -45,6 +45,7 @@ OF_TRAITS = {
     "python_lines": ("olmo3", None),
     "call_list": ("nemotron_h", None),
     "call_list_without_end": ("granite", None),
+    "option_without_tools": ("granite", None),
     "call_lines": ("minimax_m1", None),
     "bare_call_list": ("generic", None),
     "role_of_a_call": ("gigachat", None),

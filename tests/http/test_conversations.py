@@ -121,6 +121,20 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
             assert computed <= talk.length(question["content"]) + CLOSERS
 
 
+def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: ChainModel):
+    """The hint of the question goes away, as in OpenClaw, and the client sends the reply as it received it."""
+    fish = "🐟".encode()
+    folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), fish[:2], fish[2:]]})
+    question = " ".join(words(random.Random(3), 20).split()) * 9
+    with talking(folder) as talk:
+        messages = [system("Inside"), user(f"[message_id: 7] {question}")]
+        reply, _ = talk.said(messages, tools=TOOLS, max_tokens=41, session_id="inside")
+        assert reply["content"].endswith("w39\ufffd")
+        again = [messages[0], user(question), reply, user("And now?")]
+        _, computed = talk.said(again, tools=TOOLS, max_tokens=4, session_id="inside")
+        assert computed <= talk.length("\ufffd" + "And now?") + CLOSERS
+
+
 def test_a_reply_that_was_cut_where_markup_might_have_begun_is_not_read_again(chain_model: ChainModel):
     """`functools[` begins a call in one format, and replies end with an f in all."""
     folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), " if", " so"]})

@@ -135,6 +135,11 @@ FACTS = {
     "python_lines": TemplateFacts(closers=CHATML_ENDS),
     "call_list": TemplateFacts(closers=frozenset({"<SPECIAL_12>", "</s>"})),
     "call_list_without_end": TemplateFacts(takes_lone_system=False, closers=frozenset({"<|end_of_text|>"})),
+    "option_without_tools": TemplateFacts(
+        takes_lone_system=False,
+        switch=Switch(option="thinking", thinks=False),
+        closers=frozenset({"<|end_of_text|>"}),
+    ),
     "call_lines": TemplateFacts(closers=frozenset({"<end_of_sentence>"})),
     "bare_call_list": TemplateFacts(text_beside_calls="parted", closers=CHATML_ENDS),
     "role_of_a_call": TemplateFacts(closers=frozenset({"<|message_sep|>", "</s>"})),
@@ -262,6 +267,11 @@ DESCRIBED = {
     "python_lines": (NO_REASONING, "tools", NOT_SWITCHED),
     "call_list": (NO_REASONING, "tools", NOT_SWITCHED),
     "call_list_without_end": (NO_REASONING, "tools", NOT_SWITCHED),
+    "option_without_tools": (
+        NO_REASONING,
+        "tools",
+        "thinking switches thinking, which is off unless asked for",
+    ),
     "call_lines": (NO_REASONING, "tools", NOT_SWITCHED),
     "bare_call_list": (NO_REASONING, "tools", NOT_SWITCHED),
     "role_of_a_call": (NO_REASONING, "tools", NOT_SWITCHED),
@@ -341,6 +351,7 @@ NEEDED = {
     "hoists_systems": ["late system messages as marked user turns"],
     "bare_python_calls": [LONE_SYSTEM],
     "call_list_without_end": [LONE_SYSTEM],
+    "option_without_tools": [LONE_SYSTEM],
     "bare_call_list": ["text beside calls in a turn of its own"],
     "plain": ["tools told in the system message", "calls and results written as text"],
 }

@@ -118,6 +118,7 @@ CLOSERS = {
     "python_lines": ("<|im_end|>",) * 4,
     "call_list": ("<SPECIAL_12>", "<SPECIAL_11>", "<SPECIAL_12>", "<SPECIAL_11>"),
     "call_list_without_end": ("<|end_of_text|>",) * 4,
+    "option_without_tools": ("<|end_of_text|>",) * 4,
     "call_lines": ("<end_of_sentence>",) * 4,
     "bare_call_list": ("<|im_end|>",) * 4,
     "role_of_a_call": ("<|message_sep|>",) * 4,

@@ -411,6 +411,7 @@ OBJECTS = (
         ),
         ("call_list", f"I ask.<TOOLCALL>[{', '.join(OBJECTS)}]</TOOLCALL><SPECIAL_12>"),
         ("call_list_without_end", f"I ask.<|tool_call|>[{', '.join(OBJECTS)}]<|end_of_text|>"),
+        ("option_without_tools", f"I ask.<|tool_call|>[{', '.join(OBJECTS)}]<|end_of_text|>"),
         ("call_lines", "\n".join(["I ask.", "<tool_calls>", *OBJECTS, "</tool_calls><end_of_sentence>"])),
         ("bare_call_list", f"assistant\n[{', '.join(OBJECTS)}]<|im_end|>"),
         ("role_of_a_call", "\n".join(["I ask.function call<|role_sep|>", *OBJECTS]) + "<|message_sep|>"),

@@ -179,6 +179,11 @@ _TABLE = (
         ends="<|end_of_text|>",
     ),
     _trait(
+        "option_without_tools",
+        special="<|end_of_text|> <|start_of_role|> <|end_of_role|> <|tool_call|>",
+        ends="<|end_of_text|>",
+    ),
+    _trait(
         "call_lines",
         special="<begin_of_document> <beginning_of_sentence> <end_of_sentence>",
         ends="<end_of_sentence>",
