@@ -5,9 +5,12 @@
 Two, three and eight sessions interleaved at random (`tests/foreign`), on the server and through the proxy, in
 three protocols: named, unnamed, with a bucket for a name, all with one name; forks, sessions that come from
 elsewhere with the same replies, replies that clients write themselves; git status, inbound context,
-instructions, message ids, dates and white space that change. The server is another one after each stretch and
-remembers nothing. Each prompt is read from the trace: nothing foreign may be in it, and nothing missing. Ends
-with 1 at the first prompt that is wrong, and prints it.
+instructions, message ids, dates, seconds and white space that change; ids that are long, and words in their
+place; lines of metadata that are exchanged, carriers, thoughts that clients keep, drop or edit beside their
+seals, and a template whose option acts without tools alone. The server is another one after each stretch and
+remembers nothing. Each prompt is read from the trace: nothing foreign may be in it, and nothing missing. The
+clocks of others are counted, which a conversation may read that has no tokens of its own. Ends with 1 at the
+first prompt that is wrong, and prints it.
 """
 
 from __future__ import annotations
@@ -31,8 +34,11 @@ from scripts import tiny_models  # noqa: E402
 from tests.foreign.sessions import Sessions, Trace  # noqa: E402
 from tests.sdk.endpoints import PROXIED, Endpoints, opened_endpoints  # noqa: E402
 from tests.serving import serving  # noqa: E402
+from tests.templates.traits import trait_folder  # noqa: E402
 
 FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
+BARE = "option_without_tools"
+"""A template for sessions without a system text and tools."""
 AT_ONCE = (2, 3, 8)
 
 
@@ -59,7 +65,8 @@ def main() -> None:
 
 
 def _models(root: Path) -> list[Path]:
-    return [tiny_models.build(name, root / name, hidden=64, layers=2) for name in FAMILIES]
+    built = [tiny_models.build(name, root / name, hidden=64, layers=2) for name in FAMILIES]
+    return [*built, trait_folder(BARE, root, hidden=64)]
 
 
 def stretch(
@@ -70,7 +77,10 @@ def stretch(
     Raises:
         AssertionError: a prompt is wrong.
     """
-    random, at_once = Random(f"{options.seed} {number}"), AT_ONCE[number // len(FAMILIES) % len(AT_ONCE)]
+    random, at_once = (
+        Random(f"{options.seed} {number}"),
+        AT_ONCE[number // (len(FAMILIES) + 1) % len(AT_ONCE)],
+    )
     sessions: Sessions | None = None
     for half in ("before", "after"):
         traces = log_root / half
@@ -80,11 +90,13 @@ def stretch(
             proxy = None if options.no_proxy else urlsplit(endpoints.of(server, PROXIED).url).port
             ports, newest = (server.port, proxy), Trace(traces).newest
             if sessions is None:
-                sessions = Sessions(ports, newest, random, at_once)
+                sessions = Sessions(ports, newest, random, at_once, are_bare=folder.name == BARE)
             else:
                 sessions.restarted(ports, newest)
             sessions.play(options.stretch // 2)
-    return sessions.counts if sessions else Counter()
+    counts = sessions.counts if sessions else Counter[str]()
+    assert not counts["clocks of others beside own tokens"], counts
+    return counts
 
 
 if __name__ == "__main__":

@@ -27,12 +27,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """A question, a reply, or the result of the call `of`."""
+    """A question, a reply, or the result of the call `of`.
+
+    Attributes:
+        thought: of a reply, as its protocol sends it, with the seal that it has in some.
+    """
 
     role: Literal["user", "assistant", "tool"]
     text: str
     calls: tuple[Call, ...] = ()
     of: str = ""
+    thought: Json = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,8 @@ class Request:
         system: its text.
         named: fields of the body, and `headers`, that say which conversation this is.
         calls: the reply has to be a call.
+        has_tools: the tool is offered.
+        options: other fields of the body.
     """
 
     system: str
@@ -52,6 +59,8 @@ class Request:
     calls: bool
     named: Mapping[str, str] = field(default_factory=dict[str, str])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    has_tools: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class Form:
     Attributes:
         body: of a request.
         reply: what a client keeps of the answer.
+        thought: the text of a thought; another one in its place, if it is given, while the seal stays.
         computed: tokens of the prompt that were, as the answer's usage says.
     """
 
@@ -68,6 +78,8 @@ class Form:
     body: Callable[[Request], Json]
     reply: Callable[[Json], Message]
     computed: Callable[[Json], int]
+    thought: Callable[[Json], str]
+    edited: Callable[[Json, str], Json]
 
 
 def _arguments(call: Call) -> Json:
@@ -80,9 +92,16 @@ def _arguments(call: Call) -> Json:
 def _chat(request: Request) -> Json:
     tool = {"type": "function", "function": {"name": "read", "description": "Reads.", "parameters": READ}}
     return {
-        "messages": [{"role": "system", "content": request.system}, *map(_in_chat, request.messages)],
-        "tools": [tool],
-        "tool_choice": "required" if request.calls else "none",
+        "messages": [
+            *([{"role": "system", "content": request.system}] if request.system else []),
+            *map(_in_chat, request.messages),
+        ],
+        **(
+            {"tools": [tool], "tool_choice": "required" if request.calls else "none"}
+            if request.has_tools
+            else {}
+        ),
+        **request.options,
         "max_tokens": request.length,
         "temperature": request.temperature,
         **request.named,
@@ -94,7 +113,7 @@ def _in_chat(message: Message) -> Json:
         {"id": one.id, "type": "function", "function": {"name": "read", "arguments": one.arguments}}
         for one in message.calls
     ]
-    sent: Json = {"role": message.role, "content": message.text}
+    sent: Json = {"role": message.role, "content": message.text, **message.thought}
     return (
         sent | ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": message.of} if message.of else {})
     )
@@ -104,7 +123,8 @@ def _said_in_chat(answer: Json) -> Message:
     said = answer["choices"][0]["message"]
     calls = said.get("tool_calls") or []
     told = tuple(Call(one["id"], one["function"]["arguments"]) for one in calls)
-    return Message("assistant", said["content"] or "", told)
+    thought = {name: said[name] for name in ("reasoning_content",) if said.get(name)}
+    return Message("assistant", said["content"] or "", told, thought=thought)
 
 
 # --------------------------------------------------------------------------------------------------- messages
@@ -112,10 +132,17 @@ def _said_in_chat(answer: Json) -> Message:
 
 def _messages(request: Request) -> Json:
     return {
-        "system": request.system,
+        **({"system": request.system} if request.system else {}),
         "messages": [*map(_in_messages, request.messages)],
-        "tools": [{"name": "read", "description": "Reads.", "input_schema": READ}],
-        "tool_choice": {"type": "any" if request.calls else "none"},
+        **(
+            {
+                "tools": [{"name": "read", "description": "Reads.", "input_schema": READ}],
+                "tool_choice": {"type": "any" if request.calls else "none"},
+            }
+            if request.has_tools
+            else {}
+        ),
+        **request.options,
         "max_tokens": request.length,
         "temperature": request.temperature,
         # As Claude Code names its sessions.
@@ -131,13 +158,15 @@ def _in_messages(message: Message) -> Json:
     uses = [
         {"type": "tool_use", "id": one.id, "name": "read", "input": _arguments(one)} for one in message.calls
     ]
-    return {"role": message.role, "content": [*text, *uses]}
+    thoughts = [message.thought] if message.thought else []
+    return {"role": message.role, "content": [*thoughts, *text, *uses]}
 
 
 def _said_in_message(answer: Json) -> Message:
     blocks = answer["content"]
     calls = [Call(one["id"], json.dumps(one["input"])) for one in blocks if one["type"] == "tool_use"]
-    return Message("assistant", "".join(one.get("text", "") for one in blocks), tuple(calls))
+    thought = next((one for one in blocks if one["type"] == "thinking"), {})
+    return Message("assistant", "".join(one.get("text", "") for one in blocks), tuple(calls), thought=thought)
 
 
 # -------------------------------------------------------------------------------------------------- responses
@@ -145,10 +174,17 @@ def _said_in_message(answer: Json) -> Message:
 
 def _responses(request: Request) -> Json:
     return {
-        "instructions": request.system,
+        **({"instructions": request.system} if request.system else {}),
         "input": [item for message in request.messages for item in _items(message)],
-        "tools": [{"type": "function", "name": "read", "description": "Reads.", "parameters": READ}],
-        "tool_choice": "required" if request.calls else "none",
+        **(
+            {
+                "tools": [{"type": "function", "name": "read", "description": "Reads.", "parameters": READ}],
+                "tool_choice": "required" if request.calls else "none",
+            }
+            if request.has_tools
+            else {}
+        ),
+        **request.options,
         "max_output_tokens": request.length,
         "temperature": request.temperature,
         "store": False,
@@ -164,14 +200,20 @@ def _items(message: Message) -> list[Json]:
         {"type": "function_call", "call_id": one.id, "name": "read", "arguments": one.arguments}
         for one in message.calls
     ]
-    return [*text, *calls]
+    return [*([message.thought] if message.thought else []), *text, *calls]
 
 
 def _said_in_response(answer: Json) -> Message:
     items = answer["output"]
     calls = [Call(one["call_id"], one["arguments"]) for one in items if one["type"] == "function_call"]
-    text = "".join(part.get("text", "") for item in items for part in item.get("content") or [])
-    return Message("assistant", text, tuple(calls))
+    said = [item for item in items if item["type"] == "message"]
+    text = "".join(part.get("text", "") for item in said for part in item.get("content") or [])
+    thought = next((item for item in items if item["type"] == "reasoning"), {})
+    return Message("assistant", text, tuple(calls), thought=thought)
+
+
+def _parts_of(item: Json) -> list[Json]:
+    return item.get("content") or item.get("summary") or []
 
 
 def _computed(usage: Json, prompt: str, details: str) -> int:
@@ -180,14 +222,31 @@ def _computed(usage: Json, prompt: str, details: str) -> int:
 
 FORMS = {
     "chat": Form(
-        "/v1/chat/completions", _chat, _said_in_chat,
+        "/v1/chat/completions",
+        _chat,
+        _said_in_chat,
         lambda answer: _computed(answer["usage"], "prompt_tokens", "prompt_tokens_details"),
+        lambda thought: thought["reasoning_content"],
+        lambda _, text: {"reasoning_content": text},
     ),
     "messages": Form(
-        "/v1/messages", _messages, _said_in_message, lambda answer: answer["usage"]["input_tokens"]
+        "/v1/messages",
+        _messages,
+        _said_in_message,
+        lambda answer: answer["usage"]["input_tokens"],
+        lambda thought: thought["thinking"],
+        lambda thought, text: {**thought, "thinking": text},
     ),
     "responses": Form(
-        "/v1/responses", _responses, _said_in_response,
+        "/v1/responses",
+        _responses,
+        _said_in_response,
         lambda answer: _computed(answer["usage"], "input_tokens", "input_tokens_details"),
+        lambda thought: "".join(part["text"] for part in _parts_of(thought)),
+        lambda thought, text: {
+            **thought,
+            "content": [{"type": "reasoning_text", "text": text}],
+            "summary": [],
+        },
     ),
-}  # fmt: skip
+}

@@ -1,8 +1,13 @@
 """Sessions of one user that say the same words, at once, and differ in what keys leave out.
 
 Words of two kinds stand in what they send: `s3n17q` is the seventeenth secret of session 3, in a git status,
-a block, instructions, or a message id; `w2w` is said by all of them, so that beginnings meet. No prompt may
-hold a secret of another session; each holds all that its request says, and the common words in their order.
+a block, instructions, a message id, a carrier that the next request does not have, or a thought that it has
+edited; `w2w` is said by all of them, so that beginnings meet. No prompt may hold a secret of another session,
+or a thought that another one drew behind its carrier; each holds all that its request says, the common words
+and the lines of its metadata in their order, and its own clock last. Who has tokens of its own reads no other
+clock.
+
+Bare sessions have no system text and no tools, and a template whose option for thoughts acts there alone.
 """
 
 from __future__ import annotations
@@ -17,8 +22,10 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from tests.foreign.forms import FORMS, Call, Form, Message, Request
+from tests.transcripts.world import CARRIER
 
 SECRET, WORD = re.compile(r"s\d+n\d+q"), re.compile(r"\bw\d+w\b")
 RULES = "You are brief and say what you see. " * 4
@@ -28,6 +35,14 @@ _LONGEST = 16
 """Messages, until a client begins anew."""
 _COMMON = ("Done.", "It is w1w.", "    w2w")
 """Replies that clients write themselves."""
+_CLOCK = re.compile(r"Current date: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_TO_THE_MINUTE = len("2026-01-01 10:00")
+_LONG = "an id in which a client writes everything that it knows of its user, " * 4
+_PLACEHOLDERS = ("default", "undefined", "0", "null", "None", "main")
+_THINKS = {"enable_thinking": True, "thinking_budget": 12, "parallel_tool_calls": False}
+WRITES_THOUGHTS = "Write your thoughts"
+"""In the system text of a bare session whose request turns thoughts on."""
+_SHORTEST_THOUGHT = 12
 _RESULTS = ("{}    return {}", "{}        return {}", "{}return {}\n\n", "{}\treturn {} ", "\n{}return {}")
 
 type Ports = tuple[int, int | None]
@@ -44,6 +59,13 @@ class Session:
         named, headers: what its client says that it is.
         known: secrets that were ever said in it; a fork knows what was said before it.
         ids: by the index of a question, the message id that it was sent with.
+        people: by the index of a question, the lines of who sent it and who received it.
+        is_named: it has a name that nobody else has.
+        has_received: it holds a reply as this server gave it.
+        treats_thoughts: what its client does with them; an edited one keeps its seal.
+        behind_carriers: thoughts of its replies to requests with a carrier.
+        clocks: what it has said that its clock is.
+        read: clocks that stood in its prompts.
     """
 
     number: int
@@ -58,7 +80,16 @@ class Session:
     day: int = 0
     said: dict[str, str] = field(default_factory=dict[str, str])
     ids: dict[int, str] = field(default_factory=dict[int, str])
+    people: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     count: int = 0
+    second: int = 0
+    is_bare: bool = False
+    is_named: bool = False
+    has_received: bool = False
+    treats_thoughts: Literal["drops", "keeps", "edits"] = "drops"
+    behind_carriers: set[str] = field(default_factory=set[str])
+    clocks: set[str] = field(default_factory=set[str])
+    read: set[str] = field(default_factory=set[str])
 
     def secret(self) -> str:
         self.count += 1
@@ -67,10 +98,16 @@ class Session:
         return word
 
     @property
+    def clock(self) -> str:
+        return f"{_DAY + timedelta(self.day)} 10:00:{self.second:02}"
+
+    @property
     def system(self) -> str:
+        if self.is_bare:
+            return ""
         return "".join(
             (
-                f"Current date: {_DAY + timedelta(self.day)}\n",
+                f"Current date: {self.clock}\n",
                 RULES,
                 "\n## Inbound Context (trusted metadata)\nOf this chat.\n```json\n"
                 f'{{"chat": "{self.said["chat"]}"}}\n```\n'
@@ -92,8 +129,9 @@ class Session:
         )
 
 
-def _envelope(message_id: str) -> str:
-    info = f'{{\n  "message_id": "{message_id}",\n  "sender": "ann"\n}}'
+def _envelope(message_id: str, people: tuple[str, str] = ('"sender": "ann"', '"receiver": "bob"')) -> str:
+    first, second = people
+    info = f'{{\n  "message_id": "{message_id}",\n  {first},\n  {second}\n}}'
     return f"Conversation info (untrusted metadata):\n```json\n{info}\n```\n\n"
 
 
@@ -105,13 +143,24 @@ class Sessions:
         prompt: what the model read last.
         at_once: sessions that are open.
         first: number of the last session that the server has seen before.
+        are_bare: they have no system text and no tools.
     """
 
-    def __init__(self, ports: Ports, prompt: Prompt, random: Random, at_once: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        prompt: Prompt,
+        random: Random,
+        at_once: int,
+        first: int = 0,
+        *,
+        are_bare: bool = False,
+    ) -> None:
         self.ports, self._prompt = ports, prompt
         self._random, self._at_once = random, at_once
-        self._count = first
+        self._count, self._are_bare = first, are_bare
         self._open: list[Session] = []
+        self._all: list[Session] = []
         self.counts: Counter[str] = Counter()
 
     def play(self, requests: int) -> None:
@@ -132,6 +181,8 @@ class Sessions:
         """Another server, which remembers nothing. Who shares a name begins anew: see ADR 13."""
         self.ports, self._prompt = ports, prompt
         self._open = [one for one in self._open if not one.is_name_shared]
+        for one in self._open:
+            one.has_received = False
 
     def _maybe(self, chance: float) -> bool:
         return self._random.random() < chance
@@ -146,7 +197,10 @@ class Sessions:
             form=self._random.choice([*FORMS.values()]),
             is_proxied=self.ports[1] is not None and self._maybe(0.3),
             temperature=self._random.choice((0.0, 0.0, 1.0)),
-            day=self._random.randrange(300),
+            day=self._random.randrange(6),
+            second=self._random.randrange(60),
+            is_bare=self._are_bare,
+            treats_thoughts=self._random.choice(("drops", "drops", "keeps", "edits")),
         )
         others = [one for one in self._open if one.messages]
         match self._random.randrange(4) if others else 0:
@@ -160,20 +214,25 @@ class Sessions:
         self._change(session, 0.5)
         if not session.ids and self._maybe(0.5):
             session.ids[0] = session.secret()
+        self._all.append(session)
         return session
 
     def _name(self, session: Session, *, may_share: bool) -> None:
-        match self._random.randrange(6 if may_share else 4):
+        match self._random.randrange(8 if may_share else 6):
             case 0:
-                session.named = {"session_id": f"named {self._count}"}
+                session.named, session.is_named = {"session_id": f"named {self._count}"}, True
             case 1:
-                session.headers = {"session-id": f"called {self._count}"}
+                session.headers, session.is_named = {"session-id": f"called {self._count}"}, True
             case 2:
                 session.named = {"prompt_cache_key": "everybody"}
             case 3:
                 pass
+            case 4:
+                session.named, session.is_named = {"session_id": f"{_LONG}{self._count}"}, True
+            case 5:
+                session.named = {"session_id": self._random.choice(_PLACEHOLDERS)}
             case _:
-                session.named, session.is_name_shared = {"session_id": "default"}, True
+                session.named, session.is_name_shared = {"session_id": "of everybody"}, True
 
     def _fork(self, session: Session, other: Session) -> None:
         """Take over everything that the other one has said, reasoned and been told up to a question."""
@@ -181,7 +240,9 @@ class Sessions:
         ends = [end for end, one in enumerate(other.messages, 1) if one.role == "user"]
         session.form, session.temperature, session.said = other.form, other.temperature, dict(other.said)
         session.messages = other.messages[: self._random.choice(ends)]
-        session.known, session.ids = set(other.known), dict(other.ids)
+        session.known, session.ids, session.people = set(other.known), dict(other.ids), dict(other.people)
+        session.clocks, session.read = set(other.clocks), set(other.read)
+        session.behind_carriers, session.treats_thoughts = set(other.behind_carriers), other.treats_thoughts
         self._name(session, may_share=False)
 
     def _adopt(self, session: Session, other: Session) -> None:
@@ -206,6 +267,8 @@ class Sessions:
         """Change a value that the client says of now."""
         if self._maybe(chance):
             session.day += 1
+        if self._maybe(2 * chance):
+            session.second = self._random.randrange(60)
         for name in ("chat", "status", "rules"):
             if self._maybe(chance):
                 session.said[name] = session.secret()
@@ -221,7 +284,7 @@ class Sessions:
             if message.role == "user" and index in session.ids:
                 if index < len(session.messages) - 1 and self._maybe(0.3):
                     session.ids[index] = self._random.choice((session.secret(), ""))
-                text = (_envelope(session.ids[index]) if session.ids[index] else _NO_ID) + text
+                text = self._metadata(session, index, is_newest=index == len(session.messages) - 1) + text
             if index == first:
                 text = session.reminder + text
             if message.role == "user" and self._maybe(0.1):
@@ -229,23 +292,56 @@ class Sessions:
             sent.append(replace(message, text=text))
         return sent
 
+    def _metadata(self, session: Session, index: int, *, is_newest: bool) -> str:
+        people = session.people.setdefault(
+            index, (f'"sender": "a{session.number}x{index}"', f'"receiver": "b{session.number}x{index}"')
+        )
+        if not is_newest and self._maybe(0.1):
+            self.counts["exchanged lines"] += 1
+            session.people[index] = people = people[::-1]
+        told = _envelope(session.ids[index], people)
+        return told if session.ids[index] else told.replace('  "message_id": "",\n', "")
+
+    def _treated(self, session: Session, said: Message) -> Message:
+        """The reply as this client sends it again."""
+        match session.treats_thoughts:
+            case "drops":
+                return replace(said, thought={})
+            case "keeps":
+                return said
+            case "edits":
+                self.counts["edited thoughts"] += 1
+                return replace(said, thought=session.form.edited(said.thought, f"I say {session.secret()}."))
+
     # -------------------------------------------------------------------------------------------- one request
 
     def _turn(self, session: Session) -> None:
         self._change(session, 0.15)
-        calls = self._maybe(0.3)
+        calls = self._maybe(0.3) and not session.is_bare
+        thinks = calls and self._maybe(0.6)
+        messages = self._sent(session)
+        carrier = self._carrier(session) if self._maybe(0.2) else ()
+        session.clocks.add(session.clock)
         request = Request(
             system=session.system,
-            messages=self._sent(session),
-            length=64 if calls else self._random.choice((6, 12)),
+            messages=[*messages, *carrier],
+            length=128 if thinks else 64 if calls else self._random.choice((6, 12)),
             temperature=session.temperature,
             calls=calls,
             named=session.named,
             headers=session.headers,
+            has_tools=not session.is_bare,
+            options=_THINKS if thinks else {"enable_thinking": session.is_bare and self._maybe(0.5)},
         )
         said = self._ask(session, request)
+        if said.thought and carrier:
+            session.behind_carriers.add(session.form.thought(said.thought).strip())
         self._check(session, request, self._prompt())
         self._go_on(session, said)
+
+    def _carrier(self, session: Session) -> tuple[Message, ...]:
+        self.counts["carriers"] += 1
+        return (Message("user", CARRIER.format(session.secret())),)
 
     def _ask(self, session: Session, request: Request) -> Message:
         server, proxy = self.ports
@@ -269,14 +365,47 @@ class Sessions:
         assert secrets <= session.known, f"{secrets - session.known} is foreign in {prompt}"
         missing = {word for text in told for word in SECRET.findall(text)} - secrets
         assert not missing, f"{missing} is missing in {prompt}"
+        self._check_thoughts(session, request, prompt)
+        if session.is_bare:
+            assert (WRITES_THOUGHTS in prompt) == request.options["enable_thinking"], prompt
+        else:
+            self._check_clocks(session, prompt)
         words = [word for text in told for word in WORD.findall(text)]
         assert WORD.findall(prompt) == words, f"not the words {words} in {prompt}"
         for message in request.messages:
             body = message.text.rstrip() if message.role == "user" else message.text
             if message.role != "assistant" and not any(mark in body for mark in _LEFT_OUT):
                 assert body in prompt, f"{body!r} is not in {prompt}"
-        dates = request.system.partition("\n")[0].removeprefix("Current date: ")
-        assert dates in prompt
+        for index, message in enumerate(session.messages):
+            if message.role == "user" and index in session.ids:
+                first, second = session.people[index]
+                assert prompt.rindex(first) < prompt.rindex(second), (
+                    f"{first}, {second}: exchanged in {prompt}"
+                )
+
+    def _check_thoughts(self, session: Session, request: Request, prompt: str) -> None:
+        for other in self._all:
+            for thought in other.behind_carriers - session.behind_carriers:
+                assert len(thought) < _SHORTEST_THOUGHT or thought not in prompt, (
+                    f"{thought!r} is foreign in {prompt}"
+                )
+        *_, replied, last = (None, *request.messages)
+        if replied and replied.thought and last and last.role == "tool":
+            thought = session.form.thought(replied.thought).strip()
+            assert thought in prompt, f"the thought {thought!r} is missing in {prompt}"
+
+    def _check_clocks(self, session: Session, prompt: str) -> None:
+        """The clock that the prompt tells last is its own, to the second unless the tokens are its own."""
+        found = _CLOCK.findall(prompt)
+        last, minute = found[-1], session.clock[:_TO_THE_MINUTE]
+        is_own = last in session.clocks and last[:_TO_THE_MINUTE] == minute
+        assert last == session.clock or is_own, f"{last} in place of {session.clock} in {prompt}"
+        others = set(found) - session.clocks - session.read
+        session.read.update(found)
+        if others:
+            self.counts["clocks of others"] += 1
+            if session.is_named and session.has_received:
+                self.counts["clocks of others beside own tokens"] += 1
 
     def _go_on(self, session: Session, said: Message) -> None:
         """A call is carried out. A reply that says nothing, or was cut in a call, is asked for again."""
@@ -286,6 +415,11 @@ class Sessions:
         if not said.calls and self._maybe(0.3) and not session.is_name_shared:
             self.counts["written by clients"] += 1
             said = Message("assistant", self._random.choice(_COMMON))
+        else:
+            session.has_received = True
+        if said.thought:
+            self.counts["thoughts"] += 1
+            said = self._treated(session, said)
         session.messages.append(said)
         word = f"w{self._random.randrange(3)}w"
         for call in said.calls:
@@ -299,7 +433,6 @@ class Sessions:
                 session.ids[len(session.messages) - 1] = session.secret()
 
 
-_NO_ID = _envelope("").replace('  "message_id": "",\n', "")
 _LEFT_OUT = ("Conversation info", "<system-reminder>")
 """Lines that may be gone in what the client sends, and still stand in the prompt."""
 
@@ -333,7 +466,7 @@ class Trace:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for prompt in self._new():
-                if RULES in prompt:  # what the proxy asks when it starts is none
+                if RULES in prompt or ", please?" in prompt:  # what the proxy asks when it starts is none
                     return prompt
             time.sleep(0.001)
         raise AssertionError("the trace has no new line")

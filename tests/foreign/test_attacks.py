@@ -573,7 +573,7 @@ def test_where_nothing_may_differ_nothing_that_differs_is_read(
         assert read == text_of(fresh, fresh.prompts[-1])
 
 
-# ---------------------------------------------------------------------------------------- options of templates
+# --------------------------------------------------------------------------------------- options of templates
 
 WRITES_THOUGHTS = "Write your thoughts"
 

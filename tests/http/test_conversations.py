@@ -122,7 +122,7 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
 
 
 def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: ChainModel):
-    """The hint of the question goes away, as in OpenClaw, and the client sends the reply as it received it."""
+    """The hint of the question goes away, as in OpenClaw, and the client sends the reply as it came."""
     fish = "🐟".encode()
     folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), fish[:2], fish[2:]]})
     question = " ".join(words(random.Random(3), 20).split()) * 9

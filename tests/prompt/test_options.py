@@ -1,4 +1,4 @@
-"""Conversations with one root are one conversation: whatever requests ask for, they begin with the same tokens."""
+"""Conversations with one root are one: whatever requests ask for, they begin with the same tokens."""
 
 from __future__ import annotations
 
