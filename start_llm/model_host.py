@@ -184,11 +184,20 @@ class ModelHost:
                 resident.last_used = self._clock()
                 self._changed.notify_all()
 
+    def peek(self, name: object) -> ServedModel | None:
+        with self._changed:
+            resident = self._resident(name)
+            return resident.runtime.served if resident else None
+
     def must_wait(self, name: object) -> bool:
         with self._changed:
-            wanted = self._id(name)
-            resident = self._residents.get(wanted) if wanted else self._default_resident()
+            resident = self._resident(name)
             return resident is None or resident.is_leaving
+
+    def _resident(self, name: object) -> _Resident | None:
+        """Return the resident that answers to this name; None if it is not loaded."""
+        wanted = self._id(name)
+        return self._residents.get(wanted) if wanted else self._default_resident()
 
     def _take(self, name: object) -> _Resident:
         with self._changed:
