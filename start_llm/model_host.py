@@ -18,6 +18,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import (
     Conflict,
     InternalError,
+    ModelError,
     NotFound,
     Overloaded,
     SettingsError,
@@ -334,6 +335,8 @@ class ModelHost:
         self._changed.release()
         try:
             runtime = start_model(self._shared, name, self._folders[name], others)
+        except InternalError as error:
+            raise ModelError(f"The model {name!r} cannot be tried. {error}") from error
         finally:
             self._changed.acquire()
         self._residents[name] = _Resident(runtime, self._clock())
