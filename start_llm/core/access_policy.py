@@ -108,8 +108,8 @@ class AccessPolicy:
         if site == "same-site" and is_loopback(_name_in(said.get("host", ""))):
             return
         raise Forbidden(
-            "A page of another site has caused this request (Sec-Fetch-Site), and such requests are not served. "
-            "If you have followed a link, enter the address yourself."
+            "A page of another site has caused this request (Sec-Fetch-Site), and such requests are not "
+            "served. If you have followed a link, enter the address yourself."
         )
 
     def _check_key(self, said: Mapping[str, str]) -> None:

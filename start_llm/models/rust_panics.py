@@ -1,7 +1,7 @@
 """Turn a panic of a library that is written in Rust into an error of the request that caused it.
 
-Such a panic reaches Python as `pyo3_runtime.PanicException`, which nobody can import, and which is no `Exception`:
-it would end the thread, and the client's connection with it.
+Such a panic reaches Python as `pyo3_runtime.PanicException`, which nobody can import, and which is no
+`Exception`: it would end the thread, and the client's connection with it.
 """
 
 from __future__ import annotations

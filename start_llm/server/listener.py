@@ -46,7 +46,8 @@ class ServerLimits:
     """Limits per client, and the number of connections.
 
     Attributes:
-        max_connections: open sockets; beyond it the one that has been without a whole request for longest is closed.
+        max_connections: open sockets; beyond it the one is closed that has been without a whole request for
+            longest.
         max_body_bytes: length of a request body.
         idle_s: silence between two requests. Longer than proxies pool connections, up to 120 s.
         header_s, body_s: time to send all headers, and then the whole body.

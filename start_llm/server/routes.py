@@ -1,7 +1,6 @@
 """Maps request paths to endpoints.
 
-GET and HEAD never load or evict a model, ask anybody or write: a web page can send them without being asked for
-its origin.
+GET and HEAD never load or evict a model, ask anybody or write: a web page can send them without an Origin.
 """
 
 from __future__ import annotations

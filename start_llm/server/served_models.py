@@ -119,7 +119,7 @@ class ServedModels(Protocol):
         ...
 
     def peek(self, name: object) -> ServedModel | None:
-        """Return the model that a lease of this name would return, if it is loaded. Never changes anything."""
+        """Return the model that a lease of this name would return, if it is loaded. Changes nothing."""
         ...
 
     def must_wait(self, name: object) -> bool:

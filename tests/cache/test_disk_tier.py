@@ -531,9 +531,7 @@ def test_a_full_disk_is_told_once_on_a_file_system_of_its_own(plain: EngineResou
 
 
 @pytest.mark.parametrize("wanted", [10**9, 0.5, 100])
-def test_what_finds_no_room_is_told_once(
-    plain: EngineResources, tmp_path: Path, monkeypatch, wanted: int | float
-):
+def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path, monkeypatch, wanted: float):
     """The disk is full, or the folder may have less than one file takes."""
     real = os.statvfs
 

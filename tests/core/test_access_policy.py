@@ -148,10 +148,13 @@ def test_what_a_browser_says_of_the_site_is_obeyed(site, host, is_served):
 
 def test_a_listed_page_is_served_from_any_site_and_no_other():
     access_policy = AccessPolicy(origins=AllowedOrigins(("https://app.example",)))
-    headers = {"host": "localhost", "sec_fetch_site": "cross-site"}
-    assert admits(access_policy, origin="https://app.example", **headers)
-    assert not admits(access_policy, origin="https://other.example", **headers)
-    assert not admits(access_policy, **headers), "an image of that page: it says no origin"
+
+    def is_served(**origin: str) -> bool:
+        return admits(access_policy, host="localhost", sec_fetch_site="cross-site", asks_key=True, **origin)
+
+    assert is_served(origin="https://app.example")
+    assert not is_served(origin="https://other.example")
+    assert not is_served(), "an image of that page: it says no origin"
 
 
 def test_who_says_two_things_of_the_site_is_refused():

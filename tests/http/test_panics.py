@@ -1,4 +1,4 @@
-"""A library written in Rust panics: the request that caused it fails, in its protocol's form, and nothing else."""
+"""A library in Rust panics: the request that caused it fails, in its protocol's form, and no other."""
 
 from __future__ import annotations
 

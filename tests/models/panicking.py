@@ -1,4 +1,4 @@
-"""A tokenizer that panics inside the tokenizers library, as a bug in it would, at any character beyond U+FFFF."""
+"""A tokenizer that panics inside the tokenizers library, at any character beyond U+FFFF."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def every_path(named: Mapping[str, list[str]]) -> list[str]:
 
 def state(server: Server, place: Path) -> dict[str, Any]:
     """Everything that a page of another site must not be able to change."""
-    host = server.app._host
+    host: Any = server.app._host
     wait_until(lambda: engine_is_free(server.port), within_s=60)
     return {
         "models": [(one.id, one.state) for one in host.listed()],
