@@ -98,5 +98,5 @@ class DiskStorage:
             notify()
 
     def _note_error(self, error: Exception) -> None:
-        self.metrics.errors += 1
+        self.metrics.note_error()
         self._say(f"Work on the disk failed: {type(error).__name__}: {error}")

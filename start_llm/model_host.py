@@ -18,6 +18,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import (
     Conflict,
     InternalError,
+    ModelError,
     NotFound,
     Overloaded,
     SettingsError,
@@ -184,11 +185,20 @@ class ModelHost:
                 resident.last_used = self._clock()
                 self._changed.notify_all()
 
+    def peek(self, name: object) -> ServedModel | None:
+        with self._changed:
+            resident = self._resident(name)
+            return resident.runtime.served if resident else None
+
     def must_wait(self, name: object) -> bool:
         with self._changed:
-            wanted = self._id(name)
-            resident = self._residents.get(wanted) if wanted else self._default_resident()
+            resident = self._resident(name)
             return resident is None or resident.is_leaving
+
+    def _resident(self, name: object) -> _Resident | None:
+        """Return the resident that answers to this name; None if it is not loaded."""
+        wanted = self._id(name)
+        return self._residents.get(wanted) if wanted else self._default_resident()
 
     def _take(self, name: object) -> _Resident:
         with self._changed:
@@ -325,6 +335,8 @@ class ModelHost:
         self._changed.release()
         try:
             runtime = start_model(self._shared, name, self._folders[name], others)
+        except InternalError as error:
+            raise ModelError(f"The model {name!r} cannot be tried. {error}") from error
         finally:
             self._changed.acquire()
         self._residents[name] = _Resident(runtime, self._clock())

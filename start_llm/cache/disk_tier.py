@@ -278,7 +278,7 @@ class DiskTier:
         name = header.kind, header.key
         with self._room:
             self._queued.add(name)
-        self.metrics.queue = len(self._queued)
+        self.metrics.note_queued(1)
         if not self._thread.submit(lambda: self._write(header, content, used_ns, superseded)):
             self._is_written(name)
 
@@ -310,8 +310,8 @@ class DiskTier:
                         self._remove(one)
                 self._goes_on()
             else:
-                self.metrics.lost += 1
-                self._paused_until = time.time() + self._limits.pause_s
+                self.metrics.note_lost()
+                self._pause(f"there is no room for {file.nbytes:,} bytes; {self._reason_of_limit()}")
         except OSError as error:
             self._step_back(error)
         finally:
@@ -323,7 +323,7 @@ class DiskTier:
         with self._room:
             self._queued.discard(name)
             self._room.notify_all()
-        self.metrics.queue = len(self._queued)
+        self.metrics.note_queued(-1)
         self.notify()
 
     def note_late(self) -> None:
@@ -340,11 +340,15 @@ class DiskTier:
             self._say("The disk tier of the prompt cache answers again.")
 
     def _step_back(self, error: OSError) -> None:
+        self.metrics.note_error()
+        self._pause(str(error))
+
+    def _pause(self, reason: str) -> None:
+        """Write nothing for a while, and say so once until something could be written again."""
         self._paused_until = time.time() + self._limits.pause_s
-        self.metrics.errors += 1
         if self.metrics.state != "paused":
             self.metrics.state = "paused"
-            self._say(f"The disk tier of the prompt cache pauses: {error}.")
+            self._say(f"The disk tier of the prompt cache pauses: {reason}.")
 
     def _goes_on(self) -> None:
         if self.metrics.state == "paused":
@@ -524,6 +528,13 @@ class DiskTier:
         room = disk.f_bavail * disk.f_frsize + self.index.nbytes
         wanted = self._limits.max_size
         return int(min(wanted if isinstance(wanted, int) else wanted * room, _LARGEST_SHARE * room))
+
+    def _reason_of_limit(self) -> str:
+        """Say why the folder may have no more bytes."""
+        limit = self.metrics.max_bytes
+        if limit == self._limits.max_size:
+            return f"SSD_CACHE_MAX_SIZE is {limit:,}"
+        return f"its folder may have {limit:,} on this disk, which is nearly full"
 
     def _remove(self, file: CachedFile) -> None:
         self.index.remove(file)

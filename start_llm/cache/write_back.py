@@ -150,7 +150,7 @@ class WriteBack:
         if self._tier.can_take:
             self._write(victim)
         elif self._tier.is_on:
-            self._tier.metrics.lost += 1
+            self._tier.metrics.note_lost()
 
     def has(self, item: Writable) -> bool:
         """Return whether it is on the disk, or will be."""

@@ -183,7 +183,7 @@ class Settings:
     )
     max_connections: int = _variable(
         "MAX_CONNECTIONS", integer(1, 100_000), 512,
-        "Open connections; beyond it the longest idle one is closed.", _SERVER,
+        "Open connections; beyond it the one without a whole request for longest is closed.", _SERVER,
     )  # fmt: skip
     idle_s: float = _variable(
         "HTTP_IDLE_TIMEOUT_SECONDS", SECONDS, 130.0,

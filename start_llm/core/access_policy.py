@@ -2,7 +2,8 @@
 
 The server and the proxy both use these rules. A web page in the user's browser can send requests to this
 machine. It cannot choose the Host header or leave Origin out of a POST, and it cannot declare a body as JSON
-without a preflight request.
+without a preflight request. A GET for an image or a script has no Origin, but browsers say of it in
+Sec-Fetch-Site from where it comes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from start_llm.core.errors import (
 )
 from start_llm.core.tenants import key_of, tenant_of_key
 
-_ONCE = ("host", "origin", "authorization", "x-api-key", "content-type")
+_ONCE = ("host", "origin", "sec-fetch-site", "authorization", "x-api-key", "content-type")
+_OWN_SITES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site: the server's own page, and what the user has typed or opened."""
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?", re.IGNORECASE)
 _MAX_LENGTH_DIGITS = 18
 
@@ -59,6 +62,7 @@ class AccessPolicy:
         said = _said_once(headers)
         self._check_host(said, address)
         self._check_origin(said)
+        self._check_site(said)
         if asks_key:
             self._check_key(said)
 
@@ -72,8 +76,7 @@ class AccessPolicy:
         # Only clients that are not browsers leave Host out.
         if host is None:
             return
-        match = _HOST.fullmatch(host)
-        name = (match["v6"] or match["name"]).lower().rstrip(".") if match else ""
+        name = _name_in(host)
         if not (name in self.names or is_loopback(name) or _is_address(name, address)):
             raise Forbidden(
                 "This server does not answer to the name in Host. Use localhost, its address, or a name that "
@@ -91,6 +94,22 @@ class AccessPolicy:
         raise Forbidden(
             "Requests from web pages are not served. If this page is yours, list its origin "
             f"{origin[:100]!r} in ALLOWED_ORIGINS."
+        )
+
+    def _check_site(self, said: Mapping[str, str]) -> None:
+        """Refuse requests for which a browser says that a page of another site has caused them.
+
+        Pages of one host are one site, whatever their ports. On loopback these are the user's own; elsewhere
+        they may be anybody's.
+        """
+        site = said.get("sec-fetch-site")
+        if site is None or site in _OWN_SITES or self.origins.allow(said.get("origin", "")):
+            return
+        if site == "same-site" and is_loopback(_name_in(said.get("host", ""))):
+            return
+        raise Forbidden(
+            "A page of another site has caused this request (Sec-Fetch-Site), and such requests are not "
+            "served. If you have followed a link, enter the address yourself."
         )
 
     def _check_key(self, said: Mapping[str, str]) -> None:
@@ -152,6 +171,12 @@ def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
         if lower in _ONCE and said.setdefault(lower, value.strip()) != value.strip():
             raise InvalidRequest(f"{lower} is given twice, and not the same.")
     return said
+
+
+def _name_in(host: str) -> str:
+    """Return the name or address that a Host header gives, without its port; empty if it gives none."""
+    match = _HOST.fullmatch(host)
+    return (match["v6"] or match["name"]).lower().rstrip(".") if match else ""
 
 
 def _netloc(origin: str) -> str | None:

@@ -139,7 +139,14 @@ class ModelLibrary(Protocol):
     def entries(self) -> Sequence[LibraryEntry]: ...
 
     def fit(self, model: str | None, repo: str | None) -> Fit:
-        """Judge the loaded model, one of the library, or one on the hub."""
+        """Judge the loaded model, one of the library, or a repository of which files are here.
+
+        Nobody is asked.
+        """
+        ...
+
+    def fit_on_hub(self, repo: str) -> Fit:
+        """Judge a repository by what the hub tells about it."""
         ...
 
     def downloads(self, tenant: bytes) -> Sequence[Download]: ...

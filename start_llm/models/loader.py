@@ -15,6 +15,7 @@ from start_llm.core.errors import ModelError
 from start_llm.core.sampling import RANGES, SamplingChoice
 from start_llm.models import mlx_lm_utils
 from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
+from start_llm.models.rust_panics import panics_told
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.vision import Blind, Vision, load_vision
 from start_llm.models.vision_families import VISION_FAMILIES
@@ -62,8 +63,9 @@ def read(folder: Path) -> ReadModel:
     _require_model_folder(folder)
     try:
         config = cast("dict[str, Json]", mlx_lm_utils.load_config(folder))
-        wrapper = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-        tokenizer = _tokenizer(wrapper, folder)
+        with panics_told("The tokenizers library"):
+            wrapper = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+            tokenizer = _tokenizer(wrapper, folder)
     except Exception as error:
         # The libraries may raise anything, as in `load`.
         raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_told(error)}") from error

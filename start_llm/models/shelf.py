@@ -39,16 +39,25 @@ class Shelf:
         return self.library.entries()
 
     def fit(self, model: str | None, repo: str | None) -> Fit:
-        """Judge a model: one on disk, one on the hub, or the loaded one.
+        """Judge a model by the files of this machine: the loaded one, or one that is named.
 
         Raises:
             InvalidRequest: both are named, or the model's arithmetic is not known.
-            NotFound: there is no such model.
-            BadGateway: the hub cannot be reached.
+            NotFound: there is no such model here.
         """
         if model and repo:
             raise InvalidRequest("'model' and 'repo' exclude each other.", param="repo")
-        return fit(self._shape_on_hub(repo) if repo else self._shape_on_disk(model), self.machine)
+        return fit(self._shape_of_repository(repo) if repo else self._shape_on_disk(model), self.machine)
+
+    def fit_on_hub(self, repo: str) -> Fit:
+        """Judge a repository by its config and its index, which the hub is asked for.
+
+        Raises:
+            InvalidRequest: it is no name of a repository, or its arithmetic is not known.
+            NotFound: there is no such repository, or no model in it.
+            BadGateway: the hub cannot be reached.
+        """
+        return fit(self._shape_on_hub(repo), self.machine)
 
     def downloads(self, tenant: bytes) -> Sequence[Download]:
         return self.queue.list(tenant)
@@ -72,20 +81,37 @@ class Shelf:
             if found is None:
                 raise NotFound(f"There is no model {model!r} in the library (GET /library).", param="model")
             name, folder = model, found
-        try:
-            return shape_in(name, folder)
-        except ModelError as error:
-            raise InvalidRequest(f"{name!r} cannot be judged. {error}", param="model") from error
+        return _judged(name, folder, "model")
+
+    def _shape_of_repository(self, repo_id: str) -> ModelShape:
+        _demand_repository(repo_id)
+        folder = self.library.folder(repo_id)
+        if folder is None:
+            raise NotFound(
+                f"{repo_id!r} is not on this machine. POST /fit asks the hub about it.", param="repo"
+            )
+        return _judged(repo_id, folder, "repo")
 
     def _shape_on_hub(self, repo_id: str) -> ModelShape:
-        if not REPOSITORY.fullmatch(repo_id):
-            raise InvalidRequest("'repo' must be the name of a repository (owner/name).", param="repo")
+        _demand_repository(repo_id)
         try:
             return shape_on_hub(repo_id, self.hub)
         except HubError as error:
             raise BadGateway(f"The hub cannot be asked about {repo_id!r}: {error}", param="repo") from error
         except ModelError as error:
             raise NotFound(f"{repo_id!r} cannot be judged. {error}", param="repo") from error
+
+
+def _demand_repository(repo_id: str) -> None:
+    if not REPOSITORY.fullmatch(repo_id):
+        raise InvalidRequest("'repo' must be the name of a repository (owner/name).", param="repo")
+
+
+def _judged(name: str, folder: Path, param: str) -> ModelShape:
+    try:
+        return shape_in(name, folder)
+    except ModelError as error:
+        raise InvalidRequest(f"{name!r} cannot be judged. {error}", param=param) from error
 
 
 def shape_on_hub(repo_id: str, hub: Hub) -> ModelShape:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from start_llm.core.chat import Json
 from start_llm.models import chat_template
+from start_llm.models.rust_panics import panics_told
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -113,7 +114,12 @@ class Tokenizer:
         return chat_template.compiled(str(self._wrapper.get_chat_template(None, tools)))
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
-        with self._lock:
+        """Return the ids of a text.
+
+        Raises:
+            InternalError: the tokenizers library has panicked.
+        """
+        with self._lock, panics_told("The tokenizer of this model"):
             if self._backend is None:
                 return list(self._wrapper.encode(text, add_special_tokens=as_document))
             # This method releases the GIL while it encodes, and it computes nothing but ids.

@@ -32,8 +32,9 @@ class AdapterPages:
     root: Path | None = None
 
     def listed(self, asked: Fields) -> Page:
-        with self.models.lease(asked.text("model")) as model:
-            return 200, {"adapters": [_entry(one) for one in model.adapters.listed()]}
+        """List the adapters of a model. One that is not loaded has none, and is not loaded for it."""
+        model = self.models.peek(asked.text("model"))
+        return 200, {"adapters": [_entry(one) for one in model.adapters.listed()] if model else []}
 
     def mount(self, asked: Fields) -> Page:
         """Mount an adapter, between two steps of the replies that run.

@@ -20,6 +20,9 @@ _DRAIN_S = 2.0
 class DeadlineReader(io.RawIOBase):
     """Reads from a socket up to a deadline, even if bytes arrive one by one.
 
+    Attributes:
+        has_ended: a read has met the end of what the client sends.
+
     Raises:
         TimeoutError: from a read, once the deadline has passed.
     """
@@ -27,6 +30,7 @@ class DeadlineReader(io.RawIOBase):
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._deadline = float("inf")
+        self.has_ended = False
 
     def allow(self, seconds: float) -> None:
         """Set the deadline for all following reads to `seconds` from now."""
@@ -40,7 +44,9 @@ class DeadlineReader(io.RawIOBase):
         if remaining <= 0:
             raise TimeoutError("the client sent too slowly")
         self._connection.settimeout(remaining)
-        return self._connection.recv_into(buffer)
+        count = self._connection.recv_into(buffer)
+        self.has_ended = not count
+        return count
 
 
 class BoundedWriter(io.RawIOBase):

@@ -106,15 +106,25 @@ class Handler(BaseHTTPRequestHandler):
             if not self._buffer.peek(1):
                 self.close_connection = True
                 return
-            with self.server.connections.busy(self.connection):
-                self._reader.allow(self.server.limits.header_s)
-                super().handle_one_request()
+            self.server.connections.receives(self.connection)
+            self._reader.allow(self.server.limits.header_s)
+            super().handle_one_request()
         except (ClientGone, ConnectionError, TimeoutError):
             # Nobody is left to answer: the client closed the connection or never sent a complete request.
             self.close_connection = True
 
     def serve(self) -> None:
-        """Serve one request whose headers have been read."""
+        """Serve one request whose headers have been read.
+
+        Raises:
+            ClientGone: the client has left before their end, which http.server takes for their end.
+        """
+        if self._reader.has_ended:
+            raise ClientGone("the client hung up in the middle of its headers")
+        with self.server.connections.busy(self.connection):
+            self._serve()
+
+    def _serve(self) -> None:
         self._dialect = dialect(self.path)
         self._unread_body = self._may_have_body()
         try:
@@ -328,7 +338,8 @@ class Handler(BaseHTTPRequestHandler):
         demand_json(self.headers.get("content-type"))
         self._reader.allow(self.server.limits.body_s)
         try:
-            body = self.rfile.read(length)
+            with self.server.connections.not_busy(self.connection):
+                body = self.rfile.read(length)
         except TimeoutError as error:
             seconds = self.server.limits.body_s
             raise RequestTimeout(f"The body did not arrive within {seconds:g} seconds.") from error

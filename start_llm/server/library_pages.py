@@ -44,10 +44,18 @@ class LibraryPages:
         return 200, {"models": [_entry(one) for one in self.library.entries()]}
 
     def fit(self, request: LibraryRequest) -> Page:
+        """Judge a model by what is on this machine."""
         asked = request.fields
-        found = self.library.fit(asked.text("model"), asked.text("repo"))
+        return self._fit(self.library.fit(asked.text("model"), asked.text("repo")), asked.text("repo"))
+
+    def fit_on_hub(self, request: LibraryRequest) -> Page:
+        """Judge a repository by what the hub tells about it."""
+        repo = request.fields.required_text("repo")
+        return self._fit(self.library.fit_on_hub(repo), repo)
+
+    def _fit(self, found: Fit, repo: str | None) -> Page:
         status = self.served.default.status
-        is_loaded = found.model == status.card.id and not asked.text("repo")
+        is_loaded = found.model == status.card.id and not repo
         measured = _measured_tps(status.engine) if is_loaded else None
         context = status.card.context_window if is_loaded else found.report.context_tokens
         return 200, _fit(found, context, measured, int(status.engine.stepped_at * 1000))

@@ -46,7 +46,8 @@ class ServerLimits:
     """Limits per client, and the number of connections.
 
     Attributes:
-        max_connections: open sockets; beyond it the longest idle one is closed.
+        max_connections: open sockets; beyond it the one is closed that has been without a whole request for
+            longest.
         max_body_bytes: length of a request body.
         idle_s: silence between two requests. Longer than proxies pool connections, up to 120 s.
         header_s, body_s: time to send all headers, and then the whole body.
@@ -100,24 +101,27 @@ class ServerContext:
 
 
 class Connections:
-    """Open sockets, and since when each is idle. Thread-safe."""
+    """Open sockets, and since when each has no whole request. Thread-safe.
+
+    A request that is half sent is none yet: who does not end it must not keep others out.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._idle_since: dict[socket.socket, float] = {}
+        self._waiting_since: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
 
     def admit(self, connection: socket.socket) -> bool:
-        """Make room for a new socket. Return False if every open one is in the middle of a request."""
+        """Make room for a new socket. Return False if every open one has a request that is being answered."""
         with self._lock:
-            if len(self._idle_since) >= self._most and not self._close_longest_idle():
+            if len(self._waiting_since) >= self._most and not self._close_longest_waiting():
                 return False
-            self._idle_since[connection] = time.monotonic()
+            self._waiting_since[connection] = time.monotonic()
             return True
 
     def forget(self, connection: socket.socket) -> None:
         with self._lock:
-            self._idle_since.pop(connection, None)
+            self._waiting_since.pop(connection, None)
 
     @contextmanager
     def busy(self, connection: socket.socket) -> Generator[None]:
@@ -126,25 +130,38 @@ class Connections:
         try:
             yield
         finally:
-            self._mark(connection, time.monotonic())
+            self.receives(connection)
+
+    @contextmanager
+    def not_busy(self, connection: socket.socket) -> Generator[None]:
+        """Let a busy connection be closed to make room while the block waits for the rest of its request."""
+        self.receives(connection)
+        try:
+            yield
+        finally:
+            self._mark(connection, _BUSY)
+
+    def receives(self, connection: socket.socket) -> None:
+        """Note that a connection waits for a request, or for the rest of one, from now on."""
+        self._mark(connection, time.monotonic())
 
     def close_all(self) -> None:
         with self._lock:
-            for connection in self._idle_since:
+            for connection in self._waiting_since:
                 _hang_up(connection)
 
-    def _mark(self, connection: socket.socket, idle_since: float) -> None:
+    def _mark(self, connection: socket.socket, waiting_since: float) -> None:
         with self._lock:
-            if connection in self._idle_since:
-                self._idle_since[connection] = idle_since
+            if connection in self._waiting_since:
+                self._waiting_since[connection] = waiting_since
 
-    def _close_longest_idle(self) -> bool:
-        connection, since = min(self._idle_since.items(), key=lambda item: item[1])
+    def _close_longest_waiting(self) -> bool:
+        connection, since = min(self._waiting_since.items(), key=lambda item: item[1])
         if since == _BUSY:
             return False
         # Its thread returns from the read, finds the end of the stream and closes the socket.
         _hang_up(connection)
-        del self._idle_since[connection]
+        del self._waiting_since[connection]
         return True
 
 

@@ -1,4 +1,7 @@
-"""Maps request paths to endpoints."""
+"""Maps request paths to endpoints.
+
+GET and HEAD never load or evict a model, ask anybody or write: a web page can send them without an Origin.
+"""
 
 from __future__ import annotations
 
@@ -167,6 +170,7 @@ _MODELS = StatusRoute(model_pages.model_list)
 
 _ACTIVITY = "/activity"
 _DOWNLOADS = "/downloads"
+_FIT = "/fit"
 _ADAPTERS = "/v1/adapters"
 
 type FieldsRoute = LibraryRoute | AdapterRoute | ModelRoute | ActivityRoute
@@ -189,6 +193,7 @@ POST_ROUTES: Mapping[str, PostRoute] = {
     "/v1/embeddings": ModelRoute(embeddings),
     "/embeddings": ModelRoute(embeddings),
     "/detokenize": ModelRoute(lambda body, model: tokenization.text_body(body, model.facts)),
+    _FIT: LibraryRoute(LibraryPages.fit_on_hub, has_body=True),
     _DOWNLOADS: LibraryRoute(LibraryPages.start, has_body=True),
     _ADAPTERS: AdapterRoute(AdapterPages.mount, has_body=True),
 }
@@ -202,7 +207,7 @@ STATUS_ROUTES: Mapping[str, ReadRoute] = {
     "/v1/models": _MODELS,
     "/models": _MODELS,
     "/library": LibraryRoute(LibraryPages.models),
-    "/fit": LibraryRoute(LibraryPages.fit),
+    _FIT: LibraryRoute(LibraryPages.fit),
     _DOWNLOADS: LibraryRoute(LibraryPages.downloads),
     _ADAPTERS: AdapterRoute(AdapterPages.listed),
 }
@@ -211,6 +216,8 @@ _MODEL_PREFIX = "/v1/models/"
 _ONE_MODEL = re.compile("(?P<name>.+?)(?P<action>/load|/unload)?", re.DOTALL)
 _RESPONSE_PREFIXES = ("/v1/responses/", "/responses/")
 _INPUT_ITEMS = "/input_items"
+NAMED_PATHS = (_MODEL_PREFIX, f"{_ACTIVITY}/", f"{_DOWNLOADS}/", f"{_ADAPTERS}/", *_RESPONSE_PREFIXES)
+"""How the paths begin that go on with a name."""
 _DIALECTS: Mapping[str, Dialect] = {
     "/v1/messages": _ANTHROPIC,
     "/v1/responses": _OF_RESPONSES,
@@ -239,8 +246,7 @@ def pattern(target: str) -> str:
     path = _path(target)
     if target and (path in POST_ROUTES or path in STATUS_ROUTES):
         return path
-    prefixes = (_MODEL_PREFIX, f"{_ACTIVITY}/", f"{_DOWNLOADS}/", f"{_ADAPTERS}/", *_RESPONSE_PREFIXES)
-    return next((f"{prefix}{{id}}" for prefix in prefixes if path.startswith(prefix)), "other")
+    return next((f"{prefix}{{id}}" for prefix in NAMED_PATHS if path.startswith(prefix)), "other")
 
 
 def dialect(target: str) -> Dialect:

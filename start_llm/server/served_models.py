@@ -118,6 +118,10 @@ class ServedModels(Protocol):
         """
         ...
 
+    def peek(self, name: object) -> ServedModel | None:
+        """Return the model that a lease of this name would return, if it is loaded. Changes nothing."""
+        ...
+
     def must_wait(self, name: object) -> bool:
         """Return True if a lease of this name would now wait for a model to be loaded."""
         ...

@@ -1,4 +1,8 @@
-"""Counters of the running server. Each field has one writer; readers may see a value slightly late."""
+"""Counters of the running server. Readers may see a value slightly late.
+
+A field has one thread that writes it, or is written by methods that hold a lock
+(`tests/http/test_writers.py` finds out).
+"""
 
 from __future__ import annotations
 
@@ -112,8 +116,10 @@ class CacheMetrics:
 class DiskMetrics:
     """Counters of the disk tier, written by the disk thread, and those of restores by the engine thread.
 
+    `lost`, `queue` and `errors` are written by several threads, with the methods that note them.
+
     Attributes:
-        state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error).
+        state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error, or without room).
         files, nbytes, max_bytes: of the folder, whatever model they are of.
         scan_s: seconds of the scan at the start.
         hits: prompts of which something was restored from the disk.
@@ -124,7 +130,7 @@ class DiskMetrics:
         queue: files that wait to be written.
         written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
         evictions: files that were removed because the folder was full.
-        lost: pages and states that were evicted from memory before they could be written.
+        lost: pages and states that were evicted from memory before they could be written, or found no room.
         errors: failures to write.
     """
 
@@ -146,6 +152,20 @@ class DiskMetrics:
     evictions: int = 0
     lost: int = 0
     errors: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_lost(self) -> None:
+        with self._lock:
+            self.lost += 1
+
+    def note_error(self) -> None:
+        with self._lock:
+            self.errors += 1
+
+    def note_queued(self, change: int) -> None:
+        """Count files that have come to wait, or that wait no longer."""
+        with self._lock:
+            self.queue += change
 
 
 @dataclass(slots=True)

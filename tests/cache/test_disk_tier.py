@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ from start_llm.engine.loop import STOPPING
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE, memory_for, reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled
+from tests.cache.small_disk import fill, small_disk
 from tests.conftest import TinyModel
 from tests.engine.harness import Stepper, Watched, engine_request
 
@@ -500,6 +502,53 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
         "The disk tier of the prompt cache goes on.",
     ]
     engine.said.clear()
+    engine.stop()
+
+
+def check_that_a_full_disk_is_told_once(engine: OnDisk, make_room: Callable[[], object]) -> None:
+    """Two prompts are answered while it is full; then there is room."""
+    for start in range(2):
+        assert engine.say((start, *PROMPT), 4).tokens
+        settled(lambda: engine.cache.write_to_disk(is_busy=False) or engine.disk.state == "paused")
+    (line,) = engine.said
+    assert line.startswith("The disk tier of the prompt cache pauses: there is no room for ")
+    assert engine.disk.lost > 0
+    assert not engine.disk.written_files
+    make_room()
+    settled(lambda: written(engine, 2 * 300 // PAGE))
+    assert engine.disk.state == "on"
+    assert engine.said[1:] == ["The disk tier of the prompt cache goes on."]
+    engine.said.clear()
+
+
+def test_a_full_disk_is_told_once_on_a_file_system_of_its_own(plain: EngineResources, tmp_path: Path):
+    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
+        engine = OnDisk(plain, disk / "ssd", limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
+        settled(lambda: engine.tier.scanned.is_over)
+        filler = fill(disk)
+        check_that_a_full_disk_is_told_once(engine, filler.unlink)
+        engine.stop()
+
+
+@pytest.mark.parametrize("wanted", [10**9, 0.5, 100])
+def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path, monkeypatch, wanted: float):
+    """The disk is full, or the folder may have less than one file takes."""
+    real = os.statvfs
+
+    def full(folder: Path) -> Any:
+        found = real(folder)
+        return SimpleNamespace(f_bavail=0, f_frsize=found.f_frsize)
+
+    engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=wanted, pause_s=0.2), idle_s=0)
+    settled(lambda: engine.tier.scanned.is_over)
+    if wanted != 100:
+        monkeypatch.setattr(os, "statvfs", full)
+
+    def make_room() -> None:
+        monkeypatch.setattr(os, "statvfs", real)
+        engine.tier._limits = DiskLimits(max_size=10**9, pause_s=0.2)
+
+    check_that_a_full_disk_is_told_once(engine, make_room)
     engine.stop()
 
 

@@ -173,6 +173,20 @@ def test_a_foreign_file_counts_and_stays(tmp_path: Path):
     assert 0 < ours <= size / 2
 
 
+def test_what_finds_no_room_is_told(tmp_path: Path):
+    engine = OnDisk(resources(), tmp_path, limits=DiskLimits(max_size=100), idle_s=0)
+    settled(lambda: engine.tier.scanned.is_over)
+    engine.say(PROMPT, 3)
+    engine.cache.write_to_disk(is_busy=False)
+    settled(lambda: engine.disk.lost and not engine.disk.queue)
+    assert (engine.disk.state, [line.partition(":")[0] for line in engine.said]) == (
+        "paused",
+        ["The disk tier of the prompt cache pauses"],
+    )
+    engine.said.clear()
+    engine.kill()
+
+
 def test_those_that_wait_for_the_disk_have_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prompts = [tuple(range(start, start + 90)) for start in range(0, 300, 50)]
     with on_disk(resources(), tmp_path) as engine:

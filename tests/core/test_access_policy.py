@@ -6,6 +6,7 @@ import pytest
 
 from start_llm.core import access_policy as module
 from start_llm.core.access_policy import AccessPolicy, demand_json, is_loopback
+from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import Forbidden, InvalidRequest, Unauthorized, UnsupportedMediaType
 
 HERE = "127.0.0.1"
@@ -120,6 +121,49 @@ def test_a_page_of_another_origin_is_refused(origin):
 def test_a_page_of_this_very_origin_is_served():
     assert admits(AccessPolicy(), host="localhost:8080", origin="http://localhost:8080")
     assert admits(AccessPolicy(), host="LOCALHOST:8080", origin="http://localhost:8080")
+
+
+@pytest.mark.parametrize(
+    ("site", "host", "is_served"),
+    [
+        ("same-origin", "localhost:8080", True),
+        ("same-origin", "studio.local:8080", True),
+        ("none", "localhost:8080", True),
+        ("none", "studio.local:8080", True),
+        ("same-site", "localhost:8080", True),
+        ("same-site", "127.0.0.1:8080", True),
+        ("same-site", "[::1]:8080", True),
+        ("same-site", "studio.local:8080", False),
+        ("cross-site", "localhost:8080", False),
+        ("cross-site", "studio.local:8080", False),
+        ("CROSS-SITE", "localhost", False),
+        ("", "localhost", False),
+        ("a-word-of-tomorrow", "localhost", False),
+    ],
+)
+def test_what_a_browser_says_of_the_site_is_obeyed(site, host, is_served):
+    access_policy = AccessPolicy(names=frozenset({"studio.local"}))
+    assert admits(access_policy, OUTSIDE, host=host, sec_fetch_site=site) == is_served
+
+
+def test_a_listed_page_is_served_from_any_site_and_no_other():
+    access_policy = AccessPolicy(origins=AllowedOrigins(("https://app.example",)))
+
+    def is_served(**origin: str) -> bool:
+        return admits(access_policy, host="localhost", sec_fetch_site="cross-site", asks_key=True, **origin)
+
+    assert is_served(origin="https://app.example")
+    assert not is_served(origin="https://other.example")
+    assert not is_served(), "an image of that page: it says no origin"
+
+
+def test_who_says_two_things_of_the_site_is_refused():
+    with pytest.raises(InvalidRequest, match="sec-fetch-site"):
+        AccessPolicy().admit([("Sec-Fetch-Site", "none"), ("Sec-Fetch-Site", "cross-site")], HERE)
+
+
+def test_same_site_without_a_host_is_refused():
+    assert not admits(AccessPolicy(), sec_fetch_site="same-site")
 
 
 def test_an_origin_without_a_host_is_refused():

@@ -47,7 +47,7 @@ _ASKED = {
 }
 _ALIASES = {"/chat/completions": CHAT, "/completions": TEXT, "/responses": RESPONSES}
 _BESIDE = {"/downloads": DOWNLOAD, "/v1/adapters": DOWNLOAD, "/detokenize": DOWNLOAD}
-_BESIDE |= {"/v1/embeddings": DOWNLOAD, "/embeddings": DOWNLOAD}
+_BESIDE |= {"/v1/embeddings": DOWNLOAD, "/embeddings": DOWNLOAD, "/fit": DOWNLOAD}
 PROTOCOL_AT = {path: protocol for protocol, path in _PATHS.items()} | _ASKED | _ALIASES | _BESIDE
 """Which bodies a path takes. `check_paths` sees to it that no path of the server is left out."""
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PRI get POSTÄ".split()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.database_file import DatabaseFile
+from tests.cache.small_disk import fill, small_disk
 from tests.cache.test_power_cut import unsynced
 from tests.conftest import TinyModel
 from tests.http.continued import CONVERSATIONS, FAMILIES, conversations, dated, turn
@@ -137,6 +138,21 @@ def test_a_prompt_is_read_while_the_database_is_busy(
         assert server.get("/stats")["ssd"]["hits"] == 1
         go.set()
     assert one.computed[1] <= one.turns[1].new
+
+
+def test_a_full_disk_stops_no_reply_and_is_told_once(tiny_model: TinyModel, tmp_path: Path):
+    talk = {"messages": [user("Boats? " * 200)], "max_tokens": 4}
+    with (
+        small_disk(tmp_path / "disk", 16 * 2**20) as disk,
+        serving(tiny_model("qwen3"), ssd_folder=str(disk / "ssd"), ssd_write_after_s=0.1) as server,
+    ):
+        wait_until(lambda: server.get("/stats")["ssd"]["state"] == "on", within_s=20)
+        fill(disk)
+        for _ in range(3):
+            assert server.post("/v1/chat/completions", talk)["choices"]
+        wait_until(lambda: server.get("/stats")["ssd"]["state"] == "paused", within_s=20)
+        assert server.get("/health")["status"] == "ok"
+        assert server.printed().count("The disk tier of the prompt cache pauses: there is no room") == 1
 
 
 class Watched(threading.Thread):

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.errors import BadGateway, InvalidRequest, NotFound
+from start_llm.models.download import pull
 from start_llm.models.downloads import Downloads
 from start_llm.models.hub import Hub
 from start_llm.models.library import Library, Place, shape_in
 from start_llm.models.machines import GIB, MACHINES, Machine
+from start_llm.models.progress import Progress
 from start_llm.models.shelf import Shelf
 from tests.models.fake_hub import WEIGHTS, FakeHub, hub_of
 from tests.models.test_library import copied
@@ -57,7 +59,7 @@ def test_the_table_of_machines_has_every_machine(shelf):
 
 
 def test_a_model_on_the_hub_is_judged_by_config_and_index_alone(shelf, server, model):
-    found = shelf.fit(None, REPO)
+    found = shelf.fit_on_hub(REPO)
     here = shelf.fit(None, None)
     assert found.model == REPO
     assert found.report == here.report
@@ -65,10 +67,21 @@ def test_a_model_on_the_hub_is_judged_by_config_and_index_alone(shelf, server, m
     assert not shelf.hub.cache.exists()
 
 
+def test_a_repository_is_judged_by_its_files_here_without_the_hub(shelf, server):
+    with pytest.raises(NotFound, match="POST /fit asks the hub") as refused:
+        shelf.fit(None, REPO)
+    assert refused.value.param == "repo"
+    pull(REPO, shelf.hub, Progress())
+    server.requests.clear()
+    found = shelf.fit(None, REPO)
+    assert (found.model, found.report) == (REPO, shelf.fit(None, None).report)
+    assert not server.requests
+
+
 def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
     del server.files[INDEX]
     server.files["sub/other.safetensors"] = b"x" * 10**6
-    found = shelf.fit(None, REPO).report
+    found = shelf.fit_on_hub(REPO).report
     assert found.weights_bytes == len(server.files[WEIGHTS])
 
 
@@ -76,7 +89,7 @@ def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
 @pytest.mark.parametrize("index", [{}, {"metadata": None}, {"metadata": {"total_size": "5"}}])
 def test_an_index_without_a_sum_is_passed_over(shelf, server, index):
     server.files[INDEX] = json.dumps(index).encode()
-    assert shelf.fit(None, REPO).report.weights_bytes == len(server.files[WEIGHTS])
+    assert shelf.fit_on_hub(REPO).report.weights_bytes == len(server.files[WEIGHTS])
 
 
 @pytest.mark.sample(4)
@@ -96,24 +109,25 @@ def test_a_repository_that_cannot_be_judged_is_told_why(shelf, server, change, w
         if data is not None:
             server.files[name] = data
     with pytest.raises(NotFound, match=words) as refused:
-        shelf.fit(None, REPO)
+        shelf.fit_on_hub(REPO)
     assert refused.value.param == "repo"
 
 
 def test_errors_name_the_field(shelf, server):
-    for model, repo, kind, field in (
-        ("other", REPO, InvalidRequest, "repo"),
-        (None, "no name", InvalidRequest, "repo"),
-        (None, "lab/nothing", NotFound, "repo"),
-        ("nothing", None, NotFound, "model"),
+    for judge, named, kind, field in (
+        (shelf.fit, ("other", REPO), InvalidRequest, "repo"),
+        (shelf.fit, (None, "no name"), InvalidRequest, "repo"),
+        (shelf.fit, ("nothing", None), NotFound, "model"),
+        (shelf.fit_on_hub, ("no name",), InvalidRequest, "repo"),
+        (shelf.fit_on_hub, ("lab/nothing",), NotFound, "repo"),
     ):
         with pytest.raises(kind) as refused:
-            shelf.fit(model, repo)
+            judge(*named)
         assert refused.value.param == field
     server.shutdown()
     server.server_close()
     with pytest.raises(BadGateway, match="The hub cannot be asked"):
-        shelf.fit(None, REPO)
+        shelf.fit_on_hub(REPO)
 
 
 def test_a_model_on_disk_that_is_not_whole_is_told(shelf, tmp_path):

@@ -54,7 +54,8 @@ def test_a_web_page_is_refused(proxied: Proxied):
     "path", [CHAT, MESSAGES, "/v1/responses", "/v1/models", "/health/liveliness", "/health"]
 )
 def test_foreign_names_and_pages_are_refused_everywhere(proxied: Proxied, path: str):
-    for lie in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+    lies = ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"})
+    for lie in (*lies, {"Sec-Fetch-Site": "cross-site"}):
         answer = proxied.ask(path, headers=lie)
         assert (answer.status, path.startswith(MESSAGES)) == (403, answer.json.get("type") == "error")
 

@@ -159,6 +159,7 @@ def test_without_a_key_only_a_sign_of_life_is_given(method, path):
         ({"host": "evil.example"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
         ({"content-type": ""}, 415),
@@ -181,6 +182,22 @@ def test_what_is_wrong_is_told_in_the_words_of_the_protocol(path, lie, expected)
     headers = dict(start["headers"])
     assert headers[b"connection"] == b"close", "its body is not taken for a request"
     assert not any(name.startswith(b"access-control") for name in headers)
+
+
+@pytest.mark.parametrize(("method", "path"), SERVED)
+@pytest.mark.parametrize(
+    ("site", "host", "expected"),
+    [
+        ("cross-site", "localhost:4000", 403),
+        ("same-site", "localhost:4000", 200),
+        ("same-site", "studio.local", 403),
+        ("none", "studio.local", 200),
+    ],
+)
+def test_what_a_browser_says_of_the_site_is_obeyed_on_every_path(method, path, site, host, expected):
+    headers = KEYED | {"host": host, "sec-fetch-site": site}
+    policy = AccessPolicy((KEY,), frozenset({"studio.local"}))
+    assert status(method, path, headers, access_policy=policy) == expected
 
 
 PAGE = {"origin": "http://localhost:3000"}

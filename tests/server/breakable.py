@@ -56,6 +56,9 @@ class OneModel:
     def lease(self, name: object) -> Generator[ServedModel]:
         yield self.default
 
+    def peek(self, name: object) -> ServedModel:
+        return self.default
+
     def must_wait(self, name: object) -> bool:
         return False
 

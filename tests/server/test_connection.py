@@ -238,6 +238,45 @@ def test_busy_connections_are_kept_and_one_more_client_is_told_to_come_back(few:
         assert all(next(events)["object"] == "text_completion" for events in streams[1:])
 
 
+HALF_SENT = {
+    "a byte": b"G",
+    "headers": b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: ",
+    "a body": message("POST", TEXT, {"prompt": "x" * 500})[:-400],
+}
+
+
+@pytest.mark.parametrize("begun", HALF_SENT)
+def test_whoever_does_not_end_a_request_gives_way_to_those_who_do(few: Server, begun: str):
+    with ExitStack() as stack:
+        running = stack.enter_context(Client(few.port))
+        running.request("POST", TEXT, ENDLESS)
+        events = running.events() if running.head()[0] == 200 else iter(())
+        slow: list[Client] = []
+        for number in range(12):
+            slow.append(stack.enter_context(Client(few.port, patience_s=5)))
+            slow[-1].send(HALF_SENT[begun])
+            settle()
+            if number % 4 == 3:
+                assert ask(few.port, "GET", "/health").status == 200
+        assert slow[0].is_closed(), "the oldest gives way first"
+        assert next(events)["object"] == "text_completion", "it was not closed"
+
+
+def test_a_new_client_may_take_its_time_while_older_ones_are_half_way(few: Server):
+    with ExitStack() as stack:
+        slow = [stack.enter_context(Client(few.port, patience_s=5)) for _ in range(3)]
+        for client in slow:
+            client.send(HALF_SENT["headers"])
+            settle()
+        late = stack.enter_context(Client(few.port))
+        head, rest = b"GET /health HTTP/1.1\r\n", b"Host: localhost\r\n\r\n"
+        late.send(head)
+        settle()
+        assert slow[0].is_closed()
+        late.send(rest)
+        assert late.reply().status == 200
+
+
 def is_let_in(server: Server) -> bool:
     with suppress(OSError, CutOff):
         return ask(server.port, "GET", "/health").status == 200

@@ -105,6 +105,25 @@ def test_beyond_the_limit_an_idle_connection_gives_way_and_a_busy_one_does_not()
                 end.close()
 
 
+@pytest.mark.parametrize("begun", [b"G", message("POST", TEXT, {"prompt": "x"})[:-1]])
+def test_who_does_not_end_a_request_gives_way(stack: ExitStack, begun: bytes):
+    listener = opened(max_connections=1)
+    first = client_of(stack, listener)
+    first.send(begun)
+    time.sleep(SHORT_S)
+    with Client(listener.port, patience_s=5) as second:
+        assert first.is_closed()
+        second.send(b"GET /none HTTP/1.1\r\n\r\n")
+        assert second.reply().status == 404
+
+
+def test_headers_without_an_end_are_no_request(stack: ExitStack):
+    client = client_of(stack, opened())
+    client.send(b"GET /none HTTP/1.1\r\nHost: localh")
+    client.socket.shutdown(socket.SHUT_WR)
+    assert client.is_closed()
+
+
 def test_a_full_queue_takes_nobody():
     def resources() -> EngineResources:
         return EngineResources(

@@ -102,7 +102,7 @@ def test_fit_judges_another_model_by_name(server: Server):
         ("model=nothing", 404, "model"),
         ("repo=nothing", 400, "repo"),
         ("repo=lab/x&model=demo", 400, "repo"),
-        ("repo=lab/x", 502, "repo"),
+        ("repo=lab/x", 404, "repo"),
         ("model=%ff", 404, "model"),
     ],
 )
@@ -110,6 +110,12 @@ def test_what_cannot_be_judged_is_an_error_that_names_the_field(server, query, s
     reply = asked(server, "GET", f"/fit?{query}")
     assert reply.status == status
     assert reply.error["param"] == field
+
+
+@pytest.mark.parametrize(("body", "status"), [({}, 400), ({"repo": "x"}, 400), ({"repo": "lab/x"}, 502)])
+def test_the_hub_is_asked_by_a_post_alone(server: Server, body: dict[str, str], status: int):
+    reply = asked(server, "POST", "/fit", body)
+    assert (reply.status, reply.error["param"]) == (status, "repo")
 
 
 def test_a_download_without_a_network_ends_with_its_error(server: Server):
@@ -157,7 +163,7 @@ def test_a_body_that_names_no_repository_is_400(server: Server, body: Any, words
     ("method", "path", "allowed"),
     [
         ("POST", "/library", "GET, HEAD"),
-        ("POST", "/fit", "GET, HEAD"),
+        ("DELETE", "/fit", "GET, HEAD, POST"),
         ("DELETE", "/downloads", "GET, HEAD, POST"),
         ("GET", "/downloads/x", "DELETE"),
         ("GET", "/downloads/x/pause", "POST"),
@@ -250,6 +256,9 @@ class FakeLibrary:
             sku_context=5000,
             skus=[(MACHINE, REPORT)],
         )
+
+    def fit_on_hub(self, repo: str) -> Fit:
+        return self.fit(None, repo)
 
     def downloads(self, tenant: bytes) -> list[Download]:
         return [self._download(tenant.decode())]

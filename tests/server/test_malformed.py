@@ -4,6 +4,7 @@ made no request; and the next good request is served."""
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -558,6 +559,18 @@ def test_half_sent_headers_are_hung_up_on(impatient: Server, begun: bytes):
         client.send(begun)
         assert client.is_closed()
     assert_serves(impatient)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_whose_headers_never_end_is_not_carried_out(impatient: Server, method: str):
+    """Its end may be the part that matters: a client that has died, or that had to give way."""
+    path = "/v1/models/nobody/load" if method == "POST" else "/none"
+    refused = len(impatient.get("/activity")["refused"])
+    with Client(impatient.port) as client:
+        client.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nx-api-k".encode())
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.is_closed()
+    assert len(impatient.get("/activity")["refused"]) == refused
 
 
 def test_an_idle_connection_is_hung_up_on_after_its_time(impatient: Server):
