@@ -20,7 +20,7 @@ from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
 from start_llm.models.architecture import is_supported
 from start_llm.models.fit import ModelShape, assessment, shape_of
-from start_llm.models.hub import Hub
+from start_llm.models.hub import Hub, newest_commit
 from start_llm.models.machines import Machine
 from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
 
@@ -241,10 +241,7 @@ def _in_hub(place: Place) -> Iterator[_Found]:
 
 def _snapshot(folder: Path) -> Path:
     """Return the snapshot that refs/main names, else the newest; the folder itself if there is none."""
-    try:
-        named = folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        named = folder / "snapshots" / "none"
+    named = folder / "snapshots" / (newest_commit(folder) or "none")
     if named.is_dir():
         return named
     return max(_folders(folder / "snapshots"), key=lambda path: path.stat().st_mtime, default=folder)
