@@ -1,4 +1,4 @@
-"""Clients that ask while a server starts: it serves, whatever they ask for in the moment in which it opens."""
+"""Clients that ask while a server starts: it serves, whatever they ask for when it opens."""
 
 from __future__ import annotations
 
