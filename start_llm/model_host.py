@@ -31,7 +31,8 @@ from start_llm.model_runtime import (
     start_model,
     together,
 )
-from start_llm.models.library import check_loadable
+from start_llm.models.library import check_counts_of, check_loadable
+from start_llm.models.trial import TemplateTrials
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.wiring import memory_budget, usable_share
 
@@ -135,6 +136,7 @@ class ModelHost:
         self._folders = dict(folders)
         self._limits = limits
         self._clock = clock
+        self._trials = TemplateTrials()
         self._changed = threading.Condition()
         self._residents: dict[str, _Resident] = {}
         self._changing: str | None = None
@@ -299,7 +301,7 @@ class ModelHost:
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
-            check_loadable(self._folders[name])
+            self._look_over(self._folders[name], check_loadable)
             self._make_room(name)
             self._load(name)
         except StartupError as error:
@@ -310,6 +312,19 @@ class ModelHost:
         self._shared.thread.collect()
         return reason
 
+    def _look_over(self, folder: Path, check: Callable[[Path], None]) -> None:
+        """Look for what would hang or fill this process, or fail. Holds the lock at both ends, not between.
+
+        Raises:
+            StartupError: the model is not to be loaded.
+        """
+        self._changed.release()
+        try:
+            check(folder)
+            self._trials.check(folder)
+        finally:
+            self._changed.acquire()
+
     def start(self, name: str) -> None:
         """Load the first model.
 
@@ -317,6 +332,7 @@ class ModelHost:
             StartupError: it cannot be loaded.
         """
         with self._changed, self._change(name):
+            self._look_over(self._folders[name], check_counts_of)
             self._load(name)
         self._reap_later()
 

@@ -21,11 +21,14 @@ from start_llm.config.settings import Settings
 from start_llm.engine.self_test import check_batching
 from start_llm.engine.work import measure_tower, measure_work
 from start_llm.models.loader import load
+from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.audit import audit
 from start_llm.prompt.samples import rendered_samples
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
+_TRIALS = TemplateTrials()
+"""Of all servers of this process: a template is tried once."""
 AS_JSON = {"Content-Type": "application/json"}
 
 
@@ -112,7 +115,7 @@ def serving(
         "drain_s": 1.5,
     } | settings
     app = make(Settings(model_path=str(folder), **settings), Terminal(output))
-    with tried_once():
+    with tried_once(), patch("start_llm.model_host.TemplateTrials", lambda: _TRIALS):
         app.start()
     try:
         yield Server(app, output)

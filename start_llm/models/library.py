@@ -22,6 +22,7 @@ from start_llm.models.architecture import is_supported
 from start_llm.models.fit import ModelShape, assessment, shape_of
 from start_llm.models.hub import Hub, newest_commit
 from start_llm.models.machines import Machine
+from start_llm.models.trial import check_counts
 from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
 
 _KEPT_S = 30.0
@@ -192,6 +193,18 @@ def check_loadable(folder: Path) -> None:
         raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
     for path in weight_files(folder):
         check_whole(path)
+    check_counts(folder, config)
+
+
+def check_counts_of(folder: Path) -> None:
+    """Look for counts in a config with which loading would not end. Whatever else is wrong loading tells.
+
+    Raises:
+        ModelError: the weights cannot be those of such a network.
+    """
+    config = read_config(folder)
+    if config and not missing_files(folder):
+        check_counts(folder, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
