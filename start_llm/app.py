@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ from start_llm.wiring import (
 
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 _LAST_LINES_S = 0.5
+_WATCH_S = 1.0
+_STUCK = 70
+"""Exit status: an error inside of the software (`EX_SOFTWARE`)."""
 _LEAST_FLUSH_S = 1.0
 """Seconds for writing to the disk, if running requests took all of DRAIN_SECONDS."""
 
@@ -144,6 +148,7 @@ class App:
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
             self._host = ModelHost(self._share(), folders, host_limits(self._settings, folders))
+            self._watch(self._host)
             self._host.start(name)
             # As soon as the port is open a request may put another model in the place of the first one.
             card, introduction = self._host.runtime.card, self._introduction(self._host.runtime)
@@ -203,6 +208,20 @@ class App:
         if self._proxy_port:
             self._proxy_port.release()
         self._file.remove()
+
+    def _watch(self, host: ModelHost) -> None:
+        """End the process once it is stuck, if something starts it again: no thread of it can be stopped."""
+
+        def watch() -> None:
+            while not self._drain.has_begun:
+                time.sleep(_WATCH_S)
+                if reason := host.stuck_reason():
+                    self._terminal.say(f"The server is stuck: {reason}. It ends, to be started again.")
+                    self.abandon()
+                    os._exit(_STUCK)
+
+        if self._settings.ends_when_stuck:
+            threading.Thread(target=watch, name="watch", daemon=True).start()
 
     def _announce(self) -> None:
         """Write where this server is, so that commands find it."""

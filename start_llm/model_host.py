@@ -33,11 +33,16 @@ from start_llm.model_runtime import (
 )
 from start_llm.models.library import check_counts_of, check_loadable
 from start_llm.models.trial import TemplateTrials
+from start_llm.models.weight_files import weights_size
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.wiring import memory_budget, usable_share
 
 _STOP_S = 30.0
 """Seconds for the last step of a model that is unloaded; nobody waits for its replies then."""
+
+
+_SLOWEST_DISK = 20e6
+"""Bytes of weights a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,20 @@ class _Failure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """A model that is being loaded.
+
+    Attributes:
+        began: seconds on the host's clock.
+        patience_s: after which it is stuck.
+    """
+
+    name: str
+    began: float
+    patience_s: float
+
+
 class ModelHost:
     """The models of a server. Safe to use from any thread; implements `server.served_models.ServedModels`.
 
@@ -140,6 +159,7 @@ class ModelHost:
         self._changed = threading.Condition()
         self._residents: dict[str, _Resident] = {}
         self._changing: str | None = None
+        self._loading: _Loading | None = None
         self._last_failure: _Failure | None = None
         self._is_closing = False
         self._reaper: threading.Timer | None = None
@@ -228,6 +248,14 @@ class ModelHost:
             first = [name for name, _ in self.loaded]
             others = sorted(set(self._folders) - set(first))
             return [self._listed(name) for name in (*first, *others)]
+
+    def stuck_reason(self) -> str:
+        with self._changed:
+            taken_s = self._clock() - self._loading.began if self._loading else 0.0
+            if self._loading and taken_s > self._loading.patience_s:
+                return f"{self._loading.name} has been loading for {taken_s:.0f} s"
+            told = (one.runtime.served.status.stuck_reason() for one in self._residents.values())
+            return next((reason for reason in told if reason), "")
 
     def _listed(self, name: str) -> ListedModel:
         aliases = tuple(alias for alias, model in self._limits.aliases.items() if model == name)
@@ -338,11 +366,14 @@ class ModelHost:
 
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
+        slowest_s = weights_size(self._folders[name]) / _SLOWEST_DISK
+        self._loading = _Loading(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
         self._changed.release()
         try:
             runtime = start_model(self._shared, name, self._folders[name], others)
         finally:
             self._changed.acquire()
+            self._loading = None
         self._residents[name] = _Resident(runtime, self._clock())
         self._shared.prometheus.models.attach(name, runtime.metrics)
         if others:

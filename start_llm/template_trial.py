@@ -165,8 +165,8 @@ def environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     made.filters["tojson"] = _as_json
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = datetime.now(UTC).strftime
+    named: dict[str, Any] = {"raise_exception": _raise, "strftime_now": datetime.now(UTC).strftime}
+    made.globals.update(named)
     return made
 
 

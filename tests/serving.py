@@ -96,6 +96,7 @@ def tried_once() -> Generator[None]:
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
         patch("start_llm.wiring.rendered_samples", once_for_a_template(rendered_samples)),
         patch("start_llm.model_runtime.measure_tower", once(measure_tower)),
+        patch("start_llm.model_host.TemplateTrials", lambda: _TRIALS),
     ):
         yield
 
@@ -115,7 +116,7 @@ def serving(
         "drain_s": 1.5,
     } | settings
     app = make(Settings(model_path=str(folder), **settings), Terminal(output))
-    with tried_once(), patch("start_llm.model_host.TemplateTrials", lambda: _TRIALS):
+    with tried_once():
         app.start()
     try:
         yield Server(app, output)

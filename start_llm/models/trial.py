@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,9 @@ def _digest(folder: Path) -> bytes:
     """Return a digest of what the trial reads."""
     digest = hashlib.blake2b(digest_size=16)
     for pattern in _READ:
-        for path in sorted(folder.glob(pattern)):
-            try:
+        for path in filter(Path.is_file, sorted(folder.glob(pattern))):
+            with suppress(OSError):  # loading tells of it
                 digest.update(path.name.encode() + hashlib.blake2b(path.read_bytes()).digest())
-            except OSError:
-                continue  # loading tells of it
     return digest.digest()
 
 

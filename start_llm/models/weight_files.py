@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -122,6 +123,15 @@ def _tensor(path: Path, name: str, said: Any) -> Tensor:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that mlx_lm loads, in order."""
     return sorted(folder.glob("model*.safetensors"))
+
+
+def weights_size(folder: Path) -> int:
+    """Return the bytes of the files that mlx_lm loads; 0 for those that cannot be seen."""
+    total = 0
+    for path in weight_files(folder):
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def missing_files(folder: Path) -> list[str]:

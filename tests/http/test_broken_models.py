@@ -71,9 +71,9 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
 }
 HOSTILE: dict[str, tuple[Change, str]] = {
+    "a template without end": (template(LOOP), "is not rendered to its end"),
     "layers without end": (config(num_hidden_layers=10**8), "says num_hidden_layers=100,000,000"),
     "a side beyond all tensors": (config(hidden_size=10**12), "says hidden_size=1,000,000,000,000"),
-    "a template without end": (template(LOOP), "is not rendered to its end"),
     "a template that takes all memory": (
         template("{{ '%9999999999d' % 1 }}"),
         "takes more than a gigabyte of memory",

@@ -56,6 +56,9 @@ class OneModel:
     def lease(self, name: object) -> Generator[ServedModel]:
         yield self.default
 
+    def stuck_reason(self) -> str:
+        return self.default.status.stuck_reason()
+
     def must_wait(self, name: object) -> bool:
         return False
 
