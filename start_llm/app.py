@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm import __version__
@@ -59,8 +62,26 @@ from start_llm.wiring import (
 
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 _LAST_LINES_S = 0.5
+_WATCH_S = 1.0
+_STUCK = 70
+"""Exit status: an error inside of the software (`EX_SOFTWARE`)."""
 _LEAST_FLUSH_S = 1.0
 """Seconds for writing to the disk, if running requests took all of DRAIN_SECONDS."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Introduction:
+    """What the user is told of the first model.
+
+    Attributes:
+        model: its id.
+        rows: names and texts of the summary.
+        notes: sentences about what to know.
+    """
+
+    model: str
+    rows: Sequence[tuple[str, str]]
+    notes: Sequence[str]
 
 
 class App:
@@ -127,9 +148,13 @@ class App:
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
             self._host = ModelHost(self._share(), folders, host_limits(self._settings, folders))
+            self._watch(self._host)
             self._host.start(name)
+            # As soon as the port is open a request may put another model in the place of the first one.
+            card, introduction = self._host.runtime.card, self._introduction(self._host.runtime)
             self._open(self._host, self._shelf, adapters)
-            self._start_proxy(self._host.runtime.card)
+            self._introduce(introduction)
+            self._start_proxy(card)
         except BaseException:
             self.close()
             raise
@@ -183,6 +208,20 @@ class App:
         if self._proxy_port:
             self._proxy_port.release()
         self._file.remove()
+
+    def _watch(self, host: ModelHost) -> None:
+        """End the process once it is stuck, if something starts it again: no thread of it can be stopped."""
+
+        def watch() -> None:
+            while not self._drain.has_begun:
+                time.sleep(_WATCH_S)
+                if reason := host.stuck_reason():
+                    self._terminal.say(f"The server is stuck: {reason}. It ends, to be started again.")
+                    self.abandon()
+                    os._exit(_STUCK)
+
+        if self._settings.ends_when_stuck:
+            threading.Thread(target=watch, name="watch", daemon=True).start()
 
     def _announce(self) -> None:
         """Write where this server is, so that commands find it."""
@@ -256,7 +295,6 @@ class App:
         self._file.tell_ready()
         live = LiveTable(self._activity, lambda: _memory_use(host, machine.budget_bytes))
         self._terminal.follow(live, os.environ)
-        self._introduce(host.runtime)
 
     def _start_proxy(self, card: ModelCard) -> None:
         if self._settings.proxy:
@@ -278,24 +316,28 @@ class App:
         self._activity.refuse(refusal)
         self._terminal.refused(refusal)
 
-    def _introduce(self, runtime: ModelRuntime) -> None:
-        """Tell the user what is served and how to use it."""
+    def _introduction(self, runtime: ModelRuntime) -> _Introduction:
+        """Return what the user is told of a model. It does not refer to the model, which may go."""
         card, ready = runtime.card, runtime.startup
-        self._terminal.summary(
-            [
-                *model_rows(card, ready.footprint, runtime.family, runtime.preparer),
-                ("cache", cache_text(runtime.metrics.cache, ready.kv)),
-                ("disk", str(self._disk.folder) if self._disk and self._disk.folder else "off"),
-                ("images", images_text(ready.model)),
-                ("context", f"{card.context_window:,} tokens"),
-                ("batch", batch_text(self._settings.batch, ready.verdict)),
-                ("trace", str(runtime.trace or "off")),
-                ("address", f"{self.url}/v1"),
-            ]
-        )
-        for note in notes(card, AuditedModel(ready.model.tokenizer, runtime.family, runtime.preparer)):
+        rows = [
+            *model_rows(card, ready.footprint, runtime.family, runtime.preparer),
+            ("cache", cache_text(runtime.metrics.cache, ready.kv)),
+            ("disk", str(self._disk.folder) if self._disk and self._disk.folder else "off"),
+            ("images", images_text(ready.model)),
+            ("context", f"{card.context_window:,} tokens"),
+            ("batch", batch_text(self._settings.batch, ready.verdict)),
+            ("trace", str(runtime.trace or "off")),
+            ("address", f"{self.url}/v1"),
+        ]
+        audited = AuditedModel(ready.model.tokenizer, runtime.family, runtime.preparer)
+        return _Introduction(card.id, rows, list(notes(card, audited)))
+
+    def _introduce(self, introduction: _Introduction) -> None:
+        """Tell the user what is served and how to use it."""
+        self._terminal.summary(introduction.rows)
+        for note in introduction.notes:
             self._terminal.say(note)
-        for title, lines in paste_lines(self.url, card.id, asks_key=bool(self._settings.keys)):
+        for title, lines in paste_lines(self.url, introduction.model, asks_key=bool(self._settings.keys)):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")
 

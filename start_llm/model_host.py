@@ -32,12 +32,18 @@ from start_llm.model_runtime import (
     start_model,
     together,
 )
-from start_llm.models.library import check_loadable
+from start_llm.models.library import check_counts_of, check_loadable
+from start_llm.models.trial import TemplateTrials
+from start_llm.models.weight_files import weights_size
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.wiring import memory_budget, usable_share
 
 _STOP_S = 30.0
 """Seconds for the last step of a model that is unloaded; nobody waits for its replies then."""
+
+
+_SLOWEST_DISK = 20e6
+"""Bytes of weights a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +118,20 @@ class _Failure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """A model that is being loaded.
+
+    Attributes:
+        began: seconds on the host's clock.
+        patience_s: after which it is stuck.
+    """
+
+    name: str
+    began: float
+    patience_s: float
+
+
 class ModelHost:
     """The models of a server. Safe to use from any thread; implements `server.served_models.ServedModels`.
 
@@ -136,9 +156,11 @@ class ModelHost:
         self._folders = dict(folders)
         self._limits = limits
         self._clock = clock
+        self._trials = TemplateTrials()
         self._changed = threading.Condition()
         self._residents: dict[str, _Resident] = {}
         self._changing: str | None = None
+        self._loading: _Loading | None = None
         self._last_failure: _Failure | None = None
         self._is_closing = False
         self._reaper: threading.Timer | None = None
@@ -237,6 +259,14 @@ class ModelHost:
             others = sorted(set(self._folders) - set(first))
             return [self._listed(name) for name in (*first, *others)]
 
+    def stuck_reason(self) -> str:
+        with self._changed:
+            taken_s = self._clock() - self._loading.began if self._loading else 0.0
+            if self._loading and taken_s > self._loading.patience_s:
+                return f"{self._loading.name} has been loading for {taken_s:.0f} s"
+            told = (one.runtime.served.status.stuck_reason() for one in self._residents.values())
+            return next((reason for reason in told if reason), "")
+
     def _listed(self, name: str) -> ListedModel:
         aliases = tuple(alias for alias, model in self._limits.aliases.items() if model == name)
         resident = self._residents.get(name)
@@ -309,7 +339,7 @@ class ModelHost:
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
-            check_loadable(self._folders[name])
+            self._look_over(self._folders[name], check_loadable)
             self._make_room(name)
             self._load(name)
         except StartupError as error:
@@ -320,6 +350,19 @@ class ModelHost:
         self._shared.thread.collect()
         return reason
 
+    def _look_over(self, folder: Path, check: Callable[[Path], None]) -> None:
+        """Look for what would hang or fill this process, or fail. Holds the lock at both ends, not between.
+
+        Raises:
+            StartupError: the model is not to be loaded.
+        """
+        self._changed.release()
+        try:
+            check(folder)
+            self._trials.check(folder)
+        finally:
+            self._changed.acquire()
+
     def start(self, name: str) -> None:
         """Load the first model.
 
@@ -327,11 +370,14 @@ class ModelHost:
             StartupError: it cannot be loaded.
         """
         with self._changed, self._change(name):
+            self._look_over(self._folders[name], check_counts_of)
             self._load(name)
         self._reap_later()
 
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
+        slowest_s = weights_size(self._folders[name]) / _SLOWEST_DISK
+        self._loading = _Loading(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
         self._changed.release()
         try:
             runtime = start_model(self._shared, name, self._folders[name], others)
@@ -339,6 +385,7 @@ class ModelHost:
             raise ModelError(f"The model {name!r} cannot be tried. {error}") from error
         finally:
             self._changed.acquire()
+            self._loading = None
         self._residents[name] = _Resident(runtime, self._clock())
         self._shared.prometheus.models.attach(name, runtime.metrics)
         if others:

@@ -33,6 +33,7 @@ from start_llm.models.adapters import Adapters
 from start_llm.models.device import this_device, wire_memory
 from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import digest_of, identity, transcripts_identity
+from start_llm.models.known_digests import weight_files_of
 from start_llm.models.library import shape_in
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.pooling import pooling_in
@@ -230,7 +231,7 @@ class EngineLoader:
         return LoadedEngine(engine, self._loaded[0], metrics, self._cache_metrics)
 
     def _assemble(self) -> EngineResources:
-        settings = self._settings
+        settings, files = self._settings, weight_files_of(self._folder)
         model = load(self._folder, image_max_tokens=settings.image_tokens)
         wire_memory()
         layers = Layers(model.network, room=settings.initial_blocks * page_size(settings))
@@ -247,7 +248,8 @@ class EngineLoader:
         admitted = admission(settings, footprint.weights_bytes, row, kept_free)
         shifts = model.vision is not None and model.vision.moves_positions
         verdict = check_batching(model.network, layers.fresh, settings.batch, shifts=shifts)
-        weights = known_digests(settings).get(self._folder, partial(digest_of, model))
+        digests = known_digests(settings, self._shared.terminal.say)
+        weights = digests.get(self._folder, files, partial(digest_of, model))
         known = identity(model, weights)
         kv = layers.kv_at_rest(probe)
         adapters = Adapters(model.network)

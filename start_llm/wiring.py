@@ -114,8 +114,8 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
         return Seal(secrets.token_bytes(KEY_BYTES))
 
 
-def known_digests(settings: Settings) -> KnownDigests:
-    return KnownDigests(from_root(settings.state_root) / "weights.json")
+def known_digests(settings: Settings, say: Callable[[str], None]) -> KnownDigests:
+    return KnownDigests(from_root(settings.state_root) / "weights.json", say)
 
 
 def response_store(settings: Settings, table: TableMaker) -> ResponseStore:

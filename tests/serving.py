@@ -21,11 +21,14 @@ from start_llm.config.settings import Settings
 from start_llm.engine.self_test import check_batching
 from start_llm.engine.work import measure_tower, measure_work
 from start_llm.models.loader import load
+from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.audit import audit
 from start_llm.prompt.samples import rendered_samples
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
+_TRIALS = TemplateTrials()
+"""Of all servers of this process: a template is tried once."""
 AS_JSON = {"Content-Type": "application/json"}
 
 
@@ -93,6 +96,7 @@ def tried_once() -> Generator[None]:
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
         patch("start_llm.wiring.rendered_samples", once_for_a_template(rendered_samples)),
         patch("start_llm.model_runtime.measure_tower", once(measure_tower)),
+        patch("start_llm.model_host.TemplateTrials", lambda: _TRIALS),
     ):
         yield
 

@@ -33,6 +33,11 @@ def begin(marks: str) -> None:
     _Run.leaves_out = "not thorough" in marks
 
 
+def is_thorough() -> bool:
+    """Return whether this run leaves nothing out."""
+    return not _Run.leaves_out
+
+
 def examples(count: int, *, few: int) -> hypothesis.settings:
     return hypothesis.settings(max_examples=few if _Run.leaves_out else count, deadline=None)
 

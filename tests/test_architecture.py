@@ -33,6 +33,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "proxy": frozenset({"core", "config"}),
     "launch": frozenset({"core", "config"}),
     "commands": frozenset({"core", "config", "launch", "proxy"}),
+    "template_trial": frozenset({"core", "formats", "prompt"}),
     "wiring": EVERYTHING,
     "model_commands": EVERYTHING,
     "audit": EVERYTHING,

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -107,6 +108,8 @@ VALUES: dict[str, Values] = {
     "REPLY_TURN_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
     "DECODE_STALL_SECONDS": Values([("0.01", 0.01), ("60", 60), ("0.5", 0.5)], [*NUMBER, "0", "61"]),
     "ENGINE_STALL_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
+    "MODEL_LOAD_STALL_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
+    "END_WHEN_STUCK": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
     "GENERATION_WATCHDOG_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
     "MAX_BODY_BYTES": Values([("1024", 1024), ("8589934592", 2**33), ("2000", 2000)], [*WHOLE, "1023"]),
     "MAX_CONNECTIONS": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0", "100001"]),
@@ -703,8 +706,20 @@ def checks_stall(models: Models) -> None:
                 assert "busy with one step for" in body["reason"]
                 return error.code, body["status"]
 
-        until(lambda: told() == (503, "degraded"))
+        until(lambda: told() == (503, "stuck"))
         until(lambda: told() == (200, "ok"))
+
+
+def checks_load_stall(models: Models) -> None:
+    with running(models.plain, MODEL_LOAD_STALL_SECONDS="77") as server:
+        assert server.get("/health")["status"] == "ok"
+        host: Any = server.app._host
+        assert host._shared.settings.load_stall_s == 77
+
+
+def checks_end_when_stuck(models: Models) -> None:
+    with running(models.plain, END_WHEN_STUCK="true"):
+        assert "watch" in {thread.name for thread in threading.enumerate()}
 
 
 def checks_deadline(models: Models) -> None:
@@ -1451,6 +1466,8 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "REPLY_TURN_SECONDS": checks_turns,
     "DECODE_STALL_SECONDS": checks_pieces,
     "ENGINE_STALL_SECONDS": checks_stall,
+    "MODEL_LOAD_STALL_SECONDS": checks_load_stall,
+    "END_WHEN_STUCK": checks_end_when_stuck,
     "GENERATION_WATCHDOG_SECONDS": checks_deadline,
     "MAX_BODY_BYTES": checks_body_bytes,
     "MAX_CONNECTIONS": checks_connections,

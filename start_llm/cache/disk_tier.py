@@ -158,7 +158,7 @@ class DiskTier:
         self._will_write_used = self._will_save_written = False
         self._foreign_bytes = 0
         self._reads: set[DiskRead] = set()
-        self._is_on = self._is_silent = False
+        self._is_on = self._is_silent = self._has_told_hurt = False
         self._written_today = DailyWriteLimit(folder / WRITTEN, limits.max_write_per_day)
         self._scanned = DiskWait()
 
@@ -178,7 +178,10 @@ class DiskTier:
             return self._stays_off(f"process {self._lock.holder()} uses the folder")
         self._is_on = True
         self.metrics.state = "scanning"
-        self._written_today.load()
+        if not self._written_today.load():
+            self._say(
+                f"{WRITTEN} of the disk tier is damaged: what was written earlier today is not counted."
+            )
         self._thread.submit(lambda: self._scan(scan(self.folder), time.perf_counter()), is_urgent=True)
         return True
 
@@ -460,6 +463,12 @@ class DiskTier:
 
     def _reject(self, file: CachedFile, reason: str) -> None:
         self.metrics.rejected[reason] += 1
+        if reason != "missing" and not self._has_told_hurt:
+            self._has_told_hurt = True
+            self._say(
+                f"A file of the disk tier cannot be used ({reason}) and is removed: what it held is computed "
+                "anew. Others like it are counted under rejected_files of /stats."
+            )
         self._remove(file)
         self._count()
 

@@ -35,11 +35,19 @@ class DailyWriteLimit:
     def note(self, nbytes: int) -> None:
         self._day, self._nbytes = _today(), self.today_bytes + nbytes
 
-    def load(self) -> None:
-        """Read what was written earlier today. A file that cannot be read counts as nothing."""
-        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-            said = json.loads(self._path.read_text(encoding="utf-8"))
-            self._day, self._nbytes = str(said["day"]), int(said["bytes"])
+    def load(self) -> bool:
+        """Read what was written earlier today. False if there is a damaged file, which counts as nothing."""
+        try:
+            match json.loads(self._path.read_bytes()):
+                case {"day": str(day), "bytes": int(nbytes)} if nbytes >= 0:
+                    self._day, self._nbytes = day, nbytes
+                    return True
+                case _:
+                    return False
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError, RecursionError):
+            return False
 
     def save(self) -> None:
         """Write the count down. Without it, at most what was written since then may be written again."""

@@ -25,7 +25,7 @@ class ServerStatus:
 
     Attributes:
         pid: None for a server that is known by its address alone.
-        state: loading, what `/health` says (ok, draining, degraded, failed), or why nothing is known.
+        state: loading, what `/health` says (ok, loading, draining, stuck, failed), or why nothing is known.
         model: the one that answers by default.
         other_models: the other loaded ones.
         memory, requests, tokens: counts by name; empty if nothing is known.

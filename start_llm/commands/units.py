@@ -9,6 +9,8 @@ from pathlib import Path
 
 LABEL = "local.start_llm"
 _BETWEEN_STARTS_S = 10
+_AGAIN = "END_WHEN_STUCK"
+"""The setting with which a server ends that cannot go on; the manager then starts it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ Description=start_llm, a local LLM server for coding agents
 [Service]
 ExecStart={" ".join([_quoted(program), *(_quoted(word.replace("$", "$$")) for word in arguments)])}
 WorkingDirectory={_escaped(str(command.folder))}
+Environment={_AGAIN}=true
 Restart=on-failure
 RestartSec={_BETWEEN_STARTS_S}
 RestartPreventExitStatus=2
@@ -69,6 +72,7 @@ def launchd_plist(command: ServiceCommand) -> bytes:
             "Label": LABEL,
             "ProgramArguments": list(command.words),
             "WorkingDirectory": str(command.folder),
+            "EnvironmentVariables": {_AGAIN: "true"},
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": _BETWEEN_STARTS_S,

@@ -48,13 +48,21 @@ def read_env_file(path: Path, known: Collection[str]) -> Mapping[str, str]:
 def _text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        return content.decode()
+        text = content.decode()
     except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
         raise SettingsError(
-            f"{path}, line {number}: the byte 0x{content[error.start]:02x} is not UTF-8. "
+            f"{_at(path, content, error.start)}: the byte 0x{content[error.start]:02x} is not UTF-8. "
             "Save the file as UTF-8."
         ) from None
+    if "\0" in text:
+        raise SettingsError(
+            f"{_at(path, content, content.index(0))}: the byte 0x00 is no text. The file is damaged."
+        )
+    return text
+
+
+def _at(path: Path, content: bytes, place: int) -> str:
+    return f"{path}, line {content.count(b'\n', 0, place) + 1}"
 
 
 def _lines(text: str) -> Iterator[_Line]:

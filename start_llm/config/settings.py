@@ -178,6 +178,16 @@ class Settings:
         "ENGINE_STALL_SECONDS", SECONDS, 60.0,
         "Time without progress after which /health says that the engine is stuck.", _SERVER,
     )  # fmt: skip
+    load_stall_s: float = _variable(
+        "MODEL_LOAD_STALL_SECONDS", SECONDS, 120.0,
+        "Time after which /health says that a model which is being loaded is stuck, beyond what reading its "
+        "weights takes at 20 MB/s.", _SERVER,
+    )  # fmt: skip
+    ends_when_stuck: bool = _variable(
+        "END_WHEN_STUCK", BOOLEAN, False,
+        "End the process, with status 70, when /health says that it is stuck, so that what runs it starts it "
+        "again. start_llm service sets it.", _SERVER, shown="false",
+    )  # fmt: skip
     max_body_bytes: int = _variable(
         "MAX_BODY_BYTES", integer(1024, 2**33), 64 * 2**20, "Longest request body, in bytes.", _SERVER
     )

@@ -35,6 +35,7 @@ _MAX_WAL_BYTES = 4 * 2**20
 _FREE_SHARE = 4
 """Free pages are given back to the file system when they are more than a quarter of the file."""
 _MAX_TIME_NS = 2**62
+_MOST_SAID = 200
 UNREADABLE = (ValueError, TypeError, KeyError, IndexError, RecursionError)
 """Errors that decoding a row can raise if it does not hold what it should."""
 _NO_DAMAGE = frozenset(
@@ -110,11 +111,13 @@ class DatabaseFile:
         except UnusableFile:
             self.close()
             raise
-        except sqlite3.Error as error:
+        except Exception as error:
+            # Of a damaged file sqlite3 raises more than its own errors: a message that is no UTF-8, a size
+            # that is too large (lesson 165).
             self.close()
-            if _code(error) in _NO_DAMAGE:
+            if isinstance(error, OSError) or _code(error) in _NO_DAMAGE:
                 raise
-            raise UnusableFile(f"damaged: {error}") from error
+            raise UnusableFile(f"damaged: {_in_one_line(str(error) or type(error).__name__)}") from error
 
     def write(
         self, puts: Iterable[StoredRow], touches: Iterable[tuple[RowName, int]], deletes: Iterable[RowName]
@@ -176,10 +179,16 @@ def decode_json(data: bytes) -> Any:
     return json.loads(data.decode(errors="surrogatepass"))
 
 
-def _code(error: sqlite3.Error) -> int | None:
+def _code(error: Exception) -> int | None:
     """Return SQLite's primary error code; None if the error is not SQLite's own."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
+
+
+def _in_one_line(text: str) -> str:
+    """Return what SQLite says of a file, which may quote the damage, as one line that can be printed."""
+    shown = "".join(one if one.isprintable() else " " for one in text)
+    return " ".join(shown.split())[:_MOST_SAID]
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -210,7 +219,7 @@ def _rows(connection: sqlite3.Connection) -> list[StoredRow]:
     """Read and check everything."""
     problems = connection.execute("PRAGMA quick_check(1)").fetchone()
     if problems != (b"ok",):
-        raise UnusableFile(f"damaged: {problems[0].decode(errors='replace')}")
+        raise UnusableFile(f"damaged: {_in_one_line(problems[0].decode(errors='replace'))}")
     return [_row(columns) for columns in connection.execute(_READ)]
 
 

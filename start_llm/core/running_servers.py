@@ -124,8 +124,17 @@ def _running(path: Path) -> RunningServer | None:
 
 
 def _parsed(content: bytes, *, is_loading: bool) -> RunningServer | None:
-    try:
-        return RunningServer(**json.loads(content) | {"is_loading": is_loading})
-    except (ValueError, TypeError):
-        # Another version of start_llm has written it.
-        return None
+    """Return what a file says; None if another version of start_llm has written it, or if it is damaged."""
+    with suppress(ValueError, TypeError, RecursionError):
+        match json.loads(content):
+            case {
+                "pid": int(),
+                "url": str(url),
+                "proxy_url": str() | None,
+                "started_at": int() | float(),
+            } as said:
+                int(url.rpartition(":")[2])
+                return RunningServer(**said | {"is_loading": is_loading})
+            case _:
+                pass
+    return None

@@ -196,7 +196,7 @@ def _read_config(folder: Path) -> Mapping[str, Json]:
     """
     try:
         config = cast("Json", json.loads((folder / _CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unusable(folder, f"{_CONFIG} cannot be read ({type(error).__name__}: {error})") from error
     if not isinstance(config, dict):
         raise _unusable(folder, f"{_CONFIG} is no JSON object")

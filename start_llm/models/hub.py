@@ -37,6 +37,7 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # Weights, tokenizer, template, configuration. No Python files: code from a model is never run.
 FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 _OURS = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\.incomplete")
+_COMMIT = re.compile(r"\w{1,64}")
 _MOST_READ = 32 * 2**20
 _TIMEOUT_S = 30.0
 _TIMEOUT = httpx.Timeout(_TIMEOUT_S, connect=10.0)
@@ -112,11 +113,7 @@ class Hub:
     def snapshot(self, repo_id: str) -> Path | None:
         """Return the folder of the newest commit that is on disk; None if there is none."""
         folder = self.folder_of(repo_id)
-        try:
-            commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
-        found = folder / "snapshots" / commit
+        found = folder / "snapshots" / (newest_commit(folder) or "none")
         return found if found.is_dir() else None
 
     def fetch(self, repository: HubRepository, progress: Progress) -> Path:
@@ -208,6 +205,15 @@ def _size(blobs: Path, file: HubFile) -> int:
     blob = blobs / file.digest
     found = next((path for path in (blob, partial_of(blob)) if path.is_file()), None)
     return min(found.stat().st_size, file.size) if found else 0
+
+
+def newest_commit(folder: Path) -> str | None:
+    """Return the commit that a repository's folder names as its newest; None if it names none."""
+    try:
+        named = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return named if _COMMIT.fullmatch(named) else None
 
 
 def _is_wanted(path: str) -> bool:

@@ -20,8 +20,9 @@ from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
 from start_llm.models.architecture import is_supported
 from start_llm.models.fit import ModelShape, assessment, shape_of
-from start_llm.models.hub import Hub
+from start_llm.models.hub import Hub, newest_commit
 from start_llm.models.machines import Machine
+from start_llm.models.trial import check_counts
 from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
 
 _KEPT_S = 30.0
@@ -192,6 +193,18 @@ def check_loadable(folder: Path) -> None:
         raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
     for path in weight_files(folder):
         check_whole(path)
+    check_counts(folder, config)
+
+
+def check_counts_of(folder: Path) -> None:
+    """Look for counts in a config with which loading would not end. Whatever else is wrong loading tells.
+
+    Raises:
+        ModelError: the weights cannot be those of such a network.
+    """
+    config = read_config(folder)
+    if config and not missing_files(folder):
+        check_counts(folder, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -241,10 +254,7 @@ def _in_hub(place: Place) -> Iterator[_Found]:
 
 def _snapshot(folder: Path) -> Path:
     """Return the snapshot that refs/main names, else the newest; the folder itself if there is none."""
-    try:
-        named = folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        named = folder / "snapshots" / "none"
+    named = folder / "snapshots" / (newest_commit(folder) or "none")
     if named.is_dir():
         return named
     return max(_folders(folder / "snapshots"), key=lambda path: path.stat().st_mtime, default=folder)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,13 @@ _EXPERT = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
 _SHARED_EXPERT = re.compile(r"shared_experts?\.")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings?|tok_embeddings)\.")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Bits of a number, by what the format calls its type."""
 _AFFINE_EXTRA = 32
 """Bits of the scale and the bias of each group of affine quantisation, as float16."""
 
@@ -99,14 +108,30 @@ def check_whole(path: Path) -> None:
 def _tensor(path: Path, name: str, said: Any) -> Tensor:
     try:
         begin, end = said["data_offsets"]
-        return Tensor(name, tuple(said["shape"]), int(end) - int(begin))
-    except (KeyError, TypeError, ValueError) as error:
+        tensor = Tensor(name, tuple(said["shape"]), int(end) - int(begin))
+        bits = _BITS.get(said.get("dtype"))
+        is_sound = all(type(size) is int and size >= 0 for size in tensor.shape)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"The header of {path} does not describe {name!r}.") from error
+    if not is_sound or (bits and prod(tensor.shape) * bits != tensor.nbytes * 8):
+        raise ModelError(
+            f"The header of {path} gives {name!r} a shape that its {tensor.nbytes:,} bytes do not have."
+        )
+    return tensor
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that mlx_lm loads, in order."""
     return sorted(folder.glob("model*.safetensors"))
+
+
+def weights_size(folder: Path) -> int:
+    """Return the bytes of the files that mlx_lm loads; 0 for those that cannot be seen."""
+    total = 0
+    for path in weight_files(folder):
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def missing_files(folder: Path) -> list[str]:

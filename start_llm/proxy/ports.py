@@ -64,11 +64,15 @@ class ProcessRecord:
 
     def read(self) -> Process | None:
         try:
-            said = json.loads(self._path.read_text())
-            return Process(int(said["pid"]), str(said["started"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            # There is no record, or an incomplete one. No process then counts as ours.
-            return None
+            match json.loads(self._path.read_bytes()):
+                case {"pid": int(pid), "started": str(started)}:
+                    return Process(pid, started)
+                case _:
+                    pass
+        except (OSError, ValueError, RecursionError):
+            # There is no record, or a damaged one. No process then counts as ours.
+            pass
+        return None
 
     def forget(self) -> None:
         with suppress(OSError):

@@ -16,9 +16,16 @@ def greeting(models: ServedModels) -> Page:
 
 
 def health(models: ServedModels) -> Page:
-    """Return the health of the model in use. While another one is loaded, all is well."""
-    if loading := _loading(models):
-        return 200, {"status": "ok", "model": loading, "loading": loading}
+    """Return the health of the model in use, or that another one is loaded, which is well for a while."""
+    loading = _loading(models)
+    if reason := models.stuck_reason():
+        return 503, {
+            "status": "stuck",
+            "reason": reason,
+            "model": loading or models.default.status.card.id,
+        }
+    if loading:
+        return 200, {"status": "loading", "model": loading, "loading": loading}
     return models.default.status.health()
 
 

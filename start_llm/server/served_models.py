@@ -107,6 +107,10 @@ class ServedModels(Protocol):
         """
         ...
 
+    def stuck_reason(self) -> str:
+        """Return why a model is stuck, while it is loaded or computes; empty if none is."""
+        ...
+
     def lease(self, name: object) -> AbstractContextManager[ServedModel]:
         """Return the model of this name, loaded, for the time of a request; for an unknown name the default.
 

@@ -96,6 +96,14 @@ class Status:
     drain: RequestDrain = field(default_factory=RequestDrain)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
+    def stuck_reason(self) -> str:
+        """Return why the engine is stuck; empty if it is not."""
+        began = self.engine.step_began
+        stuck_s = time.monotonic() - began if began is not None else 0.0
+        if stuck_s <= self.limits.stall_s:
+            return ""
+        return f"the engine has been busy with one step for {stuck_s:.0f} s"
+
     def health(self) -> tuple[int, Mapping[str, Json]]:
         if not self.engine_is_alive():
             return 503, {"status": "failed", "reason": "the engine thread has ended"}
@@ -105,11 +113,8 @@ class Status:
                 "reason": "the server is stopping",
                 "in_flight": self.drain.inside,
             }
-        began = self.engine.step_began
-        stuck_s = time.monotonic() - began if began is not None else 0.0
-        if stuck_s > self.limits.stall_s:
-            reason = f"the engine has been busy with one step for {stuck_s:.0f} s"
-            return 503, {"status": "degraded", "reason": reason, "model": self.card.id}
+        if reason := self.stuck_reason():
+            return 503, {"status": "stuck", "reason": reason, "model": self.card.id}
         return 200, {"status": "ok", "model": self.card.id}
 
     def stats(self) -> tuple[int, Mapping[str, Json]]:

@@ -456,7 +456,7 @@ def test_the_limit_of_a_day_holds_over_restarts(plain: EngineResources, tmp_path
             engine.say((start, *PROMPT), 4)
     size = sum(path.stat().st_size for path in files(tmp_path))
     assert 100_000 <= size < 100_000 + MOST_IN_FLIGHT * 80_000
-    (tmp_path / WRITTEN).write_text('{"day": "2001-01-01", "bytes": 1e20}')
+    (tmp_path / WRITTEN).write_text('{"day": "2001-01-01", "bytes": 100000000000000000000}')
     with on_disk(plain, tmp_path, limits=limits) as engine:
         engine.say((9, *PROMPT), 4)
     assert sum(path.stat().st_size for path in files(tmp_path)) > size

@@ -366,6 +366,19 @@ def test_a_flipped_bit_in_a_value_is_always_found(path):
         assert assert_whole_or_fresh(path, rows, f"value of {key}")
 
 
+def test_damage_that_is_no_text_is_told_in_one_line(path):
+    """SQLite quotes it in its messages, and Python cannot decode them (lesson 165)."""
+    fill(path, 12)
+    whole, chance, told = path.read_bytes(), random.Random(7), list[str]()
+    for _ in range(60):
+        place = whole.index(b"CREATE TABLE") + chance.randrange(-60, 150)
+        path.write_bytes(whole[:place] + chance.randbytes(48) + whole[place + 48 :])
+        with opened(path, told) as database:
+            assert database.metrics.is_on
+    assert len(told) == 60
+    assert all(line.isprintable() and len(line) < 300 for line in told)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["a.db", "a.db-wal"])
 def test_a_file_in_pieces_or_with_holes_is_read_whole_or_begun_anew(path, tmp_path, name):

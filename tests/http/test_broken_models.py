@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
+import subprocess
 import threading
 import urllib.error
 from collections.abc import Callable
@@ -24,6 +26,10 @@ from tests.serving import Server
 type Change = Callable[[Path], object]
 
 LONG = 200
+LOOP = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
+GROWTH = (
+    "{% set ns = namespace(x='a' * 999) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+)
 MOST_OF_A_MODEL = 3_000_000
 """Bytes; each of the two has about four million."""
 
@@ -32,6 +38,13 @@ def config(**values: Any) -> Change:
     def change(folder: Path) -> None:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def template(text: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / "chat_template.jinja").write_text(text)
 
     return change
 
@@ -57,6 +70,20 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "wrong shapes": (config(hidden_size=64), "Expected shape"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
 }
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "a template without end": (template(LOOP), "is not rendered to its end"),
+    "layers without end": (config(num_hidden_layers=10**8), "says num_hidden_layers=100,000,000"),
+    "a side beyond all tensors": (config(hidden_size=10**12), "says hidden_size=1,000,000,000,000"),
+    "a template that takes all memory": (
+        template("{{ '%9999999999d' % 1 }}"),
+        "takes more than a gigabyte of memory",
+    ),
+    "a template that takes memory bit by bit": (
+        template(GROWTH),
+        "takes more than a gigabyte of memory",
+    ),
+}
+"""Each was seen to hang the server, with the model that it had displaced, or to fill the memory."""
 FOUND_BEFOREHAND = ("config is no JSON", "no architecture", "no weights", "weights cut short")
 
 
@@ -105,6 +132,38 @@ def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: P
         refusal(server, "llama")
         assert "Unloaded" not in server.printed()
         assert loaded(server) == {"qwen3"}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_no_model_is_unloaded_for_one_that_would_hang_the_server(case: str, folder: Path):
+    change, reason = HOSTILE[case]
+    change(folder / "llama")
+    with hosting(folder, max_loaded=1) as server, ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(refusal, server, "llama")
+        assert said(server, "qwen3", "Fish?"), "meanwhile the other one answers"
+        status, message = asked.result(60)
+        assert (status, reason in message) == (500, True), message
+        assert "Unloaded" not in server.printed()
+        assert loaded(server) == {"qwen3"}
+        assert server.get("/health")["status"] == "ok"
+        assert not trials_left(), "no process is left"
+
+
+def trials_left() -> list[str]:
+    told = subprocess.run(["ps", "-eo", "ppid=,args="], check=True, capture_output=True, text=True).stdout
+    own = (line.split(None, 1) for line in told.splitlines())
+    return [args for parent, args in own if int(parent) == os.getpid() and "template_trial" in args]
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_server_does_not_start_with_a_model_that_would_hang_it(case: str, folder: Path):
+    change, reason = HOSTILE[case]
+    change(folder / "llama")
+    with pytest.raises(ModelError, match=reason), hosting(folder, first="llama"):
+        pass
+    assert not trials_left()
 
 
 @pytest.mark.sample(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sqlite3
@@ -113,6 +114,34 @@ def test_a_damaged_database_is_begun_again(tiny_model: TinyModel, tmp_path: Path
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+def put_in_place(weights: Path, folder: Path) -> None:
+    """Replace the weights as a restored backup does: of equal size, and with the time of the old ones."""
+    old = folder / "model.safetensors"
+    before = old.stat()
+    shutil.copyfile(weights, old)
+    os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (old.stat().st_size, old.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_other_weights_of_equal_size_and_time_answer_for_themselves(tiny_model: TinyModel, tmp_path: Path):
+    """Their folder and its disk tier stay, and so does what the server knows of weights."""
+    folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "model")
+    others = tiny_model("qwen3", seed=1) / "model.safetensors"
+    asked = {"prompt": "fish sea boat " * 200, "max_tokens": 12, "temperature": 0}
+    tier = {"ssd_folder": str(tmp_path / "ssd"), "state_root": str(tmp_path / "state"), "drain_s": 10}
+    with serving(tiny_model("qwen3", seed=1)) as server:
+        own = server.post("/v1/completions", asked)["choices"][0]["text"]
+    with serving(folder, **tier) as server:
+        assert server.post("/v1/completions", asked)["choices"][0]["text"] != own
+    put_in_place(others, folder)
+    with serving(folder, **tier) as server:
+        said = server.post("/v1/completions", asked)
+        assert said["choices"][0]["text"] == own
+        assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    with serving(folder, **tier) as server:
+        assert server.post("/v1/completions", asked)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 @pytest.mark.thorough

@@ -248,7 +248,7 @@ def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
         named = clients.submit(said, server, "llama", "Fish?")
         assert begun.wait(30)
         unknown = clients.submit(said, server, "claude-haiku", "Fish?")
-        assert server.get("/health") == {"status": "ok", "model": "llama", "loading": "llama"}
+        assert server.get("/health") == {"status": "loading", "model": "llama", "loading": "llama"}
         assert server.get("/")["model"] == "llama"
         assert states(server) | {"llama": "loading"} == states(server)
         assert loaded(server) == set()

@@ -16,7 +16,7 @@ import pytest
 from start_llm.models import identity as module
 from start_llm.models.identity import IDENTITY_BYTES, digest_of, transcripts_identity, weights_digest
 from start_llm.models.identity import identity as identity_with
-from start_llm.models.known_digests import KnownDigests
+from start_llm.models.known_digests import KnownDigests, weight_files_of
 from start_llm.models.loader import LoadedModel, load
 
 PIECE = 5000
@@ -306,11 +306,15 @@ class Reads:
         return bytes([self.count])
 
 
+def known(path: Path, told: list[str] | None = None) -> KnownDigests:
+    return KnownDigests(path, ([] if told is None else told).append)
+
+
 def test_a_digest_is_known_until_a_file_changes(folder, tmp_path):
     copy, reads = shutil.copytree(folder, tmp_path / "model"), Reads()
 
     def get() -> bytes:
-        return KnownDigests(tmp_path / "state" / "digests.json").get(copy, reads)
+        return known(tmp_path / "state" / "digests.json").get(copy, weight_files_of(copy), reads)
 
     assert [get(), get()] == [b"\1", b"\1"]
     os.utime(copy / "model.safetensors", ns=(1, 1))
@@ -321,20 +325,79 @@ def test_a_digest_is_known_until_a_file_changes(folder, tmp_path):
     assert get() == b"\3"
 
 
+def other_values(path: Path, place: int) -> None:
+    """Change one byte of a file and nothing else that `stat` shows, but for what nobody can set."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_other_weights_of_equal_size_and_time_are_others(tmp_path):
+    """A file that is written over in its place, and one that takes its place as `rsync -t` does it."""
+    copy, reads = tmp_path / "model", Reads()
+    copy.mkdir()
+    (copy / "model.safetensors").write_bytes(bytes(20_000))
+    digests, weights = known(tmp_path / "digests.json"), copy / "model.safetensors"
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\1"
+    other_values(weights, weights.stat().st_size - 1)
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\2"
+    shutil.copy2(weights, tmp_path / "new")
+    other_values(tmp_path / "new", 100)
+    (tmp_path / "new").replace(weights)
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\3"
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\3"
+
+
+def test_other_weights_in_an_image_whose_inodes_and_times_are_equal_are_others(folder, tmp_path, monkeypatch):
+    """A read-only file system has all of that from whoever built it."""
+    copy, reads = shutil.copytree(folder, tmp_path / "model"), Reads()
+    digests, weights = known(tmp_path / "digests.json"), copy / "model.safetensors"
+    status, stat_of = weights.stat(), Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **how: status if path == weights else stat_of(path, **how))
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\1"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-5000] + bytes(5000))
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\2"
+
+
+def test_weights_that_are_exchanged_while_they_are_loaded_are_not_remembered(folder, tmp_path):
+    copy, reads = shutil.copytree(folder, tmp_path / "model"), Reads()
+    digests, before = known(tmp_path / "digests.json"), weight_files_of(copy)
+    other_values(copy / "model.safetensors", 5000)
+    assert digests.get(copy, before, reads) == b"\1"
+    assert digests.get(copy, weight_files_of(copy), reads) == b"\2"
+    assert digests.get(copy, before, reads) == b"\3", "nor is what is known told of what was loaded"
+
+
+def test_files_that_cannot_be_read_are_not_remembered(folder, tmp_path):
+    digests, reads = known(tmp_path / "digests.json"), Reads()
+    assert weight_files_of(tmp_path / "none") == []
+    assert [digests.get(folder, [], reads) for _ in range(2)] == [b"\1", b"\2"]
+
+
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": 1, "models": 3}', '{"format": 0, "models": {}}', "\xff"]
+    "content",
+    ["", "[]", "{}", '{"format": 2, "models": 3}', '{"format": 1, "models": {}}', "\xff", "[" * 9999],
 )
-def test_digests_that_cannot_be_read_are_computed(folder, tmp_path, content):
-    path, reads = tmp_path / "digests.json", Reads()
+def test_digests_that_cannot_be_read_are_computed_and_that_is_told_once(folder, tmp_path, content):
+    path, reads, told = tmp_path / "digests.json", Reads(), list[str]()
     path.write_text(content, encoding="latin-1")
-    assert KnownDigests(path).get(folder, reads) == b"\1"
-    assert KnownDigests(path).get(folder, reads) == b"\1"
+    files = weight_files_of(folder)
+    assert known(path, told).get(folder, files, reads) == b"\1"
+    assert known(path, told).get(folder, files, reads) == b"\1"
+    assert len(told) == 1
+    assert told[0].startswith(f"{path} cannot be used (")
 
 
 def test_digests_that_cannot_be_kept_are_computed(folder, tmp_path):
     (tmp_path / "state").write_text("a file")
-    path, reads = tmp_path / "state" / "digests.json", Reads()
-    assert [KnownDigests(path).get(folder, reads) for _ in range(2)] == [b"\1", b"\2"]
+    path, reads, files = tmp_path / "state" / "digests.json", Reads(), weight_files_of(folder)
+    assert [known(path).get(folder, files, reads) for _ in range(2)] == [b"\1", b"\2"]
 
 
 def test_a_new_page_format_makes_old_pages_strange(model, monkeypatch):

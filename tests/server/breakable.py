@@ -59,6 +59,9 @@ class OneModel:
     def peek(self, name: object) -> ServedModel:
         return self.default
 
+    def stuck_reason(self) -> str:
+        return self.default.status.stuck_reason()
+
     def must_wait(self, name: object) -> bool:
         return False
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from start_llm.core.database import DatabaseMetrics
 from start_llm.protocols.responses.store import ResponseStore
+from start_llm.server.model_pages import health
+from start_llm.server.served_models import ListedModel
 from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
 from start_llm.telemetry.metrics import (
     CacheMetrics,
@@ -16,16 +20,36 @@ from start_llm.telemetry.metrics import (
     RequestMetrics,
     TranscriptMetrics,
 )
+from tests.server.breakable import OneModel
 
 
 @pytest.mark.parametrize(
-    ("busy_s", "status", "said"), [(None, 200, "ok"), (5, 200, "ok"), (61, 503, "degraded")]
+    ("busy_s", "status", "said"), [(None, 200, "ok"), (5, 200, "ok"), (61, 503, "stuck")]
 )
 def test_health_tells_a_stuck_engine(busy_s: float | None, status: int, said: str):
     engine = EngineMetrics(step_began=None if busy_s is None else time.monotonic() - busy_s)
     code, told = a_status(engine).health()
     assert (code, told["status"]) == (status, said)
     assert ("busy with one step for 61 s" in str(told.get("reason"))) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "said"),
+    [
+        ("", "loading", (200, "loading")),
+        ("m has been loading for 200 s", "loading", (503, "stuck")),
+        ("", "loaded", (200, "ok")),
+        ("the engine has been busy with one step for 61 s", "loaded", (503, "stuck")),
+    ],
+)
+def test_health_tells_a_model_that_is_loaded_and_one_whose_load_does_not_end(
+    reason: str, state: Any, said: tuple[int, str]
+):
+    models: Any = OneModel(cast("Any", SimpleNamespace(status=a_status(EngineMetrics()))))
+    models.stuck_reason = lambda: reason
+    models.listed = lambda: [ListedModel(id="m", state=state)]
+    code, told = health(models)
+    assert (code, told["status"], told["model"], told.get("reason", "")) == (*said, "m", reason)
 
 
 def a_status(engine: EngineMetrics) -> Status:

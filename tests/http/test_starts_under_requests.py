@@ -1,0 +1,117 @@
+"""Clients that ask while a server starts: it serves, whatever they ask for when it opens."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import tiny_models
+from start_llm.app import App
+from start_llm.config.settings import Settings
+from start_llm.telemetry.terminal import Terminal
+from tests.server.client import wait_until
+from tests.serving import AS_JSON, Server, serving
+from tests.slices import is_thorough
+
+STARTS = 50 if is_thorough() else 3
+FIRST, OTHER = "qwen3", "llama"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("models")
+    for family in (FIRST, OTHER):
+        (place / family).mkdir()
+        tiny_models.build(family, place / family, hidden=64, layers=1)
+    return place
+
+
+def ask(url: str, model: str) -> str:
+    body = {"model": model, "prompt": "Fish?", "max_tokens": 2, "temperature": 0}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), AS_JSON)
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        return json.load(reply)["model"]
+
+
+class Impatient(App):
+    """A server that is asked for the model that it does not load first, from its birth on.
+
+    Attributes:
+        heard: the models that answered, and what else came.
+    """
+
+    def __init__(self, settings: Settings, terminal: Terminal) -> None:
+        super().__init__(settings, terminal)
+        self.heard: list[str] = []
+        self._clients = [threading.Thread(target=self._hammer, args=(one,)) for one in (OTHER, OTHER, FIRST)]
+        self._is_over = threading.Event()
+        for client in self._clients:
+            client.start()
+
+    def _hammer(self, model: str) -> None:
+        while not self._is_over.is_set():
+            try:
+                self.heard.append(ask(self.url, model))
+            except OSError as error:
+                self._is_over.wait(0.005)
+                if isinstance(error, urllib.error.HTTPError):
+                    self.heard.append(str(error.code))
+
+    def let_go(self) -> None:
+        self._is_over.set()
+        for client in self._clients:
+            client.join()
+
+    def close(self) -> bool:
+        self.let_go()
+        return super().close()
+
+
+@contextmanager
+def starting(folder: Path, make: Any) -> Generator[Server]:
+    with serving(Path(FIRST), make, model_dir=str(folder), max_kv_size=4096, max_loaded=1) as server:
+        yield server
+
+
+@pytest.mark.parametrize("start", range(STARTS))
+def test_a_server_that_is_asked_for_another_model_while_it_opens_serves(start: int, folder: Path):
+    with starting(folder, Impatient) as server:
+        app: Any = server.app
+        assert f"{server.url}/v1" in server.printed(), "it says what it serves"
+        wait_until(lambda: {FIRST, OTHER} <= set(app.heard), within_s=60)
+        app.let_go()
+        assert {*app.heard} == {FIRST, OTHER}, start
+        assert [ask(server.url, one) for one in (OTHER, FIRST)] == [OTHER, FIRST]
+        assert server.get("/health")["status"] == "ok"
+
+
+class Overtaken(App):
+    """A server whose first model has gone before it does anything else behind the opening of its port."""
+
+    def __init__(self, settings: Settings, terminal: Terminal) -> None:
+        super().__init__(settings, terminal)
+        listener, opened = self._listener, self._listener.open
+
+        def open_and_wait(context: Any) -> None:
+            opened(context)
+            threading.Thread(target=ask, args=(self.url, OTHER), daemon=True).start()
+            wait_until(lambda: self._host is not None and FIRST not in dict(self._host.loaded), within_s=60)
+
+        listener.open = open_and_wait
+
+
+def test_the_first_model_may_have_gone_when_the_port_has_opened(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STATE_ROOT", str(tmp_path))
+    with starting(folder, Overtaken) as server:
+        assert f"  model     {FIRST}" in server.printed(), "it introduces the model that it has loaded first"
+        assert ask(server.url, OTHER) == OTHER
