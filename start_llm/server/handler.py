@@ -18,6 +18,7 @@ from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.client_name import client_name
+from start_llm.core.client_presence import LOOK_S, check_client, client_watched
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
     ClientGone,
@@ -66,7 +67,6 @@ from start_llm.server.status_page import HtmlPage, status_page
 from start_llm.service import Answer, Service
 from start_llm.telemetry.activity import Refusal
 
-_CLIENT_CHECK_INTERVAL_S = 0.05
 _READING = ("GET", "HEAD")
 _METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NOTHING = Finished("length", Usage(prompt=0, cached=0, completion=0))
@@ -122,13 +122,22 @@ class Handler(BaseHTTPRequestHandler):
             if self._is_preflight:
                 self._send_body(204, self._origins.preflight(self._lower_headers()), b"")
             else:
-                self._answer(find(self.command, self.path))
+                with client_watched(self._has_left):
+                    self._answer(find(self.command, self.path))
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
             self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
+
+    def _has_left(self) -> bool:
+        """Return whether the client has closed the connection. Looks at most every 50 ms."""
+        now = time.monotonic()
+        if now - self._last_look < LOOK_S:
+            return False
+        self._last_look = now
+        return is_closed_by_peer(self.connection)
 
     @property
     def _origins(self) -> AllowedOrigins:
@@ -315,13 +324,9 @@ class Handler(BaseHTTPRequestHandler):
                     pass
 
     def _check_client(self, event: Event) -> None:
-        """Raise `ClientGone` if the client has closed the connection. Checks at most every 50 ms."""
-        now = time.monotonic()
-        if isinstance(event, Finished | Failed) or now - self._last_look < _CLIENT_CHECK_INTERVAL_S:
-            return
-        self._last_look = now
-        if is_closed_by_peer(self.connection):
-            raise ClientGone("the client hung up")
+        """Raise `ClientGone` if the client has closed the connection."""
+        if not isinstance(event, Finished | Failed):
+            check_client()
 
     def _read_body(self) -> bytes:
         length = self._body_length()
