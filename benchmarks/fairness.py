@@ -53,6 +53,8 @@ PATIENCE_S = 600
 WINDOW = 32768
 LONGEST = "<|" + "x" * 124 + "|>"
 """A token of 128 bytes, as real vocabularies have: a text of 4 MB might fit into the window."""
+IMAGE_TOKENS = "256"
+"""So that the tower's step, which is computing, is short."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 POOLING = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
 MODULES = [{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling"}]
@@ -135,9 +137,14 @@ LARGE = (
     ),
     Large("chat of 3 MB, which might fit", "/v1/chat/completions", lambda turn: chat(text(3 * MEGABYTE, turn))),
     Large(
-        "30 MB of token ids",
+        "12 MB of token ids",
         "/v1/completions",
-        lambda turn: {"model": "talker", "prompt": [turn + 5] * (10 * MEGABYTE), "max_tokens": 1},
+        lambda turn: {"model": "talker", "prompt": [turn + 5] * (4_000_000), "max_tokens": 1},
+    ),
+    Large(
+        "30 MB of empty objects",
+        "/v1/chat/completions",
+        lambda turn: {**chat(f"{turn}"), "metadata": [{}] * (7 * MEGABYTE)},
     ),
     Large("/tokenize of 30 MB", "/tokenize", lambda turn: {"model": "talker", "prompt": text(30 * MEGABYTE, turn)}),
     Large(
@@ -298,7 +305,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         folder, port = build(Path(root)), servers.free_port()
         asked = ["--model", str(folder / "talker"), "--no-proxy", "--mlx-port", str(port)]
-        os.environ |= {"MODEL_DIR": str(folder), "MAX_KV_SIZE": str(WINDOW)}
+        os.environ |= {"MODEL_DIR": str(folder), "MAX_KV_SIZE": str(WINDOW), "IMAGE_MAX_TOKENS": IMAGE_TOKENS}
         log = Path(root) / "log"
         with servers.running(servers.start_llm(*asked), partial(servers.health_seconds, port), log=log) as process:
             bench = Bench(port, process)

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 from start_llm.core.adapters import AdapterChoice, NoAdapters, adapter_label
 from start_llm.core.chat import GenerationRequest, RequestOrigin, TextRequest
+from start_llm.core.client_presence import check_client
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ContextOverflow, OverBudget
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
@@ -134,6 +135,7 @@ class Service:
 
         Raises:
             RequestError: The request cannot be served. Transcripts and cache are unchanged.
+            ClientGone: The client has left. The same holds.
         """
         began = time.perf_counter()
         if isinstance(request, TextRequest) and isinstance(request.prompt, tuple):
@@ -157,6 +159,7 @@ class Service:
         )
         traced = _traced(prepared, origin, turn, images=len(spans))
         account = RequestAccount(self._reports, line, traced, turn.explain)
+        check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
         return Answer(generation, output, turn, account)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json
+from start_llm.core.client_presence import check_client
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai.embeddings import EmbeddingInput, parse, reply_body
@@ -32,8 +33,13 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
         )
     longest = min(model.status.card.context_window, embedder.longest)
     inputs = [_tokens(one, place, embedder, longest) for place, one in enumerate(request.inputs)]
-    vectors = list(map(embedder.embed, inputs))
+    vectors = [_vector(ids, embedder) for ids in inputs]
     return reply_body(request, vectors, model.facts.id, sum(map(len, inputs)))
+
+
+def _vector(ids: Sequence[int], embedder: ServedEmbedder) -> Sequence[float]:
+    check_client()
+    return embedder.embed(ids)
 
 
 def _tokens(given: EmbeddingInput, place: int, embedder: ServedEmbedder, longest: int) -> Sequence[int]:

@@ -198,8 +198,10 @@ class Handler(BaseHTTPRequestHandler):
     ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
         """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
         body = parse_body(self._read_body())
+        check_client()
         streams = may_stream and body.boolean("stream")
         with self._lease(body.value("model"), streams=streams) as model:
+            check_client()
             context = self._request_context(model)
             call = wire.parse(body, self._lower_headers(), context)
             is_background = background(self._lower_headers())
