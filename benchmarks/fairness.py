@@ -57,12 +57,18 @@ IMAGE_TOKENS = "256"
 """So that the tower's step, which is computing, is short."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 POOLING = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
-MODULES = [{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling"}]
+MODULES = [
+    {"type": "sentence_transformers.models.Transformer"},
+    {"type": "sentence_transformers.models.Pooling"},
+]
 
 
 def words(size: int) -> str:
     """A text of `size` characters, most of which the tokenizer has not read before."""
-    lines = (f"def f{number}(x): return x * {number}  # as before, and {number} times more\n" for number in range(size))
+    lines = (
+        f"def f{number}(x): return x * {number}  # as before, and {number} times more\n"
+        for number in range(size)
+    )
     pieces, length = list[str](), 0
     while length < size:
         pieces.append(next(lines))
@@ -87,7 +93,11 @@ def tools(turn: int) -> Mapping[str, Any]:
     about = "Reads a file, and tells what it holds."
     properties = {"path": {"type": "string", "description": "of the file"}}
     made = [
-        {"name": f"tool_{turn}_{number}", "description": about, "parameters": {"type": "object", "properties": properties}}
+        {
+            "name": f"tool_{turn}_{number}",
+            "description": about,
+            "parameters": {"type": "object", "properties": properties},
+        }
         for number in range(10_000)
     ]
     return chat("Which?", tools=[{"type": "function", "function": one} for one in made])
@@ -131,11 +141,14 @@ LARGE = (
         lambda turn: {
             "model": "talker",
             "messages": [
-                {"role": ("user", "assistant")[at % 2], "content": text(200, turn + at)} for at in range(100_001)
+                {"role": ("user", "assistant")[at % 2], "content": text(200, turn + at)}
+                for at in range(100_001)
             ],
         },
     ),
-    Large("chat of 3 MB, which might fit", "/v1/chat/completions", lambda turn: chat(text(3 * MEGABYTE, turn))),
+    Large(
+        "chat of 3 MB, which might fit", "/v1/chat/completions", lambda turn: chat(text(3 * MEGABYTE, turn))
+    ),
     Large(
         "12 MB of token ids",
         "/v1/completions",
@@ -146,7 +159,11 @@ LARGE = (
         "/v1/chat/completions",
         lambda turn: {**chat(f"{turn}"), "metadata": [{}] * (7 * MEGABYTE)},
     ),
-    Large("/tokenize of 30 MB", "/tokenize", lambda turn: {"model": "talker", "prompt": text(30 * MEGABYTE, turn)}),
+    Large(
+        "/tokenize of 30 MB",
+        "/tokenize",
+        lambda turn: {"model": "talker", "prompt": text(30 * MEGABYTE, turn)},
+    ),
     Large(
         "/v1/embeddings of 30 MB",
         "/v1/embeddings",
@@ -181,7 +198,9 @@ class Row:
     def line(self) -> str:
         median, worst = statistics.median(self.delays), max(self.delays)
         memory = f"{self.before / MEGABYTE:.0f} to {self.after / MEGABYTE:.0f}"
-        return f"| {self.name} | {self.outcome} | {self.lasted_s:.1f} | {median:.2f} | {worst:.2f} | {memory} |"
+        return (
+            f"| {self.name} | {self.outcome} | {self.lasted_s:.1f} | {median:.2f} | {worst:.2f} | {memory} |"
+        )
 
 
 class Bench:
@@ -229,7 +248,7 @@ class Bench:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        delays = self._delays(lambda: thread.is_alive())
+        delays = self._delays(thread.is_alive)
         thread.join()
         lasted_s = time.perf_counter() - began
         return Row(large.name, str(answers[0]), lasted_s, delays, before, self._settled(before))
@@ -288,7 +307,9 @@ def build(root: Path) -> Path:
         padding=tiny_models.CHATML.padding,
     )
     for name in ("talker", "embedder"):
-        shutil.move(tiny_models.build("qwen3", root / f"{name}-made", hidden=128, layers=2, added=wide), root / name)
+        shutil.move(
+            tiny_models.build("qwen3", root / f"{name}-made", hidden=128, layers=2, added=wide), root / name
+        )
     (root / "embedder" / "modules.json").write_text(json.dumps(MODULES))
     (root / "embedder" / "1_Pooling").mkdir()
     (root / "embedder" / "1_Pooling" / "config.json").write_text(json.dumps(POOLING))
@@ -307,7 +328,9 @@ def main() -> None:
         asked = ["--model", str(folder / "talker"), "--no-proxy", "--mlx-port", str(port)]
         os.environ |= {"MODEL_DIR": str(folder), "MAX_KV_SIZE": str(WINDOW), "IMAGE_MAX_TOKENS": IMAGE_TOKENS}
         log = Path(root) / "log"
-        with servers.running(servers.start_llm(*asked), partial(servers.health_seconds, port), log=log) as process:
+        with servers.running(
+            servers.start_llm(*asked), partial(servers.health_seconds, port), log=log
+        ) as process:
             bench = Bench(port, process)
             bench.warm_up()
             print(f"{servers.machine('mlx', 'mlx-lm', 'tokenizers')}\n")

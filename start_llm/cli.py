@@ -42,9 +42,11 @@ _ABOUT_FLAGS = (
     "the environment over the file .env. `start_llm settings` prints all settings."
 )
 SWITCH_S = 0.001
-"""Time that a thread waits for the interpreter's lock before it asks for it. A step of the engine takes the lock a
-dozen times, and so does a request on its way: with Python's own 5 ms and a few threads that prepare large requests,
-that was a second."""
+"""Time that a thread waits for the interpreter's lock before it asks for it.
+
+A step of the engine takes the lock a dozen times, and so does a request on its way. With Python's own 5 ms
+and a few threads that prepare large requests, that was a second.
+"""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _SHRINKING: Mapping[str, int] = {"NFC": 9, "NFD": 3, "NFKC": 12, "NFKD": 4}
-"""By how much a normal form of Unicode can shorten a text, in bytes of UTF-8, at most. ASCII stays as it is."""
+"""By how much a normal form of Unicode can shorten a text at most, in bytes of UTF-8. ASCII stays."""
 _SPACES = (
     *map(chr, range(0x09, 0x0E)),
     *(" ", "\x85", "\xa0", "\u1680"),
@@ -26,7 +26,9 @@ _SPACES = (
 _WRITES_SPACES = {"pattern": {"String": " "}, "content": "\u2581"}
 _READS_MARKS = 3
 """A text may hold SentencePiece's mark for a space itself, three bytes that are read as one."""
-_OF_UTF_8 = frozenset(bytes([byte]) for byte in range(256)) - {bytes([byte]) for byte in (0xC0, 0xC1, *range(0xF5, 256))}
+_OF_UTF_8 = frozenset(bytes([byte]) for byte in range(256)) - {
+    bytes([byte]) for byte in (0xC0, 0xC1, *range(0xF5, 256))
+}
 """The bytes that a text can hold."""
 
 

@@ -29,7 +29,7 @@ _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _byte_a
 """Maps the byte alphabet to Latin-1, whose characters are the bytes themselves."""
 
 LARGE_TEXT = 2**18
-"""Characters from which on texts are encoded one at a time: about a third of a second, and tens of megabytes."""
+"""Characters from which on texts are encoded one at a time: a third of a second, and tens of megabytes."""
 _LARGE_ENCODING = threading.Lock()
 """Of all models: it keeps the cores and the memory for others, who do not wait for it."""
 

@@ -26,8 +26,8 @@ from start_llm.core.chat import (
     Thinking,
 )
 from start_llm.core.errors import ContextOverflow, InvalidRequest
-from start_llm.core.images import hide_images
 from start_llm.core.family import Family, ReasoningMarks
+from start_llm.core.images import hide_images
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
@@ -82,8 +82,8 @@ _DATE = "the date"
 
 
 type RefuseBeyondDoubt = Callable[[str, str], None]
-"""Raises `ContextOverflow` if the length of a text proves that its prompt does not fit. The second argument is
-the field that it comes from."""
+"""Raises `ContextOverflow` if the length of a text proves that its prompt does not fit. The second argument
+is the field that it comes from."""
 type RestoreReasoning = Callable[[Conversation, Sequence[int]], Sequence[str | None]]
 
 
@@ -355,7 +355,9 @@ class Preparer:
     def _as_policy_shows(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         if self._policy.shortens_writes:
             messages = list(map(with_short_contents, messages))
-        return tuple(map(_without_reasoning, messages) if self._policy.kept_reasoning == "false" else messages)
+        return tuple(
+            map(_without_reasoning, messages) if self._policy.kept_reasoning == "false" else messages
+        )
 
     def _thinks(self, thinking: Thinking) -> bool:
         switch = self.facts.switch

@@ -22,8 +22,8 @@ from start_llm.protocols.long_texts import with_long_texts, without_long_texts
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONGEST_INTEGER = 1000
 MOST_VALUES = 2**22
-"""Values of a body. While Python's parser makes them, and again when they go, no other thread runs: half a second
-for so many."""
+"""Values of a body. While Python's parser makes them, and again when they go, no other thread runs: half a
+second for so many."""
 _TYPE_NAMES: Mapping[type, str] = {
     bool: "a boolean",
     int: "a number",

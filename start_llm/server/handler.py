@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,9 +17,10 @@ from urllib.parse import parse_qsl
 
 from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
+from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.client_name import client_name
-from start_llm.core.client_presence import LOOK_S, check_client, client_watched
+from start_llm.core.client_presence import LOOK_S, check_client, client_watched, held_in_turn
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
     ClientGone,
@@ -67,6 +69,8 @@ from start_llm.server.status_page import HtmlPage, status_page
 from start_llm.service import Answer, Service
 from start_llm.telemetry.activity import Refusal
 
+_LARGE_BODY = 4 * 2**20
+_LARGE_PARSING = threading.Lock()
 _READING = ("GET", "HEAD")
 _METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NOTHING = Finished("length", Usage(prompt=0, cached=0, completion=0))
@@ -99,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
-        self._stream_begun = None
+        self._stream_begun, self._had_large_body = None, False
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -112,6 +116,9 @@ class Handler(BaseHTTPRequestHandler):
         except (ClientGone, ConnectionError, TimeoutError):
             # Nobody is left to answer: the client closed the connection or never sent a complete request.
             self.close_connection = True
+        finally:
+            if self._had_large_body:
+                give_back_free_memory()
 
     def serve(self) -> None:
         """Serve one request whose headers have been read."""
@@ -197,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
         self, wire: GenerateRoute, *, may_stream: bool = True
     ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
         """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
-        body = parse_body(self._read_body())
+        body = self._parsed(self._read_body())
         check_client()
         streams = may_stream and body.boolean("stream")
         with self._lease(body.value("model"), streams=streams) as model:
@@ -252,7 +259,7 @@ class Handler(BaseHTTPRequestHandler):
             yield Fields(dict(parse_qsl(route.query)))
             return
         with self.server.context.drain.admit_request():
-            yield parse_body(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
+            yield self._parsed(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
 
     def _page(self, route: FieldsRoute, asked: Fields) -> tuple[int, Mapping[str, Json]]:
         context = self.server.context
@@ -343,6 +350,14 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             raise ClientGone("the client hung up in the middle of its request")
         return body
+
+    def _parsed(self, raw: bytes) -> Fields:
+        """Parse a body. While Python's parser is at work, nobody else is, so large ones take turns."""
+        if len(raw) < _LARGE_BODY:
+            return parse_body(raw)
+        self._had_large_body = True
+        with held_in_turn(_LARGE_PARSING):
+            return parse_body(raw)
 
     def _body_length(self) -> int:
         headers = {name.lower(): ", ".join(set(self.headers.get_all(name, []))) for name in self.headers}

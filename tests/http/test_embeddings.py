@@ -84,7 +84,6 @@ def test_a_text_that_is_surely_too_long_is_not_encoded(server: Server):
     assert time.perf_counter() - began < 3, "6.5 MB take twice as long to encode"
 
 
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["last", "mean"])
 def test_vectors_are_those_of_the_network(server: Server, models: Path, mode: str):

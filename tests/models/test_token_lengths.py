@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load as load_wrapper
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from scripts import tiny_models
 from start_llm.models.token_lengths import _SHRINKING, _SPACES
@@ -23,12 +23,16 @@ from tests.slices import examples
 BYTES = {character: index for index, character in enumerate(tiny_models.byte_alphabet())}
 WORDS = {"\u0120\u0120": 256, "\u0120\u0120\u0120\u0120": 257}
 HARD = st.text(
-    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from([*"aeK \u2581\u212a\u0301\u0345", *_SPACES]))
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]), st.sampled_from([*"aeK \u2581\u212a\u0301\u0345", *_SPACES])
+    )
 )
 
 
 def byte_level(*added: AddedToken, **steps: Any) -> tokenizers.Tokenizer:
-    backend = tiny_models.byte_level_tokenizer(BYTES | WORDS, [("\u0120", "\u0120"), ("\u0120\u0120", "\u0120\u0120")])
+    backend = tiny_models.byte_level_tokenizer(
+        BYTES | WORDS, [("\u0120", "\u0120"), ("\u0120\u0120", "\u0120\u0120")]
+    )
     for name, step in steps.items():
         setattr(backend, name, step)
     backend.add_tokens([AddedToken("<tool>", normalized=False), *added])
@@ -112,7 +116,7 @@ def test_real_models_are_known(folder: str):
 
 @pytest.mark.parametrize("form", _SHRINKING)
 def test_a_normal_form_shortens_no_text_by_more(form):
-    """A text is at most `undone` times as long as its decomposition, and that `most` times its normal form."""
+    """A text is `undone` times as long as its decomposition at most, and that `most` times its form."""
     decomposed = "NFKD" if "K" in form else "NFD"
     undone = most = 0.0
     for code in range(sys.maxunicode + 1):

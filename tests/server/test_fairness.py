@@ -27,7 +27,10 @@ LEAVERS = 4
 
 
 def words(size: int, first: int = 0) -> str:
-    lines = (f"def f{number}(x): return x * {number}  # {number} times\n" for number in range(first, first + size // 20))
+    lines = (
+        f"def f{number}(x): return x * {number}  # {number} times\n"
+        for number in range(first, first + size // 20)
+    )
     return "".join(lines)[:size]
 
 
@@ -90,7 +93,9 @@ def test_what_cannot_fit_is_refused_at_once_and_keeps_nobody_waiting(server: Ser
     assert reply.status == 400
     fewest = -(-len(BEYOND) // len(LONGEST))
     told = reply.json["error"]["message"]
-    least, window = map(int, re.findall(r"\d+", told) if "messages" in path else reversed(re.findall(r"\d+", told)))
+    least, window = map(
+        int, re.findall(r"\d+", told) if "messages" in path else reversed(re.findall(r"\d+", told))
+    )
     assert fewest <= least < fewest + 100
     assert window in (WINDOW, WINDOW - 1), "Anthropic's maximum leaves room for a token"
     if "messages" not in path:
@@ -177,6 +182,6 @@ def test_what_four_asked_for_who_left_is_given_up(server: Server, phase: str):
     assert after.get("cancelled", 0) == before.get("cancelled", 0), "none of them reached the engine"
     began = time.perf_counter()
     ask(server.port, "POST", path, body(LEAVERS))
-    assert alone_s < 2 * (time.perf_counter() - began) + 1, "one may end what it is at, and the others give up"
-
-
+    assert alone_s < 2 * (time.perf_counter() - began) + 1, (
+        "one may end what it is at, and the others give up"
+    )

@@ -23,7 +23,7 @@ from start_llm.output.grammar.validity import schema_error
 
 _MAX_CHARACTERS = 2**20
 _LARGE = 2**15
-"""Characters of a grammar that may take seconds: such are compiled one at a time, and no other waits for them."""
+"""Characters of a grammar that may take seconds. These are compiled one at a time; others do not wait."""
 _LARGE_GRAMMAR = threading.Lock()
 _LIMITS = LLParserLimits(verbose_errors=False)
 _SILENT = 0
