@@ -41,6 +41,12 @@ _ABOUT_FLAGS = (
     "In brackets: the setting that a flag stands for, and its default. A flag wins over the environment, and "
     "the environment over the file .env. `start_llm settings` prints all settings."
 )
+SWITCH_S = 0.001
+"""Time that a thread waits for the interpreter's lock before it asks for it.
+
+A step of the engine takes the lock a dozen times, and so does a request on its way. With Python's own 5 ms
+and a few threads that prepare large requests, that was a second.
+"""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",
@@ -127,6 +133,7 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     for row in settings_table.set_without_effect(*sources):
         terminal.say(f"{row.name} is set, and has no effect. {row.help}")
     limit_malloc_retention()
+    sys.setswitchinterval(SWITCH_S)
     _leave_on_signals()
     app = _app(settings, terminal)
     try:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from start_llm.config.settings import Settings
+from start_llm.core.client_presence import LOOK_S, check_client, work_for_all
 from start_llm.core.errors import (
+    ClientGone,
     Conflict,
     InternalError,
     ModelError,
@@ -237,8 +239,9 @@ class ModelHost:
                 failure = self._last_failure
                 if failure is not None and failure is not earlier and failure.name == wanted:
                     raise InternalError(failure.message)  # it was tried while this request waited
+                check_client()
                 if self._changing is not None:
-                    self._changed.wait()
+                    self._changed.wait(LOOK_S)
                 elif wanted:
                     self._bring(wanted)
                 else:
@@ -380,7 +383,8 @@ class ModelHost:
         self._loading = _Loading(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
         self._changed.release()
         try:
-            runtime = start_model(self._shared, name, self._folders[name], others)
+            with work_for_all():
+                runtime = start_model(self._shared, name, self._folders[name], others)
         except InternalError as error:
             raise ModelError(f"The model {name!r} cannot be tried. {error}") from error
         finally:
@@ -402,7 +406,13 @@ class ModelHost:
 
     def _end(self, resident: _Resident) -> None:
         resident.is_leaving = True
-        self._changed.wait_for(lambda: not resident.uses or self._is_closing)
+        while resident.uses and not self._is_closing:
+            self._changed.wait(LOOK_S)
+            try:
+                check_client()
+            except ClientGone:
+                resident.is_leaving = False  # nobody waits for its room any more
+                raise
         if self._is_closing:
             raise Overloaded("The server is stopping.")
         self._changed.release()

@@ -420,6 +420,9 @@ class EngineEmbedder:
         """Return the tokens of a text, with those that its tokenizer puts around one."""
         return self.tokenizer.encode(text, as_document=True)
 
+    def fewest_tokens(self, text: str) -> int:
+        return self.tokenizer.fewest_tokens(text)
+
     def embed(self, ids: Sequence[int]) -> list[float]:
         return self.engine.run(partial(self.embedder.embed, ids))
 

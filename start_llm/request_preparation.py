@@ -22,6 +22,10 @@ from start_llm.prompt.template import TemplateTokenizer
 class RequestTokenizer(TemplateTokenizer, StructuredOutputTokenizer, Protocol):
     """The tokenizer interface that requests need."""
 
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without encoding it; 0 if nothing is known."""
+        ...
+
 
 def _unconstrained() -> None:
     return None
@@ -70,6 +74,8 @@ class RequestPreparer:
 
     Args:
         vocabulary: The width of the logits.
+        demand_room: Raises `ContextOverflow` if a prompt of at least so many tokens does not fit; the second
+            argument is the field that it comes from.
     """
 
     def __init__(
@@ -79,11 +85,14 @@ class RequestPreparer:
         family: Family,
         vocabulary: int,
         adapters: AdapterChoice,
+        *,
+        demand_room: Callable[[int, str], None],
     ) -> None:
         self._preparer = preparer
         self._tokenizer = tokenizer
         self._family = family
         self._adapters = adapters
+        self._demand_room = demand_room
         self._structured_output = StructuredOutput(tokenizer, family, vocabulary)
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
@@ -102,7 +111,7 @@ class RequestPreparer:
         return replace(prepared, adapters=adapters)
 
     def _prepare(self, request: GenerationRequest) -> PreparedRequest:
-        prompt = self._preparer.prepare(request)
+        prompt = self._preparer.prepare(request, self._refuse_beyond_doubt)
         if isinstance(request, ChatRequest):
             return self._chat(request, prompt)
         return PreparedRequest(
@@ -112,6 +121,10 @@ class RequestPreparer:
             splitter=PlainSplitter(),
             logit_bias=request.options.logit_bias,
         )
+
+    def _refuse_beyond_doubt(self, text: str, param: str) -> None:
+        """Refuse a text whose length proves that it does not fit, before it is encoded."""
+        self._demand_room(self._tokenizer.fewest_tokens(text), param)
 
     def _chat(self, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
         return PreparedRequest(

@@ -7,11 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 from start_llm.core.adapters import AdapterChoice, NoAdapters, adapter_label
-from start_llm.core.chat import GenerationRequest, RequestOrigin
+from start_llm.core.chat import GenerationRequest, RequestOrigin, TextRequest
+from start_llm.core.client_presence import check_client
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ContextOverflow, OverBudget
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
@@ -117,7 +119,12 @@ class Service:
     ) -> None:
         self._engine = engine
         self._requests = RequestPreparer(
-            preparer, tokenizer, traits.family, traits.vocabulary, traits.adapters
+            preparer,
+            tokenizer,
+            traits.family,
+            traits.vocabulary,
+            traits.adapters,
+            demand_room=partial(self._demand_room, is_counted=False),
         )
         self._transcripts = transcripts
         self._traits = traits
@@ -128,8 +135,11 @@ class Service:
 
         Raises:
             RequestError: The request cannot be served. Transcripts and cache are unchanged.
+            ClientGone: The client has left. The same holds.
         """
         began = time.perf_counter()
+        if isinstance(request, TextRequest) and isinstance(request.prompt, tuple):
+            self._demand_room(len(request.prompt), "prompt")  # before anything is done with so many tokens
         prepared = self._requests.prepare(request)
         guide = prepared.compile_guide()  # holds the reply to its output constraint; takes long, so only here
         turn = self._transcripts.begin(prepared.prompt, self._traits.max_total_tokens)
@@ -149,6 +159,7 @@ class Service:
         )
         traced = _traced(prepared, origin, turn, images=len(spans))
         account = RequestAccount(self._reports, line, traced, turn.explain)
+        check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
         return Answer(generation, output, turn, account)
@@ -167,7 +178,7 @@ class Service:
     def count(self, request: GenerationRequest) -> int:
         """Return the number of tokens of the prompt that `respond` would make now. Nothing is kept.
 
-        A prompt that is too long is counted as well.
+        A prompt that is too long is counted as well, unless its length alone proves that.
 
         Raises:
             RequestError: The prompt cannot be made.
@@ -223,19 +234,31 @@ class Service:
 
     def _max_tokens(self, prepared: PreparedRequest, prompt_length: int) -> int:
         """Return the reply's limit: the requested one, at most what the prompt leaves of the window."""
+        self._demand_room(prompt_length, prepared.prompt_field)
+        remaining = self._traits.max_total_tokens - prompt_length
+        limit = prepared.request.options.max_tokens or self._traits.default_max_tokens or remaining
+        return min(limit, remaining)
+
+    def _demand_room(self, prompt_length: int, param: str, *, is_counted: bool = True) -> None:
+        """Refuse a prompt of so many tokens if it leaves no room for a reply.
+
+        Args:
+            param: the field that it comes from.
+            is_counted: False: it has at least so many.
+        """
         window, memory = self._traits.context_window, self._traits.memory
         if prompt_length >= window:
-            raise ContextOverflow(prompt_tokens=prompt_length, window=window, param=prepared.prompt_field)
+            raise ContextOverflow(
+                prompt_tokens=prompt_length, window=window, param=param, is_counted=is_counted
+            )
         if memory and prompt_length >= memory.tokens:
             raise OverBudget(
                 prompt_tokens=prompt_length,
                 window=memory.tokens,
                 budget_bytes=memory.budget_bytes,
-                param=prepared.prompt_field,
+                param=param,
+                is_counted=is_counted,
             )
-        remaining = self._traits.max_total_tokens - prompt_length
-        limit = prepared.request.options.max_tokens or self._traits.default_max_tokens or remaining
-        return min(limit, remaining)
 
     def _sampling(self, prepared: PreparedRequest) -> Sampling:
         options = prepared.request.options

@@ -124,14 +124,16 @@ class ContextOverflow(InvalidRequest):
     Attributes:
         prompt_tokens: length of the prompt.
         window: tokens that prompt and reply may have together.
+        is_counted: False if the prompt was not encoded, because it surely has at least that many.
     """
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, prompt_tokens: int, window: int, param: str) -> None:
+    def __init__(self, *, prompt_tokens: int, window: int, param: str, is_counted: bool = True) -> None:
+        self._told = str(prompt_tokens) if is_counted else f"at least {prompt_tokens}"
         super().__init__(
             f"This model's maximum context length is {window} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens, which leaves no room for a reply.",
+            f"{self._told} tokens, which leaves no room for a reply.",
             param=param,
         )
         self.prompt_tokens = prompt_tokens
@@ -151,11 +153,13 @@ class OverBudget(ContextOverflow):
     kind = "memory_admission"
     code = "context_over_budget"
 
-    def __init__(self, *, prompt_tokens: int, window: int, budget_bytes: int, param: str) -> None:
-        super().__init__(prompt_tokens=prompt_tokens, window=window, param=param)
+    def __init__(
+        self, *, prompt_tokens: int, window: int, budget_bytes: int, param: str, is_counted: bool = True
+    ) -> None:
+        super().__init__(prompt_tokens=prompt_tokens, window=window, param=param, is_counted=is_counted)
         self.message = (
             f"This model's maximum context length is {window} tokens within the memory budget of "
-            f"{budget_bytes / 2**30:.1f} GiB. However, your messages resulted in {prompt_tokens} tokens."
+            f"{budget_bytes / 2**30:.1f} GiB. However, your messages resulted in {self._told} tokens."
         )
 
 

@@ -26,6 +26,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from start_llm.core.client_presence import held_in_turn
 from start_llm.core.images import Image
 from start_llm.images.problems import (
     could_not_process,
@@ -115,6 +116,7 @@ class ImageChecker:
 
         Raises:
             ImageProblem: it is too large, of another format, or damaged.
+            ClientGone: the client has left.
         """
         if not data:
             raise is_empty()
@@ -126,7 +128,7 @@ class ImageChecker:
         with self._lock:
             size = self._sizes.get(image.digest)
         if size is None:
-            with self._decoding:
+            with held_in_turn(self._decoding):
                 size = self._decoded_size(data)
             self._remember(image.digest, size)
         return image if size == (width, height) else replace(image, width=size[0], height=size[1])

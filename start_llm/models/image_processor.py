@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageOps
 
+from start_llm.core.client_presence import check_client
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.images import Image, ImageRun, image_tokens
 from start_llm.core.recently_used import RecentlyUsed
@@ -188,6 +189,7 @@ class ImageProcessor:
 
 def _decoded(image: Image) -> Pillow.Image:
     """Decode the first frame, turned as its EXIF data say, over white where it is transparent, as RGB."""
+    check_client()
     decoded = _opened(image.data)
     if decoded.size != (image.width, image.height):
         raise InvalidRequest("An image is not of the size that its header states.")

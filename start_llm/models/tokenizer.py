@@ -9,9 +9,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.chat import Json
+from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.models import chat_template
 from start_llm.models.rust_panics import panics_told
+from start_llm.models.token_lengths import token_lengths
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -26,6 +29,11 @@ _BYTE_ALPHABET = frozenset(_byte_alphabet())
 _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _byte_alphabet().items()})
 """Maps the byte alphabet to Latin-1, whose characters are the bytes themselves."""
 
+LARGE_TEXT = 2**18
+"""Characters from which on texts are encoded one at a time: a third of a second, and tens of megabytes."""
+_LARGE_ENCODING = threading.Lock()
+"""Of all models: it keeps the cores and the memory for others, who do not wait for it."""
+
 _ENCODING = ("encode", "_encode_plus")
 """Methods of transformers between a text and the ids that the tokenizers library returns."""
 
@@ -33,9 +41,10 @@ _ENCODING = ("encode", "_encode_plus")
 class Tokenizer:
     """A Hugging Face tokenizer in mlx_lm's wrapper, made thread-safe.
 
-    The tokenizers library changes its own state while it encodes ("Already borrowed" if two threads meet), so
-    one lock guards every call. The engine thread only uses a table that is built once, so it never waits
-    while another thread tokenises.
+    Once its settings are fixed, the tokenizers library encodes on any number of threads at once, and a
+    compiled template renders on any number. A lock guards what changes a state of its own: tokenizers and
+    renderers that are programs of transformers, of mlx_lm or of the model ("Already borrowed" if two threads
+    meet). The engine thread only uses a table that is built once, so it never waits.
 
     Attributes:
         has_chat_template: whether conversations can be rendered.
@@ -60,6 +69,9 @@ class Tokenizer:
         self.has_chat_template = bool(wrapper.has_chat_template)
         self.chat_template = str(wrapper.chat_template or "")
         self._renders_itself = _renders_itself(wrapper)
+        self._special_texts: Mapping[str, Json] = (
+            {} if self._renders_itself else dict(wrapper.special_tokens_map)
+        )
         self.eos_token_ids = frozenset(int(token) for token in wrapper.eos_token_ids)
         self.end_texts = frozenset(added[token] for token in self.eos_token_ids if token in added)
         self.added_tokens = tuple(
@@ -71,6 +83,10 @@ class Tokenizer:
             str(token): int(number) for number, token in wrapper.added_tokens_decoder.items() if token.special
         }
         self.trims_leading_space = "Strip" in decoder_kinds
+        absorbs_space = any(token.lstrip or token.rstrip for token in wrapper.added_tokens_decoder.values())
+        self._lengths = token_lengths(
+            self._backend, frozenset(self._bytes.values()), absorbs_space=absorbs_space
+        )
 
     def render(
         self,
@@ -82,8 +98,8 @@ class Tokenizer:
         strftime_now: Callable[[str], str],
     ) -> str:
         """Render a conversation; see `prompt.template.TemplateTokenizer`."""
-        with self._lock:
-            if self._renders_itself:
+        if self._renders_itself:
+            with held_in_turn(self._lock):
                 return str(
                     self._wrapper.apply_chat_template(
                         messages,
@@ -93,17 +109,17 @@ class Tokenizer:
                         **options,
                     )
                 )
-            template = self._compiled(tools)
-            # A compiled template has its own globals, and the lock keeps other threads from using them.
-            template.globals["strftime_now"] = strftime_now
-            variables = {
-                **self._wrapper.special_tokens_map,
-                "documents": None,
-                **options,
-            }
-            return template.render(
-                variables, messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
-            )
+        check_client()
+        # The clock is a variable of this rendering: globals would be those of other threads, too.
+        variables = {
+            **self._special_texts,
+            "documents": None,
+            "strftime_now": strftime_now,
+            **options,
+        }
+        return self._compiled(tools).render(
+            variables, messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
 
     def _compiled(self, tools: list[dict[str, Json]] | None) -> Any:
         """Return the compiled template. Some models have a second template for use with tools.
@@ -119,12 +135,30 @@ class Tokenizer:
         Raises:
             InternalError: the tokenizers library has panicked.
         """
-        with self._lock, panics_told("The tokenizer of this model"):
-            if self._backend is None:
+        with panics_told("The tokenizer of this model"):
+            return self._ids(text, as_document=as_document)
+
+    def _ids(self, text: str, *, as_document: bool) -> list[int]:
+        if self._backend is None:
+            with held_in_turn(self._lock):
                 return list(self._wrapper.encode(text, add_special_tokens=as_document))
-            # This method releases the GIL while it encodes, and it computes nothing but ids.
-            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=as_document)
-            return encoded.ids
+        if len(text) < LARGE_TEXT:
+            return self._encoded(text, as_document=as_document)
+        with held_in_turn(_LARGE_ENCODING):
+            ids = self._encoded(text, as_document=as_document)
+            give_back_free_memory()
+            return ids
+
+    def _encoded(self, text: str, *, as_document: bool) -> list[int]:
+        check_client()
+        # This method releases the GIL while it encodes, and it computes nothing but ids. The backend's
+        # settings are fixed, so it needs no lock.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=as_document)
+        return encoded.ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without encoding it; 0 if nothing is known."""
+        return self._lengths.fewest_tokens(text)
 
     def definition(self) -> str:
         """Return as JSON everything that decides how a text is tokenised: vocabulary, merges, normalisation.

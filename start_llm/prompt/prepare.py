@@ -25,8 +25,9 @@ from start_llm.core.chat import (
     TextRequest,
     Thinking,
 )
-from start_llm.core.errors import InvalidRequest
+from start_llm.core.errors import ContextOverflow, InvalidRequest
 from start_llm.core.family import Family, ReasoningMarks
+from start_llm.core.images import hide_images
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
@@ -74,11 +75,20 @@ class PromptPolicy:
 
 
 _AS_THE_TEMPLATE_DOES = PromptPolicy()
+_LARGE = 2**18
+"""Characters of messages from which on it is worth to ask whether they can fit at all."""
 _ASKING = ("user", "tool")
 _DATE = "the date"
 
 
+type RefuseBeyondDoubt = Callable[[str, str], None]
+"""Raises `ContextOverflow` if the length of a text proves that its prompt does not fit. The second argument
+is the field that it comes from."""
 type RestoreReasoning = Callable[[Conversation, Sequence[int]], Sequence[str | None]]
+
+
+def _any_length(text: str, param: str) -> None:
+    del text, param
 
 
 class Preparer:
@@ -115,22 +125,29 @@ class Preparer:
         self._renderer = Renderer(tokenizer, self.facts)
         self._tools = ToolForms(tokenizer, self.facts)
 
-    def prepare(self, request: GenerationRequest) -> Prompt:
+    def prepare(
+        self, request: GenerationRequest, refuse_beyond_doubt: RefuseBeyondDoubt = _any_length
+    ) -> Prompt:
         """Render and tokenise a request.
 
         Raises:
-            InvalidRequest: the template refuses the messages, or the prompt has no tokens.
+            InvalidRequest: the template refuses the messages, the prompt has no tokens, or is refused.
+            ClientGone: the client has left.
         """
         if isinstance(request, TextRequest):
+            if isinstance(request.prompt, str):
+                refuse_beyond_doubt(request.prompt, "prompt")
             return Prompt(tokens=_tokens(self._text_ids(request), "prompt"))
-        return self._chat(request)
+        return self._chat(request, refuse_beyond_doubt)
 
-    def _chat(self, request: ChatRequest) -> Prompt:
+    def _chat(self, request: ChatRequest, refuse_beyond_doubt: RefuseBeyondDoubt) -> Prompt:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
         sent, after = self._parted(self._without_assumed_reasoning(request.messages))
         now = self._now()
         options = self._options(request)
+        with _shallow("messages"):
+            self._refuse_giants(request, options, now, refuse_beyond_doubt)
         with _shallow("tools"):
             root = self._root(request, options, now)
             request = replace(request, tools=self._tools.shown(request.tools))
@@ -141,6 +158,7 @@ class Preparer:
             asked = self._conversation(request, transient, root, looked, now)
             shown = self._for_the_model(looked.looks, asked)
             text = self._render(replace(request, messages=shown), transient, options, now)
+            refuse_beyond_doubt(_without_words(text.whole, request), "messages")
             words = partial(self._words, request, transient, options, now)
             reasoning_texts = shown_reasoning(shown, text, self._marks, words)
         runs = self._images.runs(request.images)
@@ -159,6 +177,27 @@ class Preparer:
             reasoning_is_open=self._opens_reasoning(text.tail or text.behind(len(shown) - 1)),
             thinking=self._thinks(request.thinking),
         )
+
+    def _refuse_giants(
+        self,
+        request: ChatRequest,
+        options: Mapping[str, Json],
+        now: datetime,
+        refuse_beyond_doubt: RefuseBeyondDoubt,
+    ) -> None:
+        """Refuse messages that cannot fit before anything else is done with them, such as comparing them.
+
+        A template may leave out any part of them, so what counts is what it writes.
+        """
+        contents = [message.content for message in request.messages]
+        if sum(map(len, contents)) < _LARGE:
+            return
+        try:
+            refuse_beyond_doubt(_without_words("".join(contents), request), "messages")
+        except ContextOverflow:
+            shown = self._as_policy_shows(request.messages)
+            whole = self._renderer.whole(adapt(replace(request, messages=shown), self.facts), options, now)
+            refuse_beyond_doubt(_without_words(whole, request), "messages")
 
     def _parted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Split off transient messages at the end, if a question or a result precedes them."""
@@ -297,10 +336,9 @@ class Preparer:
         messages = [look.native for look in looks]
         if self._policy.with_rules:
             messages = list(for_the_model(messages))
-        if self._policy.shortens_writes:
-            messages = list(map(with_short_contents, messages))
+        messages = list(self._as_policy_shows(messages))
         if self._policy.kept_reasoning == "false":
-            return tuple(map(_without_reasoning, messages))
+            return tuple(messages)
         bare = [
             index
             for index, look in enumerate(looks)
@@ -310,6 +348,13 @@ class Preparer:
             if reasoning != messages[index].reasoning:
                 messages[index] = replace(messages[index], reasoning=reasoning)
         return tuple(messages)
+
+    def _as_policy_shows(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        if self._policy.shortens_writes:
+            messages = list(map(with_short_contents, messages))
+        return tuple(
+            map(_without_reasoning, messages) if self._policy.kept_reasoning == "false" else messages
+        )
 
     def _thinks(self, thinking: Thinking) -> bool:
         switch = self.facts.switch
@@ -359,6 +404,11 @@ def _first_question(roles: Sequence[str]) -> int:
     The key of this prefix names the session of a conversation without a session id.
     """
     return roles.index("user") if "user" in roles else len(roles) - 1
+
+
+def _without_words(text: str, request: ChatRequest) -> str:
+    """Return a text in which less than a token stands for each image."""
+    return hide_images(text) if request.images else text
 
 
 def _without_reasoning(message: Message) -> Message:

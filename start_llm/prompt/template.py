@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from start_llm.core.chat import Json
-from start_llm.core.errors import InvalidRequest
+from start_llm.core.errors import ClientGone, InvalidRequest
 from start_llm.core.images import hide_images
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
@@ -94,7 +94,7 @@ class Rendering:
                 add_generation_prompt=add_generation_prompt,
                 strftime_now=self._strftime_now,
             )
-        except (MemoryError, OSError):
+        except (ClientGone, MemoryError, OSError):
             raise
         except Exception as error:
             # A template is a program by the model's author that runs on the client's data. Any error is a

@@ -16,10 +16,14 @@ from typing import cast
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.sampling import Range
+from start_llm.protocols.json_values import has_more_values
 from start_llm.protocols.long_texts import with_long_texts, without_long_texts
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONGEST_INTEGER = 1000
+MOST_VALUES = 2**22
+"""Values of a body. While Python's parser makes them, and again when they go, no other thread runs: half a
+second for so many."""
 _TYPE_NAMES: Mapping[type, str] = {
     bool: "a boolean",
     int: "a number",
@@ -34,8 +38,11 @@ def parse_body(raw: bytes) -> Fields:
     """Parse a request body.
 
     Raises:
-        InvalidRequest: not UTF-8, not JSON, not an object, too deep, or text that is not Unicode.
+        InvalidRequest: not UTF-8, not JSON, not an object, too deep, of too many values, or text that is not
+            Unicode.
     """
+    if has_more_values(raw, MOST_VALUES):
+        raise InvalidRequest(f"The body has more than {MOST_VALUES:,} values.")
     try:
         short, texts = without_long_texts(raw)
         value = _parse_json(short.decode("utf-8-sig"))
@@ -89,7 +96,7 @@ _DECODER = json.JSONDecoder(
 def _refuse_lone_surrogates(value: Json, path: str) -> None:
     """Refuse half a surrogate pair: it cannot be encoded, so no tokenizer accepts it."""
     if isinstance(value, str):
-        if any("\ud800" <= char <= "\udfff" for char in value):
+        if not _is_unicode(value):
             raise InvalidRequest(f"'{path}' holds a lone surrogate, which is not text.", param=path)
     elif isinstance(value, list):
         for index, item in enumerate(value):
@@ -100,6 +107,14 @@ def _refuse_lone_surrogates(value: Json, path: str) -> None:
             inside = f"{path}.{name}" if path else name
             _refuse_lone_surrogates(key, inside)
             _refuse_lone_surrogates(item, inside)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def type_name(value: Json) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json
+from start_llm.core.client_presence import check_client
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai.embeddings import parse, reply_body
-from start_llm.server.served_models import ServedModel
+from start_llm.protocols.openai.embeddings import EmbeddingInput, parse, reply_body
+from start_llm.server.served_models import ServedEmbedder, ServedModel
 
 
 def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
@@ -30,13 +31,32 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
             f"'dimensions' must be at most {embedder.width}, as many numbers as a vector has.",
             param="dimensions",
         )
-    inputs = [embedder.tokens(one) if isinstance(one, str) else list(one) for one in request.inputs]
     longest = min(model.status.card.context_window, embedder.longest)
-    for place, ids in enumerate(inputs):
-        if len(ids) > longest:
-            raise InvalidRequest(
-                f"'input[{place}]' has {len(ids):,} tokens; a text may have at most {longest:,}.",
-                param=f"input[{place}]",
-            )
-    vectors = [embedder.embed(ids) for ids in inputs]
+    inputs = [_tokens(one, place, embedder, longest) for place, one in enumerate(request.inputs)]
+    vectors = [_vector(ids, embedder) for ids in inputs]
     return reply_body(request, vectors, model.facts.id, sum(map(len, inputs)))
+
+
+def _vector(ids: Sequence[int], embedder: ServedEmbedder) -> Sequence[float]:
+    check_client()
+    return embedder.embed(ids)
+
+
+def _tokens(given: EmbeddingInput, place: int, embedder: ServedEmbedder, longest: int) -> Sequence[int]:
+    """Return the tokens of one input. One whose length proves that it is too long is not encoded."""
+    if not isinstance(given, str):
+        _demand_room(f"{len(given):,}", len(given), place, longest)
+        return given
+    fewest = embedder.fewest_tokens(given)
+    _demand_room(f"at least {fewest:,}", fewest, place, longest)
+    ids = embedder.tokens(given)
+    _demand_room(f"{len(ids):,}", len(ids), place, longest)
+    return ids
+
+
+def _demand_room(told: str, count: int, place: int, longest: int) -> None:
+    if count > longest:
+        raise InvalidRequest(
+            f"'input[{place}]' has {told} tokens; a text may have at most {longest:,}.",
+            param=f"input[{place}]",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,8 +17,10 @@ from urllib.parse import parse_qsl
 
 from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
+from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.client_name import client_name
+from start_llm.core.client_presence import LOOK_S, check_client, client_watched, held_in_turn
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
     ClientGone,
@@ -66,7 +69,8 @@ from start_llm.server.status_page import HtmlPage, status_page
 from start_llm.service import Answer, Service
 from start_llm.telemetry.activity import Refusal
 
-_CLIENT_CHECK_INTERVAL_S = 0.05
+_LARGE_BODY = 4 * 2**20
+_LARGE_PARSING = threading.Lock()
 _READING = ("GET", "HEAD")
 _METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NOTHING = Finished("length", Usage(prompt=0, cached=0, completion=0))
@@ -99,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
-        self._stream_begun = None
+        self._stream_begun, self._had_large_body = None, False
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -112,6 +116,9 @@ class Handler(BaseHTTPRequestHandler):
         except (ClientGone, ConnectionError, TimeoutError):
             # Nobody is left to answer: the client closed the connection or never sent a complete request.
             self.close_connection = True
+        finally:
+            if self._had_large_body:
+                give_back_free_memory()
 
     def serve(self) -> None:
         """Serve one request whose headers have been read.
@@ -132,13 +139,22 @@ class Handler(BaseHTTPRequestHandler):
             if self._is_preflight:
                 self._send_body(204, self._origins.preflight(self._lower_headers()), b"")
             else:
-                self._answer(find(self.command, self.path))
+                with client_watched(self._has_left):
+                    self._answer(find(self.command, self.path))
         except RequestError as error:
             self._refuse(error)
         except EngineDied as error:
             self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
+
+    def _has_left(self) -> bool:
+        """Return whether the client has closed the connection. Looks at most every 50 ms."""
+        now = time.monotonic()
+        if now - self._last_look < LOOK_S:
+            return False
+        self._last_look = now
+        return is_closed_by_peer(self.connection)
 
     @property
     def _origins(self) -> AllowedOrigins:
@@ -198,9 +214,11 @@ class Handler(BaseHTTPRequestHandler):
         self, wire: GenerateRoute, *, may_stream: bool = True
     ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
         """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
-        body = parse_body(self._read_body())
+        body = self._parsed(self._read_body())
+        check_client()
         streams = may_stream and body.boolean("stream")
         with self._lease(body.value("model"), streams=streams) as model:
+            check_client()
             context = self._request_context(model)
             call = wire.parse(body, self._lower_headers(), context)
             is_background = background(self._lower_headers())
@@ -251,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
             yield Fields(dict(parse_qsl(route.query)))
             return
         with self.server.context.drain.admit_request():
-            yield parse_body(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
+            yield self._parsed(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
 
     def _page(self, route: FieldsRoute, asked: Fields) -> tuple[int, Mapping[str, Json]]:
         context = self.server.context
@@ -325,13 +343,9 @@ class Handler(BaseHTTPRequestHandler):
                     pass
 
     def _check_client(self, event: Event) -> None:
-        """Raise `ClientGone` if the client has closed the connection. Checks at most every 50 ms."""
-        now = time.monotonic()
-        if isinstance(event, Finished | Failed) or now - self._last_look < _CLIENT_CHECK_INTERVAL_S:
-            return
-        self._last_look = now
-        if is_closed_by_peer(self.connection):
-            raise ClientGone("the client hung up")
+        """Raise `ClientGone` if the client has closed the connection."""
+        if not isinstance(event, Finished | Failed):
+            check_client()
 
     def _read_body(self) -> bytes:
         length = self._body_length()
@@ -347,6 +361,14 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             raise ClientGone("the client hung up in the middle of its request")
         return body
+
+    def _parsed(self, raw: bytes) -> Fields:
+        """Parse a body. While Python's parser is at work, nobody else is, so large ones take turns."""
+        if len(raw) < _LARGE_BODY:
+            return parse_body(raw)
+        self._had_large_body = True
+        with held_in_turn(_LARGE_PARSING):
+            return parse_body(raw)
 
     def _body_length(self) -> int:
         headers = {name.lower(): ", ".join(set(self.headers.get_all(name, []))) for name in self.headers}

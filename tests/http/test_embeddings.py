@@ -8,6 +8,7 @@ import math
 import shutil
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +73,15 @@ def expected(folder: Path, text: str, mode: str) -> list[float]:
     states: Any = model.network.model(mx.array([model.tokenizer.encode(text, as_document=True)]))[0]
     vector = states[-1] / mx.linalg.norm(states[-1]) if mode == "last" else states.mean(axis=0)
     return vector.tolist()
+
+
+def test_a_text_that_is_surely_too_long_is_not_encoded(server: Server):
+    began = time.perf_counter()
+    refused = ask(server.port, "POST", PATH, {"model": "last", "input": ["Fish?", "fish and sea " * 500_000]})
+    assert (refused.status, refused.error["param"]) == (400, "input[1]")
+    assert "has at least" in refused.error["message"]
+    assert "may have at most" in refused.error["message"]
+    assert time.perf_counter() - began < 3, "6.5 MB take twice as long to encode"
 
 
 @pytest.mark.sample(2)

@@ -17,7 +17,7 @@ from start_llm.core.errors import ModelError
 from start_llm.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.grammar import completions, messages, responses, wire
-from tests.http.test_several_models import hosting, loaded, said
+from tests.http.test_several_models import hosting, loaded, said, states
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server
 
@@ -185,6 +185,35 @@ def test_a_client_that_leaves_while_its_model_is_loaded_asks_for_nothing(
         wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
         assert said(server, "llama", "Fish?")
         assert server.get("/stats")["requests"]["endings"] == {"length": 1}, "the one of this test alone"
+
+
+def test_a_client_that_leaves_while_another_loads_its_model_is_let_go(
+    folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as first:
+        first.request("POST", CHAT, ASKED[CHAT] | {"model": "llama"})
+        assert loading.begun.wait(10)
+        others = set(threading.enumerate())
+        with Client(server.port) as second:
+            second.request("POST", CHAT, ASKED[CHAT] | {"model": "llama"})
+            wait_until(lambda: not set(threading.enumerate()) <= others, within_s=5)
+            threading.Event().wait(0.2)
+        wait_until(lambda: set(threading.enumerate()) <= others, within_s=5)
+        loading.go.set()
+        assert first.reply().json["choices"]
+
+
+def test_a_client_that_leaves_while_its_model_waits_for_room_takes_nothing_from_others(folder: Path):
+    with hosting(folder, max_loaded=1) as server, Client(server.port) as busy:
+        busy.request("POST", TEXT, ASKED[TEXT] | {"model": "qwen3", "max_tokens": 3500, "stream": True})
+        assert busy.head()[0] == 200
+        with Client(server.port) as leaver:
+            leaver.request("POST", CHAT, ASKED[CHAT] | {"model": "llama"})
+            wait_until(lambda: states(server)["llama"] == "loading", within_s=5)
+        wait_until(lambda: states(server)["llama"] == "available", within_s=5)
+        assert said(server, "qwen3", "Fish?")
+        flying = {model["id"]: model["in_flight"] for model in server.get("/stats")["models"]}
+        assert flying["qwen3"] == 1, "the busy one goes on"
 
 
 @pytest.mark.thorough

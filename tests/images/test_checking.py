@@ -11,6 +11,8 @@ import pytest
 from PIL import Image as Pillow
 from PIL.ImageFile import ImageFile, _Tile
 
+from start_llm.core.client_presence import client_watched
+from start_llm.core.errors import ClientGone
 from start_llm.images.checking import ImageChecker, ImageLimits, readable_formats
 from start_llm.images.problems import ImageProblem
 from tests.images.files import empty_png, picture, saved
@@ -52,6 +54,14 @@ def test_the_formats_that_clients_send_are_read(kind: str, mode: str):
     data = picture(kind, mode=mode)
     image = CHECKER.check(data)
     assert (image.data, image.width, image.height) == (data, 40, 30)
+
+
+def test_nothing_is_decoded_for_a_client_that_has_left():
+    checker, data = ImageChecker(ImageLimits()), picture(seed=77)
+    with client_watched(lambda: True), pytest.raises(ClientGone):
+        checker.check(data)
+    with client_watched(lambda: False):
+        assert checker.check(data).width == 40
 
 
 @cache

@@ -18,7 +18,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from scripts import tiny_models
 from start_llm.core.chat import Json
+from start_llm.core.client_presence import client_watched
+from start_llm.core.errors import ClientGone
 from start_llm.engine.detokenize import Detokenizer
+from start_llm.models import chat_template
 from start_llm.models.tokenizer import Tokenizer
 from tests.templates.traits import TRAITS, trait_tokenizer
 
@@ -93,6 +96,14 @@ def llama_like(tmp_path_factory) -> Tokenizer:
 @pytest.fixture(scope="session")
 def gemma_like(tmp_path_factory) -> Tokenizer:
     return saved(byte_fallback(trims=False), tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory) -> Tokenizer:
+    """Made here, with the tests' own template."""
+    folder, backend = tmp_path_factory.mktemp("own"), tiny_models.tiny_tokenizer(1000)
+    tiny_models.write_tokenizer(folder, backend, tiny_models.CHAT_TEMPLATE, tiny_models.CHATML)
+    return Tokenizer(load_wrapper(folder))
 
 
 @pytest.fixture
@@ -308,7 +319,7 @@ def test_a_template_renders_what_it_renders_through_transformers(
     ours = rendered(
         tokenizer, *messages, tools=[TOOL], add_generation_prompt=add_generation_prompt, **options
     )
-    # The compiled template is one and the same, so that it has the clock of our call here too.
+    chat_template.compiled(tokenizer.chat_template).globals["strftime_now"] = str  # the clock of our call
     transformers = tokenizer._wrapper._tokenizer  # pyright: ignore[reportPrivateUsage]
     assert ours == transformers.apply_chat_template(
         list(messages), tools=[TOOL], add_generation_prompt=add_generation_prompt, tokenize=False, **options
@@ -390,6 +401,68 @@ def test_eight_threads_encode_and_render_at_once(byte_level):
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(work, range(8))) == [True] * 8
+
+
+LINES = "".join(
+    f"def f{number}(x): return x * {number}  # Zeile {number}, \u6f22\n" for number in range(12_000)
+)
+"""564 kB, most of which the tokenizer has not read before."""
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama_like"])
+def test_twelve_large_texts_on_four_threads_have_the_tokens_of_one_alone(name, request):
+    """Through the library itself: the server's own turn for large texts is not in the way."""
+    backend = request.getfixturevalue(name)._backend
+    texts = [f"{number} {LINES}"[:564_000] for number in range(12)]
+
+    def ids(text: str) -> list[int]:
+        (encoded,) = backend.encode_batch_fast([text], add_special_tokens=True)
+        return encoded.ids
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(ids, texts))
+    assert together == list(map(ids, texts))
+    assert len({len(one) for one in texts}) == 1
+
+
+def test_the_settings_of_the_library_stay_as_they_are(byte_level):
+    """Nothing that a request may do changes a setting: a change beside an encoding would be an error."""
+    backend = byte_level._backend
+    before = backend.truncation, backend.padding, backend.encode_special_tokens
+    assert before == (None, None, False)
+    for as_document in (True, False):
+        byte_level.encode("Hi", as_document=as_document)
+    rendered(byte_level, USER, tools=[TOOL])
+    byte_level.definition()
+    assert (backend.truncation, backend.padding, backend.encode_special_tokens) == before
+
+
+def test_a_small_text_does_not_wait_for_a_large_one(own):
+    """Nor does a rendering."""
+    large = threading.Thread(target=own.encode, args=(LINES * 4,), kwargs={"as_document": False})
+    large.start()
+    try:
+        for number in range(5):
+            began = time.perf_counter()
+            own.encode(f"Hi {number}", as_document=False)
+            rendered(own, {"role": "user", "content": f"Hi {number}"})
+            assert time.perf_counter() - began < 0.5
+        assert large.is_alive(), "the large text was done sooner"
+    finally:
+        large.join()
+
+
+def test_who_leaves_while_waiting_for_the_turn_of_large_texts_gives_up(own):
+    large = threading.Thread(target=own.encode, args=(LINES * 4,), kwargs={"as_document": False})
+    large.start()
+    try:
+        began = time.perf_counter()
+        with client_watched(lambda: True), pytest.raises(ClientGone):
+            own.encode(LINES, as_document=False)
+        assert time.perf_counter() - began < 0.5
+        assert large.is_alive(), "the large text was done sooner"
+    finally:
+        large.join()
 
 
 class FakeWrapper:

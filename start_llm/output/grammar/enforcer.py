@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from start_llm.core.chat import Json
+from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.core.errors import ConstraintViolated, InvalidRequest
 from start_llm.formats.writing.lark import Grammar, SchemaOrigin
 from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep
 from start_llm.output.grammar.validity import schema_error
 
 _MAX_CHARACTERS = 2**20
+_LARGE = 2**15
+"""Characters of a grammar that may take seconds. These are compiled one at a time; others do not wait."""
+_LARGE_GRAMMAR = threading.Lock()
 _LIMITS = LLParserLimits(verbose_errors=False)
 _SILENT = 0
 
@@ -91,21 +96,28 @@ class Enforcer:
 
         Raises:
             InvalidRequest: a schema cannot be enforced; names its field.
+            ClientGone: the client has left.
         """
         if len(grammar.text) > _MAX_CHARACTERS:
             raise InvalidRequest(
                 f"The schemas make a grammar of more than {_MAX_CHARACTERS} characters.",
                 param=grammar.schemas[-1][0].field if grammar.schemas else "tools",
             )
+        with held_in_turn(_LARGE_GRAMMAR) if len(grammar.text) > _LARGE else nullcontext():
+            return TokenGuide(self._compiled(grammar))
+
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
         for origin, schema in grammar.schemas:
+            check_client()
             _check(origin, json.loads(schema))
+        check_client()
         matcher = self._matcher(LLMatcher.grammar_from_lark(grammar.text))
         if matcher.is_error():
             raise self._refusal(grammar, matcher)
         matcher.compute_logit_bias()
         if matcher.is_error():
             raise self._refusal(grammar, matcher)
-        return TokenGuide(matcher)
+        return matcher
 
     def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
