@@ -81,12 +81,12 @@ def test_every_member_that_is_looked_at_is_known(path: str, inside: str, known: 
 
 
 def test_every_header_that_is_looked_at_is_known():
-    headers = Watched({})
+    headers: Any = Watched({})
     body = Fields({})
     for read in (sessions.session_id, sessions.conversation_id):
         read(body, headers)
     sessions.background(headers)
-    with_agent = Watched({"x-session-id": "s"})
+    with_agent: Any = Watched({"x-session-id": "s"})
     sessions.conversation_id(body, with_agent)
     assert headers.seen | with_agent.seen == set(sessions.READ_HEADERS)
 

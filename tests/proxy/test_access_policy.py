@@ -276,3 +276,23 @@ def test_what_the_proxy_refuses_it_tells_in_a_line_without_the_key(capsys):
 @pytest.mark.parametrize("line", ["LiteLLM: hello", "start_llm refused {", 'start_llm refused {"a": 1}', ""])
 def test_another_line_of_the_proxy_tells_of_no_refusal(line):
     assert refusal_in(line) is None
+
+
+def test_only_headers_that_the_server_reads_go_on():
+    more = {
+        "x-session-id": "s",
+        "session-id": "t",
+        "x-amz-security-token": "u",
+        "cookie": "v",
+        "api-key": KEY,
+    }
+    ((scope,), _) = knock("POST", "/v1/messages", KEYED | more)
+    sent = {name.decode() for name, _ in scope["headers"] if not name.startswith(b"x-start-llm-")}
+    assert sent == {"host", "content-type", "content-length", "x-session-id", "session-id"}
+
+
+@pytest.mark.parametrize("name", ["x-litellm-timeout", "X-LiteLLM-Num-Retries", "litellm_x"])
+def test_a_header_of_litellm_is_refused_by_name(name: str):
+    scopes, (start, body) = knock("POST", "/v1/responses", KEYED | {name: "1"})
+    assert (start["status"], scopes) == (400, [])
+    assert json.loads(body["body"])["error"]["param"] == name.lower()

@@ -61,18 +61,19 @@ def names() -> set[str]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     logging.getLogger("LiteLLM").setLevel(logging.ERROR)
     import litellm
-    from litellm.constants import DEFAULT_CHAT_COMPLETION_PARAM_VALUES
+    from litellm.constants import DEFAULT_CHAT_COMPLETION_PARAM_VALUES, OPENAI_CHAT_COMPLETION_PARAMS
     from litellm.proxy.auth.auth_utils import _BANNED_REQUEST_BODY_PARAMS
+    from litellm.router import Router
     from litellm.types.router import GenericLiteLLMParams
     from litellm.types.utils import all_litellm_params
 
-    calls = (litellm.completion, litellm.acompletion, litellm.aresponses, litellm.aembedding, litellm.Router)
+    calls = (litellm.completion, litellm.acompletion, litellm.aresponses, litellm.aembedding, Router)
     return {
         *all_litellm_params,
         *GenericLiteLLMParams.model_fields,
         *_BANNED_REQUEST_BODY_PARAMS,
         *DEFAULT_CHAT_COMPLETION_PARAM_VALUES,
-        *litellm.OPENAI_CHAT_COMPLETION_PARAMS,
+        *OPENAI_CHAT_COMPLETION_PARAMS,
         *(name for call in calls for name in inspect.signature(call).parameters),
     }
 
