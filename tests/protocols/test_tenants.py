@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -111,7 +113,11 @@ def test_another_secret_signs_nothing():
 
 
 def test_the_key_that_litellm_knows_signs_nothing():
-    assert tenant(passed_on(secret=BackendSecret(SECRET.api_key))) == tenant_of_key(SECRET.api_key).encode()
+    told = json.dumps(["1", ANN.tenant, ANN.program, *PLACE, "id"]).encode()
+    forged = passed_on() | {ID_HEADER: "id"}
+    for key in (SECRET.api_key, SECRET.warm_up):
+        forged[SIGNATURE_HEADER] = hmac.new(key.encode(), told, "sha256").hexdigest()
+        assert tenant(forged) == tenant_of_key(SECRET.api_key).encode()
 
 
 @pytest.mark.parametrize("tenants", [TENANTS, Tenants()])
