@@ -259,11 +259,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, wire: GenerateRoute) -> None:
         with self.server.context.drain.admit_request(), self._call(wire) as (model, call, request):
-            headers, tenants = self._lower_headers(), self.server.context.tenants
-            if tenants.is_warm_up(headers):
+            headers = self._lower_headers()
+            if self.server.context.tenants.is_warm_up(headers):
                 self._send_json(200, call.reply.whole([], _NOTHING))
                 return
-            program = tenants.caller(headers, self.command, self.path).program
+            program = self.server.context.tenants.caller(headers, self.command, self.path).program
             origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program)
             self._respond(model.service, call, request, origin)
 
