@@ -36,8 +36,11 @@ VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 REQUIREMENT_FILES = {"server": ROOT / "requirements.txt", "dev": ROOT / "requirements-dev.txt"}
 CONSTRAINTS = ROOT / "constraints.txt"  # the exact version of every package, dependencies included
-INSTALLED_WITHOUT_DEPENDENCIES = "mlx-vlm"
+HASHES = (
+    ROOT / "hashes.txt"
+)  # the same packages, with what a file of each must be; scripts/hash_packages.py makes it
 LOG = ROOT / "logs" / "install.log"
+ONLY_WHAT_IS_HASHED = ("--require-hashes", "--no-deps", "--requirement")  # a file follows
 BACKENDS = ("cpu", "cuda12", "cuda13")
 LAST_LINES = 12
 NEEDED_BYTES = {"cpu": 2_000_000_000, "cuda12": 6_000_000_000, "cuda13": 6_000_000_000}
@@ -257,7 +260,9 @@ def find_or_bring_python() -> str:
 def uv_in(folder: str) -> str:
     """Install uv into a folder with the Python that runs this. Returns where it is if that went well."""
     quietly([sys.executable, "-m", "venv", folder], timeout=120)
-    quietly([str(Path(folder, "bin", "python")), "-m", "pip", "install", "--quiet", "uv"], timeout=300)
+    package = write_packages(["uv"], Path(folder, "uv.txt"))
+    pip = [str(Path(folder, "bin", "python")), "-m", "pip", "install", "--quiet"]
+    quietly([*pip, *ONLY_WHAT_IS_HASHED, package], timeout=300)
     return str(Path(folder, "bin", "uv"))
 
 
@@ -400,11 +405,11 @@ def stamp(part: str) -> Path:
 
 
 def fingerprint(part: str) -> str:
-    """Return a digest of the requirements (without comments), the constraints and pyvenv.cfg.
+    """Return a digest of the requirements (without comments), the hashes and pyvenv.cfg.
 
     pyvenv.cfg names the interpreter.
     """
-    content = json.dumps([part, requirement_lines(part), lines_of(CONSTRAINTS), configuration()])
+    content = json.dumps([part, requirement_lines(part), lines_of(HASHES), configuration()])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -446,13 +451,10 @@ def install(parts: list[str], backend: str) -> None:
         stamp(part).unlink(missing_ok=True)  # if a step fails from here on, the next start installs again
     make_environment()
     (VENV / ".backend").write_text(backend)
-    lines = [line for part in parts for line in requirement_lines(part)]
-    if backend != "cpu":
-        lines = [line.replace("mlx[cpu]", f"mlx[{backend}]") for line in lines]
-    lonely = [line for line in lines if line.startswith(INSTALLED_WITHOUT_DEPENDENCIES)]
+    packages = write_packages([*parts, backend], VENV / ".packages.txt")
     began = time.monotonic()
     say(f"Packages  installing (about 1 GB, MLX for {backend}); details in {LOG.relative_to(ROOT)}")
-    tool = install_packages([line for line in lines if line not in lonely], lonely)
+    tool = install_packages(packages)
     for part in parts:
         stamp(part).write_text(fingerprint(part))
     say(f"Packages  installed with {tool} in {time.monotonic() - began:.0f} s")
@@ -480,32 +482,43 @@ def make_environment() -> None:
         run_step("Adding pip to the environment", [str(VENV_PYTHON), "-m", "ensurepip"], hint)
 
 
-def install_packages(requirements: list[str], lonely: list[str]) -> str:
-    """Install with uv, or with pip if uv cannot do it. Returns the name of the tool.
+def write_packages(sections: list[str], file: Path) -> str:
+    """Write these sections of `HASHES` into a file, and return its name for the tools."""
+    try:
+        text = HASHES.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Refusal(
+            f"Cannot read {HASHES}: {error.strerror}. Is this a whole copy of start_llm?"
+        ) from error
+    parts = re.split(r"^# \[(\w+)\]$", text, flags=re.MULTILINE)
+    found = dict(zip(parts[1::2], parts[2::2]))
+    file.write_text("".join(found[section] for section in sections), encoding="utf-8")
+    return str(file)
 
-    Args:
-        lonely: requirements to install without their own.
+
+def install_packages(packages: str) -> str:
+    """Install exactly the packages of a file, if they have its hashes. Returns the name of the tool.
+
+    uv does it, or pip if uv cannot. Neither looks at what a package requires: the file has it all.
     """
     uv = find_uv()
     if uv:
         settings = pip_settings()
         command, environment = uv_install(uv, settings), uv_environment(settings)
         try:
-            for lines in (requirements, ["--no-deps", *lonely]):
-                run_step("Installing with uv", [*command, *lines], "", environment)
+            run_step("Installing with uv", [*command, packages], "", environment)
         except Refusal:
             say("Packages  uv cannot install them; pip does it, which takes some minutes")
         else:
             return "uv"
     hint = "If a download failed: check the network and pip's settings, then run the same command again."
-    run_step("Installing the requirements", [*pip_install(), *requirements], hint)
-    run_step(f"Installing {INSTALLED_WITHOUT_DEPENDENCIES}", [*pip_install(), "--no-deps", *lonely], hint)
+    run_step("Installing the requirements", [*pip_install(), packages], hint)
     return "pip"
 
 
 def pip_install() -> list[str]:
     pip = [str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    return [*pip, "--constraint", CONSTRAINTS.name]
+    return [*pip, *ONLY_WHAT_IS_HASHED]
 
 
 def find_uv() -> str | None:
@@ -513,7 +526,7 @@ def find_uv() -> str | None:
     own = str(VENV / "bin" / "uv")
     found = usable_uv(shutil.which("uv")) or usable_uv(own)
     if found is None:
-        log(quietly([*pip_install(), "uv"], timeout=300).stdout)
+        log(quietly([*pip_install(), write_packages(["uv"], VENV / ".uv.txt")], timeout=300).stdout)
     return found or usable_uv(own)
 
 
@@ -526,7 +539,7 @@ def usable_uv(program: str | None) -> str | None:
 
 def uv_install(uv: str, settings: list[tuple[str, str]]) -> list[str]:
     """Return the command that installs from where pip would: uv does not read pip's settings."""
-    command = [uv, "pip", "install", "--python", str(VENV_PYTHON), "--constraint", CONSTRAINTS.name]
+    command = [uv, "pip", "install", "--python", str(VENV_PYTHON)]
     for name, value in settings:
         if name == "index-url":
             command += ["--default-index", value]
@@ -537,7 +550,7 @@ def uv_install(uv: str, settings: list[tuple[str, str]]) -> list[str]:
             command += [word for place in value.split() for word in ("--find-links", place)]
         elif name == "no-index" and value.lower() in ("1", "true", "yes", "on"):
             command += ["--no-index"]
-    return command
+    return [*command, *ONLY_WHAT_IS_HASHED]
 
 
 def uv_environment(settings: list[tuple[str, str]]) -> dict[str, str]:

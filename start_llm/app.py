@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -45,6 +44,7 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import (
     access_policy,
     adapter_dir,
+    backend_secret,
     check_ports,
     is_apple_silicon,
     make_seal,
@@ -108,8 +108,8 @@ class App:
         self._host: ModelHost | None = None
         self._proxy: Proxy | None = None
         self._shelf: Shelf | None = None
-        self._proxy_key = f"proxy-{secrets.token_urlsafe(24)}"
-        self._access_policy = access_policy(settings, self._proxy_key)
+        self._secret = backend_secret(settings)
+        self._access_policy = access_policy(settings, self._secret.api_key)
         self._drain = RequestDrain()
         check_ports(settings)
         self._logs = from_root(settings.log_root)
@@ -282,7 +282,7 @@ class App:
             adapter_root=adapters,
             prometheus=self._prometheus,
             seal=make_seal(self._settings, self._terminal.say),
-            tenants=Tenants(self._proxy_key, apart=self._settings.isolates_tenants),
+            tenants=Tenants(self._secret, apart=self._settings.isolates_tenants),
             responses=host.default.status.responses,
             notices=Notices(self._terminal.say),
             access_policy=self._access_policy,
@@ -300,7 +300,7 @@ class App:
         if self._settings.proxy:
             self._proxy = Proxy(
                 proxy_config(
-                    self._settings, self.url, card.id, card.context_window, self._proxy_key, sees=card.sees
+                    self._settings, self.url, card.id, card.context_window, self._secret, sees=card.sees
                 ),
                 say=self._terminal.say,
                 patience_s=self._settings.proxy_wait_s,

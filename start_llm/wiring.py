@@ -18,6 +18,7 @@ from start_llm.cache.layers import Layers
 from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.access_policy import AccessPolicy, is_loopback
+from start_llm.core.backend_secret import BackendSecret
 from start_llm.core.chat import Json, KeptReasoning
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.database import DatabaseTable
@@ -172,6 +173,11 @@ def transcripts(settings: Settings, tokenizer: Tokenizer, table: TableMaker = no
     )
 
 
+def backend_secret(settings: Settings) -> BackendSecret:
+    """Return what the server and its proxy alone know: new at each start, unless it is set."""
+    return BackendSecret(settings.backend_secret) if settings.backend_secret else BackendSecret.random()
+
+
 def access_policy(settings: Settings, proxy_key: str) -> AccessPolicy:
     """Return the access policy of the server's own port.
 
@@ -208,7 +214,7 @@ def _names(settings: Settings) -> frozenset[str]:
 
 
 def proxy_config(
-    settings: Settings, backend: str, model: str, window: int, backend_key: str, *, sees: bool
+    settings: Settings, backend: str, model: str, window: int, secret: BackendSecret, *, sees: bool
 ) -> ProxyConfig:
     return ProxyConfig(
         sees=sees,
@@ -217,7 +223,7 @@ def proxy_config(
         model=settings.proxy_model_id or f"openai/{model}",
         window=window,
         keys=settings.proxy_keys or settings.keys,
-        backend_key=backend_key,
+        secret=secret,
         python=settings.proxy_python or sys.executable,
         hosts=settings.hosts,
         origins=settings.origins,

@@ -30,7 +30,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "request_preparation": frozenset({"core", "prompt", "output"}),
     "service": frozenset({"core", "telemetry", "prompt", "transcripts", "output", "request_preparation"}),
     "server": frozenset({"core", "telemetry", "protocols", "service"}),
-    "proxy": frozenset({"core", "config"}),
+    "proxy": frozenset({"core", "config", "protocols"}),
     "launch": frozenset({"core", "config"}),
     "commands": frozenset({"core", "config", "launch", "proxy"}),
     "template_trial": frozenset({"core", "formats", "prompt"}),

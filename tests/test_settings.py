@@ -36,8 +36,10 @@ from start_llm.config.settings import (
     load,
     set_without_effect,
 )
+from start_llm.core.backend_secret import BackendSecret, Caller
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ModelError, PortError, SettingsError
+from start_llm.core.tenants import tenant_of_key
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
@@ -45,7 +47,7 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_name, proxy_config
 from tests import tiny_adapters
 from tests.images.files import data_url, picture
-from tests.server.client import wait_until
+from tests.server.client import ask, wait_until
 from tests.serving import AS_JSON, Server, tried_once
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,6 +131,10 @@ VALUES: dict[str, Values] = {
     "PROXY_API_KEY": Values(
         [("sk-1", ("sk-1",)), ("a b, 0", ("a b", "0")), ("0,~!", ("0", "~!"))],
         ["a,,b", ",", "a,", "ä", "a\tb"],
+    ),
+    "BACKEND_SECRET": Values(
+        [("0" * 24, "0" * 24), ("~!,ab-" * 9, "~!,ab-" * 9), ("f" * 48, "f" * 48)],
+        ["short", "x" * 23, "ä" * 24, "a b" * 9],
     ),
     "MLX_API_KEY": Values(
         [("sk-1", ("sk-1",)), ("a b, 0", ("a b", "0")), ("0,~!", ("0", "~!"))],
@@ -276,6 +282,7 @@ def test_the_defaults_are_the_documented_ones():
     assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
     unset = {name for name in ACTING if value_of(settings, name) is None}
     named = {"MODEL_PATH", "MODEL_DIR", "ADAPTER_DIR", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON"}
+    named |= {"BACKEND_SECRET"}
     of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
     of_the_curve = {"HLG_WIDTH", "HLG_SHOULDER", "HLG_TOE", "HLG_PIVOT_OFFSET"}
@@ -305,7 +312,7 @@ def test_a_bad_value_is_refused_with_name_value_source_and_what_is_expected(name
     (row,) = (row for _, row in Settings.rows() if row.name == name)
     with pytest.raises(SettingsError) as refused:
         load(environment(**{name: text}))
-    shown = "..." if name.endswith("_API_KEY") else repr(text)
+    shown = "..." if row.kind.is_secret else repr(text)
     assert str(refused.value) == f"{name}={shown} (environment): expected {row.kind.expected}."
     assert any(word in row.kind.expected for word in (" from ", "one of ", "one or more "))
 
@@ -1422,7 +1429,7 @@ def checks_proxy(models: Models) -> None:
 
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        at: Any = ("http://127.0.0.1:1", "tiny", 4096, "backend")
+        at: Any = ("http://127.0.0.1:1", "tiny", 4096, BackendSecret("backend"))
         config = proxy_config(load(environment(**variables)), *at, sees=False)
         default = proxy_config(load(), *at, sees=False)
         assert config != default
@@ -1442,6 +1449,18 @@ def checks_proxy_patience(models: Models) -> None:
         slow = {"PROXY": "true", "PROXY_PORT": port, "PROXY_PYTHON": str(sleeper)}
         with running(models.plain, **slow, PROXY_STARTUP_WAIT_SECONDS="0.1") as server:
             until(lambda: "The proxy does not answer after" in server.printed())
+
+
+def checks_secret(models: Models) -> None:
+    """Who knows it can say whose a request is. Unset, nobody knows it."""
+    known, caller = BackendSecret("0" * 24), Caller(tenant_of_key("ann"), "pi")
+    signed = {"Authorization": f"Bearer {known.api_key}", **known.signed(caller, "POST", "/v1/responses")}
+    kept: dict[str, Any] = {"input": "Hi", "max_output_tokens": 16}
+    for secret, status in ((known.text, 200), ("1" * 24, 404), ("", 404)):
+        with running(models.plain, BACKEND_SECRET=secret) as server:
+            first = ask(server.port, "POST", "/v1/responses", kept, {"Authorization": "Bearer ann"})
+            later = {**kept, "previous_response_id": first.json["id"]}
+            assert ask(server.port, "POST", "/v1/responses", later, signed).status == status
 
 
 CHECKS: dict[str, Callable[[Models], None]] = {
@@ -1484,6 +1503,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "PROXY_MODEL_ID": checks_proxy_config(PROXY_MODEL_ID="mine"),
     "PROXY_STARTUP_WAIT_SECONDS": checks_proxy_patience,
     "PROXY_PYTHON": checks_proxy_config(PROXY_PYTHON="/a/python"),
+    "BACKEND_SECRET": checks_secret,
     "PROXY_API_KEY": checks_proxy_config(PROXY_API_KEY="sk-1"),
     "MAX_KV_SIZE": checks_window,
     "KV_BITS": checks_kv_bits,

@@ -14,7 +14,13 @@ from types import FrameType
 
 from start_llm.core.errors import CommandError
 
-_WHAT_IS_INSTALLED = ("requirements.txt", "requirements-dev.txt", "constraints.txt", "install_and_run.py")
+_WHAT_IS_INSTALLED = (
+    "requirements.txt",
+    "requirements-dev.txt",
+    "constraints.txt",
+    "hashes.txt",
+    "install_and_run.py",
+)
 _MOST_FILES = 10
 _MOST_LINES = 10
 _END_S = 10.0

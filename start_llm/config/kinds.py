@@ -146,6 +146,12 @@ def always(why: str) -> SettingKind:
     return SettingKind(_always, f"one of true, yes, on, 1: {why}")
 
 
+def _secret(text: str) -> str:
+    if not re.fullmatch(r"[!-~]{24,}", text):
+        raise ValueError(text)
+    return text
+
+
 BOOLEAN = SettingKind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
 KV_BITS = SettingKind(
     lambda text: {"off": None, "4": 4, "8": 8}[text.lower()],
@@ -162,6 +168,11 @@ SECONDS = number(Range(0.01, 86400))
 KEYS = SettingKind(
     _list_of(re.compile(r"[!-+\--~]([ -+\--~]*[!-+\--~])?")),
     "one or more keys of the characters from ! to ~, with commas between",
+    is_secret=True,
+)
+SECRET = SettingKind(
+    _secret,
+    "one word of 24 or more of the characters from ! to ~, such as `openssl rand -hex 24` writes",
     is_secret=True,
 )
 MODELS = SettingKind(

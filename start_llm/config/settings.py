@@ -24,6 +24,7 @@ from start_llm.config.kinds import (
     ORIGINS,
     PORT,
     SECONDS,
+    SECRET,
     SIZE,
     TEXT,
     SettingKind,
@@ -247,6 +248,11 @@ class Settings:
     )
     proxy_keys: tuple[str, ...] = _variable(
         "PROXY_API_KEY", KEYS, (), "The same for clients of the proxy. Unset: MLX_API_KEY.", _PROXY, shown="",
+    )  # fmt: skip
+    backend_secret: str | None = _variable(
+        "BACKEND_SECRET", SECRET, None,
+        "With it the proxy signs for the server whose request it passes on. Unset: new at each start, as it "
+        "should be.", _PROXY,
     )  # fmt: skip
     max_kv_size: int = _variable(
         "MAX_KV_SIZE", integer(1, 2**31 - 1), 196_608,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-CLIENT_HEADER = "x-start-llm-client"
-"""The proxy puts the client's own User-Agent into it, since LiteLLM sends one of its own."""
 _LONGEST = 12
 _PRODUCT = re.compile(r"[\w.+-]+", re.ASCII)
 _KNOWN: Mapping[str, str] = {"Mozilla": "browser"}
@@ -18,5 +16,5 @@ def client_name(headers: Mapping[str, str]) -> str:
     Args:
         headers: with names in lower case.
     """
-    product = _PRODUCT.match(headers.get(CLIENT_HEADER) or headers.get("user-agent", ""))
+    product = _PRODUCT.match(headers.get("user-agent", ""))
     return _KNOWN.get(product[0], product[0][:_LONGEST]) if product else ""

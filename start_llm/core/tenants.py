@@ -1,4 +1,4 @@
-"""Name tenants by their API keys. Used by the server and by the guard in the proxy's process."""
+"""Name tenants by their API keys. Used by the server and by the proxy's process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Mapping
 
 TENANT_HEADER = "x-start-llm-tenant"
-WARM_UP_HEADER = "x-start-llm-warm-up"
-"""Has the proxy's key in the request with which the server finds out whether the proxy answers."""
 _SIZE = 16
 
 

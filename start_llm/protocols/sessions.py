@@ -29,6 +29,9 @@ HEADERS = (
     "x-session-affinity",
     "x-client-request-id",
 )
+_CLASS_OF_CLAUDE_CODE = "x-claude-code-request-class"
+READ_HEADERS = frozenset((*CONVERSATION_HEADERS, *HEADERS, _OF_ITS_AGENT, _CLASS_OF_CLAUDE_CODE))
+"""Every header that is looked at here."""
 _BACKGROUND_CLASSES = ("subagent", "auxiliary")
 _LONGEST = 200
 _OF_JSON, _OF_DIGEST = "[", "#"
@@ -64,7 +67,7 @@ def lineage(body: Fields) -> Lineage:
 
 def background(headers: Mapping[str, str]) -> bool:
     """Return True for a background request. Claude Code can send the class of each request. Never raises."""
-    return headers.get("x-claude-code-request-class", "").strip().lower() in _BACKGROUND_CLASSES
+    return headers.get(_CLASS_OF_CLAUDE_CODE, "").strip().lower() in _BACKGROUND_CLASSES
 
 
 def _under(keys: Sequence[str], body: Fields) -> list[Json]:

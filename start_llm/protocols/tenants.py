@@ -1,7 +1,7 @@
-"""Determines the tenant of a request from its key.
+"""Determines whose a request is.
 
-All requests without a key share one tenant. The proxy sends its own key and names the tenant of each request
-that it forwards; no other client can name a tenant.
+The tenant is a digest of the API key. All requests without a key share one. The proxy sends its own key, and
+signs the tenant and the program of each request that it forwards; nobody else is believed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.core.tenants import TENANT_HEADER, WARM_UP_HEADER, key_of, tenant_of_key
+from start_llm.core.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
+from start_llm.core.client_name import client_name
+from start_llm.core.tenants import key_of, tenant_of_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,32 +20,38 @@ class Tenants:
     """Separates tenants.
 
     Args:
-        proxy_key: key of the proxy, which may name tenants; empty without a proxy.
+        secret: shared with the proxy; None without a proxy.
         apart: if False, all requests belong to one tenant.
     """
 
-    proxy_key: str = ""
+    secret: BackendSecret | None = None
     apart: bool = True
 
-    def of(self, headers: Mapping[str, str]) -> bytes:
-        """Return the tenant of a request.
+    def caller(self, headers: Mapping[str, str], method: str, path: str) -> Caller:
+        """Return who sent a request. What the proxy has not signed is the sender's own: its key and program.
 
         Args:
             headers: with lower-case names.
+            path: of the request; a query behind it does not matter.
         """
-        if not self.apart:
-            return b""
-        if self.is_proxy(headers):
-            return headers.get(TENANT_HEADER, "").encode()
-        return tenant_of_key(key_of(headers)).encode()
+        signed = None
+        if self.secret and self.is_proxy(headers):
+            signed = self.secret.caller(headers, method, path.partition("?")[0])
+        return signed or Caller(tenant_of_key(key_of(headers)), client_name(headers))
+
+    def of(self, headers: Mapping[str, str], method: str, path: str) -> bytes:
+        """Return the tenant of a request, as `caller` tells it."""
+        return self.caller(headers, method, path).tenant.encode() if self.apart else b""
 
     def is_proxy(self, headers: Mapping[str, str]) -> bool:
-        """Return True if the proxy forwarded this request.
+        """Return True if the request has the proxy's key.
 
         Args:
             headers: with lower-case names.
         """
-        return self._is_proxy_key(key_of(headers))
+        return self.secret is not None and _equal(
+            tenant_of_key(key_of(headers)), tenant_of_key(self.secret.api_key)
+        )
 
     def is_warm_up(self, headers: Mapping[str, str]) -> bool:
         """Return True if this server sent the request itself, to find out whether the proxy answers.
@@ -51,8 +59,8 @@ class Tenants:
         Args:
             headers: with lower-case names.
         """
-        return self._is_proxy_key(headers.get(WARM_UP_HEADER, ""))
+        return self.secret is not None and _equal(headers.get(WARM_UP_HEADER, ""), self.secret.warm_up)
 
-    def _is_proxy_key(self, key: str) -> bool:
-        sent, own = tenant_of_key(key), tenant_of_key(self.proxy_key)
-        return bool(self.proxy_key) and hmac.compare_digest(sent, own)
+
+def _equal(given: str, own: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), own.encode())

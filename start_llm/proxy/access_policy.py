@@ -1,8 +1,9 @@
-"""Check every request before LiteLLM sees it: caller, route, body type and body size.
+"""Check every request before LiteLLM sees it: caller, route, headers, body type and body size.
 
 LiteLLM has about a thousand routes. A tenth of them need no authentication (logins, `/health/drain`, MCP,
 whole pages). Some of the others reveal the configuration, or send completions of their own (`/health`). So a
-table lists the routes that clients need, and every other path returns 404.
+table lists the routes that clients need, and every other path returns 404. LiteLLM also acts on headers, and
+passes on most that begin with `x-`. So it gets only those that the server reads.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.core.access_policy import AccessPolicy, body_length, demand_json
-from start_llm.core.client_name import CLIENT_HEADER
+from start_llm.core.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
+from start_llm.core.client_name import client_name
 from start_llm.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
     RequestError,
 )
-from start_llm.core.tenants import TENANT_HEADER, key_of, tenant_of_key
-from start_llm.proxy.error_text import Application, Receive, Send, error_body
-from start_llm.proxy.refusals import ProxyRefusal
+from start_llm.core.tenants import key_of, tenant_of_key
+from start_llm.protocols.sessions import READ_HEADERS
+from start_llm.proxy.control_fields import is_litellms_own
+from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.proxy.own_bodies import served_path
+from start_llm.proxy.refusing import encoded, refuse, respond
 
 _MESSAGES = "/v1/messages"
 _NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
@@ -38,19 +43,25 @@ _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"/health|/stats|/metrics|/health/live(li)?ness", "GET HEAD"),
     )
 )
+_PASSED = frozenset({"host", "accept", "content-type", "content-length", *READ_HEADERS})
+"""Headers that are passed on. Besides these, the proxy adds its own."""
 _OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
 
 class ProxyAccessPolicy:
-    """ASGI middleware that refuses a request, or passes it on with its caller's tenant and program.
+    """ASGI middleware that refuses a request, or passes it on with its caller's tenant and program, signed.
 
     Args:
+        secret: shared with the server.
         max_body_bytes: the longest request body that is accepted.
     """
 
-    def __init__(self, inside: Application, access_policy: AccessPolicy, max_body_bytes: int) -> None:
+    def __init__(
+        self, inside: Application, access_policy: AccessPolicy, secret: BackendSecret, max_body_bytes: int
+    ) -> None:
         self._inside = inside
         self._access_policy = access_policy
+        self._secret = secret
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -73,16 +84,16 @@ class ProxyAccessPolicy:
         try:
             if self._access_policy.origins.is_preflight(scope["method"], said):
                 self._access_policy.admit(headers, scope["server"][0], asks_key=False)
-                await _send(send, 204, self._access_policy.origins.preflight(said), b"")
+                await respond(send, 204, self._access_policy.origins.preflight(said), b"")
                 return
             self._admit(scope, path, headers)
-            if scope["method"] == "POST":
-                receive = await _as_object(receive)
         except RequestError as error:
-            _tell_refusal(scope["method"], path, error)
-            await _refuse(send, path, error)
+            await refuse(scope, send, error)
             return
-        await self._inside(scope | {"headers": _with_caller(headers)}, receive, send)
+        inner = scope | {"headers": self._passed_on(headers, scope["method"], served_path(path))}
+        if scope["method"] == "POST":
+            inner["query_string"] = b""  # LiteLLM looks at it, and the server does not
+        await self._inside(inner, receive, send)
 
     def _admit(self, scope: Any, path: str, headers: Sequence[tuple[str, str]]) -> None:
         self._access_policy.admit(headers, scope["server"][0], asks_key=not _OPEN.fullmatch(path))
@@ -90,26 +101,19 @@ class ProxyAccessPolicy:
         said = dict(headers)
         if scope["method"] == "POST":
             demand_json(said.get("content-type"))
-        body_length(said, self._max_body_bytes)  # here, as LiteLLM reads all of the body into memory first
+        _refuse_control_headers(said)
+        body_length(said, self._max_body_bytes)  # here, as all of the body is read into memory first
 
-
-async def _as_object(receive: Receive) -> Receive:
-    """Return a `receive` for the same body, if the body begins like a JSON object.
-
-    LiteLLM crashes on any other JSON value.
-
-    Raises:
-        InvalidRequest: the body does not begin with `{`.
-    """
-    first = await receive()
-    if not first.get("body", b"{").lstrip().startswith(b"{"):
-        raise InvalidRequest("The body must be a JSON object.")
-    waiting = [first]
-
-    async def again() -> Any:
-        return waiting.pop() if waiting else await receive()
-
-    return again
+    def _passed_on(
+        self, headers: Sequence[tuple[str, str]], method: str, path: str
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers that LiteLLM gets: those that the server reads, and the caller, signed."""
+        said = dict(headers)
+        caller = Caller(tenant_of_key(key_of(said)), client_name(said))
+        kept = {name: value for name, value in headers if name in _PASSED}
+        if said.get(WARM_UP_HEADER) == self._secret.warm_up:
+            kept[WARM_UP_HEADER] = self._secret.warm_up
+        return encoded((kept | self._secret.signed(caller, method, path)).items())
 
 
 def _find(method: str, path: str) -> None:
@@ -122,30 +126,12 @@ def _find(method: str, path: str) -> None:
         )
 
 
-def _with_caller(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Put tenant and program of the caller into headers that LiteLLM passes on."""
-    said = dict(headers)
-    ours = {TENANT_HEADER: tenant_of_key(key_of(said)), CLIENT_HEADER: said.get("user-agent", "")}
-    kept = [(name, value) for name, value in headers if name not in ours]
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, *ours.items())]
-
-
-def _tell_refusal(method: str, path: str, error: RequestError) -> None:
-    refusal = ProxyRefusal(method=method, path=path, status=error.status, reason=error.message)
-    print(refusal.as_line(), flush=True)
-
-
-async def _refuse(send: Send, path: str, error: RequestError) -> None:
-    body = error_body(path, error.status, error.message)
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
-    # The body was not read. Without a close its bytes could be parsed as the next request.
-    headers["Connection"] = "close"
-    await _send(send, error.status, headers, body)
-
-
-async def _send(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": _encoded(headers)})
-    await send({"type": "http.response.body", "body": body})
+def _refuse_control_headers(said: Mapping[str, str]) -> None:
+    for name in said:
+        if is_litellms_own(name):
+            raise InvalidRequest(
+                f"The header {name[:100]} steers LiteLLM, and cannot be sent to this proxy.", param=name
+            )
 
 
 def _telling(send: Send, headers: Mapping[str, str]) -> Send:
@@ -153,11 +139,7 @@ def _telling(send: Send, headers: Mapping[str, str]) -> Send:
 
     async def send_with_headers(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message = message | {"headers": [*message.get("headers", ()), *_encoded(headers)]}
+            message = message | {"headers": [*message.get("headers", ()), *encoded(headers.items())]}
         await send(message)
 
     return send_with_headers if headers else send
-
-
-def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]

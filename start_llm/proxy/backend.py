@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
 
+from start_llm.core.backend_secret import BackendSecret, Caller
+from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.error_text import ErrorResponse
 
 SERVER = os.environ["START_LLM_BACKEND"]
-_BACKEND_KEY = os.environ["START_LLM_BACKEND_KEY"]
 _PATIENCE_S = 60
 _QUESTIONS: Mapping[str, str] = {
     "/chat/completions": "/v1/cache/explain",
@@ -22,13 +24,20 @@ _QUESTIONS: Mapping[str, str] = {
 }
 """For each path that generates, a path of the server that parses the same body and computes nothing."""
 
+_PASSED_ON = frozenset({"content-type", *READ_HEADERS})
+
 type Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Backend:
-    """An HTTP client for the server. Any task of one event loop may use it."""
+    """An HTTP client for the server. Any task of one event loop may use it.
 
-    def __init__(self) -> None:
+    Args:
+        secret: shared with the server.
+    """
+
+    def __init__(self, secret: BackendSecret) -> None:
+        self._secret = secret
         self._client = httpx.AsyncClient(
             base_url=SERVER,
             timeout=httpx.Timeout(_PATIENCE_S, read=None),
@@ -41,16 +50,28 @@ class Backend:
         """Send a request and return the response. The caller reads the body and closes the response.
 
         Args:
-            headers: the client's headers. Only those that LiteLLM would pass on are sent.
+            headers: of the request in the proxy. Its caller is signed again, for this path.
 
         Raises:
             httpx.TransportError: the server does not answer.
         """
         named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        sent = {name: value for name, value in named if _is_passed_on(name)}
-        sent |= {"Authorization": f"Bearer {_BACKEND_KEY}", "Accept-Encoding": "identity"}
+        sent = {name: value for name, value in named if name in _PASSED_ON}
+        sent |= {"Authorization": f"Bearer {self._secret.api_key}", "Accept-Encoding": "identity"}
         request = self._client.build_request(method, url, content=body, headers=sent)
+        path = request.url.raw_path.partition(b"?")[0].decode("ascii")
+        request.headers.update(self._secret.signed(Caller.named_in(dict(named)), method, path))
         return await self._client.send(request, stream=True)
+
+    async def default_model(self) -> str | None:
+        """Return the model that the server lists first, which answers by default; None if it lists none."""
+        try:
+            answer = await self.ask("GET", httpx.URL("/v1/models"), (), b"")
+            told = await answer.aread()
+            await answer.aclose()
+            return str(json.loads(told)["data"][0]["id"])
+        except (httpx.TransportError, ValueError, LookupError, TypeError):
+            return None
 
     async def refusal(self, scope: Any, body: bytes) -> ErrorResponse | None:
         """Return the server's error for a request that LiteLLM refused.
@@ -67,7 +88,3 @@ class Backend:
             return None
         await answer.aclose()
         return ErrorResponse(answer.status_code, told) if 400 <= answer.status_code < 500 else None
-
-
-def _is_passed_on(header: str) -> bool:
-    return header == "content-type" or (header.startswith("x-") and header != "x-api-key")

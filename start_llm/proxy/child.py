@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from start_llm.core.access_policy import AccessPolicy
+from start_llm.core.backend_secret import BackendSecret
 from start_llm.core.cross_origin import AllowedOrigins
+from start_llm.protocols.notices import Notices
 from start_llm.proxy.access_policy import ProxyAccessPolicy
+from start_llm.proxy.control_fields import litellm_names
 from start_llm.proxy.error_text import Application
+from start_llm.proxy.refusals import tell_server
 
 _GRACE_S = 3
 LAST_MOMENT_S = 6.0
@@ -30,23 +34,13 @@ def main(config_path: str, port: int) -> None:
     threading.Thread(target=_end_with_parent, args=(servers, is_orphan), daemon=True).start()
     os.environ["CONFIG_FILE_PATH"] = config_path
 
-    import uvicorn  # noqa: PLC0415 - both imports take seconds, and the parent must be watched before
-    from litellm.proxy.proxy_server import app  # noqa: PLC0415
+    import uvicorn  # noqa: PLC0415 - LiteLLM takes seconds, and the parent must be watched before
 
-    from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
-    from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
-    from start_llm.proxy.default_model import DefaultModel  # noqa: PLC0415
-    from start_llm.proxy.direct import Direct  # noqa: PLC0415
-    from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
-    from start_llm.proxy.refusals_log import shorten_refusals  # noqa: PLC0415
-    from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
-    from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
+    from start_llm.proxy.half_open import KeptHalfOpen  # noqa: PLC0415
 
-    backend = Backend()
-    shorten_refusals()
-    litellm = DefaultModel(CutStreams(ErrorRewriter(RetryAfter(app), backend)), backend)
     config = uvicorn.Config(
-        _with_access_policy(ToStatusPage(Direct(litellm, backend), SERVER)),
+        _application(),
+        http=KeptHalfOpen,
         host="127.0.0.1",
         port=port,
         log_level="warning",
@@ -59,11 +53,38 @@ def main(config_path: str, port: int) -> None:
         _vanish()
 
 
-def _with_access_policy(inside: Application) -> ProxyAccessPolicy:
+def _application() -> ProxyAccessPolicy:
+    """Return LiteLLM with everything around it, from the outside in."""
+    from litellm.proxy.proxy_server import app  # noqa: PLC0415
+
+    from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
+    from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
+    from start_llm.proxy.direct import Direct  # noqa: PLC0415
+    from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
+    from start_llm.proxy.own_bodies import OwnBodies  # noqa: PLC0415
+    from start_llm.proxy.refusals_log import shorten_refusals  # noqa: PLC0415
+    from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
+    from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
+
+    # LiteLLM can look up any variable of its environment.
+    secret = BackendSecret(os.environ.pop("START_LLM_BACKEND_SECRET"))
+    backend = Backend(secret)
+    shorten_refusals()
+    litellm = CutStreams(ErrorRewriter(RetryAfter(app), backend))
+    bodies = OwnBodies(
+        ToStatusPage(Direct(litellm, backend), SERVER),
+        control=litellm_names(),
+        default_name=backend.default_model,
+        tell=Notices(tell_server).tell,
+    )
+    return _with_access_policy(bodies, secret)
+
+
+def _with_access_policy(inside: Application, secret: BackendSecret) -> ProxyAccessPolicy:
     keys, hosts, origins = (_listed(f"START_LLM_PROXY_{name}") for name in ("KEYS", "HOSTS", "ORIGINS"))
     names = frozenset(name.lower() for name in hosts)
     access_policy = AccessPolicy(keys, names, AllowedOrigins(origins))
-    return ProxyAccessPolicy(inside, access_policy, int(os.environ["START_LLM_PROXY_MOST_BYTES"]))
+    return ProxyAccessPolicy(inside, access_policy, secret, int(os.environ["START_LLM_PROXY_MOST_BYTES"]))
 
 
 def _listed(name: str) -> tuple[str, ...]:

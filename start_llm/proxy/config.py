@@ -10,10 +10,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from start_llm.core.backend_secret import BackendSecret
 from start_llm.core.chat import Json
 
 _GUARD = "start_llm.proxy.guard.user_api_key_auth"
-_BACKEND, _BACKEND_KEY = "START_LLM_BACKEND", "START_LLM_BACKEND_KEY"
+_BACKEND, _BACKEND_KEY, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("", "_KEY", "_SECRET"))
 _REQUEST_TIMEOUT_S = 3600
 _PING_S = 10
 
@@ -55,7 +56,7 @@ class ProxyConfig:
         sees: the model sees images.
         window: its context window (prompt and reply together), in tokens.
         keys: a client must send one of these; if empty, no key is required.
-        backend_key: the key that the proxy sends to the server.
+        secret: shared with the server.
         python: the interpreter that has LiteLLM installed.
         hosts: host names that clients may use, besides loopback.
         origins: of web pages that may use the proxy.
@@ -68,7 +69,7 @@ class ProxyConfig:
     sees: bool
     window: int
     keys: tuple[str, ...]
-    backend_key: str
+    secret: BackendSecret
     python: str
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
@@ -146,7 +147,8 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_ORIGINS": ",".join(config.origins),
         "START_LLM_PROXY_MOST_BYTES": str(config.max_body_bytes),
         _BACKEND: config.backend,
-        _BACKEND_KEY: config.backend_key,
+        _BACKEND_KEY: config.secret.api_key,
+        _SECRET: config.secret.text,
         "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "PYTHONUNBUFFERED": "1",

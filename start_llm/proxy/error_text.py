@@ -34,12 +34,14 @@ class ErrorResponse:
     body: bytes
 
 
-def error_body(path: str, status: int, message: str) -> bytes:
+def error_body(
+    path: str, status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> bytes:
     """Return an error body in the form of the protocol that the path belongs to."""
     error: dict[str, Any] = {"type": anthropic_type(status), "message": message}
     if _is_anthropics(path):
         return json.dumps({"type": "error", "error": error}).encode()
-    return json.dumps({"error": {**error, "param": None, "code": None}}).encode()
+    return json.dumps({"error": {**error, "param": param, "code": code}}).encode()
 
 
 def _is_anthropics(path: str) -> bool:

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
-import logging.handlers
 import os
+import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from http import HTTPStatus
-from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, cast
 
+from start_llm.core.backend_secret import WARM_UP_HEADER
 from start_llm.core.errors import PortError
-from start_llm.core.private_files import Lock, private_folder, private_opener
-from start_llm.core.tenants import WARM_UP_HEADER
+from start_llm.core.private_files import Lock
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
-from start_llm.proxy.refusals import ProxyRefusal, refusal_in
+from start_llm.proxy.probe import Probe
+from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal, nobody
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_LOG_BYTES = 2 * 2**20
-_LOG_FILES = 3
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _STEADY_S = 60.0
 _STOP_S = 4.0
-
-type Say = Callable[[str], None]
-type TellRefusal = Callable[[ProxyRefusal], None]
+_PROBE_S = 10.0
+_LAST_LINES_S = 2.0
 
 
 def claim_port(port: int, logs: Path, say: Say) -> Lock:
@@ -83,10 +76,6 @@ def _record(logs: Path, port: int) -> ProcessRecord:
     return ProcessRecord(logs / f"proxy-{port}.json")
 
 
-def _nobody(refusal: ProxyRefusal) -> None:
-    del refusal
-
-
 class Proxy:
     """The proxy's process, and the thread that watches and restarts it.
 
@@ -96,6 +85,8 @@ class Proxy:
         logs: the folder of `proxy.log` and of the process record. The proxy runs without them if it cannot be
             written.
         tell_refusal: told of each request that the proxy refuses itself.
+        probe_s: seconds between two requests that look whether it still answers. One that leaves two of them
+            unanswered, each for as long, is ended and started again.
     """
 
     def __init__(
@@ -105,11 +96,13 @@ class Proxy:
         say: Say,
         patience_s: float,
         logs: Path,
-        tell_refusal: TellRefusal = _nobody,
+        tell_refusal: TellRefusal = nobody,
+        probe_s: float = _PROBE_S,
     ) -> None:
         self._config = config
         self._say = say
         self._patience_s = patience_s
+        self._probe_s = probe_s
         self._log = ProxyLog(logs / "proxy.log", say, tell_refusal)
         self._record = _record(logs, config.port)
         self._folder = tempfile.TemporaryDirectory(prefix="start_llm-proxy-")
@@ -151,35 +144,52 @@ class Proxy:
         attempt = 0
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._run_once()
+            ending = self._run_once()
             if self._stopping.is_set():
                 return
             attempt = 0 if time.monotonic() - began > _STEADY_S else attempt
             pause = _BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)]
-            self._say(f"The proxy ended: {self._log.last_words()} Starting it again in {pause:g} s.")
+            self._say(f"The proxy {ending} Starting it again in {pause:g} s.")
             self._stopping.wait(pause)
             attempt += 1
 
-    def _run_once(self) -> None:
-        """Start the proxy once, and wait until it ends or `stop` is called."""
+    def _run_once(self) -> str:
+        """Start the proxy once, and wait until it ends or hangs, or `stop` is called.
+
+        Returns:
+            How it ended, and its last words.
+        """
+        output = ProcessOutput(self._log)
         try:
             child = self._spawn()
         except OSError as error:
             # PROXY_PYTHON is not a program, or the system is out of resources. The server runs on without it.
-            self._log.note(f"{self._config.python} cannot be started: {error.strerror}.")
-            return
+            output.note(f"{self._config.python} cannot be started: {error.strerror}.")
+            return f"ended: {output.last_words()}"
+        drain = threading.Thread(target=output.drain, args=(child.stdout,), daemon=True)
         try:
-            drain = threading.Thread(target=self._log.drain, args=(child.stdout,), daemon=True)
             drain.start()
-            self._remember(child)
-            self._wait_for_answer(child)
-            while child.poll() is None and not self._stopping.wait(0.2):
-                pass
+            self._remember(child, output)
+            self._wait_for_answer(child, output)
+            self._wait_for_end(child)
         finally:
             self._ready.clear()
             self._child = None
             end_child(child)
             self._record.forget()
+        drain.join(_LAST_LINES_S)
+        return f"{_ending(child.returncode)}: {output.last_words()}"
+
+    def _wait_for_end(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait until the child ends or hangs, or `stop` is called."""
+        probe = Probe(self._config.port, self._probe_s)
+        with ExitStack() as stack:
+            if self._ready.is_set():
+                stack.enter_context(probe.watching())
+            while child.poll() is None and not self._stopping.wait(0.2):
+                if probe.hangs:
+                    self._say("The proxy runs, but does not answer any more. It is ended.")
+                    return
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         path = Path(self._folder.name) / "config.yaml"
@@ -197,16 +207,16 @@ class Proxy:
         self._child = child
         return child
 
-    def _remember(self, child: subprocess.Popen[bytes]) -> None:
+    def _remember(self, child: subprocess.Popen[bytes], output: ProcessOutput) -> None:
         """Record the process, so that a later start recognises a proxy that was left behind."""
         process = Process.of(child.pid)
         try:
             if process is not None:
                 self._record.write(process)
         except OSError as error:
-            self._log.note(f"Which process the proxy is cannot be written down: {error.strerror}.")
+            output.note(f"Which process the proxy is cannot be written down: {error.strerror}.")
 
-    def _wait_for_answer(self, child: subprocess.Popen[bytes]) -> None:
+    def _wait_for_answer(self, child: subprocess.Popen[bytes], output: ProcessOutput) -> None:
         """Wait until a request passes through both servers, the child ends, or `stop` is called."""
         port, began, told = self._config.port, time.monotonic(), False
         self._say(f"Waiting for the proxy on port {port} (LiteLLM needs 5 to 30 s to start) ...")
@@ -218,7 +228,14 @@ class Proxy:
                 return
             if waited > self._patience_s and not told:
                 told = True
-                self._say(f"The proxy does not answer after {waited:.0f} s: {self._log.last_words()}")
+                self._say(f"The proxy does not answer after {waited:.0f} s: {output.last_words()}")
+
+
+def _ending(status: int | None) -> str:
+    """Say how a process ended, of its exit status."""
+    if status is not None and status < 0:
+        return f"was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"ended with status {status}" if status else "ended"
 
 
 def answers_end_to_end(config: ProxyConfig) -> bool:
@@ -231,7 +248,7 @@ def answers_end_to_end(config: ProxyConfig) -> bool:
     headers = {
         "Content-Type": "application/json",
         "Authorization": f"Bearer {next(iter(config.keys), 'local')}",
-        WARM_UP_HEADER: config.backend_key,
+        WARM_UP_HEADER: config.secret.warm_up,
     }
     connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
     try:
@@ -255,54 +272,3 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-
-
-class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """Log files that only their owner can read, because they may contain parts of prompts."""
-
-    def _open(self) -> TextIOWrapper:
-        return cast(
-            "TextIOWrapper",
-            open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener),
-        )
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging calls it so
-        """Drop a line that cannot be written, say because the disk is full."""
-
-
-class ProxyLog:
-    """Writes the proxy's output into rotating files. If nobody read the pipe, the proxy would block."""
-
-    def __init__(self, path: Path, say: Say, tell_refusal: TellRefusal = _nobody) -> None:
-        self._path = path
-        self._tell_refusal = tell_refusal
-        self._handler: _PrivateFile | None = None
-        self._last: deque[str] = deque(maxlen=20)
-        try:
-            private_folder(path.parent)
-            self._handler = _PrivateFile(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
-        except OSError as error:
-            say(f"{path} cannot be written ({error.strerror}); what the proxy prints is not kept.")
-
-    def drain(self, pipe: IO[bytes]) -> None:
-        """Log every line until the pipe closes. Runs on a thread of its own."""
-        for line in pipe:
-            text = line.decode("utf-8", errors="replace").rstrip()
-            self.note(text)
-            if refusal := refusal_in(text):
-                self._tell_refusal(refusal)
-
-    def note(self, text: str) -> None:
-        self._last.append(text)
-        if self._handler:
-            self._handler.emit(logging.makeLogRecord({"msg": text}))
-
-    def last_words(self) -> str:
-        """Return the last non-empty line, and the path of the log if there is one."""
-        said = next((line for line in reversed(self._last) if line.strip()), "it printed nothing")
-        return f"{said[:200]} (see {self._path})." if self._handler else f"{said[:200]}."
-
-    def close(self) -> None:
-        if self._handler:
-            with suppress(OSError):
-                self._handler.close()

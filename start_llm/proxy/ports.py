@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,23 @@ def is_free(port: int) -> bool:
     return True
 
 
+def is_connected(port: int, to: int) -> bool:
+    """Return True if another process has an end of a connection between these two ports of this machine.
+
+    Args:
+        port: of that end.
+        to: of the other end.
+    """
+    if Path("/proc/net/tcp").exists():
+        return any(_ends(columns, port, to) for columns in _sockets())
+    return bool({*_output("lsof", "-nP", f"-iTCP:{port}", "-t").split()} - {str(os.getpid())})
+
+
+def _ends(columns: list[str], port: int, to: int) -> bool:
+    """Return True for the row of a socket with these ports that a process has. Inode 0: no process has it."""
+    return [_port(columns[1]), _port(columns[2])] == [port, to] and columns[9] != "0"
+
+
 def owner(port: int) -> Process | None:
     """Return the process that listens on a port; None if there is none or the system does not show it."""
     pid = _owner_from_proc(port) if Path("/proc/net/tcp").exists() else _owner_from_lsof(port)
@@ -107,14 +125,18 @@ def _owner_from_proc(port: int) -> int | None:
 
 
 def _listening_inodes(port: int) -> list[str]:
-    inodes: list[str] = []
+    return [row[9] for row in _sockets() if row[3] == _LISTENING and _port(row[1]) == port]
+
+
+def _sockets() -> Iterator[list[str]]:
+    """Yield the columns of the kernel's tables: 1 and 2 have the addresses, 3 the state, 9 the inode."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                columns = line.split()
-                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
-                    inodes.append(columns[9])
-    return inodes
+            yield from (line.split() for line in Path(table).read_text().splitlines()[1:])
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _owner_from_lsof(port: int) -> int | None:

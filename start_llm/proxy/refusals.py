@@ -1,4 +1,4 @@
-"""Tell the server, by a line of the proxy's output, that the proxy has refused a request itself."""
+"""Tell the server, by lines of the proxy's output, what the proxy has refused or left out itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 _MARK = "start_llm refused "
+_NOTICE = "start_llm notice "
 _LONGEST = 300
 
 
@@ -22,6 +23,22 @@ class ProxyRefusal:
         """Return it as one line of ASCII, whatever the client has sent."""
         clipped = asdict(self) | {"path": self.path[:_LONGEST], "reason": self.reason[:_LONGEST]}
         return _MARK + json.dumps(clipped)
+
+
+def tell_server(notice: str) -> None:
+    """Print a notice as one line of ASCII."""
+    print(_NOTICE + json.dumps(notice[:_LONGEST]), flush=True)
+
+
+def notice_in(line: str) -> str | None:
+    """Return the notice in a line of the proxy's output; None if it is another line."""
+    if not line.startswith(_NOTICE):
+        return None
+    try:
+        told = json.loads(line.removeprefix(_NOTICE))
+    except ValueError:
+        return None
+    return "".join(filter(str.isprintable, told)) if isinstance(told, str) else None
 
 
 def refusal_in(line: str) -> ProxyRefusal | None:

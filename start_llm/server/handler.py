@@ -19,7 +19,6 @@ from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json
 from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
-from start_llm.core.client_name import client_name
 from start_llm.core.client_presence import LOOK_S, check_client, client_watched, held_in_turn
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
@@ -204,10 +203,12 @@ class Handler(BaseHTTPRequestHandler):
     def _lower_headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.headers.items()}
 
+    def _tenant(self) -> bytes:
+        return self.server.context.tenants.of(self._lower_headers(), self.command, self.path)
+
     def _request_context(self, model: ServedModel) -> RequestContext:
         context = self.server.context
-        tenant = context.tenants.of(self._lower_headers())
-        return RequestContext(model.facts, tenant, context.seal, context.responses, context.notices)
+        return RequestContext(model.facts, self._tenant(), context.seal, context.responses, context.notices)
 
     @contextmanager
     def _call(
@@ -272,8 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             yield self._parsed(self._read_body()) if route.has_body else Fields(dict(parse_qsl(route.query)))
 
     def _page(self, route: FieldsRoute, asked: Fields) -> tuple[int, Mapping[str, Json]]:
-        context = self.server.context
-        tenant = context.tenants.of(self._lower_headers())
+        context, tenant = self.server.context, self._tenant()
         match route:
             case LibraryRoute(answer):
                 return answer(context.library, LibraryRequest(tenant, asked))
@@ -291,7 +291,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.server.context.tenants.is_warm_up(headers):
                 self._send_json(200, call.reply.whole([], _NOTHING))
                 return
-            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, client_name(headers))
+            program = self.server.context.tenants.caller(headers, self.command, self.path).program
+            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program)
             self._respond(model.service, call, request, origin)
 
     def _respond(
@@ -398,7 +399,7 @@ class Handler(BaseHTTPRequestHandler):
         """Return whose request it is; None if it was not let in, so that it is nobody's."""
         if isinstance(error, Unauthorized | Forbidden):
             return None
-        return self.server.context.tenants.of(self._lower_headers())
+        return self._tenant()
 
     def _send_error_body(self, error: RequestError) -> None:
         if self._stream_begun:

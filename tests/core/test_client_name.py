@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.core.client_name import CLIENT_HEADER, client_name
+from start_llm.core.client_name import client_name
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,11 @@ def test_the_first_word_of_the_user_agent_names_the_program(agent: str, name: st
     assert client_name({"user-agent": agent}) == name
 
 
-def test_behind_the_proxy_it_is_the_program_that_asked_the_proxy():
-    assert client_name({"user-agent": "AsyncOpenAI/Python", CLIENT_HEADER: "pi/0.9"}) == "pi"
-    assert client_name({"user-agent": "httpx/0.28", CLIENT_HEADER: ""}) == "httpx"
+def test_a_request_without_one_has_no_name():
     assert client_name({}) == ""
+
+
+def test_a_name_is_its_own_name():
+    """The proxy names the program to the server."""
+    for name in ("claude-cli", "browser", ""):
+        assert client_name({"user-agent": name}) == name

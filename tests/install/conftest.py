@@ -59,7 +59,10 @@ class Sandbox:
         (self.root / "requirements.txt").write_text(
             "# why\nalpha[x]==1; sys_platform != 'x'  # more\n\nmlx-vlm==0.7\n"
         )
-        (self.root / "constraints.txt").write_text("gamma==3\n")
+        sections = {"server": "alpha==1", "cpu": "mlx-cpu==1", "cuda12": "mlx-12==1", "cuda13": "mlx-13==1"}
+        sections |= {"dev": "beta==2", "uv": "uv==0.13.9"}
+        hashed = (f"# [{name}]\n{package} \\\n    --hash=sha256:00\n" for name, package in sections.items())
+        (self.root / "hashes.txt").write_text("".join(hashed))
         for source in ("__init__.py", "config/flags.py"):
             place = self.root / "start_llm" / source
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,13 @@ class Sandbox:
             self.bin / "uv",
             f'{body} echo "uv $*" >> "{self.root}/calls"; echo "cert: $SSL_CERT_FILE"; exit {status} ;; esac',
         )
+
+    @property
+    def packages(self) -> list[str]:
+        """What was to be installed, without the hashes."""
+        text = (self.venv / ".packages.txt").read_text()
+        assert text.count("--hash=") == text.count("==")
+        return [line.split()[0] for line in text.splitlines() if "==" in line]
 
     @property
     def log(self) -> str:

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import re
 import shutil
@@ -5,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,13 @@ import install_and_run
 from start_llm import __version__
 from start_llm.cli import _parser
 
-PIP = "-m pip install --disable-pip-version-check --no-input --constraint constraints.txt"
-FIRST_INSTALLATION = [
-    f"{PIP} uv",
-    f"{PIP} alpha[x]==1; sys_platform != 'x'",
-    f"{PIP} --no-deps mlx-vlm==0.7",
-]
-"""By pip, because the uv that it was to bring is not there."""
+HASHED = "--require-hashes --no-deps --requirement {venv}"
+PIP = f"-m pip install --disable-pip-version-check --no-input {HASHED}"
+
+
+def first_installation(sandbox) -> list[str]:
+    """By pip, because the uv that it was to bring is not there."""
+    return [f"{PIP}/.uv.txt".format(venv=sandbox.venv), f"{PIP}/.packages.txt".format(venv=sandbox.venv)]
 
 
 def wait_for(path: Path) -> None:
@@ -108,13 +110,14 @@ def test_a_file_in_the_place_of_the_environment_is_refused(sandbox):
 # --- installing --------------------------------------------------------------
 
 
-def test_the_first_start_installs_and_puts_mlx_vlm_in_without_its_dependencies(sandbox):
+def test_the_first_start_installs_what_has_its_hash_and_nothing_else(sandbox):
     sandbox.add_python(sandbox.bin / "python3.12")
     done = sandbox.run("--setup-only")
     assert done.returncode == 0
-    assert sandbox.calls() == [f"-m venv {sandbox.venv}", *FIRST_INSTALLATION]
+    assert sandbox.calls() == [f"-m venv {sandbox.venv}", *first_installation(sandbox)]
     assert sandbox.stamps() == [".installed-server"]
-    assert sandbox.log.count("pip at work") == 3
+    assert sandbox.log.count("pip at work") == 2
+    assert sandbox.packages == ["alpha==1", "mlx-cpu==1"]
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
         "Python",
         "Packages",
@@ -141,21 +144,23 @@ def test_a_changed_requirement_installs_again_but_a_comment_does_not(sandbox):
     assert sandbox.calls() == []
     requirements.write_text(requirements.read_text().replace("alpha[x]==1", "alpha[x]==2"))
     sandbox.run("--setup-only")
-    assert sandbox.calls() == [one.replace("==1", "==2") for one in FIRST_INSTALLATION]
+    assert sandbox.calls() == first_installation(sandbox)
 
 
 def test_another_interpreter_installs_again(sandbox):
     sandbox.add_installed_environment()
     (sandbox.venv / "pyvenv.cfg").write_text("home = /elsewhere\nversion = 3.12.9\n")
     sandbox.run("--setup-only")
-    assert sandbox.calls() == FIRST_INSTALLATION
+    assert sandbox.calls() == first_installation(sandbox)
 
 
 def test_other_versions_of_what_requirements_bring_are_installed_anew(sandbox):
     sandbox.add_installed_environment()
-    (sandbox.root / "constraints.txt").write_text("gamma==4\n")
+    hashes = sandbox.root / "hashes.txt"
+    hashes.write_text(hashes.read_text().replace("alpha==1", "alpha==4"))
     sandbox.run("--setup-only")
-    assert sandbox.calls() == FIRST_INSTALLATION
+    assert sandbox.calls() == first_installation(sandbox)
+    assert sandbox.packages == ["alpha==4", "mlx-cpu==1"]
 
 
 def test_every_requirement_has_the_version_of_the_constraints():
@@ -167,13 +172,70 @@ def test_every_requirement_has_the_version_of_the_constraints():
             assert held[name.partition("[")[0]] == version, line
 
 
+def sections_of(text: str) -> dict[str, str]:
+    parts = re.split(r"^# \[(\w+)\]$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_package_of_the_constraints_has_its_hashes():
+    root = Path(install_and_run.__file__).parent
+    hashed: dict[str, str] = {}
+    for block in re.split(r"^(?=\w)", (root / "hashes.txt").read_text(), flags=re.MULTILINE)[1:]:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\n", block), block
+        name, _, version = block.split()[0].partition("==")
+        hashed[normal(name)] = version
+    for line in install_and_run.lines_of(root / "constraints.txt"):
+        name, _, version = line.partition("==")
+        assert hashed[normal(name)] == version
+
+
+def test_every_build_and_part_has_a_section():
+    root = Path(install_and_run.__file__).parent
+    sections = sections_of((root / "hashes.txt").read_text())
+    assert sections.keys() == {*install_and_run.REQUIREMENT_FILES, *install_and_run.BACKENDS, "uv"}
+    for part in install_and_run.REQUIREMENT_FILES:
+        for line in install_and_run.requirement_lines(part):
+            name = normal(re.split(r"[\[=]", line)[0])
+            assert f"\n{name}==" in sections["server"] + sections[part]
+
+
+def test_a_file_with_another_hash_is_not_installed(tmp_path):
+    """A wheel in a folder, by the pip and the options that the installer uses."""
+    wheel = tmp_path / "alpha-1-py3-none-any.whl"
+    files = {"alpha.py": "", "alpha-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: alpha\nVersion: 1\n"}
+    files["alpha-1.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files["alpha-1.dist-info/RECORD"] = ""
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for told, succeeds in ((digest, True), ("0" * 64, False), (None, False)):
+        packages = tmp_path / "packages.txt"
+        packages.write_text("alpha==1" + (f" --hash=sha256:{told}" if told else "") + "\n")
+        target = [
+            "--no-index",
+            "--find-links",
+            str(tmp_path),
+            "--target",
+            str(tmp_path / "there"),
+            "--upgrade",
+        ]
+        command = [sys.executable, "-m", "pip", "install", *target, *install_and_run.ONLY_WHAT_IS_HASHED]
+        done = subprocess.run([*command, str(packages)], check=False, capture_output=True, text=True)
+        assert (done.returncode == 0) is succeeds, done.stderr
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("arguments", [["--setup-only", "--dev"], ["--test"]])
 def test_dev_requirements_come_on_first_need_and_only_then(sandbox, arguments):
     sandbox.add_installed_environment()
     sandbox.run(*arguments)
-    uv, server, lonely = FIRST_INSTALLATION
-    assert sandbox.calls()[:3] == [uv, f"{server} beta==2", lonely]
+    assert sandbox.calls()[:2] == first_installation(sandbox)
+    assert sandbox.packages == ["alpha==1", "beta==2", "mlx-cpu==1"]
     assert sandbox.stamps() == [".installed-dev", ".installed-server"]
     sandbox.forget_calls()
     sandbox.run(*arguments)
@@ -193,7 +255,7 @@ def test_a_failed_installation_leaves_no_stamp_and_the_next_start_goes_on(sandbo
     (sandbox.root / "fail-pip").unlink()
     sandbox.forget_calls()
     assert sandbox.run("--setup-only").returncode == 0
-    assert sandbox.calls() == FIRST_INSTALLATION
+    assert sandbox.calls() == first_installation(sandbox)
     assert sandbox.stamps() == [".installed-server"]
 
 
@@ -230,7 +292,7 @@ def test_an_environment_without_pip_or_with_half_of_it_gets_one(sandbox, missing
         shutil.rmtree(packages / "pip-25.0.dist-info")
     (sandbox.venv / ".installed-server").unlink()
     sandbox.run("--setup-only")
-    assert sandbox.calls() == ["-m ensurepip", *FIRST_INSTALLATION]
+    assert sandbox.calls() == ["-m ensurepip", *first_installation(sandbox)]
     assert [path.name for path in packages.iterdir()] == ["pipdeptree"]
 
     (sandbox.root / "fail-ensurepip").touch()
@@ -288,12 +350,12 @@ def test_two_starts_at_once_install_once_and_the_second_says_that_it_waits(sandb
     for process in (first, second):
         process.communicate(timeout=10)
         assert process.returncode == 0
-    assert sandbox.calls() == [f"-m venv {sandbox.venv}", *FIRST_INSTALLATION]
+    assert sandbox.calls() == [f"-m venv {sandbox.venv}", *first_installation(sandbox)]
 
 
 # --- with uv -----------------------------------------------------------------
 
-UV = "uv pip install --python {venv}/bin/python --constraint constraints.txt"
+UV = "uv pip install --python {venv}/bin/python"
 
 
 def test_uv_installs_where_there_is_one(sandbox):
@@ -303,8 +365,7 @@ def test_uv_installs_where_there_is_one(sandbox):
     uv = UV.format(venv=sandbox.venv)
     assert sandbox.calls()[1:] == [
         "-m pip config list",
-        f"{uv} alpha[x]==1; sys_platform != 'x'",
-        f"{uv} --no-deps mlx-vlm==0.7",
+        f"{uv} {HASHED}/.packages.txt".format(venv=sandbox.venv),
     ]
     assert "Packages  installed with uv in " in done.stdout
     assert sandbox.stamps() == [".installed-server"]
@@ -320,10 +381,8 @@ def test_uv_installs_from_where_pip_would(sandbox):
     sandbox.add_python(sandbox.bin / "python3.12")
     sandbox.add_uv()
     assert sandbox.run("--setup-only").returncode == 0
-    (asked,) = (call for call in sandbox.calls() if "alpha" in call)
-    options = asked.removeprefix(UV.format(venv=sandbox.venv)).removesuffix(
-        "alpha[x]==1; sys_platform != 'x'"
-    )
+    (asked,) = (call for call in sandbox.calls() if call.startswith("uv"))
+    options = asked.removeprefix(UV.format(venv=sandbox.venv))
     assert "--default-index file:///one/simple" in options
     assert "--index-strategy unsafe-best-match --index file:///two --index file:///three" in options
     assert "--find-links /wheels" in options
@@ -338,7 +397,8 @@ def test_what_uv_cannot_install_pip_does(sandbox):
     done = sandbox.run("--setup-only")
     assert done.returncode == 0
     assert "uv cannot install them; pip does it" in done.stdout
-    assert [call for call in sandbox.calls() if call.startswith(PIP)] == FIRST_INSTALLATION[1:]
+    (by_pip,) = (call for call in sandbox.calls() if call.startswith("-m pip install"))
+    assert [by_pip] == first_installation(sandbox)[1:]
     assert "Packages  installed with pip in " in done.stdout
 
 
@@ -381,9 +441,8 @@ def test_a_full_disk_is_told_before_anything_is_done(sandbox, monkeypatch):
 def test_the_build_of_mlx_is_that_for_the_driver(sandbox, told, build):
     sandbox.write_script(sandbox.bin / "nvidia-smi", f"echo '| Driver Version: 580.1  {told} |'")
     sandbox.add_python(sandbox.bin / "python3.12")
-    (sandbox.root / "requirements.txt").write_text('mlx[cpu]==1; sys_platform == "linux"\nmlx-vlm==0.7\n')
     sandbox.run("--setup-only")
-    assert f'{PIP} mlx[{build}]==1; sys_platform == "linux"' in sandbox.calls()
+    assert sandbox.packages == ["alpha==1", f"mlx-{build.removeprefix('cuda')}==1"]
     assert (sandbox.venv / ".backend").read_text() == build
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.backend_secret import BackendSecret
 from start_llm.proxy.launcher import Proxy
 from start_llm.proxy.ports import Process, is_free
 from tests.conftest import TinyModel
@@ -27,7 +28,7 @@ from tests.proxy.tunnel import Tunnel
 from tests.serving import Server, serving, wait_for_health
 
 KEY = "open-sesame"
-BACKEND_KEY = "backend"
+SECRET = BackendSecret("backend")
 MODEL = "openai/local"
 """The only name that the proxy lists."""
 WINDOW = 4096

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.core.backend_secret import BackendSecret
 from start_llm.proxy.config import ProxyConfig, configuration, environment
-from start_llm.proxy.launcher import Proxy, ProxyLog, answers_end_to_end
+from start_llm.proxy.launcher import Proxy, answers_end_to_end
 from start_llm.proxy.ports import Process, ProcessRecord
-from start_llm.proxy.refusals import ProxyRefusal
+from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog
+from start_llm.proxy.refusals import ProxyRefusal, tell_server
 from tests.proxy.conftest import Proxied, free_port, until
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +36,7 @@ CONFIG = ProxyConfig(
     window=4096,
     sees=False,
     keys=(),
-    backend_key="backend",
+    secret=BackendSecret("backend"),
     python=sys.executable,
 )
 
@@ -61,7 +64,7 @@ def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
         window=4096,
         sees=False,
         keys=(),
-        backend_key="backend",
+        secret=BackendSecret("backend"),
         python="/bin/false",
     )
     proxy = Proxy(broken, say=said.append, patience_s=1, logs=tmp_path)
@@ -81,7 +84,7 @@ def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
         window=4096,
         sees=False,
         keys=(),
-        backend_key="backend",
+        secret=BackendSecret("backend"),
         python="/no/such/python",
     )
     proxy = Proxy(missing, say=said.append, patience_s=1, logs=tmp_path)
@@ -155,7 +158,7 @@ def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
     log = ProxyLog(tmp_path / "proxy.log", print)
     command = [sys.executable, "-c", "for i in range(60_000): print('x' * 100)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        drain = threading.Thread(target=log.drain, args=(process.stdout,))
+        drain = threading.Thread(target=ProcessOutput(log).drain, args=(process.stdout,))
         drain.start()
         assert process.wait(30) == 0
         drain.join(10)
@@ -169,21 +172,21 @@ def test_a_log_that_cannot_be_written_is_told_once_and_the_last_words_are_known(
     said: list[str] = []
     (tmp_path / "proxy.log").mkdir()
     log = ProxyLog(tmp_path / "proxy.log", said.append)
+    output = ProcessOutput(log)
     for line in ("starting", "no such module"):
-        log.note(line)
+        output.note(line)
     log.close()
     assert said == [
         f"{tmp_path}/proxy.log cannot be written (Is a directory); what the proxy prints is not kept."
     ]
-    assert log.last_words() == "no such module."
+    assert output.last_words() == "no such module."
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
-def test_a_full_disk_costs_lines_and_prints_no_traceback(tmp_path: Path, capsys):
-    (tmp_path / "proxy.log").symlink_to("/dev/full")
-    log = ProxyLog(tmp_path / "proxy.log", print)
-    log.note("a line")
+def test_a_full_disk_costs_lines_and_prints_no_traceback(capsys):
+    log = ProxyLog(Path("/dev/full"), print)
+    ProcessOutput(log).note("a line")
     log.close()
     assert capsys.readouterr() == ("", "")
 
@@ -212,7 +215,105 @@ def test_a_request_that_the_proxy_refuses_is_told_to_the_server_and_logged(tmp_p
     told: list[ProxyRefusal] = []
     refusal = ProxyRefusal(method="GET", path="/x", status=403, reason="a name with ü")
     log = ProxyLog(tmp_path / "proxy.log", print, told.append)
-    log.drain(io.BytesIO(f"LiteLLM: hello\n{refusal.as_line()}\n".encode()))
+    ProcessOutput(log).drain(io.BytesIO(f"LiteLLM: hello\n{refusal.as_line()}\n".encode()))
     log.close()
     assert told == [refusal]
     assert "403" in (tmp_path / "proxy.log").read_text()
+
+
+HANGING = """
+import http.server, os, pathlib, sys, threading
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        if pathlib.Path(sys.argv[0]).with_name("hang").exists():
+            print("I say no more.", flush=True)
+            os.kill(os.getpid(), {signal})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_request(self, *_):
+        pass
+
+print("I am number", os.getpid(), flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+@contextmanager
+def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]:
+    """A proxy without LiteLLM, which sends itself a signal once there is a file named `hang`."""
+    said: list[str] = []
+    program = folder / "proxy"
+    program.write_text(f"#!{sys.executable}\n{HANGING.replace('{signal}', str(signal))}")
+    program.chmod(0o700)
+    config = replace(CONFIG, port=free_port(), python=str(program))
+    proxy = Proxy(config, say=said.append, patience_s=60, logs=folder / "logs", probe_s=0.5)
+    proxy.start()
+    try:
+        until(lambda: proxy.is_ready, within_s=30)
+        yield proxy, said
+    finally:
+        proxy.stop()
+
+
+def test_a_proxy_that_hangs_is_noticed_told_and_started_again(tmp_path: Path):
+    with standing_in(tmp_path, signal.SIGSTOP) as (proxy, said):
+        first = proxy.pid
+        time.sleep(1.5)
+        assert (proxy.pid, proxy.is_ready) == (first, True), "one that answers is left alone"
+        (tmp_path / "hang").touch()
+        until(lambda: any("does not answer any more" in line for line in said), within_s=20)
+        (tmp_path / "hang").unlink()
+        until(lambda: proxy.is_ready and proxy.pid != first, within_s=30)
+        assert any("ended by signal 9" in line and "Starting it again" in line for line in said)
+
+
+def test_the_last_words_are_those_of_the_process_that_ended(tmp_path: Path):
+    with standing_in(tmp_path, signal.SIGKILL) as (proxy, said):
+        for _ in range(2):
+            before = proxy.pid
+            assert before
+            os.kill(before, signal.SIGKILL)
+            until(lambda: any(f"number {before}" in line for line in said), within_s=20)  # noqa: B023
+            until(lambda: proxy.is_ready and proxy.pid != before, within_s=30)  # noqa: B023
+        told = [line for line in said if "Starting it again" in line]
+        assert all(
+            re.match(r"The proxy was ended by signal 9 \(Killed\): I am number \d+ \(see", line)
+            for line in told
+        )
+
+
+def test_a_process_that_printed_nothing_has_no_words_of_an_earlier_one(tmp_path: Path):
+    log = ProxyLog(tmp_path / "proxy.log", print)
+    ProcessOutput(log).note("an old line")
+    assert ProcessOutput(log).last_words() == f"it printed nothing (see {log.path})."
+    log.close()
+
+
+def test_a_link_in_place_of_the_log_is_refused_and_told(tmp_path: Path):
+    other, said = tmp_path / "other", list[str]()
+    other.write_text("mine")
+    (tmp_path / "proxy.log").symlink_to(other)
+    log = ProxyLog(tmp_path / "proxy.log", said.append)
+    ProcessOutput(log).note("a line")
+    log.close()
+    assert other.read_text() == "mine"
+    (line,) = said
+    assert "proxy.log cannot be written (it is a link, which is not followed)" in line
+
+
+def test_a_notice_of_the_proxy_is_told_and_is_no_last_word(tmp_path: Path, capsys):
+    said: list[str] = []
+    tell_server("a field \x1b[2J is left out")
+    printed = capsys.readouterr().out
+    log = ProxyLog(tmp_path / "proxy.log", said.append)
+    output = ProcessOutput(log)
+    output.drain(io.BytesIO(f"hello\n{printed}start_llm notice {{\nstart_llm notice 1\n".encode()))
+    log.close()
+    assert said == ["a field [2J is left out"]
+    assert output.last_words().startswith("start_llm notice 1")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from start_llm.core.client_name import CLIENT_HEADER
-from start_llm.core.tenants import TENANT_HEADER, WARM_UP_HEADER, tenant_of_key
+from start_llm.core.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, Caller
+from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.launcher import answers_end_to_end
-from tests.proxy.conftest import BACKEND_KEY, KEY, Processes, Proxied
+from tests.proxy.conftest import KEY, SECRET, Processes, Proxied
 
 CHAT = "/v1/chat/completions"
 HISTORY = [{"role": "system", "content": "Be brief. " * 30}, {"role": "user", "content": "Hello"}]
@@ -50,7 +51,7 @@ def test_the_proxy_tells_whose_request_it_is_and_never_the_key(proxied: Proxied)
     assert proxied.ask(CHAT, body, headers={TENANT_HEADER: "somebody else"}).status == 200
     (heard,) = proxied.tunnel.heard(CHAT)
     assert heard.headers[TENANT_HEADER] == tenant_of_key(KEY)
-    assert heard.headers["authorization"] == "Bearer backend"
+    assert heard.headers["authorization"] == f"Bearer {SECRET.api_key}"
 
 
 def test_the_proxy_tells_which_program_asks(proxied: Proxied):
@@ -59,34 +60,42 @@ def test_the_proxy_tells_which_program_asks(proxied: Proxied):
     body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
     assert proxied.ask(CHAT, body, headers={"User-Agent": "pi/1.2", CLIENT_HEADER: "else"}).status == 200
     (heard,) = proxied.tunnel.heard(CHAT)
-    assert heard.headers[CLIENT_HEADER] == "pi/1.2"
+    assert heard.headers[CLIENT_HEADER] == "pi"
 
 
 def test_the_request_with_which_the_server_tries_the_proxy_is_known_behind_it(proxied: Proxied):
     proxied.tunnel.clear()
     assert answers_end_to_end(proxied.proxy._config)
     (heard,) = proxied.tunnel.heard(CHAT)
-    assert heard.headers[WARM_UP_HEADER] == BACKEND_KEY
+    assert heard.headers[WARM_UP_HEADER] == SECRET.warm_up
 
 
-@pytest.mark.parametrize(
-    ("headers", "tenant"),
-    [
-        ({}, ""),
-        ({"authorization": "Bearer a"}, tenant_of_key("a")),
-        ({"authorization": "a"}, tenant_of_key("a")),
-        ({"x-api-key": "a"}, tenant_of_key("a")),
-        ({"authorization": "Bearer a", TENANT_HEADER: tenant_of_key("b")}, tenant_of_key("a")),
-        ({TENANT_HEADER: tenant_of_key("b")}, ""),
-        ({"authorization": "Bearer proxy", TENANT_HEADER: tenant_of_key("b")}, tenant_of_key("b")),
-        ({"authorization": "Bearer proxy", TENANT_HEADER: ""}, ""),
-        ({"authorization": "Bearer \xe9\udc80"}, tenant_of_key("\xe9\udc80")),
-    ],
-)
-def test_a_tenant_is_a_key_and_only_the_proxy_is_believed(headers, tenant):
-    assert Tenants("proxy").of(headers) == tenant.encode()
-    assert Tenants("proxy", apart=False).of(headers) == b""
+def test_a_warm_up_that_a_client_pretends_is_dropped(proxied: Proxied):
+    proxied.tunnel.clear()
+    body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
+    assert proxied.ask(CHAT, body, headers={WARM_UP_HEADER: SECRET.api_key}).status == 200
+    (heard,) = proxied.tunnel.heard(CHAT)
+    assert WARM_UP_HEADER not in heard.headers
 
 
-def test_without_a_proxy_nobody_is_believed():
-    assert Tenants().of({TENANT_HEADER: tenant_of_key("b")}) == b""
+PATHS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HISTORY, "max_tokens": 2},
+    "/v1/messages": {"messages": HISTORY[1:], "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": HISTORY[1:]},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_server_finds_each_request_signed(proxied: Proxied, path: str, stream: bool):
+    proxied.tunnel.clear()
+    short = path.removeprefix("/v1") if "chat" in path or path == "/v1/responses" else path
+    asked = PATHS[path] | {"model": "m"} | ({} if path.endswith("tokens") else {"stream": stream})
+    assert proxied.ask(short, asked, headers={"User-Agent": "pi/1.2"}).status == 200
+    (heard,) = proxied.tunnel.heard(path)
+    method, target, _ = heard.line.split()
+    assert Tenants(SECRET).caller(heard.headers, method, target) == Caller(tenant_of_key(KEY), "pi")
+    moved = heard.headers | {TENANT_HEADER: tenant_of_key("other")}
+    assert Tenants(SECRET).caller(moved, method, target).tenant == tenant_of_key(SECRET.api_key)

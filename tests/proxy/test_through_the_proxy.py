@@ -26,7 +26,7 @@ TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
     },
 }
-# Fields that must arrive as they were sent, whether or not this server acts on them already.
+# Fields that must arrive as they were sent, whether or not this server acts on them.
 KEPT: dict[str, Any] = {
     "session_id": "s-1",
     "enable_thinking": False,
@@ -59,7 +59,6 @@ KEPT: dict[str, Any] = {
     "response_format": {"type": "text"},
     "tools": [TOOL],
     "tool_choice": "auto",
-    "something_unknown": {"a": [1, 2]},
 }
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},

@@ -14,7 +14,7 @@ import pytest
 
 from start_llm.engine.reply import ReplyWriter
 from start_llm.protocols.tenants import Tenants
-from tests.proxy.conftest import BACKEND_KEY, KEY, MODEL, Proxied, until
+from tests.proxy.conftest import KEY, MODEL, SECRET, Proxied, until
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT = "/v1/completions"
@@ -174,7 +174,7 @@ def test_a_model_may_say_the_same_word_two_hundred_times(proxied: Proxied):
 def knows_its_proxy(proxied: Proxied) -> Generator[None]:
     listener = proxied.server.app._listener
     usual = listener.context
-    listener._context = replace(usual, tenants=Tenants(BACKEND_KEY))
+    listener._context = replace(usual, tenants=Tenants(SECRET))
     yield
     listener._context = usual
 

@@ -19,11 +19,11 @@ from openai import AsyncOpenAI, OpenAI
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy
 from tests.proxy.conftest import (
-    BACKEND_KEY,
     DIRECT,
     KEY,
     MODEL,
     PROXIED,
+    SECRET,
     WINDOW,
     free_port,
     until,
@@ -67,7 +67,7 @@ class Endpoints:
             window=WINDOW,
             sees=True,
             keys=(KEY,),
-            backend_key=BACKEND_KEY,
+            secret=SECRET,
             python=sys.executable,
         )
         self.proxy = Proxy(config, say=self.said.append, patience_s=120, logs=logs)

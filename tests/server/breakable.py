@@ -13,6 +13,7 @@ from typing import Any
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import KVAtRest
 from start_llm.config.settings import Settings
+from start_llm.core.backend_secret import BackendSecret
 from start_llm.core.database import DatabaseMetrics
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
@@ -105,7 +106,7 @@ class BreakableServer:
 
 
 @contextmanager
-def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer]:
+def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator[BreakableServer]:
     settings = Settings(model_path=str(folder))
     loaded: list[tuple[EngineStartup, BreakableNetwork]] = []
 
@@ -139,7 +140,7 @@ def breakable(folder: Path, *, proxy_key: str = "") -> Generator[BreakableServer
     ready, network = loaded[0]
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
     context = _context(settings, engine, metrics, ready)
-    listener.open(replace(context, tenants=Tenants(proxy_key)))
+    listener.open(replace(context, tenants=Tenants(secret)))
     try:
         yield BreakableServer(listener.port, network, engine)
     finally:

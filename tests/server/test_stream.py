@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.backend_secret import BackendSecret
 from tests.grammar import completions, wire
 from tests.server.breakable import BreakableServer, breakable
 from tests.server.client import (
@@ -247,9 +248,10 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_a_cut_stream(server: Brea
 
 def test_to_the_proxy_the_stream_of_a_failure_is_whole(endless_model: Path):
     """It would drop the reason, if the cut came right after it."""
-    with breakable(endless_model, proxy_key="proxy") as server, Client(server.port) as client:
+    secret = BackendSecret("s")
+    with breakable(endless_model, secret=secret) as server, Client(server.port) as client:
         body = REQUESTS[CHAT] | {"stream": True}
-        client.request("POST", CHAT, body, {"Authorization": "Bearer proxy"})
+        client.request("POST", CHAT, body, {"Authorization": f"Bearer {secret.api_key}"})
         client.head()
         events = client.events()
         next(events)

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.app import App
 from start_llm.config.settings import Settings
-from start_llm.core.tenants import WARM_UP_HEADER
+from start_llm.core.backend_secret import WARM_UP_HEADER
 from start_llm.telemetry.terminal import Terminal
 from tests.server.client import CHAT, Client, ask, engine_is_free, events_in, message, wait_until
 from tests.serving import Server, serving
@@ -89,7 +89,7 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_counted_nowhere(
 ):
     with serving(scripted_model, traces=True, log_root=str(tmp_path)) as server:
         before, printed = server.get("/stats"), server.printed()
-        reply = ask(server.port, "POST", CHAT, HELLO, {WARM_UP_HEADER: server.app._proxy_key})
+        reply = ask(server.port, "POST", CHAT, HELLO, {WARM_UP_HEADER: server.app._secret.warm_up})
         assert (reply.status, reply.json["usage"]["total_tokens"]) == (200, 0)
         wait_until(lambda: engine_is_free(server.port), within_s=5)
         after = server.get("/stats")

@@ -1,0 +1,143 @@
+"""Read each body once, as the server reads it, and hand on what was written again.
+
+LiteLLM obeys about four hundred fields of a body: where to send the request, with which headers, how often.
+And its JSON parser reads some bytes otherwise than the server's. So it gets no byte of a client: the body is
+parsed here, only fields that the server knows are kept, and the result is encoded anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import InvalidRequest, RequestError
+from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.known_fields import IN_EXTRA_BODY, IN_METADATA, KNOWN_FIELDS, KnownFields
+from start_llm.proxy.control_fields import is_litellms_own
+from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.proxy.refusing import refuse
+
+_GENERATING = re.compile(r"/v1/chat/completions|/v1/messages|/v1/responses")
+_LONG_BYTES = 100_000
+"""A longer body is parsed on a thread, while other requests are served."""
+
+type DefaultName = Callable[[], Awaitable[str | None]]
+type Tell = Callable[[str], None]
+
+
+class OwnBodies:
+    """ASGI middleware that replaces the body of each POST.
+
+    Args:
+        control: fields that steer LiteLLM, which are refused.
+        default_name: returns the model that answers a request that names none. LiteLLM would make up a name,
+            and show it in the reply.
+        tell: told of fields that are left out.
+    """
+
+    def __init__(
+        self, inside: Application, *, control: AbstractSet[str], default_name: DefaultName, tell: Tell
+    ) -> None:
+        self._inside = inside
+        self._control = control
+        self._default_name = default_name
+        self._tell = tell
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._inside(scope, receive, send)
+            return
+        try:
+            raw = await Request(scope, receive).body()
+            body = await self._own(served_path(scope["path"]), raw)
+        except ClientDisconnect:
+            return
+        except RequestError as error:
+            await refuse(scope, send, error)
+            return
+        headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self._inside(scope | {"headers": headers}, _replayed(body, receive), send)
+
+    async def _own(self, path: str, raw: bytes) -> bytes:
+        asked = await asyncio.to_thread(parse_body, raw) if len(raw) > _LONG_BYTES else parse_body(raw)
+        kept = self._kept(path, asked)
+        if _GENERATING.fullmatch(path) and not kept.get("model") and (name := await self._default_name()):
+            kept["model"] = name
+        return await asyncio.to_thread(_written, kept) if len(raw) > _LONG_BYTES else _written(kept)
+
+    def _kept(self, path: str, body: Fields) -> dict[str, Json]:
+        """Return the fields that the server knows.
+
+        Raises:
+            InvalidRequest: names a field that steers LiteLLM, or one of a wrong type.
+        """
+        known = KNOWN_FIELDS[path]
+        kept = self._members(path, body, known.names)
+        for name, members in (
+            ("extra_body", self._extra(path, body)),
+            ("metadata", self._metadata(known, body)),
+        ):
+            kept.pop(name, None)
+            if members and name in known.names:
+                kept[name] = members
+        return kept
+
+    def _extra(self, path: str, body: Fields) -> dict[str, Json]:
+        given = body.value("extra_body")
+        if not isinstance(given, dict):
+            return {}
+        return self._members(path, Fields(given, "extra_body"), IN_EXTRA_BODY)
+
+    def _members(self, path: str, fields: Fields, known: AbstractSet[str]) -> dict[str, Json]:
+        for name, value in fields.data.items():
+            if name in known or value is None:
+                continue
+            if name in self._control or is_litellms_own(name):
+                raise fields.fail(name, "steers LiteLLM, and cannot be sent to this proxy")
+            self._tell(
+                f"{path}: the field '{fields.path_of(name)}' is not known, and is left out on this port."
+            )
+        return {name: value for name, value in fields.data.items() if name in known}
+
+    def _metadata(self, known: KnownFields, body: Fields) -> dict[str, Json]:
+        """Return what the server looks at. The names are the client's own, so none is refused."""
+        if known.repeats_metadata:
+            given = body.object("metadata")
+            return _without(given.data, self._control) if given else {}
+        free = body.value("metadata")
+        return {name: free[name] for name in free if name in IN_METADATA} if isinstance(free, dict) else {}
+
+
+def served_path(path: str) -> str:
+    """Return the path under which the server has what this path of the proxy stands for."""
+    path = path.rstrip("/") or "/"
+    return path if path.startswith("/v1/") else f"/v1{path}"
+
+
+def _without(members: Mapping[str, Json], control: AbstractSet[str]) -> dict[str, Json]:
+    return {name: value for name, value in members.items() if not (name in control or is_litellms_own(name))}
+
+
+def _written(fields: Mapping[str, Json]) -> bytes:
+    try:
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body which was read already, and then what comes after it."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return replay

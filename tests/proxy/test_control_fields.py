@@ -1,0 +1,240 @@
+"""Nothing that a client writes into a body or a header steers LiteLLM."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from start_llm.core.backend_secret import OWN_HEADERS
+from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.protocols.known_fields import KNOWN_FIELDS
+from start_llm.protocols.tenants import Tenants
+from start_llm.proxy.control_fields import is_litellms_own
+from tests.proxy.conftest import SECRET, Proxied, until
+from tests.server.client import ask
+from tests.server.test_access import trap
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+HI = [{"role": "user", "content": "Hi"}]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": HI, "max_tokens": 2},
+    MESSAGES: {"model": "m", "messages": HI, "max_tokens": 2},
+    RESPONSES: {"model": "m", "input": "Hi", "max_output_tokens": 16},
+}
+SHORT = 20
+CHANGING = {"content-length", f"{OWN_HEADERS}id", f"{OWN_HEADERS}signature", "traceparent"}
+"""Headers that are new with each request."""
+HEADERS = """
+    x-litellm-timeout x-litellm-stream-timeout x-litellm-num-retries x-litellm-keepalive-seconds
+    x-litellm-tags x-litellm-api-key x-litellm-model x-litellm-session-id x-litellm-trace-id
+    x-litellm-spend-logs-metadata x-litellm-agent-id x-litellm-call-id x-litellm-mcp-debug
+    x-litellm-enable-message-redaction
+""".split()
+OTHER_HEADERS = {
+    "x-mcp-servers": "a",
+    "x-pass-authorization": "Bearer x",
+    "x-goog-api-key": "x",
+    "x-amz-security-token": "x",
+    "x-request-id": "r-1",
+    "x-forwarded-for": "10.0.0.1",
+    "api-key": "x",
+    "anthropic-beta": "b",
+    "openai-organization": "o",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "baggage": "a=b",
+    "cache-control": "no-cache",
+    "accept-language": "de",
+    "cookie": "a=b",
+}
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """Every parameter name that the installed LiteLLM knows."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    logging.getLogger("LiteLLM").setLevel(logging.ERROR)
+    import litellm
+    from litellm.constants import DEFAULT_CHAT_COMPLETION_PARAM_VALUES, OPENAI_CHAT_COMPLETION_PARAMS
+    from litellm.proxy.auth.auth_utils import _BANNED_REQUEST_BODY_PARAMS
+    from litellm.router import Router
+    from litellm.types.router import GenericLiteLLMParams
+    from litellm.types.utils import all_litellm_params
+
+    calls = (litellm.completion, litellm.acompletion, litellm.aresponses, litellm.aembedding, Router)
+    return {
+        *all_litellm_params,
+        *GenericLiteLLMParams.model_fields,
+        *_BANNED_REQUEST_BODY_PARAMS,
+        *DEFAULT_CHAT_COMPLETION_PARAM_VALUES,
+        *OPENAI_CHAT_COMPLETION_PARAMS,
+        *(name for call in calls for name in inspect.signature(call).parameters),
+    }
+
+
+@pytest.fixture
+def knows_its_proxy(proxied: Proxied) -> Generator[None]:
+    listener = proxied.server.app._listener
+    usual = listener.context
+    listener._context = replace(usual, tenants=Tenants(SECRET))
+    yield
+    listener._context = usual
+
+
+def reached(proxied: Proxied, path: str) -> list[tuple[dict[str, str], Any]]:
+    """What the server got, without what differs each time."""
+    return [
+        ({name: value for name, value in heard.headers.items() if name not in CHANGING}, heard.body)
+        for heard in proxied.tunnel.heard(path)
+    ]
+
+
+def usual(proxied: Proxied, path: str) -> tuple[dict[str, str], Any]:
+    proxied.tunnel.clear()
+    assert proxied.ask(path, ASKED[path]).status == 200
+    (told,) = reached(proxied, path)
+    return told
+
+
+def values(url: str) -> Iterator[Any]:
+    yield url
+    yield {TENANT_HEADER: tenant_of_key("victim"), "Authorization": "Bearer x", "url": url}
+    yield 3
+
+
+def test_a_field_that_nobody_knows_is_left_out_and_told_once(proxied: Proxied):
+    expected = usual(proxied, CHAT)
+    for _ in range(2):
+        proxied.tunnel.clear()
+        assert proxied.ask(CHAT, {**ASKED[CHAT], "surprise": {"a": 1}}).status == 200
+        assert reached(proxied, CHAT) == [expected]
+    until(lambda: any("'surprise'" in line for line in proxied.said), within_s=5)
+    assert sum("'surprise'" in line for line in proxied.said) == 1
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_no_name_that_litellm_knows_steers_it(proxied: Proxied, names: set[str], path: str):
+    expected = usual(proxied, path)
+    with trap() as (url, caught):
+        for name in sorted(names - KNOWN_FIELDS[path].names):
+            for value in values(url):
+                proxied.tunnel.clear()
+                answer = proxied.ask(path, {**ASKED[path], name: value})
+                if answer.status == 400:
+                    assert f"'{name}'" in answer.json["error"]["message"]
+                    assert not reached(proxied, path)
+                else:
+                    assert (answer.status, reached(proxied, path)) == (200, [expected]), name
+                    break
+                if value == url:
+                    break
+        assert not caught
+
+
+@pytest.mark.parametrize("place", ["metadata", "extra_body"])
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.sample(6)
+def test_nor_does_it_inside_another_field(proxied: Proxied, names: set[str], path: str, place: str):
+    wanted, whole = usual(proxied, path)
+    with trap() as (url, caught):
+        for value in values(url):
+            proxied.tunnel.clear()
+            looked_at = {
+                "session_id",
+                "user_id",
+                "thinking",
+                "reasoning",
+                "reasoning_effort",
+                "prompt_cache_key",
+            }
+            inside = dict.fromkeys(sorted(names - looked_at), value)
+            answer = proxied.ask(path, {**ASKED[path], place: inside})
+            if place == "extra_body":
+                assert (answer.status, "extra_body." in answer.json["error"]["message"]) == (400, True)
+                continue
+            ((headers, body),) = reached(proxied, path)
+            assert (answer.status, headers) == (200, wanted)
+            assert {name: body[name] for name in body if name != "metadata"} == whole
+        assert not caught
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("name", ["api_base", "extra_headers", "fallbacks", "num_retries", "litellm_x"])
+@pytest.mark.sample(5)
+def test_a_control_field_is_a_400_that_names_it_in_the_form_of_its_protocol(
+    proxied: Proxied, path: str, name: str
+):
+    """It was a 500, with a traceback in the log."""
+    answer = proxied.ask(path, {**ASKED[path], name: {"a": "b"}})
+    error = answer.json["error"]
+    assert (answer.status, error["type"]) == (400, "invalid_request_error")
+    assert f"'{name}' steers LiteLLM" in error["message"]
+    assert answer.json.get("type") == ("error" if path == MESSAGES else None)
+    assert error.get("param") == (None if path == MESSAGES else name)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.sample(7)
+def test_a_header_of_litellm_is_a_400_that_names_it(proxied: Proxied, header: str):
+    assert is_litellms_own(header)
+    proxied.tunnel.clear()
+    answer = proxied.ask(CHAT, ASKED[CHAT], headers={header: "1"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, header)
+    assert header in answer.json["error"]["message"]
+    assert not proxied.tunnel.heard(CHAT)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_no_other_header_reaches_the_server(proxied: Proxied, path: str):
+    expected = usual(proxied, path)
+    proxied.tunnel.clear()
+    query = f"{path}?api-version=1&model=other&timeout=0.001"
+    assert proxied.ask(query, ASKED[path], headers=OTHER_HEADERS).status == 200
+    assert reached(proxied, path) == [expected]
+
+
+@pytest.mark.usefixtures("knows_its_proxy")
+@pytest.mark.parametrize("field", ["extra_headers", "headers", "default_headers"])
+def test_another_keys_response_and_cache_stay_its_own(proxied: Proxied, field: str):
+    """The digest of a key is no secret, and LiteLLM merged the headers of a body into its own."""
+    victim = {"Authorization": "Bearer victim"}
+    secret = {"model": "m", "input": f"{field}: a long secret. " * 40, "max_output_tokens": 16}
+    kept = ask(proxied.server.port, "POST", RESPONSES, secret, victim)
+    assert kept.status == 200
+    lie = {field: {TENANT_HEADER: tenant_of_key("victim")}}
+    asked = {"model": "m", "input": "Go on", "previous_response_id": kept.json["id"], "max_output_tokens": 16}
+    assert proxied.ask(RESPONSES, {**asked, **lie}).status == 400
+    assert proxied.ask(RESPONSES, asked, headers=lie[field]).status == 404
+    again = proxied.ask(RESPONSES, secret, headers=lie[field])
+    # Other tests have sent the same template with this proxy's own key.
+    assert again.json["usage"]["input_tokens_details"]["cached_tokens"] < SHORT
+
+
+BYTES = {
+    "NaN": (b'{"model":"m","messages":[],"temperature":NaN}', "NaN is not a JSON number"),
+    "half a pair": (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "lone surrogate"),
+    "not UTF-8": (b'{"model":"\xff"}', "not valid UTF-8"),
+    "an array": (b"[]", "must be a JSON object"),
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_body_is_read_as_the_server_reads_it(proxied: Proxied, name: str):
+    raw, words = BYTES[name]
+    through, direct = proxied.ask(CHAT, raw), ask(proxied.server.port, "POST", CHAT, raw)
+    assert (through.status, through.json) == (direct.status, direct.json) == (400, through.json)
+    assert words in through.json["error"]["message"]
+
+
+def test_of_a_field_that_is_given_twice_the_last_counts_on_both_ports(proxied: Proxied):
+    proxied.tunnel.clear()
+    raw = json.dumps(ASKED[CHAT]).removesuffix("}") + ', "model": "other", "seed": 1, "seed": 2}'
+    assert proxied.ask(CHAT, raw.encode()).status == 200
+    (heard,) = proxied.tunnel.heard(CHAT)
+    assert (heard.body["model"], heard.body["seed"]) == ("other", 2)
