@@ -28,6 +28,7 @@ from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.menu import menu
+from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import ServerInfo, find_running, servers_of
 from start_llm.launch.setup import Setup, as_script, make_setup
 from start_llm.launch.start import become, program_of
@@ -85,7 +86,10 @@ def _settings(options: argparse.Namespace) -> int:
 def _launch(options: argparse.Namespace) -> int:
     program = program_of(CLIENTS[options.client], os.environ)
     _take_base_url(options)
-    become(program, _setup(options), options.arguments, os.environ)
+    setup = _setup(options)
+    for note in setup.notes:
+        print(note, file=sys.stderr)
+    become(program, setup, options.arguments, os.environ)
 
 
 def _take_base_url(options: argparse.Namespace) -> None:
@@ -114,7 +118,8 @@ def _setup(options: argparse.Namespace) -> Setup:
     settings = settings_table.load(*_outside())
     served: ServerInfo = find_running(settings, options.base_url)
     folder = from_root(settings.state_root) / "clients" / options.client
-    return make_setup(CLIENTS[options.client], served, folder, os.environ)
+    own = OwnSettings(variables=os.environ, work=Path.cwd())
+    return make_setup(CLIENTS[options.client], served, folder, own)
 
 
 def _about_servers(options: argparse.Namespace) -> int:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm.core.chat import Json
+from start_llm.launch import permissions
+from start_llm.launch.opencode_permissions import opencode
+from start_llm.launch.permissions import PermissionRule
 from start_llm.launch.server_info import ServerInfo
 
 PROVIDER = "start_llm"
@@ -35,6 +38,7 @@ class Client:
         install: the command that installs it.
         environment: returns its variables, for a server and the client's private folder.
         files: returns its files, for a server and the client's private folder.
+        permissions: returns what makes it ask before it acts, for the user's own settings and its folder.
         foreign: variables that would lead it to another server; they are removed.
         own_place: where the user's own configuration of this client is.
     """
@@ -43,6 +47,7 @@ class Client:
     install: str
     environment: Callable[[ServerInfo, Path], Environment]
     files: Callable[[ServerInfo, Path], Files]
+    permissions: PermissionRule
     foreign: tuple[str, ...]
     own_place: str
 
@@ -291,7 +296,8 @@ def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
         "openclaw.json": {
             "models": {"mode": "replace", "providers": {PROVIDER: provider}},
             "agents": {"defaults": defaults},
-            "gateway": {"mode": "local"},
+            # In a container, a gateway would listen on all addresses.
+            "gateway": {"mode": "local", "bind": "loopback"},
             # Notes are found by their words. Vectors would be computed by OpenAI, if there is a key for it.
             "memory": {"search": {"provider": "none"}},
             "update": {"checkOnStart": False},
@@ -306,6 +312,7 @@ CLIENTS: Mapping[str, Client] = {
         install="npm install -g @anthropic-ai/claude-code",
         environment=_claude_environment,
         files=_claude_files,
+        permissions=permissions.claude,
         foreign=(
             "ANTHROPIC_API_KEY",
             "CLAUDE_CODE_OAUTH_TOKEN",
@@ -320,6 +327,7 @@ CLIENTS: Mapping[str, Client] = {
         install="npm install -g openclaw",
         environment=_openclaw_environment,
         files=_openclaw_files,
+        permissions=permissions.openclaw,
         foreign=("OPENCLAW_HOME", "OPENCLAW_AGENT_DIR"),
         own_place="~/.openclaw/openclaw.json",
     ),
@@ -328,6 +336,7 @@ CLIENTS: Mapping[str, Client] = {
         install="npm install -g @earendil-works/pi-coding-agent",
         environment=_pi_environment,
         files=_pi_files,
+        permissions=permissions.pi,
         foreign=("PI_CODING_AGENT_SESSION_DIR",),
         own_place="~/.pi/agent/",
     ),
@@ -336,6 +345,7 @@ CLIENTS: Mapping[str, Client] = {
         install="npm install -g @openai/codex",
         environment=_codex_environment,
         files=_codex_files,
+        permissions=permissions.codex,
         foreign=("CODEX_SQLITE_HOME",),
         own_place="~/.codex/config.toml",
     ),
@@ -344,6 +354,7 @@ CLIENTS: Mapping[str, Client] = {
         install="npm install -g opencode-ai",
         environment=_opencode_environment,
         files=_opencode_files,
+        permissions=opencode,
         foreign=(),
         own_place="~/.config/opencode/opencode.json",
     ),

@@ -17,10 +17,19 @@ from start_llm.core.errors import LaunchError
 from start_llm.core.private_files import private_folder
 from start_llm.launch.toml import as_toml
 
+type Content = Mapping[str, Any] | str
+"""Values, or the text of a program."""
+type Contents = Mapping[str, Content]
+"""File name to content. Files are written in the format of the name's suffix."""
+
+
+class Joined(list[Any]):
+    """A list whose items are added to those that the file has."""
+
 
 class _Format(NamedTuple):
     read: Callable[[str], Any]
-    write: Callable[[Mapping[str, Any]], str]
+    write: Callable[[Any], str]
 
 
 def _as_json(content: Mapping[str, Any]) -> str:
@@ -30,15 +39,17 @@ def _as_json(content: Mapping[str, Any]) -> str:
 _FORMATS: Mapping[str, _Format] = {
     ".json": _Format(json.loads, _as_json),
     ".toml": _Format(tomllib.loads, as_toml),
+    ".js": _Format(str, str),
+    ".rules": _Format(str, str),
 }
 
 
-def text_of(path: Path, content: Mapping[str, Any]) -> str:
-    """Return `content` in the format of the path's suffix, JSON or TOML."""
+def text_of(path: Path, content: Content) -> str:
+    """Return `content` in the format of the path's suffix: JSON, TOML, or the text that it is."""
     return _FORMATS[path.suffix].write(content)
 
 
-def write_all(folder: Path, contents: Mapping[Path, Mapping[str, Any]]) -> None:
+def write_all(folder: Path, contents: Mapping[Path, Content]) -> None:
     """Create the folder and merge the contents into its files. Only their owner can read them.
 
     Raises:
@@ -47,19 +58,22 @@ def write_all(folder: Path, contents: Mapping[Path, Mapping[str, Any]]) -> None:
     try:
         private_folder(folder)
         for path, content in contents.items():
+            private_folder(path.parent)
             _write(path, content)
     except OSError as error:
         raise LaunchError(f"{error.filename or folder} cannot be written: {error.strerror}.") from None
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, content: Content) -> None:
     before = _read(path)
     if (after := deep_merge(before, content)) != before:
         _replace(path, text_of(path, after))
 
 
 def deep_merge(before: Any, ours: Any) -> Any:
-    """Return `ours` merged into `before`, recursively; `ours` wins."""
+    """Return `ours` merged into `before`, recursively; `ours` wins, but for lists that are joined."""
+    if isinstance(ours, Joined) and isinstance(before, list):
+        return [*before, *(item for item in ours if item not in before)]
     if not isinstance(before, Mapping) or not isinstance(ours, Mapping):
         return ours
     return {**before, **{key: deep_merge(before.get(key), value) for key, value in ours.items()}}

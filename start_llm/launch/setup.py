@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from start_llm.core.chat import Json
 from start_llm.launch.clients import Client
-from start_llm.launch.files import text_of
+from start_llm.launch.files import Content, deep_merge, text_of
+from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import LOOPBACK, ServerInfo
 
 _END = "END_OF_FILE"
@@ -17,13 +18,18 @@ _END = "END_OF_FILE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A client's complete setup for one server: its private folder, its variables and its files."""
+    """A client's complete setup for one server: its private folder, its variables and its files.
+
+    Attributes:
+        notes: sentences for the user, about own settings that do not hold for this client.
+    """
 
     client: Client
     served: ServerInfo
     folder: Path
     environment: Mapping[str, str]
-    files: Mapping[Path, Mapping[str, Json]]
+    files: Mapping[Path, Content]
+    notes: Sequence[str] = ()
 
     def over(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the client's process: `inherited` without the foreign ones, then ours."""
@@ -34,19 +40,29 @@ class Setup:
         }
 
 
-def make_setup(client: Client, served: ServerInfo, folder: Path, inherited: Mapping[str, str]) -> Setup:
+def make_setup(client: Client, served: ServerInfo, folder: Path, own: OwnSettings) -> Setup:
     """Compute a client's setup for a server.
 
     Args:
         folder: the client's private folder, as an absolute path.
-        inherited: the user's variables; the setup extends `NO_PROXY` of them for a local server.
+        own: the user's settings; the setup is at least as strict, and extends `NO_PROXY` of their variables
+            for a local server.
+
+    Raises:
+        LaunchError: settings of the user cannot be read.
     """
+    permissions = client.permissions(own, folder)
+    environment = {**client.environment(served, folder), **_past_proxies(served, own.variables)}
+    for name, content in permissions.inline.items():
+        environment[name] = json.dumps(deep_merge(json.loads(environment[name]), content), ensure_ascii=False)
+    contents = deep_merge(client.files(served, folder), permissions.files)
     return Setup(
         client=client,
         served=served,
         folder=folder,
-        environment={**client.environment(served, folder), **_past_proxies(served, inherited)},
-        files={folder / name: content for name, content in client.files(served, folder).items()},
+        environment=environment,
+        files={folder / name: content for name, content in contents.items()},
+        notes=permissions.notes,
     )
 
 
@@ -70,11 +86,13 @@ def _lines(name: str, setup: Setup) -> Iterator[str]:
     yield f"# {name} with {served.model} at {served.url}: {sizes}."
     yield f"# `start_llm launch {name}` does the same. To keep your own configuration, put"
     yield f"# what the files say into {client.own_place} and leave out the variables that name the folder."
+    yield from (f"# {note}" for note in setup.notes)
     if client.foreign:
         yield f"unset {' '.join(client.foreign)}"
     for variable, value in setup.environment.items():
         yield f"export {variable}={shlex.quote(value)}"
-    yield f"mkdir -p -m 700 {shlex.quote(str(setup.folder))}"
+    for folder in dict.fromkeys([setup.folder, *(path.parent for path in setup.files)]):
+        yield f"mkdir -p -m 700 {shlex.quote(str(folder))}"
     for path, content in setup.files.items():
         yield f"cat > {shlex.quote(str(path))} <<'{_END}'\n{text_of(path, content)}{_END}"
     yield client.command

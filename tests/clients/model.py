@@ -18,6 +18,16 @@ QUESTION = "What does the note say today?"
 ANSWER = "The note is read, and the kettle may sing."
 NOTE = "note.txt"
 COMMAND = f"cat {NOTE}"
+ERASE = "Please throw the note away."
+PIPE = "Please measure the note."
+MEASURED = "measured.txt"
+ESCALATE = "Please measure the note without the sandbox."
+_MEASURE = f"cat {NOTE} | wc -c | tee {MEASURED}"
+DEEDS: Mapping[str, str] = {ERASE: f"rm -rf {NOTE}", PIPE: _MEASURE, ESCALATE: _MEASURE}
+"""Commands that change something, by the question that they follow."""
+_ESCALATING = (ERASE, ESCALATE)
+_ESCALATED = {"sandbox_permissions": "require_escalated", "justification": "May I write down how long it is?"}
+"""What Codex tells a model to say if a command deletes, or needs more than the sandbox."""
 SUMMARY = "So far a note was read, more than once, and nothing else is left to do."
 REQUESTS = (
     "You are a context summarization",  # opencode, pi and OpenClaw, in a system text of their own
@@ -57,11 +67,12 @@ _HOOK = """
         {%- elif message.role == 'user' -%}
             {%- set next.user = message.content -%}
         {%- endif -%}
-        {%- if message.role == 'user' and QUESTION in message.content -%}
-            {%- for tool in tools or [] if tool.function.name in NAMES -%}
-                {%- set next.script = tool.function.name -%}
+        {%- if message.role == 'user' -%}
+            {%- for question, suffix in SUFFIXES if question in message.content -%}
+                {%- for tool in tools or [] if tool.function.name in NAMES -%}
+                    {%- set next.script = tool.function.name ~ suffix -%}
+                {%- endfor -%}
             {%- endfor -%}
-        {%- elif message.role == 'user' -%}
             {%- for question, script in ERRANDS if question in message.content -%}
                 {%- set next.script = script -%}
             {%- endfor -%}
@@ -77,20 +88,30 @@ _HOOK = """
 """
 
 
-def write_agents_model(tmp: Path) -> Path:
-    """The folder of the model, with the template of GLM and its kin."""
+def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMAND}) -> Path:
+    """The folder of the model, with the template of GLM and its kin.
+
+    Args:
+        commands: what it runs, by the question.
+    """
     trait = TRAITS[_FORM.trait]
+    suffixes = {question: f"-{number}" for number, question in enumerate(commands)}
     said = {
         _ANSWER: _FORM.answer(ANSWER),
         _SUMMARY: _FORM.answer(f"<summary>\n{SUMMARY}\n</summary>"),
-        **{name: _FORM.calls(call) for name, call in CALLS.items()},
+        **{
+            name + suffixes[question]: _FORM.calls(_running(call, command, question in _ESCALATING))
+            for name, call in CALLS.items()
+            for question, command in commands.items()
+        },
         **{script: _FORM.calls(*ERRANDS[question]) for question, script in _ERRANDS.items()},
     }
     quiet = {f"<|{name}|>": text for name, text in said.items()}
     thinking = {f"<|{name}+|>": _FORM.reasoning(REASONING) + text for name, text in said.items()}
     hook = _HOOK
-    values = {"QUESTION": QUESTION, "NAMES": [*CALLS], "REQUESTS": [*REQUESTS]}
-    for name, value in {**values, "ERRANDS": [*map(list, _ERRANDS.items())]}.items():
+    values = {"NAMES": [*CALLS], "REQUESTS": [*REQUESTS]}
+    pairs = {"ERRANDS": _ERRANDS, "SUFFIXES": suffixes}
+    for name, value in (values | {name: [*map(list, of.items())] for name, of in pairs.items()}).items():
         hook = hook.replace(name, repr(value))
     scripts = quiet | thinking
     return trait_folder(
@@ -99,6 +120,12 @@ def write_agents_model(tmp: Path) -> Path:
         cut(trait, scripts),
         chat_template=trait.template + hook,
         words=[*scripts],
-        hidden=320,
+        hidden=320 * len(commands),
         layers=1,
     )
+
+
+def _running(call: Call, command: str, escalates: bool) -> Call:
+    name, arguments = call
+    changed = {key: command if value == COMMAND else value for key, value in arguments.items()}
+    return name, changed | (_ESCALATED if escalates and name == "exec_command" else {})

@@ -71,7 +71,7 @@ class Agent:
 
 # -------------------------------------------------------------------------------------------- Claude Code
 
-_CLAUDE = ("--dangerously-skip-permissions",)
+_UNASKED = ("--dangerously-skip-permissions",)
 
 
 def _claude_environment(place: Place) -> Mapping[str, str]:
@@ -102,8 +102,8 @@ def _claude(folder: str) -> Agent:
     return Agent(
         folder=folder,
         program="claude",
-        first=lambda _, prompt: (*_CLAUDE, "-p", prompt),
-        later=lambda _, prompt: (*_CLAUDE, "--continue", "-p", prompt),
+        first=lambda _, prompt: (*_UNASKED, "-p", prompt),
+        later=lambda _, prompt: (*_UNASKED, "--continue", "-p", prompt),
         environment=_claude_environment,
     )
 
@@ -296,14 +296,19 @@ def _state(place: Place) -> Path:
     return place.home / "state"
 
 
+_OPENCLAW_RUNS = {"agents": {"entries": {"main": {"tools": {"exec": {"mode": "full"}}}}}}
+"""The word of its user that commands may run."""
 LAUNCHED: Mapping[str, Agent] = {
-    "claude": _launched("claude", (*_CLAUDE, "-p"), (*_CLAUDE, "--continue", "-p"), IS_SANDBOX="1"),
-    "pi": _launched("pi", ("-p",), ("--continue", "-p")),
+    "claude": _launched("claude", (*_UNASKED, "-p"), (*_UNASKED, "--continue", "-p"), IS_SANDBOX="1"),
+    "pi": _launched("pi", (*_UNASKED, "-p"), ("--continue", *_UNASKED, "-p")),
     "codex": _launched("codex", ("exec", *_EXEC), ("exec", "resume", "--last", *_EXEC)),
     "openclaw": replace(
         _launched("openclaw", _OPENCLAW, _OPENCLAW),
         folder_of_its_tools=lambda place: _state(place) / "clients" / "openclaw" / "workspace",
+        files=lambda _: {"state/clients/openclaw/openclaw.json": json.dumps(_OPENCLAW_RUNS)},
     ),
-    "opencode": _launched("opencode", ("run",), ("run", "--continue"), npm_config_offline="true"),
+    "opencode": _launched(
+        "opencode", ("run", *_UNASKED), ("run", *_UNASKED, "--continue"), npm_config_offline="true"
+    ),
 }
 """The clients of the launcher, which meet no configuration but its own."""

@@ -132,7 +132,7 @@ class Talk:
             path = self.place.home / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        self._environment = _environment(agent, clients_home, self.place)
+        self.environment = _environment(agent, clients_home, self.place)
         self._before: Line | None = None
         self._turns = 0
         self._new_lines()
@@ -169,7 +169,7 @@ class Talk:
         words = rewrite(words) if rewrite else words
         self._turns += 1
         status, printed, tries = _run(
-            [*self._command, *words], self._environment, self.place.work, self._port, is_over
+            [*self._command, *words], self.environment, self.place.work, self._port, is_over
         )
         lines = self._new_lines()
         share = efficiency(lines, self._before, has_asides=self._agent.has_asides)

@@ -33,8 +33,9 @@ _PACKAGES = {".gitignore", "bun.lock", "node_modules", "package.json", "package-
 def test_a_launched_client_works_and_leaves_its_users_folders_alone(
     name: str, port: int, endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
-    agent = replace(installed(LAUNCHED[name], clients_home), files=lambda _: OWN)
-    talk = Talk(agent, clients_home, endpoints.ports[port], endpoints.trace, tmp_path)
+    agent = installed(LAUNCHED[name], clients_home)
+    with_own = replace(agent, files=lambda place: {**agent.files(place), **OWN})
+    talk = Talk(with_own, clients_home, endpoints.ports[port], endpoints.trace, tmp_path)
     turns = [talk.ask(), talk.ask()]
     for turn in turns:
         print(f"{name} on {port}: {turn}")

@@ -1,4 +1,4 @@
-"""Each client's view of a server: exactly."""
+"""Each client's view of a server: exactly. What makes it ask is in `test_permissions.py`."""
 
 import json
 import tomllib
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from start_llm.config.settings import Settings
-from start_llm.launch.clients import CLIENTS
+from start_llm.launch.clients import CLIENTS, Client
 from start_llm.launch.files import text_of
+from start_llm.launch.own_settings import OwnSettings
+from start_llm.launch.permissions import Permissions
 from start_llm.launch.server_info import NO_KEY, Address, ServerInfo, address_at, addresses, reply_limit
 from start_llm.launch.setup import make_setup
 
@@ -174,7 +176,7 @@ FILES: dict[str, dict[str, object]] = {
                     "workspace": "/private/folder/workspace",
                 }
             },
-            "gateway": {"mode": "local"},
+            "gateway": {"mode": "local", "bind": "loopback"},
             "memory": {"search": {"provider": "none"}},
             "update": {"checkOnStart": False},
             "telemetry": {"enabled": False},
@@ -183,43 +185,51 @@ FILES: dict[str, dict[str, object]] = {
 }
 
 
+def nothing_of_their_own(**variables: str) -> OwnSettings:
+    return OwnSettings(variables={"HOME": "/nowhere", **variables}, work=Path("/nowhere/work"))
+
+
+def without_permissions(name: str) -> Client:
+    return replace(CLIENTS[name], permissions=lambda *_: Permissions())
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_environment_is_exactly_this(name):
-    setup = make_setup(CLIENTS[name], SERVED, FOLDER, {})
+    setup = make_setup(without_permissions(name), SERVED, FOLDER, nothing_of_their_own())
     assert setup.environment == ENVIRONMENTS[name] | PAST_PROXIES
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_files_are_exactly_these(name):
-    setup = make_setup(CLIENTS[name], SERVED, FOLDER, {})
+    setup = make_setup(without_permissions(name), SERVED, FOLDER, nothing_of_their_own())
     assert setup.files == {FOLDER / file: content for file, content in FILES[name].items()}
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_each_file_reads_back_in_its_own_form(name):
-    for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, {}).files.items():
-        read = {".json": json.loads, ".toml": tomllib.loads}[path.suffix]
+    for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, nothing_of_their_own()).files.items():
+        read = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, str)
         assert read(text_of(path, content)) == content
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_no_file_holds_the_key(name):
-    for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, {}).files.items():
+    for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, nothing_of_their_own()).files.items():
         assert SERVED.key not in text_of(path, content)
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_variables_that_lead_elsewhere_go_and_all_others_stay(name):
-    client = CLIENTS[name]
+    client = without_permissions(name)
     theirs = {"PATH": "/bin", "HOME": "/home/me", "EDITOR": "vi"}
     elsewhere = dict.fromkeys((*client.foreign, *ENVIRONMENTS[name]), "elsewhere")
-    over = make_setup(client, SERVED, FOLDER, {}).over(theirs | elsewhere)
+    over = make_setup(client, SERVED, FOLDER, nothing_of_their_own()).over(theirs | elsewhere)
     assert over == theirs | ENVIRONMENTS[name] | PAST_PROXIES
 
 
 def test_hosts_that_the_user_keeps_from_a_proxy_stay_kept():
     inherited = {"NO_PROXY": "intra.example, 127.0.0.1", "HTTP_PROXY": "http://10.0.0.1:3128"}
-    setup = make_setup(CLIENTS["pi"], SERVED, FOLDER, inherited)
+    setup = make_setup(CLIENTS["pi"], SERVED, FOLDER, nothing_of_their_own(**inherited))
     assert setup.over(inherited)["NO_PROXY"] == "intra.example,127.0.0.1,localhost,::1"
     assert setup.over(inherited)["HTTP_PROXY"] == "http://10.0.0.1:3128"
 
@@ -228,7 +238,7 @@ def test_clients_with_a_switch_for_images_are_told_of_a_model_that_sees():
     seeing = replace(SERVED, sees=True)
 
     def files(name: str) -> str:
-        told = make_setup(CLIENTS[name], seeing, FOLDER, {}).files.items()
+        told = make_setup(CLIENTS[name], seeing, FOLDER, nothing_of_their_own()).files.items()
         return "".join(text_of(path, content) for path, content in told).replace(" ", "").replace("\n", "")
 
     for name in ("pi", "openclaw"):
@@ -241,7 +251,7 @@ def test_clients_with_a_switch_for_images_are_told_of_a_model_that_sees():
 
 def test_a_server_elsewhere_may_need_the_proxy():
     served = ServerInfo(url="https://llm.example", key="k", model="m", window=10_000, reply=2500)
-    assert "NO_PROXY" not in make_setup(CLIENTS["codex"], served, FOLDER, {}).environment
+    assert "NO_PROXY" not in make_setup(CLIENTS["codex"], served, FOLDER, nothing_of_their_own()).environment
 
 
 def test_claude_is_not_given_a_compaction_window_that_it_complains_of():

@@ -17,6 +17,7 @@ import pytest
 
 from start_llm.config.settings import all_rows
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import NO_KEY, Address, find
 from start_llm.launch.setup import make_setup
 from tests.serving import Server, serving
@@ -84,6 +85,7 @@ class Home(NamedTuple):
         inherited = {key: value for key, value in os.environ.items() if key not in ours | {"LD_PRELOAD"}}
         return inherited | {
             "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "HOME": str(self.folder / "home"),
             "STATE_ROOT": str(self.state),
             "FAKE_FOLDER": str(self.state / "clients" / name),
             "FAKE_TOLD": str(self.folder / "told.json"),
@@ -132,10 +134,16 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
     done = home.run("launch", "--base-url", server.url, name, *words, env=before)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     told = home.told()
     folder = home.state / "clients" / name
-    setup = make_setup(CLIENTS[name], find([Address(server.url, NO_KEY)]), folder, before)
+    setup = make_setup(
+        CLIENTS[name],
+        find([Address(server.url, NO_KEY)]),
+        folder,
+        OwnSettings(variables=before, work=ROOT),
+    )
+    said = "".join(f"{note}\n" for note in setup.notes)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
     assert told.arguments == words
     assert told.cwd == str(ROOT)
     assert told_apart(told.environment) == told_apart(setup.over(before))
