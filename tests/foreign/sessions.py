@@ -61,7 +61,7 @@ class Session:
         ids: by the index of a question, the message id that it was sent with.
         people: by the index of a question, the lines of who sent it and who received it.
         is_named: it has a name that nobody else has.
-        has_received: it holds a reply as this server gave it.
+        has_received: it holds a reply as this server gave and recorded it, so it has tokens of its own.
         treats_thoughts: what its client does with them; an edited one keeps its seal.
         behind_carriers: thoughts of its replies to requests with a carrier.
         clocks: what it has said that its clock is.
@@ -404,8 +404,8 @@ class Sessions:
         session.read.update(found)
         if others:
             self.counts["clocks of others"] += 1
-            if session.is_named and session.has_received:
-                self.counts["clocks of others beside own tokens"] += 1
+            has_own = session.is_named and session.has_received
+            assert not has_own, f"{others} of another session beside own tokens in {prompt}"
 
     def _go_on(self, session: Session, said: Message) -> None:
         """A call is carried out. A reply that says nothing, or was cut in a call, is asked for again."""
@@ -416,7 +416,7 @@ class Sessions:
             self.counts["written by clients"] += 1
             said = Message("assistant", self._random.choice(_COMMON))
         else:
-            session.has_received = True
+            session.has_received |= _is_surely_recorded(said) and session.treats_thoughts != "edits"
         if said.thought:
             self.counts["thoughts"] += 1
             said = self._treated(session, said)
@@ -445,6 +445,11 @@ def _calls(messages: list[Message]) -> Iterator[Call]:
 def _renamed(message: Message, names: Mapping[str, str]) -> Message:
     calls = tuple(replace(call, id=names[call.id]) for call in message.calls)
     return replace(message, calls=calls, of=names.get(message.of, ""))
+
+
+def _is_surely_recorded(said: Message) -> bool:
+    """Return whether nothing in a reply looks like markup: it might have been cut in it."""
+    return not set(said.text) & set("<>{}[]")
 
 
 def _is_object(text: str) -> bool:
