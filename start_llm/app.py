@@ -88,9 +88,9 @@ class App:
     """One server process.
 
     1. bind the ports          so that a busy port is found before the model is loaded
-    2. find the model          in a folder, or download it with progress
+    2. find the model          in a folder, or download it with progress; `/health` says `starting`
     3. load it                 on the engine thread, which owns it from then on
-    4. open                    accept requests
+    4. open                    answer requests
     5. start the proxy         in a process of its own; its watcher prints when it is ready
     6. close                   refuse new requests, wait for running ones, then stop everything
     """
@@ -142,6 +142,7 @@ class App:
         """
         try:
             self._announce()
+            self._listener.begin(self._access_policy)
             self._shelf = make_shelf(self._settings, lambda: self._host.loaded if self._host else ())
             self._advise(self._shelf)
             name, folders = self._find_models()

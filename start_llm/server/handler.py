@@ -71,6 +71,7 @@ from start_llm.telemetry.activity import Refusal
 _LARGE_BODY = 4 * 2**20
 _LARGE_PARSING = threading.Lock()
 _READING = ("GET", "HEAD")
+_STARTING = {"status": "starting", "reason": "the first model is being loaded"}
 _METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NOTHING = Finished("length", Usage(prompt=0, cached=0, completion=0))
 _STDLIB_REFUSALS = {414: HeadersTooLarge, 431: HeadersTooLarge, 501: MethodNotAllowed}
@@ -135,7 +136,9 @@ class Handler(BaseHTTPRequestHandler):
         self._unread_body = self._may_have_body()
         try:
             self._admit()
-            if self._is_preflight:
+            if self.server.is_starting and self._asks_for_health:
+                self._send_json(503, _STARTING)
+            elif self._is_preflight:
                 self._send_body(204, self._origins.preflight(self._lower_headers()), b"")
             else:
                 with client_watched(self._has_left):
@@ -157,7 +160,11 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def _origins(self) -> AllowedOrigins:
-        return self.server.context.access_policy.origins
+        return self.server.access_policy.origins
+
+    @property
+    def _asks_for_health(self) -> bool:
+        return self.command in _READING and self.path.partition("?")[0] == "/health"
 
     @property
     def _is_preflight(self) -> bool:
@@ -256,7 +263,7 @@ class Handler(BaseHTTPRequestHandler):
             # Some systems no longer know the local address of a reset connection.
             raise ClientGone(str(error)) from error
         asks_key = requires_key(self.path) and not self._is_preflight
-        self.server.context.access_policy.admit(self.headers.items(), address, asks_key=asks_key)
+        self.server.access_policy.admit(self.headers.items(), address, asks_key=asks_key)
 
     def _handle_query(self, wire: GenerateRoute, ask: Ask) -> None:
         admitted = self.server.context.drain.admit_request()
@@ -392,6 +399,8 @@ class Handler(BaseHTTPRequestHandler):
         self._send_error_body(error)
 
     def _note_refusal(self, refusal: Refusal) -> None:
+        if self.server.is_starting:  # nothing is there yet to tell it
+            return
         self.server.context.activity.refuse(refusal)
         self.server.context.show_refusal(refusal)
 
@@ -427,7 +436,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         method = self.command if self.command in _METHODS else "other"
-        self.server.context.prometheus.note_response(pattern(self.path), method, status)
+        if not self.server.is_starting:
+            self.server.context.prometheus.note_response(pattern(self.path), method, status)
         self.send_response(status)
         self.send_header(self._dialect.id_header, self._request_id)
         asked = self._lower_headers() if self.command else {}

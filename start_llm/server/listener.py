@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from start_llm.core.access_policy import AccessPolicy
-from start_llm.core.errors import PortError
+from start_llm.core.errors import ClientGone, PortError
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
@@ -173,8 +173,8 @@ def _hang_up(connection: socket.socket) -> None:
 class Listener(ThreadingHTTPServer):
     """Accepts connections, with one thread each.
 
-    The constructor binds the port, so that a busy port is found before a model is loaded. Requests are served
-    after `open`.
+    The constructor binds the port, so that a busy port is found before a model is loaded. From `begin` on
+    `/health` is answered, with `starting`; all other requests wait for `open`.
     """
 
     request_queue_size = 128
@@ -187,7 +187,10 @@ class Listener(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.limits = limits
         self.connections = Connections(limits.max_connections)
+        self.access_policy = AccessPolicy()
         self._context: ServerContext | None = None
+        self._is_decided = threading.Event()
+        self._accepts = False
         try:
             super().__init__((host, port), handler)
         except OSError as error:
@@ -201,19 +204,37 @@ class Listener(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     @property
+    def is_starting(self) -> bool:
+        return self._context is None
+
+    @property
     def context(self) -> ServerContext:
+        """What requests are answered with. Waits for `open`.
+
+        Raises:
+            ClientGone: the server is stopped before it has opened.
+        """
+        self._is_decided.wait()
         if self._context is None:
-            raise RuntimeError("requests are accepted only after `open`")
+            raise ClientGone("the server has stopped before it was ready")
         return self._context
 
-    def open(self, context: ServerContext) -> None:
+    def begin(self, policy: AccessPolicy) -> None:
         """Start accepting connections on a separate thread."""
-        self._context = context
+        self.access_policy, self._accepts = policy, True
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="listener", daemon=True).start()
 
+    def open(self, context: ServerContext) -> None:
+        """Answer requests from now on."""
+        self._context = context
+        self._is_decided.set()
+        if not self._accepts:
+            self.begin(context.access_policy)
+
     def stop_accepting(self) -> None:
-        """Accept no more connections. Open ones continue."""
-        if self._context is not None:
+        """Accept no more connections. Open ones continue, if there is something to answer them with."""
+        self._is_decided.set()
+        if self._accepts:
             with suppress(OSError):  # macOS refuses; then the listening thread sees its end at the next poll
                 self.socket.shutdown(socket.SHUT_RDWR)
             self.shutdown()

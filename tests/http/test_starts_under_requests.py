@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import threading
 import urllib.error
@@ -115,3 +117,72 @@ def test_the_first_model_may_have_gone_when_the_port_has_opened(
     with starting(folder, Overtaken) as server:
         assert f"  model     {FIRST}" in server.printed(), "it introduces the model that it has loaded first"
         assert ask(server.url, OTHER) == OTHER
+
+
+class Held(App):
+    """A server that does not get to its first model before it is let go."""
+
+    def __init__(self, settings: Settings, terminal: Terminal) -> None:
+        super().__init__(settings, terminal)
+        self.may_go_on = threading.Event()
+
+    def _find_models(self) -> tuple[str, dict[str, Path]]:
+        assert self.may_go_on.wait(60)
+        return super()._find_models()
+
+
+@contextmanager
+def held(folder: Path) -> Generator[tuple[Held, threading.Thread]]:
+    settings: Any = {"mlx_port": 0, "proxy": False, "traces": False, "drain_s": 0.5}
+    app = Held(Settings(model_path=str(folder / FIRST), **settings), Terminal(io.StringIO()))
+    start = threading.Thread(target=app.start)
+    start.start()
+    try:
+        yield app, start
+    finally:
+        app.may_go_on.set()
+        start.join(60)
+        app.close()
+
+
+def health(app: App, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(f"{app.url}/health", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, json.load(reply)["status"]
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, json.load(refusal).get("status", "")
+
+
+def test_a_server_says_that_it_starts_and_lets_all_other_requests_wait(folder: Path):
+    with held(folder) as (app, start):
+        assert health(app) == (503, "starting")
+        assert health(app, Host="evil.example") == (403, ""), "its access policy is there from the beginning"
+        heard: list[str] = []
+        client = threading.Thread(target=lambda: heard.append(ask(app.url, FIRST)))
+        client.start()
+        client.join(0.3)
+        assert client.is_alive()
+        app.may_go_on.set()
+        start.join(60)
+        client.join(60)
+        assert (heard, health(app)) == ([FIRST], (200, "ok"))
+
+
+def test_who_waits_for_a_server_that_is_stopped_while_it_starts_is_hung_up_on(folder: Path):
+    with held(folder) as (app, _):
+        ends: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                ask(app.url, FIRST)
+            except (OSError, http.client.HTTPException) as error:
+                ends.append(error)
+
+        client = threading.Thread(target=wait)
+        client.start()
+        client.join(0.3)
+        assert client.is_alive()
+        app._listener.stop_accepting()
+        client.join(30)
+        assert not client.is_alive() and ends
