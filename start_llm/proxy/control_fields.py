@@ -26,12 +26,17 @@ _OTHERS = frozenset(
 
 
 def litellm_names() -> frozenset[str]:
-    """Return the fields by which LiteLLM can be steered, as the installed LiteLLM names them."""
+    """Return the fields by which LiteLLM can be steered, as the installed LiteLLM names them.
+
+    Some it forbids itself, in `metadata` too: a request with one of them is an error of its own, a 500.
+    """
+    from litellm.proxy.auth import auth_utils  # noqa: PLC0415
     from litellm.router import Router  # noqa: PLC0415
     from litellm.types.router import GenericLiteLLMParams  # noqa: PLC0415
     from litellm.types.utils import all_litellm_params  # noqa: PLC0415
 
-    of_calls = (*all_litellm_params, *GenericLiteLLMParams.model_fields)
+    forbidden = auth_utils._SECRET_RESOLVING_PARAMS  # pyright: ignore[reportPrivateUsage]
+    of_calls = (*all_litellm_params, *GenericLiteLLMParams.model_fields, *forbidden)
     return frozenset((*of_calls, *inspect.signature(Router).parameters)) | _OTHERS
 
 

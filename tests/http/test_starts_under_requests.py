@@ -133,7 +133,8 @@ class Held(App):
 
 @contextmanager
 def held(folder: Path) -> Generator[tuple[Held, threading.Thread]]:
-    settings: Any = {"mlx_port": 0, "proxy": False, "traces": False, "drain_s": 0.5}
+    state = str(folder / "state")
+    settings: Any = {"mlx_port": 0, "proxy": False, "traces": False, "drain_s": 0.5, "state_root": state}
     app = Held(Settings(model_path=str(folder / FIRST), **settings), Terminal(io.StringIO()))
     start = threading.Thread(target=app.start)
     start.start()
