@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,20 +72,22 @@ def wait_for(port: int, status: str) -> None:
         time.sleep(0.1)
 
 
-def request_of(port: int, model: str) -> None:
-    """Send a request without waiting for its reply."""
+@contextmanager
+def request_of(port: int, model: str) -> Generator[None]:
+    """A request that waits for its reply. For a client that has left nothing would be loaded."""
     body = f'{{"model": "{model}", "prompt": "Fish?", "max_tokens": 1}}'
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    connection = servers.socket.create_connection(("127.0.0.1", port))
-    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    with servers.socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        yield
 
 
 def test_a_load_that_hangs_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
     with started(folder, "qwen3", monkeypatch) as (process, port):
         wait_for(port, "ok")
-        request_of(port, "llama")
-        wait_for(port, "loading")
-        wait_for(port, "stuck")
+        with request_of(port, "llama"):
+            wait_for(port, "loading")
+            wait_for(port, "stuck")
         assert process.poll() is None, "nobody would start it again"
 
 
@@ -102,10 +104,10 @@ def test_under_a_service_manager_a_stuck_server_ends_to_be_started_again(
 ):
     ours, launchds = variables_of_the_service()
     assert ours == launchds
-    with started(folder, first, monkeypatch, **ours) as (process, port):
+    with started(folder, first, monkeypatch, **ours) as (process, port), ExitStack() as clients:
         if first == "qwen3":
             wait_for(port, "ok")
-            request_of(port, "llama")
+            clients.enter_context(request_of(port, "llama"))
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 70, (
             "neither 0, 2, 130 nor 143, after which it would not be started again"
