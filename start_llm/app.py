@@ -218,6 +218,7 @@ class App:
                 time.sleep(_WATCH_S)
                 if reason := host.stuck_reason():
                     self._terminal.say(f"The server is stuck: {reason}. It ends, to be started again.")
+                    self._terminal.close()
                     self.abandon()
                     os._exit(_STUCK)
 
