@@ -16,6 +16,9 @@ CALLS = frozenset(
     """.split()
 )
 BECOMES_A_CLIENT = ("launch/start.py", "os.execve")
+READS_FRONT_MATTER = ("launch/opencode_permissions.py", "yaml")
+OF_YAML = {"yaml.safe_load", "yaml.YAMLError"}
+"""What makes nothing but texts, numbers, lists and objects of a document."""
 
 
 def dangers(text: str) -> Iterator[str]:
@@ -50,7 +53,13 @@ def test_the_package_does_nothing_of_the_kind():
         for path in sorted(PACKAGE.rglob("*.py"))
         for danger in dangers(path.read_text())
     ]
-    assert found == [BECOMES_A_CLIENT]
+    assert found == [READS_FRONT_MATTER, BECOMES_A_CLIENT]
+
+
+def test_of_yaml_only_what_runs_no_code_is_used():
+    tree = ast.parse((PACKAGE / READS_FRONT_MATTER[0]).read_text())
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {name for name in used if name.startswith("yaml.")} == OF_YAML
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_health_says_that_the_server_stops():
         drain=drain,
         card=SimpleNamespace(id="m"),
         engine=SimpleNamespace(step_began=None),
-        limits=SimpleNamespace(stall_s=1),
+        stuck_reason=lambda: "",
     )
     assert Status.health(status) == (200, {"status": "ok", "model": "m"})
     drain.begin(1)
