@@ -396,6 +396,7 @@ def thinkers(request: pytest.FixtureRequest, folder: Path) -> Iterator[Talk]:
 
 
 @pytest.mark.parametrize("names", ["no names", "one bucket", "one name"])
+@pytest.mark.sample(3)
 def test_reasoning_behind_a_carrier_is_read_in_its_own_conversation_alone(thinkers: Talk, names: str):
     """Both chats ask the same and get the same call. What they were told beside it is not sent again."""
     named = {"session_id": "of both"} if names == "one name" else NAMES[names][0]
@@ -586,6 +587,7 @@ def granite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talk]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.sample(3)
 def test_an_option_that_acts_without_tools_alone_acts_on_the_second_question_too(
     granite: Talk, form: str, first: bool
 ):

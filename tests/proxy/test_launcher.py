@@ -261,6 +261,7 @@ def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]
         proxy.stop()
 
 
+@pytest.mark.thorough
 def test_a_proxy_that_hangs_is_noticed_told_and_started_again(tmp_path: Path):
     with standing_in(tmp_path, signal.SIGSTOP) as (proxy, said):
         first = proxy.pid

@@ -164,6 +164,7 @@ def in_flight(server: Server) -> int:
     return sum(model["in_flight"] for model in stats(server.port)["models"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", LARGE)
 def test_what_four_asked_for_who_left_is_given_up(server: Server, phase: str):
     path, body = LARGE[phase]
