@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
 from tests.foreign.sessions import Sessions, Trace  # noqa: E402
+from tests.proxy.conftest import SECRET  # noqa: E402
 from tests.sdk.endpoints import PROXIED, Endpoints, opened_endpoints  # noqa: E402
 from tests.serving import serving  # noqa: E402
 from tests.templates.traits import trait_folder  # noqa: E402
@@ -85,7 +86,12 @@ def stretch(
     for half in ("before", "after"):
         traces = log_root / half
         with serving(
-            folder, thinking=False, traces=True, traces_prompts=True, log_root=str(traces)
+            folder,
+            thinking=False,
+            traces=True,
+            traces_prompts=True,
+            log_root=str(traces),
+            backend_secret=SECRET.text,
         ) as server:
             proxy = None if options.no_proxy else urlsplit(endpoints.of(server, PROXIED).url).port
             ports, newest = (server.port, proxy), Trace(traces).newest

@@ -25,6 +25,7 @@ from random import Random
 from typing import Literal
 
 from tests.foreign.forms import FORMS, Call, Form, Message, Request
+from tests.proxy.conftest import KEY
 from tests.transcripts.world import CARRIER
 
 SECRET, WORD = re.compile(r"s\d+n\d+q"), re.compile(r"\bw\d+w\b")
@@ -222,7 +223,9 @@ class Sessions:
             case 0:
                 session.named, session.is_named = {"session_id": f"named {self._count}"}, True
             case 1:
-                session.headers, session.is_named = {"session-id": f"called {self._count}"}, True
+                # LiteLLM hands on headers that begin with x- alone.
+                session.headers = {"session-id": f"called {self._count}"}
+                session.is_named = not session.is_proxied
             case 2:
                 session.named = {"prompt_cache_key": "everybody"}
             case 3:
@@ -347,7 +350,7 @@ class Sessions:
         server, proxy = self.ports
         port = proxy if session.is_proxied and proxy else server
         body = {"model": "openai/local", **session.form.body(request)}
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer local", **request.headers}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}", **request.headers}
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         try:
             connection.request("POST", session.form.path, json.dumps(body), headers)
@@ -405,7 +408,8 @@ class Sessions:
         if others:
             self.counts["clocks of others"] += 1
             has_own = session.is_named and session.has_received
-            assert not has_own, f"{others} of another session beside own tokens in {prompt}"
+            who = (session.number, session.named, session.headers, session.is_proxied)
+            assert not has_own, f"{others} of another session beside own tokens of {who} in {prompt}"
 
     def _go_on(self, session: Session, said: Message) -> None:
         """A call is carried out. A reply that says nothing, or was cut in a call, is asked for again."""
