@@ -64,7 +64,8 @@ class Session:
         is_named: it has a name that nobody else has.
         has_received: it holds a reply as this server gave and recorded it, so it has tokens of its own.
         treats_thoughts: what its client does with them; an edited one keeps its seal.
-        behind_carriers: thoughts of its replies to requests with a carrier.
+        thoughts: those of its replies.
+        behind_carriers: those of its replies to requests with a carrier.
         clocks: what it has said that its clock is.
         read: clocks that stood in its prompts.
     """
@@ -88,6 +89,7 @@ class Session:
     is_named: bool = False
     has_received: bool = False
     treats_thoughts: Literal["drops", "keeps", "edits"] = "drops"
+    thoughts: set[str] = field(default_factory=set[str])
     behind_carriers: set[str] = field(default_factory=set[str])
     clocks: set[str] = field(default_factory=set[str])
     read: set[str] = field(default_factory=set[str])
@@ -245,7 +247,7 @@ class Sessions:
         session.messages = other.messages[: self._random.choice(ends)]
         session.known, session.ids, session.people = set(other.known), dict(other.ids), dict(other.people)
         session.clocks, session.read = set(other.clocks), set(other.read)
-        session.behind_carriers, session.treats_thoughts = set(other.behind_carriers), other.treats_thoughts
+        session.thoughts, session.treats_thoughts = set(other.thoughts), other.treats_thoughts
         self._name(session, may_share=False)
 
     def _adopt(self, session: Session, other: Session) -> None:
@@ -337,8 +339,10 @@ class Sessions:
             options=_THINKS if thinks else {"enable_thinking": session.is_bare and self._maybe(0.5)},
         )
         said = self._ask(session, request)
-        if said.thought and carrier:
-            session.behind_carriers.add(session.form.thought(said.thought).strip())
+        if said.thought:
+            thought = session.form.thought(said.thought).strip()
+            session.thoughts.add(thought)
+            session.behind_carriers |= {thought} if carrier else set()
         self._check(session, request, self._prompt())
         self._go_on(session, said)
 
@@ -388,7 +392,7 @@ class Sessions:
 
     def _check_thoughts(self, session: Session, request: Request, prompt: str) -> None:
         for other in self._all:
-            for thought in other.behind_carriers - session.behind_carriers:
+            for thought in other.behind_carriers - session.thoughts:
                 assert len(thought) < _SHORTEST_THOUGHT or thought not in prompt, (
                     f"{thought!r} is foreign in {prompt}"
                 )
