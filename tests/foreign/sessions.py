@@ -374,7 +374,8 @@ class Sessions:
         assert not missing, f"{missing} is missing in {prompt}"
         self._check_thoughts(session, request, prompt)
         if session.is_bare:
-            assert (WRITES_THOUGHTS in prompt) == request.options["enable_thinking"], prompt
+            is_on = request.options["enable_thinking"]
+            assert (WRITES_THOUGHTS in prompt) == is_on, f"{is_on} at {session.form.path} ({session.is_proxied}): {prompt}"
         else:
             self._check_clocks(session, prompt)
         words = [word for text in told for word in WORD.findall(text)]
