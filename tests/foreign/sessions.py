@@ -198,7 +198,8 @@ class Sessions:
         session = Session(
             number=self._count,
             form=self._random.choice([*FORMS.values()]),
-            is_proxied=self.ports[1] is not None and self._maybe(0.3),
+            # In two protocols LiteLLM does not hand on the option that bare sessions set.
+            is_proxied=self.ports[1] is not None and not self._are_bare and self._maybe(0.3),
             temperature=self._random.choice((0.0, 0.0, 1.0)),
             day=self._random.randrange(6),
             second=self._random.randrange(60),
@@ -375,7 +376,9 @@ class Sessions:
         self._check_thoughts(session, request, prompt)
         if session.is_bare:
             is_on = request.options["enable_thinking"]
-            assert (WRITES_THOUGHTS in prompt) == is_on, f"{is_on} at {session.form.path} ({session.is_proxied}): {prompt}"
+            assert (WRITES_THOUGHTS in prompt) == is_on, (
+                f"{is_on} at {session.form.path} ({session.is_proxied}): {prompt}"
+            )
         else:
             self._check_clocks(session, prompt)
         words = [word for text in told for word in WORD.findall(text)]
