@@ -121,10 +121,12 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
             assert computed <= talk.length(question["content"]) + CLOSERS
 
 
-def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: ChainModel):
+@pytest.mark.parametrize("whole_bytes", [1, 2, 3])
+def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: ChainModel, whole_bytes: int):
     """The hint of the question goes away, as in OpenClaw, and the client sends the reply as it came."""
     fish = "🐟".encode()
-    folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), fish[:2], fish[2:]]})
+    pieces = [fish[:whole_bytes], fish[whole_bytes:]]
+    folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), *pieces]})
     question = " ".join(words(random.Random(3), 20).split()) * 9
     with talking(folder) as talk:
         messages = [system("Inside"), user(f"[message_id: 7] {question}")]
