@@ -416,7 +416,7 @@ class Sessions:
         if others:
             self.counts["clocks of others"] += 1
             has_own = session.is_named and session.has_received
-            who = (session.number, session.named, session.headers, session.is_proxied)
+            who = (session.number, session.form.path, session.named, session.headers, session.is_proxied)
             assert not has_own, f"{others} of another session beside own tokens of {who} in {prompt}"
 
     def _go_on(self, session: Session, said: Message) -> None:
