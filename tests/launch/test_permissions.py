@@ -141,7 +141,7 @@ def test_restrictions_of_claude_stay_and_its_sandbox_does_not_answer_for_the_use
         "autoAllowBashIfSandboxed": True,
         "excludedCommands": ["docker"],
         "allowUnsandboxedCommands": False,
-        "network": {"allowedDomains": ["pypi.org"], "deniedDomains": ["example.org"]},
+        "network": {"allowedDomains": ["docs.example.org"], "deniedDomains": ["example.org"]},
         "filesystem": {"denyRead": ["~/.ssh"], "denyWrite": ["/etc"], "allowWrite": ["/tmp"]},
     }
     user.has(".claude/settings.json", json.dumps({"permissions": restrictions, "sandbox": sandbox}))
