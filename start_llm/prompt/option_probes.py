@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Protocol
 
 from start_llm.core.chat import Json
 from start_llm.prompt.facts import BUDGET_OPTION, TemplateFacts
+from start_llm.prompt.reasoning_probes import ReasoningProbe
 from start_llm.prompt.template import SYSTEM_WORDS, TemplateMessage
 
 type _Values = tuple[Json, ...]
@@ -21,20 +21,6 @@ type _Talk = tuple[TemplateMessage, ...]
 
 _BUDGETS = (0, 1, 512, 1024)
 _WORD = re.compile(r"probe\w*")
-
-
-class OptionProbe(Protocol):
-    """Renders conversations."""
-
-    def text(
-        self,
-        *messages: TemplateMessage,
-        tools: Sequence[Mapping[str, Json]] = (),
-        options: Mapping[str, Json] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """Return the rendering; empty if the template refuses."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +34,7 @@ class OptionProbes:
         added: matches the added tokens, which end what a message says.
     """
 
-    probe: OptionProbe
+    probe: ReasoningProbe
     talks: Sequence[_Talk]
     system: TemplateMessage
     tool: Mapping[str, Json]
@@ -60,8 +46,10 @@ class OptionProbes:
         combinations = [*product(*tried.values())]
         inside: set[str] = set()
         for talk, tools in product(self._with_system(), ((), (self.tool,))):
-            texts = {values: self._in_front(talk, tools, _given(tried, values)) for values in combinations}
-            inside |= {name for place, name in enumerate(tried) if _acts(place, texts)}
+            texts = {
+                values: self._in_front(talk, tools, _options_of(tried, values)) for values in combinations
+            }
+            inside |= {name for place, name in enumerate(tried) if _changes_text(place, texts)}
         return replace(
             facts,
             tried_options=tried,
@@ -100,11 +88,11 @@ def _different(values: Sequence[Json]) -> _Values:
     return tuple({repr(value): value for value in values}.values())
 
 
-def _given(tried: Mapping[str, _Values], values: _Values) -> dict[str, Json]:
+def _options_of(tried: Mapping[str, _Values], values: _Values) -> dict[str, Json]:
     return {name: value for name, value in zip(tried, values, strict=True) if value is not None}
 
 
-def _acts(place: int, texts: Mapping[_Values, str]) -> bool:
+def _changes_text(place: int, texts: Mapping[_Values, str]) -> bool:
     """Return whether another value at this place changes a text. Empty texts are refused renderings."""
     seen: dict[_Values, str] = {}
     return any(

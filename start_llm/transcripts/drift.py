@@ -52,7 +52,7 @@ class Change:
         return [] if lines is None else [f"[Changed in {self.field.name}:\n{lines}\n]"]
 
 
-class _Told(NamedTuple):
+class _LastValue(NamedTuple):
     """What tokens say last of a field; `text` is None if a note said that it no longer applies."""
 
     text: str | None
@@ -71,10 +71,10 @@ def changes(
             of a clock holds until the minute changes. Others may be of another conversation: there a second
             is a difference.
     """
-    last: dict[Field, _Told] = {}
+    last: dict[Field, _LastValue] = {}
     for depth, reading in enumerate(details):
         told = {**omitted_values(depth, reading.omitted), **dict(reading.told)}
-        last |= {field: _Told(text, depth <= proven) for field, text in told.items()}
+        last |= {field: _LastValue(text, depth <= proven) for field, text in told.items()}
     now: dict[Field, str] = {}
     for depth, message in enumerate(messages):
         now |= omitted_values(depth, message.omitted)
@@ -101,7 +101,7 @@ def _new_lines(before: str, now: str) -> str | None:
     return "\n".join(line for line in new if line not in known)
 
 
-def _is_known(field: Field, now: str, told: _Told) -> bool:
+def _is_known(field: Field, now: str, told: _LastValue) -> bool:
     """Return whether the tokens tell this value. Lines removed from an `own` field need no note."""
     if told.text is None or now == told.text:
         return now == told.text

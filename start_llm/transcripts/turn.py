@@ -307,13 +307,16 @@ class Turn:
             return
         # Leave out the eos token: the next rendering writes its own closer, which may be another token.
         written = self._written[:-1] if end.ended_itself else self._as_sent(self._written)
+        if written is None:
+            return
         for reply in self._replies():
             self._record(self._conversation, reply, written)
 
-    def _as_sent(self, written: Sequence[int]) -> Sequence[int]:
+    def _as_sent(self, written: Sequence[int]) -> Sequence[int] | None:
         """Return the tokens of a reply that was cut inside a character as the next request will have them.
 
-        The client received U+FFFD in place of that character. The tokens before it stay as they are.
+        The client received U+FFFD in place of that character. The tokens before it stay as they are. None if
+        the tokenizer writes something else for that text alone, such as a space before it.
         """
         token_bytes, cut = self._transcripts.token_bytes, len(written)
         while cut and _ends_inside_character(
@@ -323,7 +326,10 @@ class Turn:
         if cut == len(written):
             return written
         sent = b"".join(map(token_bytes, written[cut:])).decode(errors="replace")
-        return (*written[:cut], *self._transcripts.encode(sent))
+        replacement = self._transcripts.encode(sent)
+        if b"".join(map(token_bytes, replacement)) != sent.encode():
+            return None
+        return (*written[:cut], *replacement)
 
     def note_delivered(self) -> None:
         """Remember what the client received, whole or cut off, to recognise it when it is sent back."""

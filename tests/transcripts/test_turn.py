@@ -137,6 +137,20 @@ def test_a_reply_that_ends_inside_a_character_is_recorded_as_its_client_received
     assert next_read(known, reply(received)) == f"Where?|>{received}|And there?|>"
 
 
+def test_a_cut_character_is_not_recorded_if_the_tokenizer_puts_a_space_before_its_replacement():
+    """As SentencePiece does at the start of a text."""
+    half = 0x110000
+    known = transcripts(
+        lambda token: b"\xf0\x9f" if token == half else chr(token).encode(),
+        lambda text: [*map(ord, f" {text}")],
+    )
+    turn = asked(known, ASKED)
+    turn.add_output(Content("He\ufffd"))
+    turn.add_generated_tokens([*map(ord, "He"), half])
+    turn.record_reply(AT_A_LIMIT, is_whole=True)
+    assert next_read(known, reply("He\ufffd")) == "Where?|He\ufffd|And there?|>"
+
+
 def test_a_replacement_character_that_the_model_wrote_is_a_character():
     known = kept()
     answered(known, (Content("He\ufffd"),), "He\ufffd", AT_A_LIMIT)
