@@ -3,8 +3,8 @@
 A key leaves things out, so several conversations can have the same key. A conversation may take recorded
 tokens if everything that their key leaves out is equal, byte for byte, to what this conversation says. It may
 also take them if they are *proven* to be its own earlier tokens: at their end or later it shows something
-that only the receiver of a reply can have, or it goes on behind a question that was asked under its name, after
-such a reply. Without a proof only a clock line may differ, and only in tokens that hold nothing else of
+that only the receiver of a reply can have, or it goes on behind a question that was asked under its name,
+after such a reply. Without a proof only a clock line may differ, and only in tokens that hold nothing else of
 another conversation. See ADR 13.
 """
 
