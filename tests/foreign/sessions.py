@@ -305,6 +305,7 @@ class Sessions:
         if not is_newest and self._maybe(0.1):
             self.counts["exchanged lines"] += 1
             session.people[index] = people = (people[1], people[0])
+            session.has_received = False  # its replies so far stand behind the lines in another order
         told = _envelope(session.ids[index], people)
         return told if session.ids[index] else told.replace('  "message_id": "",\n', "")
 
