@@ -340,6 +340,8 @@ def start_model(
     settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
     loaded = EngineLoader(shared, settings, folder, least_computing).start()
     ready = loaded.startup
+    if ready.model.tokenizer.doubt:
+        shared.terminal.say(ready.model.tokenizer.doubt)
     database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
     try:
         return _runtime(shared, settings, name, loaded, database)

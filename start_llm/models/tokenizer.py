@@ -15,19 +15,7 @@ from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.models import chat_template
 from start_llm.models.rust_panics import panics_told
 from start_llm.models.token_lengths import token_lengths
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character in byte-level BPE (GPT-2's `bytes_to_unicode`, inverted)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in printable)
-    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_ALPHABET = frozenset(_byte_alphabet())
-_TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _byte_alphabet().items()})
-"""Maps the byte alphabet to Latin-1, whose characters are the bytes themselves."""
+from start_llm.models.token_table import token_table
 
 LARGE_TEXT = 2**18
 """Characters from which on texts are encoded one at a time: a third of a second, and tens of megabytes."""
@@ -55,6 +43,7 @@ class Tokenizer:
             that a text may be cut before them.
         control_tokens: ids of special tokens by their text; only such a token produces that text.
         trims_leading_space: whether decoding drops the space that marks the start of a text (SentencePiece).
+        doubt: see `models.token_table.TokenTable`.
     """
 
     def __init__(self, wrapper: Any) -> None:
@@ -62,10 +51,8 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._backend = _lone_backend(wrapper)
         added = {int(number): str(token) for number, token in wrapper.added_tokens_decoder.items()}
-        decoder_kinds = _decoder_kinds(wrapper)
-        self._bytes = _bytes_of_pieces(wrapper, decoder_kinds) | {
-            token: text.encode() for token, text in added.items()
-        }
+        table = token_table(wrapper)
+        self._bytes = table.bytes
         self.has_chat_template = bool(wrapper.has_chat_template)
         self.chat_template = str(wrapper.chat_template or "")
         self._renders_itself = _renders_itself(wrapper)
@@ -82,11 +69,11 @@ class Tokenizer:
         self.control_tokens: Mapping[str, int] = {
             str(token): int(number) for number, token in wrapper.added_tokens_decoder.items() if token.special
         }
-        self.trims_leading_space = "Strip" in decoder_kinds
+        self.trims_leading_space = table.trims_leading_space
+        self.doubt = table.doubt
         absorbs_space = any(token.lstrip or token.rstrip for token in wrapper.added_tokens_decoder.values())
-        self._lengths = token_lengths(
-            self._backend, frozenset(self._bytes.values()), absorbs_space=absorbs_space
-        )
+        spellings = frozenset((*self._bytes.values(), *(text.encode() for text in added.values())))
+        self._lengths = token_lengths(self._backend, spellings, absorbs_space=absorbs_space)
 
     def render(
         self,
@@ -194,43 +181,3 @@ def _renders_itself(wrapper: Any) -> bool:
     """Return whether a program of the model or of mlx_lm renders conversations, not a template alone."""
     renderer = getattr(type(wrapper._tokenizer), "apply_chat_template", None)
     return wrapper._chat_template is not None or renderer is not PreTrainedTokenizerBase.apply_chat_template
-
-
-def _decoder_kinds(wrapper: Any) -> frozenset[str]:
-    """Return the types of the steps of the tokenizer's decoder."""
-    backend = getattr(wrapper, "backend_tokenizer", None)
-    if backend is None or backend.decoder is None:
-        return frozenset()
-    decoder = json.loads(backend.decoder.__getstate__())
-    return frozenset(str(step["type"]) for step in decoder.get("decoders", [decoder]))
-
-
-def _bytes_of_pieces(wrapper: Any, decoder_kinds: frozenset[str]) -> dict[int, bytes]:
-    """Return the bytes of every token in the vocabulary. Takes about half a second for 250,000 tokens."""
-    if "ByteLevel" in decoder_kinds:
-        return {token: _from_byte_alphabet(piece) for token, piece in _pieces(wrapper).items()}
-    if "ByteFallback" in decoder_kinds or "Metaspace" in decoder_kinds:
-        return {token: _from_sentencepiece(piece) for token, piece in _pieces(wrapper).items()}
-    return {token: str(wrapper.decode([token])).encode() for token in _pieces(wrapper)}
-
-
-def _pieces(wrapper: Any) -> dict[int, str]:
-    """Return the vocabulary's spelling of each token."""
-    pieces: dict[int, str] = {token: piece for piece, token in wrapper.get_vocab().items()}
-    # The vocabulary is a map from spelling to token, so it has only one of two tokens with the same spelling.
-    untold = [token for token in range(max(pieces, default=-1)) if token not in pieces]
-    told = zip(untold, wrapper.convert_ids_to_tokens(untold), strict=True)
-    pieces.update((token, piece) for token, piece in told if isinstance(piece, str))
-    return pieces
-
-
-def _from_byte_alphabet(piece: str) -> bytes:
-    if _BYTE_ALPHABET.issuperset(piece):
-        return piece.translate(_TO_LATIN_1).encode("latin-1")
-    return piece.encode()
-
-
-def _from_sentencepiece(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("\u2581", " ").encode()

@@ -236,10 +236,10 @@ def test_the_bytes_of_a_token_are_told_while_a_text_is_tokenised(gemma_like):
         assert not asked.is_alive()
 
 
-def test_a_tokenizer_of_another_kind_is_asked_for_the_text_of_a_token(tmp_path):
+def test_a_tokenizer_of_another_kind_is_asked_for_the_text_of_a_token_behind_another_one(tmp_path):
     tokenizer = saved(word_level(), tmp_path)
-    assert [tokenizer.token_bytes(token) for token in (1, 2, 99)] == [b"fish", "é".encode(), b""]
-    assert not tokenizer.trims_leading_space
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 99)] == [b" fish", " é".encode(), b""]
+    assert tokenizer.trims_leading_space
 
 
 def test_end_tokens_are_those_of_the_model(byte_level, llama_like):
@@ -493,8 +493,8 @@ class FakeWrapper:
     def convert_ids_to_tokens(self, tokens: list[int]) -> list[str]:
         return [f"piece {token}" for token in tokens]
 
-    def decode(self, tokens: list[int]) -> str:
-        return self._slowly(f"text {tokens[0]}")
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return self._slowly("".join(f"text {token}" for token in tokens))
 
     def _slowly[T](self, result: T) -> T:
         assert self._alone.acquire(blocking=False), "Already borrowed"
