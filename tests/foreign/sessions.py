@@ -62,7 +62,9 @@ class Session:
         ids: by the index of a question, the message id that it was sent with.
         people: by the index of a question, the lines of who sent it and who received it.
         is_named: it has a name that nobody else has.
-        has_received: it holds a reply as this server gave and recorded it, so it has tokens of its own.
+        has_received: it holds a reply as this server gave and recorded it, behind what it says now, so it has
+            tokens of its own.
+        content: of its messages, as they were sent last.
         treats_thoughts: what its client does with them; an edited one keeps its seal.
         thoughts: those of its replies.
         behind_carriers: those of its replies to requests with a carrier.
@@ -88,6 +90,7 @@ class Session:
     is_bare: bool = False
     is_named: bool = False
     has_received: bool = False
+    content: list[str] = field(default_factory=list[str])
     treats_thoughts: Literal["drops", "keeps", "edits"] = "drops"
     thoughts: set[str] = field(default_factory=set[str])
     behind_carriers: set[str] = field(default_factory=set[str])
@@ -305,7 +308,6 @@ class Sessions:
         if not is_newest and self._maybe(0.1):
             self.counts["exchanged lines"] += 1
             session.people[index] = people = (people[1], people[0])
-            session.has_received = False  # its replies so far stand behind the lines in another order
         told = _envelope(session.ids[index], people)
         return told if session.ids[index] else told.replace('  "message_id": "",\n', "")
 
@@ -329,6 +331,9 @@ class Sessions:
         messages = self._sent(session)
         carrier = self._carrier(session) if self._maybe(0.2) else ()
         session.clocks.add(session.clock)
+        content = [_content(message.text) for message in messages]
+        session.has_received &= session.content == content[: len(session.content)]
+        session.content = content
         request = Request(
             system=session.system,
             messages=[*messages, *carrier],
@@ -444,6 +449,15 @@ class Sessions:
             session.messages.append(self._question())
             if self._maybe(0.5):
                 session.ids[len(session.messages) - 1] = session.secret()
+
+
+_INSTRUCTIONS = re.compile(r"# claudeMd\n.*\n")
+_METADATA = re.compile(r"\AConversation info.*?```\n\n", re.DOTALL)
+
+
+def _content(text: str) -> str:
+    """What may not change in a message, or it is another one: metadata behind a reminder belong to it."""
+    return _METADATA.sub("", _INSTRUCTIONS.sub("", text)).rstrip()
 
 
 _LEFT_OUT = ("Conversation info", "<system-reminder>")
