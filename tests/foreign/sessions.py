@@ -264,6 +264,7 @@ class Sessions:
         names = {call.id: f"call_{self._count}{n}" for n, call in enumerate(_calls(other.messages))}
         session.form = other.form
         session.messages = [_renamed(message, names) for message in other.messages[:end]]
+        session.known |= {word for one in session.messages for word in SECRET.findall(str(one.thought))}
         self._name(session, may_share=False)
 
     # ------------------------------------------------------------------------------------------- what is said
