@@ -1,7 +1,7 @@
 """What the cache and batches change in the replies of a real model, beside what chunks alone change.
 
     python benchmarks/real_truth.py [--kinds float32 bfloat16 4bit] [--prompts N] [--prompt-tokens N]
-                                    [--reply-tokens N] [--wheels FOLDER]
+                                    [--reply-tokens N] [--short-chunk N] [--wheels FOLDER]
 
 Greedy replies of Gemma 3 270M (`scripts/real_model.py`) to the beginnings of files of Python's library. Each
 is compared with the one of this engine without a cache, alone ("cold"):
@@ -9,13 +9,13 @@ is compared with the one of this engine without a cache, alone ("cold"):
     cached         behind a restored prefix of nine tenths of the prompt
     batched        all prompts at once
     mlx_lm, 512    mlx_lm's own loop, with the chunks of the cold engine
-    mlx_lm, 64     the same with chunks of 64 tokens
+    mlx_lm, 64     the same with shorter chunks
 
 Rounding is what the last two differ by. A reply that parts from the cold one where the cold one's choice led
 by more than twice the largest difference of mlx_lm's rows is something else, and ends this with status 1. The
 difference is that of log-probabilities, of all tokens that are among the 20 likeliest of both, up to the
-token at which the replies part. Without hardware for them, bfloat16 and 4 bits take about two seconds of CPU
-for each token. On Linux start it with the BLAS that install_and_run.py preloads.
+token at which the replies part. On a CPU, 4 bits take about two seconds for each token of a reply, and bfloat16
+a quarter of one. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ from tests.engine.harness import Stepper, Watched, engine_request  # noqa: E402
 
 MODULES = ("bisect", "heapq", "textwrap", "queue", "shlex", "csv", "sched", "keyword")
 LIKELIEST = 20
-CHUNK, SHORT_CHUNK = 512, 64
+CHUNK = 512
 RESTORED = 0.9
 """Share of a prompt."""
 COLUMNS = (
     "model | replies | | the same | differ from token (lead of the cold one's choice) | largest difference"
 )
+
+
+type Way = Callable[[EngineResources, Sequence[Tokens], int], list[Reply]]
 
 
 @dataclass(frozen=True)
@@ -162,12 +165,13 @@ def _mlx_lm_reply(network: Any, prompt: Tokens, length: int, chunk: int) -> Repl
     return reply
 
 
-WAYS: dict[str, Callable[[EngineResources, Sequence[Tokens], int], list[Reply]]] = {
-    "cached": cached,
-    "batched": batched,
-    f"mlx_lm, {CHUNK}": partial(of_mlx_lm, CHUNK),
-    f"mlx_lm, {SHORT_CHUNK}": partial(of_mlx_lm, SHORT_CHUNK),
-}
+def ways(short_chunk: int) -> dict[str, Way]:
+    return {
+        "cached": cached,
+        "batched": batched,
+        f"mlx_lm, {CHUNK}": partial(of_mlx_lm, CHUNK),
+        f"mlx_lm, {short_chunk}": partial(of_mlx_lm, short_chunk),
+    }
 
 
 # ------------------------------------------------------------------------------------------------- the report
@@ -190,7 +194,7 @@ def measured(folder: Path, options: argparse.Namespace) -> list[Row]:
     prompts = prompts_of(folder, options.prompts, options.prompt_tokens)
     references = cold(resources, prompts, options.reply_tokens)
     rows: list[Row] = []
-    for name, way in WAYS.items():
+    for name, way in ways(options.short_chunk).items():
         row = Row(name, is_rounding=name.startswith("mlx_lm"))
         for reply, reference in zip(way(resources, prompts, options.reply_tokens), references, strict=True):
             row.add(reply, reference)
@@ -219,6 +223,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, choices=range(1, len(MODULES) + 1), default=4)
     parser.add_argument("--prompt-tokens", type=int, default=640)
     parser.add_argument("--reply-tokens", type=int, default=64)
+    parser.add_argument("--short-chunk", type=int, default=64, help="tokens; less than the prompts have")
     parser.add_argument("--wheels", type=Path, help="a folder with the wheels of the packages")
     options = parser.parse_args()
     print(f"{servers.machine('mlx', 'mlx-lm')}\n\n    {shlex.join(['python', *sys.argv])}\n")

@@ -151,14 +151,11 @@ def _weights(file: Any) -> Iterator[tuple[str, mx.array]]:
         values = dequantize(tensor.data, tensor.tensor_type).astype("float32")
         if tensor.name.endswith("norm.weight"):
             values -= 1  # llama.cpp has added the 1 that Gemma's layers add themselves
-        yield _tensor_name(tensor.name), mx.array(values)
+        yield tensor_name(tensor.name), mx.array(values)
 
 
-def _tensor_name(name: str) -> str:
-    """
-    >>> _tensor_name("blk.3.attn_q.weight")
-    'model.layers.3.self_attn.q_proj.weight'
-    """
+def tensor_name(name: str) -> str:
+    """Return mlx_lm's name of a tensor."""
     *place, kind, _ = name.split(".")
     return f"model.layers.{place[1]}.{LAYER_TENSORS[kind]}.weight" if place else f"{TENSORS[kind]}.weight"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 PROMPTS: Mapping[str, str] = {
     "Python": "def fibonacci(n):\n",
-    "indented Python": "class Bag:\n    def __init__(self):\n        self.all = []\n\n    def add(self, x):\n",
+    "indented Python": "class A:\n    def __init__(self):\n        self.all = []\n\n    def add(self, x):\n",
     "JavaScript": "function debounce(callback, delay) {\n  let timer = null;\n",
     "Go with tabs": "func Sum(values []int) int {\n\ttotal := 0\n\tfor _, value := range values {\n",
     "shell": "#!/usr/bin/env bash\nset -euo pipefail\nfor file in *.txt; do\n",
