@@ -14,7 +14,7 @@ is compared with the one of this engine without a cache, alone ("cold"):
 Rounding is what the last two differ by. A reply that parts from the cold one where the cold one's choice led
 by more than twice the largest difference of mlx_lm's rows is something else, and ends this with status 1. The
 difference is that of log-probabilities, of all tokens that are among the 20 likeliest of both, up to the
-token at which the replies part. On a CPU, 4 bits take about two seconds for each token of a reply, and bfloat16
+token at which the replies part. On a CPU, 4 bits take about two seconds for each token of a reply, bfloat16
 a quarter of one. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 

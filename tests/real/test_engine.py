@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,17 @@ def test_logits_behind_a_restored_prompt_are_those_of_a_computed_one(
     prompt = (*source[:kept], *source[-40:])
     difference = restored_difference(resources.network, engine.cache, prompt, (len(prompt) - 1,))
     assert engine.cached.reused_tokens - before >= kept > WINDOW
+    assert difference < MOST_DIFFERENCE
+
+
+@pytest.mark.thorough
+def test_the_same_holds_four_windows_deep(resources: EngineResources, tokenizer: Tokenizer):
+    source = tuple(tokenizer.encode(inspect.getsource(textwrap)).ids)
+    engine, kept = Cached(resources, longest_chunk=WINDOW), 4 * WINDOW
+    engine.say(source[: kept + 1], 1, (kept,))
+    prompt = (*source[:kept], *source[-100:])
+    difference = restored_difference(resources.network, engine.cache, prompt, (len(prompt) - 1,))
+    assert engine.cached.reused_tokens >= kept
     assert difference < MOST_DIFFERENCE
 
 
