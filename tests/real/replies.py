@@ -140,7 +140,7 @@ def replies_of_mlx_lm(folder: Path, log: Path) -> dict[str, Reference]:
 
 
 def _mlx_lm_reference(reply: Any, tokenizer: Tokenizer) -> Reference:
-    """Its likeliest tokens are in no order, and the one that ends the reply is among them."""
+    """mlx_lm promises no order of the likeliest tokens. The one that ends the reply is among them."""
     tops = [
         sorted(place["top_logprobs"], key=lambda one: -one["logprob"])
         for place in reply["choices"][0]["logprobs"]["content"]
