@@ -24,7 +24,8 @@ PROGRAM = "start_llm"
 CODE = (PROGRAM, "tests", "scripts", "benchmarks", "install_and_run.py")
 MUTANTS = "tests/mutants"
 MUTANT_TEST = f"{MUTANTS}/test_mutants.py::test_a_mutant_turns_its_test_red"
-NEEDS_CLIENTS = "pytestmark = [pytest.mark.clients"
+LEFT_OUT = ("pytestmark = [pytest.mark.clients", "pytestmark = [pytest.mark.real")
+"""How files begin whose tests need what most machines have not."""
 EVERY_TEST = frozenset({"pyproject.toml"})
 """Files that change how every test runs."""
 
@@ -62,7 +63,11 @@ def selected(repository: Repository, changed: Iterable[str]) -> list[str]:
 def is_test(module: str, sources: Sources) -> bool:
     """A file of tests that a plain run collects."""
     name = module.rpartition(".")[2]
-    return module.startswith("tests.") and name.startswith("test_") and NEEDS_CLIENTS not in sources[module]
+    return (
+        module.startswith("tests.")
+        and name.startswith("test_")
+        and not any(mark in sources[module] for mark in LEFT_OUT)
+    )
 
 
 def dependents(graph: Graph, changed: set[str]) -> set[str]:

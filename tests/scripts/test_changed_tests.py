@@ -33,7 +33,8 @@ SOURCES = {
     "tests.test_scripts": "NAME = 'probe'",
     "tests.test_install": "SCRIPT = 'install_and_run.py'",
     "tests.test_readme": "TEXT = (ROOT / 'README.md').read_text()",
-    "tests.test_real": "import pytest\nimport start_llm.engine.loop\npytestmark = [pytest.mark.clients]",
+    "tests.test_clients": "import pytest\nimport start_llm.engine.loop\npytestmark = [pytest.mark.clients]",
+    "tests.test_weights": "import pytest\nimport start_llm.engine.loop\npytestmark = [pytest.mark.real]",
 }
 PACKAGES = {"start_llm", "start_llm.engine", "tests.corpus"}
 PATCHES = {
@@ -43,7 +44,8 @@ PATCHES = {
 EVERY = sorted(
     f"{name.replace('.', '/')}.py"
     for name in SOURCES
-    if name.rpartition(".")[2].startswith("test_") and name != "tests.test_real"
+    if name.rpartition(".")[2].startswith("test_")
+    and name not in ("tests.test_clients", "tests.test_weights")
 )
 
 

@@ -1,0 +1,51 @@
+""".ci/run in a sandbox, with fakes for everything that it starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EVERY_TEST = "install_and_run.py --test -n 2 --dist loadfile -m not clients and not real"
+REAL_TESTS = "install_and_run.py --test -m real and not thorough tests/real"
+
+
+@pytest.fixture
+def ci(sandbox):
+    """`ci(69)` runs the copied script where building the real weights ends with that status."""
+    (sandbox.root / ".ci").mkdir()
+    script = shutil.copy(REPOSITORY / ".ci" / "run", sandbox.root / ".ci")
+    sandbox.write_script(sandbox.root / "scripts" / "check", "exit 0")
+    sandbox.add_python(sandbox.bin / "python")
+    for program in ("apt-get", "sudo"):
+        sandbox.write_script(sandbox.bin / program, "exit 1")
+
+    def run(status: int):
+        sandbox.write_script(
+            sandbox.venv / "bin/python", f'echo "$*" >> "{sandbox.root}/calls"; exit {status}'
+        )
+        return sandbox.run_command([script], PATH=f"{sandbox.bin}:{os.defpath}")
+
+    return run
+
+
+def test_the_tests_with_real_weights_come_behind_all_others(sandbox, ci):
+    assert ci(0).returncode == 0
+    assert sandbox.calls()[-3:] == [EVERY_TEST, "scripts/real_model.py float32", REAL_TESTS]
+
+
+def test_without_the_weights_it_says_so_and_passes(sandbox, ci):
+    done = ci(os.EX_UNAVAILABLE)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == ".ci/run: the tests with real weights were left out"
+    assert REAL_TESTS not in sandbox.calls()
+
+
+def test_weights_that_are_not_what_they_were_stop_it(sandbox, ci):
+    done = ci(1)
+    assert done.returncode == 1
+    assert "the real weights could not be built" in done.stderr
+    assert REAL_TESTS not in sandbox.calls()
