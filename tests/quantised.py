@@ -27,6 +27,7 @@ def quantise(
     network, tokenizer, config = loaded
     if halves:
         network.set_dtype(mx.bfloat16)
+        config["torch_dtype"] = "bfloat16"
     network, config = mlx_lm_utils.quantize_model(
         network, config, GROUP_SIZES[mode], BITS.get(mode, bits), mode=mode
     )

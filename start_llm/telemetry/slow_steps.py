@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-_MOMENT_S = 3.0
+MOMENT_S = 3.0
 
 
 @contextmanager
-def told_if_slow(say: Callable[[str], None], step: str, *, after_s: float = _MOMENT_S) -> Generator[None]:
+def told_if_slow(say: Callable[[str], None], step: str) -> Generator[None]:
     """Say what the block does if it takes longer than a moment.
 
     Args:
         say: called on a thread of its own.
         step: a sentence.
     """
-    timer = threading.Timer(after_s, say, [step])
+    timer = threading.Timer(MOMENT_S, say, [step])
     timer.daemon = True
     timer.start()
     try:
