@@ -72,7 +72,8 @@ def test_what_other_models_take_decides_nothing(folder: Path, tiny_model: TinyMo
     with serving(Path("a"), model_dir=str(tmp_path), max_kv_size=1000) as server:
         for name in ("b", "c"):
             asked(server, model=name)
-        weights = [one.card.weights_bytes for one in server.app._host.listed() if one.card]
+        host: Any = server.app._host
+        weights = [one.card.weights_bytes for one in host.listed() if one.card]
         assert len(weights) == 3 and len(set(weights)) == 1
         assert server.printed().count(CONVERTED) == 3
 

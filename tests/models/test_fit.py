@@ -81,7 +81,7 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
 def test_on_a_cpu_the_weights_and_the_cache_are_those_of_the_converted_model(
     family: str, form: str, tiny_model, tmp_path: Path
 ):
-    original, copy = tiny_model(family, hidden=128, layers=2), tmp_path / "copy"
+    original, copy = tiny_model(family), tmp_path / "copy"
     folder = halve(original, copy) if form == "halves" else quantise(original, copy, mode=form, halves=True)
     model = load(folder, most_float32_bytes=10**12)
     shape = tiny_shape(folder).on(CPU)
