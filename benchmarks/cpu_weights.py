@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_weights.py FOLDER ...
 
-Of each folder: CPU seconds to load it, of a token that is decoded and of 16 tokens of a prompt; the memory at
+Of each folder: CPU seconds to load it, of a token that is decoded and of 8 tokens of a prompt; the memory at
 its highest while it is loaded; and how far the next tokens' distributions behind some texts are apart.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.servers import machine  # noqa: E402
 from start_llm.models.loader import LoadedModel, load  # noqa: E402
 from start_llm.models.machines import gib  # noqa: E402
 
-PROMPT, TOKENS, COMPARED = 16, 5, 24
+PROMPT, TOKENS, COMPARED = 8, 3, 8
 TEXTS = ("LICENSE", "docs/prompt-cache.md", "start_llm/engine/loop.py")
 NEVER, ALWAYS = 0, 10**15
 
@@ -86,7 +86,7 @@ def mean(values: list[mx.array]) -> float:
 def main(folders: list[Path]) -> None:
     print(machine("mlx", "mlx-lm"), "\n", sep="")
     print(
-        "| model | weights | load | highest memory | a token | 16 tokens of a prompt | faster | KL | top-1 |"
+        "| model | weights | load | highest memory | a token | 8 tokens of a prompt | faster | KL | top-1 |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for folder in folders:
