@@ -12,11 +12,11 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
 from start_llm.models.download import as_path, pull
-from start_llm.models.fit import ModelShape, arithmetic, beside, gib, report
+from start_llm.models.fit import ModelShape, arithmetic, beside, report
 from start_llm.models.fit_table import as_markdown
 from start_llm.models.hub import REPOSITORY, Hub
 from start_llm.models.library import Library, shape_in
-from start_llm.models.machines import Machine
+from start_llm.models.machines import Machine, gib
 from start_llm.models.progress import Progress
 from start_llm.models.shelf import shape_on_hub
 from start_llm.models.well_known import WELL_KNOWN

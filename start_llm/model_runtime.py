@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from start_llm.models.adapters import Adapters
 from start_llm.models.device import this_device, wire_memory
 from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import digest_of, identity, transcripts_identity
-from start_llm.models.known_digests import weight_files_of
+from start_llm.models.known_digests import WeightFiles, weight_files_of
 from start_llm.models.library import shape_in
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.pooling import pooling_in
@@ -50,6 +51,7 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, ModelMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
+from start_llm.telemetry.slow_steps import told_if_slow
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Trace
 from start_llm.wiring import (
@@ -57,6 +59,8 @@ from start_llm.wiring import (
     admission,
     cache_budget,
     cache_limits,
+    estimated_work,
+    float32_bytes,
     image_door,
     image_memory,
     known_digests,
@@ -232,13 +236,15 @@ class EngineLoader:
 
     def _assemble(self) -> EngineResources:
         settings, files = self._settings, weight_files_of(self._folder)
-        model = load(self._folder, image_max_tokens=settings.image_tokens)
-        wire_memory()
+        model = self._load()
         layers = Layers(model.network, room=settings.initial_blocks * page_size(settings))
-        probe = layers.fresh()
-        row = measure_sequence(model.network, probe)
+        with self._told_if_slow("Measuring what computing takes ..."):
+            estimated = estimated_work(settings, model.config)
+            work = measure_work(model.network, layers, estimated=estimated)
+            probe = layers.fresh()
+            row = measure_sequence(model.network, probe, work.pace)
+        self._say(work.told)
         quantize_pages(settings, model.config, layers, probe)
-        work = measure_work(model.network, layers)
         reserve = work_reserve(settings, work.cost)
         images = self._image_memory(model.vision)
         footprint = measure(model, label_of)
@@ -247,10 +253,11 @@ class EngineLoader:
         kept_free = max(computing, self._least_computing) + images.kept_bytes
         admitted = admission(settings, footprint.weights_bytes, row, kept_free)
         shifts = model.vision is not None and model.vision.moves_positions
-        verdict = check_batching(model.network, layers.fresh, settings.batch, shifts=shifts)
-        digests = known_digests(settings, self._shared.terminal.say)
-        weights = digests.get(self._folder, files, partial(digest_of, model))
-        known = identity(model, weights)
+        with self._told_if_slow("Trying several sequences at once ..."):
+            verdict = check_batching(
+                model.network, layers.fresh, settings.batch, shifts=shifts, pace=work.pace
+            )
+        known = self._identity(model, files)
         kv = layers.kv_at_rest(probe)
         adapters = Adapters(model.network)
         self._loaded.append(
@@ -285,6 +292,27 @@ class EngineLoader:
             mount=adapters.mount,
         )
 
+    def _load(self) -> LoadedModel:
+        # Whether weights are converted must not depend on what other models take.
+        most = float32_bytes(self._shared.settings)
+        model = load(self._folder, image_max_tokens=self._settings.image_tokens, most_float32_bytes=most)
+        wire_memory()
+        self._say(model.precision.told(this_device(), most))
+        return model
+
+    def _identity(self, model: LoadedModel, files: WeightFiles) -> bytes:
+        digests, in_float32 = known_digests(self._settings, self._say), model.precision.is_converted
+        with self._told_if_slow("Reading the weights once for their digest ..."):
+            weights = digests.get(self._folder, files, partial(digest_of, model), in_float32=in_float32)
+        return identity(model, weights)
+
+    def _say(self, sentence: str) -> None:
+        if sentence:
+            self._shared.terminal.say(sentence)
+
+    def _told_if_slow(self, step: str) -> AbstractContextManager[None]:
+        return told_if_slow(self._shared.terminal.say, step)
+
     def _image_memory(self, vision: Vision | None) -> ImageMemory:
         """Measure what reading images takes, and limit their tokens to what memory allows."""
         if vision is None:
@@ -293,9 +321,7 @@ class EngineLoader:
         memory = image_memory(self._settings, wanted, measure_tower(vision))
         if memory.max_tokens < wanted:
             vision.processor.max_tokens = memory.max_tokens
-            self._shared.terminal.say(
-                f"Images have at most {memory.max_tokens:,} tokens: memory allows no more."
-            )
+            self._say(f"Images have at most {memory.max_tokens:,} tokens: memory allows no more.")
         return memory
 
     def _prompt_cache(self, ready: EngineStartup, layers: Layers, probe: list[Any]) -> PromptCache | NoReuse:
@@ -306,9 +332,7 @@ class EngineLoader:
         """
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
-            self._shared.terminal.say(
-                f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache."
-            )
+            self._say(f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache.")
         if layers.unknown or not self._settings.prompt_cache:
             return NoReuse(layers, self._cache_metrics)
         limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
@@ -437,7 +461,7 @@ def _embedder(loaded: LoadedEngine, tokenizer: Tokenizer) -> EngineEmbedder | No
 def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:
     """Return the memory that a model will need, from its files; more than there is if they do not tell."""
     try:
-        shape = shape_in(name, folder)
+        shape = shape_in(name, folder).on(own_machine(settings))
     except ModelError:
         return MemoryNeeds(kept_bytes=sys.maxsize, window_bytes=0, computing_bytes=0)
     longest, budget = min(shape.window, settings.max_kv_size), memory_budget(settings)

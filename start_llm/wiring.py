@@ -38,11 +38,13 @@ from start_llm.models.architecture import completed
 from start_llm.models.device import this_device
 from start_llm.models.download import name_of, resolve
 from start_llm.models.downloads import Downloads
+from start_llm.models.fit import activation_bytes
+from start_llm.models.float32 import most_float32_bytes
 from start_llm.models.footprint import Footprint
 from start_llm.models.hub import Hub
 from start_llm.models.image_costs import COMPUTING_SHARE, kept_image_bytes
 from start_llm.models.known_digests import KnownDigests
-from start_llm.models.layer_costs import keeps_latents
+from start_llm.models.layer_costs import keeps_latents, text_config
 from start_llm.models.library import Library, Place, models_in, places
 from start_llm.models.loader import LoadedModel
 from start_llm.models.machines import Machine, this_machine
@@ -73,6 +75,8 @@ _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
 _SMALLEST_PAGE = 256
 _LONG_CONTEXT = 65_536
+_SINGLE = 4
+"""Bytes of a float32 number."""
 _HEADROOM = 0.05
 """Share of the memory budget for what is not counted: allocators, sockets, texts."""
 
@@ -279,7 +283,18 @@ def make_shelf(settings: Settings, loaded: Callable[[], Sequence[tuple[str, Path
 
 
 def own_machine(settings: Settings) -> Machine:
-    return this_machine(this_device(), memory_budget(settings))
+    return this_machine(this_device(), memory_budget(settings), float32_bytes(settings))
+
+
+def float32_bytes(settings: Settings) -> int:
+    """Return the bytes up to which weights are converted to float32; 0 if they never are.
+
+    Args:
+        settings: with the memory of all models together.
+    """
+    if settings.cpu_dequantize == "off":
+        return 0
+    return most_float32_bytes(this_device(), memory_budget(settings))
 
 
 def memory_budget(settings: Settings) -> int:
@@ -304,6 +319,16 @@ def work_reserve(settings: Settings, work: PrefillMemoryCost) -> int:
     """
     most = int(COMPUTING_SHARE * memory_budget(settings))
     return max(work.bytes_of(LONGEST_CHUNK, 0), min(work.bytes_of(LONGEST_CHUNK, _LONG_CONTEXT), most))
+
+
+def estimated_work(settings: Settings, config: Mapping[str, Json]) -> PrefillMemoryCost:
+    """Return the memory that prefill takes, from the model's config alone, if its numbers are float32.
+
+    Where attention is not fused, the scores of all heads are there twice.
+    """
+    text = text_config(completed(config))
+    heads = 0 if own_machine(settings).fuses_attention else int(text.get("num_attention_heads") or 1)
+    return PrefillMemoryCost(activation_bytes(text, _SINGLE), pair_bytes=2 * _SINGLE * heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,12 @@ from start_llm.core.tenants import tenant_of_key
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
+from start_llm.models.device import this_device
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_name, proxy_config
 from tests import tiny_adapters
 from tests.images.files import data_url, picture
+from tests.quantised import halve
 from tests.server.client import ask, wait_until
 from tests.serving import AS_JSON, Server, tried_once
 
@@ -96,6 +98,9 @@ VALUES: dict[str, Values] = {
         [("/a/b", ("/a/b",)), ("/a b, c/d", ("/a b", "c/d")), ("x,~/y", ("x", "~/y"))], [",", "a,,b"]
     ),
     "MODEL_PINS": Values([("a", ("a",)), ("a/b c, d", ("a/b c", "d")), ("x,y", ("x", "y"))], [","]),
+    "CPU_DEQUANTIZE": Values(
+        [("off", "off"), ("OFF", "off"), ("Off", "off")], ["on", "true", "float32", "0"]
+    ),
     "MODEL_FAMILY": Values(
         [("qwen3", "qwen3"), ("GPT_OSS", "gpt_oss"), ("generic", "generic")],
         ["qwen", "glm-4", "auto", "1", "qwen3 glm4"],
@@ -544,6 +549,15 @@ def checks_family(models: Models) -> None:
     with running(models.thinker, MODEL_FAMILY="llama3") as server:
         assert said(server) == (None, "<think>Hm.</think>Yes")
         assert "llama3 (qwen3)" in server.printed()
+
+
+def checks_cpu_dequantize(models: Models) -> None:
+    halved = halve(models.plain, models.wild.parent / "halved")
+    told = "The bfloat16 weights were converted to float32"
+    with running(halved) as server:
+        assert (told in server.printed()) == (this_device().kind == "CPU")
+    with running(halved, CPU_DEQUANTIZE="off") as server:
+        assert told not in server.printed()
 
 
 def checks_thinking(models: Models) -> None:
@@ -1472,6 +1486,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MODEL_PINS": checks_pins,
     "ADAPTER_DIR": checks_adapter_dir,
     "MODEL_ALIASES": checks_aliases,
+    "CPU_DEQUANTIZE": checks_cpu_dequantize,
     "MODEL_FAMILY": checks_family,
     "MLX_HOST": checks_host,
     "MLX_PORT": checks_port,

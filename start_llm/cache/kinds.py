@@ -60,6 +60,7 @@ class CacheKind:
         attention: name of such a layer in `/stats`.
         reuse: how it is read and restored; None if it cannot be, or only its parts can.
         growth: returns its cost, from a leaf that holds some tokens; None for a composite.
+        growth_tokens: tokens that a leaf has to hold for that.
         put_state: for classes whose `state` cannot be set.
     """
 
@@ -67,6 +68,7 @@ class CacheKind:
     attention: str
     reuse: TrimmableLeaf | NonTrimmableLeaf | None = None
     growth: Callable[[Any], Growth] | None = None
+    growth_tokens: int = 1
     put_state: Callable[[Any, Any], None] | None = None
 
 
@@ -226,6 +228,7 @@ KINDS = {
         attention="compressed",
         reuse=NonTrimmableLeaf(_compressed, _compressed_numbers, _fill_compressed),
         growth=_compressed_growth,
+        growth_tokens=320,
         put_state=_put_compressed,
     ),
     "CacheList": CacheKind(words="composite", attention="composite"),
@@ -245,6 +248,12 @@ def growth_of(leaf: Any) -> Growth | None:
     """Return the cost of a leaf that holds some tokens; None if its class has no entry."""
     kind = KINDS.get(type(leaf).__name__)
     return kind.growth(leaf) if kind and kind.growth else None
+
+
+def growth_tokens_of(leaf: Any) -> int | None:
+    """Return the tokens that a leaf has to hold for `growth_of`; None if its class has no entry."""
+    kind = KINDS.get(type(leaf).__name__)
+    return kind.growth_tokens if kind and kind.growth else None
 
 
 def label_of(cache: Any) -> str:

@@ -121,6 +121,12 @@ class Settings:
         "Folder below which LoRA adapters are, in mlx_lm's format. Requests mount them (docs/api.md); unset: "
         "none. --adapter-dir says the same.", _MODEL,
     )  # fmt: skip
+    cpu_dequantize: Literal["auto", "off"] = _variable(
+        "CPU_DEQUANTIZE", choice(("auto", "off")), "auto",
+        "On a computer without a GPU, quantised and 16-bit weights are converted to float32 when they are "
+        "loaded, if they then take at most half of MEMORY_BUDGET: it computes many times faster with them. "
+        "off: they stay as they are.", _MODEL,
+    )  # fmt: skip
     family: str | None = _variable(
         "MODEL_FAMILY", choice(tuple(FAMILIES), "the name of a format"), None,
         "Form of the model's reasoning and tool calls. Unset: found in its template and vocabulary.", _MODEL,

@@ -7,42 +7,75 @@ from typing import Any
 
 import mlx.core as mx
 
-from start_llm.cache.kinds import Growth, growth_of
+from start_llm.cache.kinds import Growth, growth_of, growth_tokens_of
 from start_llm.cache.layers import leaves
 from start_llm.core.sequence_cost import SequenceCost, WindowCost
+from start_llm.engine.pace import Pace
 
-_PROBE, _TIMES = 64, 4
-"""Tokens of a probe, and the number of probes after the first.
+_STEP = 256
+"""Tokens by which mlx_lm's caches grow."""
+_PROBES = (64, 64, 64, 64, 64)
+"""Tokens that show how an unknown class grows: one step beyond the first probe."""
+_PATIENCE_S = 6.0
+"""Predicted seconds up to which those are computed, and two tokens otherwise."""
 
-Those together are 256 tokens, the step by which mlx_lm's caches grow.
-"""
+
+def measure_sequence(network: Any, caches: Sequence[Any], pace: Pace | None = None) -> SequenceCost:
+    """Compute a token into fresh caches, and return the measured cost of a sequence.
+
+    Caches whose growth one token does not tell get more.
+
+    Args:
+        pace: of the network. If more tokens would take long, the growth of those caches is estimated, and
+            rather too high.
+    """
+    told = [growth_tokens_of(leaf) for leaf in leaves(caches)]
+    if all(tokens == 1 for tokens in told):
+        _compute(network, caches, 1)
+        return _sequence_cost([growth for leaf in leaves(caches) if (growth := growth_of(leaf))])
+    if pace is None or pace.seconds(*_PROBES) <= _PATIENCE_S:
+        return _sequence_cost(_growths(network, caches, _PROBES, told))
+    return _sequence_cost(_growths(network, caches, (1, 1), told))
 
 
-def measure_sequence(network: Any, caches: Sequence[Any]) -> SequenceCost:
-    """Compute a few tokens into fresh caches, then several times as many, and return the measured cost."""
-    _compute(network, caches)
+def _growths(
+    network: Any, caches: Sequence[Any], probes: Sequence[int], told: Sequence[int | None]
+) -> list[Growth]:
+    """Compute probes of so many tokens, and return the growth of each leaf.
+
+    Args:
+        told: tokens that tell the growth of each leaf; None if its class is unknown.
+    """
+    _compute(network, caches, probes[0])
     first = [int(leaf.nbytes) for leaf in leaves(caches)]
-    for _ in range(_TIMES):
-        _compute(network, caches)
-    growths = [
-        growth_of(leaf) or _growth_between(was, int(leaf.nbytes))
-        for leaf, was in zip(leaves(caches), first, strict=True)
+    for tokens in probes[1:]:
+        _compute(network, caches, tokens)
+    total = sum(probes)
+    return [
+        (growth_of(leaf) if needed and needed <= total else None)
+        or _growth_between(was, int(leaf.nbytes), total - probes[0], total)
+        for leaf, was, needed in zip(leaves(caches), first, told, strict=True)
     ]
-    return _sequence_cost(growths)
 
 
-def _compute(network: Any, caches: Sequence[Any]) -> None:
-    network(mx.zeros((1, _PROBE), dtype=mx.uint32), cache=caches)
+def _compute(network: Any, caches: Sequence[Any], tokens: int) -> None:
+    network(mx.zeros((1, tokens), dtype=mx.uint32), cache=caches)
     mx.eval([leaf.state for leaf in leaves(caches)])
 
 
-def _growth_between(first: int, last: int) -> Growth:
-    """Estimate the growth of a leaf whose class has no entry in `cache.kinds`.
+def _growth_between(first: int, last: int, more: int, total: int) -> Growth:
+    """Estimate the growth of a leaf, which is assumed to be linear.
 
-    `first` and `last` are its bytes after the first and after the last probe. Growth is assumed to be linear.
+    Of one that did not grow over less than a step, all bytes may be those of the tokens of a step.
+
+    Args:
+        first, last: its bytes after the first probe and after the last one, `more` tokens later.
+        total: tokens of all probes.
     """
-    token_bytes = -(-max(last - first, 0) // (_PROBE * _TIMES))
-    return Growth(token_bytes=token_bytes, state_bytes=max(last - token_bytes * _PROBE * (_TIMES + 1), 0))
+    if last == first and more < _STEP:
+        return Growth(token_bytes=-(-last // _STEP), state_bytes=last)
+    token_bytes = -(-max(last - first, 0) // more)
+    return Growth(token_bytes=token_bytes, state_bytes=max(last - token_bytes * total, 0))
 
 
 def _sequence_cost(growths: Sequence[Growth]) -> SequenceCost:

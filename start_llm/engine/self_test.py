@@ -7,7 +7,7 @@ gives wrong numbers if there are as many sequences as heads, and an exception ot
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from start_llm.cache.layers import leaves
 from start_llm.engine import merging
+from start_llm.engine.pace import Pace
 from start_llm.engine.shifted_cache import shifted
 
 _LENGTHS = (9, 4, 14, 6, 11, 3, 8, 5)
@@ -27,6 +28,9 @@ _LEAST, _MOST = 0.1, 0.5
 
 _SHIFT = 3
 """Positions by which each sequence is moved more than the one before it, if positions may be shifted."""
+
+_PATIENCE_S = 20.0
+"""Predicted seconds up to which the check is made."""
 
 _WRONG_IN_LONG_BATCHES = {
     "minimax_m3_vl": "its sparse attention counts the blocks that it drops from the padding on"
@@ -50,25 +54,30 @@ class BatchVerdict:
 
 
 def check_batching(
-    network: Any, fresh: Callable[[], Caches], max_sequences: int, *, shifts: bool = False
+    network: Any,
+    fresh: Callable[[], Caches],
+    max_sequences: int,
+    *,
+    shifts: bool = False,
+    pace: Pace | None = None,
 ) -> BatchVerdict:
     """Merge sequences one by one, remove the first, and compare their logits with those of each alone.
+
+    Where that would take long, it is left out, and sequences do not share a forward pass.
 
     Args:
         fresh: makes empty caches.
         max_sequences: sequences that decode at once. At most eight are tried; more are assumed to behave
             alike.
         shifts: positions of sequences may be shifted, as behind images.
+        pace: of the network.
     """
-    if max_sequences < 2:
-        return BatchVerdict(batches=False, reason="one reply at a time is all that BATCH allows")
-    if reason := _WRONG_IN_LONG_BATCHES.get(getattr(network, "model_type", "")):
+    count = min(max_sequences, len(_LENGTHS))
+    if reason := _reason_not_to_try(network, fresh, count, pace):
         return BatchVerdict(batches=False, reason=reason)
-    if not merging.can_merge(fresh()):
-        return BatchVerdict(batches=False, reason="its caches cannot be merged")
     sequences = [
         _TrialSequence(network, fresh(), place, shift=_SHIFT * place if shifts else 0)
-        for place in range(min(max_sequences, len(_LENGTHS)))
+        for place in range(count)
     ]
     try:
         worst = _worst_difference(network, sequences)
@@ -81,6 +90,29 @@ def check_batching(
             batches=False, reason=f"with {worst} sequences at once it computes other logits than alone"
         )
     return BatchVerdict(batches=True)
+
+
+def _reason_not_to_try(network: Any, fresh: Callable[[], Caches], count: int, pace: Pace | None) -> str:
+    """Return why sequences may not share a forward pass, as far as that is known without a trial."""
+    if count < 2:
+        return "one reply at a time is all that BATCH allows"
+    if reason := _WRONG_IN_LONG_BATCHES.get(getattr(network, "model_type", "")):
+        return reason
+    if not merging.can_merge(fresh()):
+        return "its caches cannot be merged"
+    seconds = pace.seconds(*_passes(count)) if pace else 0.0
+    if seconds > _PATIENCE_S:
+        return f"trying several at once would take about {seconds:,.0f} s on this machine"
+    return ""
+
+
+def _passes(count: int) -> Iterator[int]:
+    """Yield the tokens of each forward pass of the check for so many sequences."""
+    yield from _LENGTHS[:count]
+    for together in (2, count):  # see `_rounding`
+        yield from (together, 1)
+    for together in (*sorted({2, min(3, count), count}), 1, count - 1):  # see `_is_right`
+        yield from (together, *(1,) * together)
 
 
 class _TrialSequence:

@@ -1,23 +1,34 @@
-"""Measure at start-up the memory and the time that prefill chunks take."""
+"""Measure at start-up the memory and the time that prefill chunks take.
+
+How long that takes is known from a few tokens. Where it would take longer than `PATIENCE_S`, a shorter chunk
+is measured.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from start_llm.cache.layers import Layers, leaves
+from start_llm.engine.pace import Pace
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.models.vision import Vision
 from start_llm.models.vision_families import blank
 
 _SHORT, _LONGER, _LONG, _BEHIND = 64, 128, 512, 16
 """Tokens of the measured chunks; `_BEHIND` short chunks are put before the later ones."""
-_PATIENCE_S = 2.0
+PATIENCE_S = 12.0
+"""Predicted seconds up to which these chunks are measured, without the long one."""
+_LONG_PATIENCE_S = 2.0
 """Predicted seconds up to which the long chunk is tried. It tells more of what a mixture of experts takes."""
+_FEW, _FEWER, _FEW_PATIENCE_S = 8, 2, 4.0
+"""Tokens from which the pace is told, beside one: the fewer ones if the others could take that long."""
+_STEADY_S = 0.5
+"""Seconds from which a few tokens are computed twice: at first, kernels are compiled or weights read."""
 _SHORTEST = 16
 _SIDES = (224, 448)
 """Pixels of the sides of the images that the tower is tried on: 49 and 196 tokens of a Qwen3-VL."""
@@ -57,14 +68,31 @@ class PrefillProfile:
     Attributes:
         cost: in memory.
         chunks: in time.
+        pace: of a forward pass of a few tokens.
     """
 
     cost: PrefillMemoryCost
     chunks: tuple[Chunk, ...]
+    pace: Pace
+
+    @property
+    def told(self) -> str:
+        """A sentence on what was left out because the device is slow; empty if nothing was."""
+        longest = max(chunk.tokens for chunk in self.chunks)
+        if longest >= _LONGER:
+            return ""
+        return (
+            f"A token takes {self.pace.seconds(1):,.1f} s on this machine, so the time of a prompt was "
+            f"measured on {longest} tokens in place of {_LONGER}, and its memory was estimated."
+        )
 
 
 def measure_work(
-    network: Any, layers: Layers, clock: Callable[[], float] = time.perf_counter
+    network: Any,
+    layers: Layers,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    estimated: PrefillMemoryCost = PrefillMemoryCost(0.0),
 ) -> PrefillProfile:
     """Compute short chunks with few and with many tokens before them, and return what they cost.
 
@@ -72,21 +100,57 @@ def measure_work(
 
     Args:
         clock: seconds.
+        estimated: the cost in memory where only few tokens are computed, of which it cannot be told.
     """
-    probe = _Probe(network, clock)
-    near = layers.fresh()
-    probe.compute(near, _SHORT, 0)
-    short = probe.compute(near, _SHORT, _SHORT)
-    far, before = near, 2 * _SHORT
-    if layers.has_trimmable and not layers.unknown:
-        far, before = _repeated(layers, near), _BEHIND * _SHORT
-    probe.compute(far, _SHORT, before)
-    after = probe.compute(far, _SHORT, before + _SHORT)
-    longer = probe.compute(far, _LONGER, before + 2 * _SHORT)
+    probe = _Probe(network, clock, layers.fresh())
+    near = _near(probe)
+    pace = Pace.between(*(one.chunk for one in near))
+    if pace.seconds(_SHORT, _SHORT, _SHORT, _SHORT, _LONGER) <= PATIENCE_S:
+        return _measure(_Probe(network, clock, layers.fresh()), layers, pace)
+    return PrefillProfile(estimated, _measure_shorter(probe, pace, near), pace)
+
+
+def _near(probe: _Probe) -> tuple[_Tried, _Tried]:
+    """Compute one token, and then a few.
+
+    What takes long is computed twice, and the faster time counts, except for what takes as long again.
+    """
+    one = probe.compute(1)
+    if one.chunk.seconds > _STEADY_S:
+        one = _faster(one, probe.compute(1))
+    if _FEW * one.chunk.seconds > _FEW_PATIENCE_S:
+        return one, probe.compute(_FEWER)
+    few = probe.compute(_FEW)
+    return one, _faster(few, probe.compute(_FEW)) if few.chunk.seconds > _STEADY_S else few
+
+
+def _faster(first: _Tried, second: _Tried) -> _Tried:
+    return min(first, second, key=lambda tried: tried.chunk.seconds)
+
+
+def _measure(near: _Probe, layers: Layers, pace: Pace) -> PrefillProfile:
+    near.compute(_SHORT)
+    short = near.compute(_SHORT)
+    far = _far(near, layers)
+    far.compute(_SHORT)
+    after = far.compute(_SHORT)
+    longer = far.compute(_LONGER)
     tried = [short, after, longer]
-    if _seconds_of_a_long_one(after.chunk, longer.chunk) <= _PATIENCE_S:
-        tried.append(probe.compute(far, _LONG, before + 2 * _SHORT + _LONGER))
-    return PrefillProfile(_cost_of(short, after, longer), tuple(one.chunk for one in tried))
+    if _seconds_of_a_long_one(after.chunk, longer.chunk) <= _LONG_PATIENCE_S:
+        tried.append(far.compute(_LONG))
+    return PrefillProfile(_cost_of(short, after, longer), tuple(one.chunk for one in tried), pace)
+
+
+def _measure_shorter(probe: _Probe, pace: Pace, near: Sequence[_Tried]) -> tuple[Chunk, ...]:
+    """Compute a chunk that is as long as patience allows, and return all that were timed.
+
+    Args:
+        probe: has computed the chunks `near`.
+    """
+    tokens = _SHORT
+    while tokens > 1 and pace.seconds(tokens) > PATIENCE_S:
+        tokens //= 2
+    return tuple(one.chunk for one in (*near, probe.compute(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +211,45 @@ class _Tried:
 
 
 class _Probe:
-    """Computes chunks, and measures the time and MLX's peak memory."""
+    """Computes chunks one behind the other, and measures the time and MLX's peak memory.
 
-    def __init__(self, network: Any, clock: Callable[[], float]) -> None:
+    Attributes:
+        caches: what the chunks are computed into.
+        held: tokens in them.
+    """
+
+    def __init__(self, network: Any, clock: Callable[[], float], caches: list[Any], held: int = 0) -> None:
         self._network = network
         self._clock = clock
+        self.caches = caches
+        self.held = held
 
-    def compute(self, caches: list[Any], tokens: int, before: int) -> _Tried:
+    def compute(self, tokens: int) -> _Tried:
         mx.clear_cache()
         active = mx.get_active_memory()
         mx.reset_peak_memory()
         began = self._clock()
-        self._network(mx.zeros((1, tokens), dtype=mx.uint32), cache=caches)
-        mx.eval([leaf.state for leaf in leaves(caches)])
-        seconds = self._clock() - began
-        return _Tried(Chunk(tokens, before, seconds), max(mx.get_peak_memory() - active, 0))
+        self._network(mx.zeros((1, tokens), dtype=mx.uint32), cache=self.caches)
+        mx.eval([leaf.state for leaf in leaves(self.caches)])
+        chunk = Chunk(tokens, self.held, self._clock() - began)
+        self.held += tokens
+        return _Tried(chunk, max(mx.get_peak_memory() - active, 0))
+
+    def on(self, caches: list[Any], held: int) -> _Probe:
+        """Return a probe of the same network with other caches."""
+        return _Probe(self._network, self._clock, caches, held)
 
 
-def _repeated(layers: Layers, caches: list[Any]) -> list[Any]:
-    """Return caches that hold the first `_SHORT` tokens of `caches` `_BEHIND` times."""
-    parts = [layers.borrow(caches, 0, _SHORT) for _ in range(_BEHIND)]
-    return layers.assemble(parts, layers.state(caches) if layers.has_state else None, _SHORT * _BEHIND)
+def _far(probe: _Probe, layers: Layers) -> _Probe:
+    """Return a probe that holds the first short chunk of another one again and again.
+
+    It is the same one where nothing can be repeated.
+    """
+    if layers.unknown or not layers.has_trimmable:
+        return probe
+    parts = [layers.borrow(probe.caches, 0, _SHORT) for _ in range(_BEHIND)]
+    state = layers.state(probe.caches) if layers.has_state else None
+    return probe.on(layers.assemble(parts, state, _SHORT * _BEHIND), _SHORT * _BEHIND)
 
 
 def _cost_of(short: _Tried, after: _Tried, longer: _Tried) -> PrefillMemoryCost:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from start_llm.core.library import FitReport
 from start_llm.models.download import on_disk
-from start_llm.models.fit import AGENT_CONTEXT, gib, report
+from start_llm.models.fit import AGENT_CONTEXT, report
 from start_llm.models.hub import Hub
-from start_llm.models.machines import GIB, Machine
+from start_llm.models.machines import GIB, Machine, gib
 from start_llm.models.well_known import DEFAULT_APPLE_MODEL, WELL_KNOWN, WellKnown, well_known
 
 _SUGGESTIONS = 3

@@ -27,8 +27,8 @@ from start_llm.models.architecture import completed
 from start_llm.models.footprint import context_window
 from start_llm.models.image_costs import TowerCost, kept_image_bytes, tower_cost
 from start_llm.models.layer_costs import LayerGroup, layer_groups, number_bytes, sequence_cost, text_config
-from start_llm.models.machines import GIB, MACHINES, Machine
-from start_llm.models.weight_files import WeightBytes, bits_per_weight, routed_experts, sees
+from start_llm.models.machines import MACHINES, Machine, gib
+from start_llm.models.weight_files import WeightBytes, bits_per_weight, in_float32, routed_experts, sees
 
 TYPICAL_CONTEXT = 8192
 SKU_CONTEXT = 32_768
@@ -53,6 +53,7 @@ class ModelShape:
         bits: of one weight, with scales.
         experts_share: share of the routed experts that a token reads; 1 for a dense model.
         tower: of a model whose images are served.
+        in_float32: the same once the weights are converted to float32; None if they are already.
     """
 
     name: str
@@ -63,6 +64,17 @@ class ModelShape:
     bits: float
     experts_share: float
     tower: TowerCost | None = None
+    in_float32: ModelShape | None = None
+
+    def on(self, machine: Machine) -> ModelShape:
+        """Return the figures of the model as this machine loads it: its weights may be converted to float32.
+
+        As when it is loaded, the tower does not count for that.
+        """
+        converted = self.in_float32
+        if converted and converted.weights.total - converted.weights.tower <= machine.float32_bytes:
+            return converted
+        return self
 
     @cached_property
     def cost(self) -> SequenceCost:
@@ -104,7 +116,7 @@ def shape_of(name: str, config: Mapping[str, Any], weights: WeightBytes) -> Mode
 
 
 def _shape_of(name: str, whole: Mapping[str, Any], weights: WeightBytes) -> ModelShape:
-    experts = routed_experts(whole)
+    experts, converted = routed_experts(whole), weights.in_float32
     shape = ModelShape(
         name=name,
         groups=layer_groups(whole),
@@ -114,6 +126,7 @@ def _shape_of(name: str, whole: Mapping[str, Any], weights: WeightBytes) -> Mode
         bits=bits_per_weight(whole),
         experts_share=experts.share if experts else 1.0,
         tower=tower_cost(whole) if sees(whole) else None,
+        in_float32=_shape_of(name, in_float32(whole), converted) if converted else None,
     )
     if min(shape.cost.bytes_of(1), shape.active_bytes - 1, shape.bits, shape.transient_bytes) < 0:
         raise ValueError("it makes weights, cache or computing negative")
@@ -121,10 +134,19 @@ def _shape_of(name: str, whole: Mapping[str, Any], weights: WeightBytes) -> Mode
 
 
 def _transient(text: Mapping[str, Any]) -> int:
-    """Return the bytes of activations of the longest piece of a prompt.
+    """Return the bytes of activations of the longest piece of a prompt."""
+    return _CHUNK * activation_bytes(text, number_bytes(text))
+
+
+def activation_bytes(text: Mapping[str, Any], each: int) -> int:
+    """Return the bytes of activations of a token.
 
     Counted twice, as input and output of an operation are there at the same time: the residual stream four
     times, queries, keys and values, and the widest part of the layer three times.
+
+    Args:
+        text: config of the text model; see `layer_costs.text_config`.
+        each: bytes of a number.
     """
     hidden = int(text.get("hidden_size") or 0)
     experts = routed_experts(text)
@@ -133,11 +155,12 @@ def _transient(text: Mapping[str, Any]) -> int:
         width = max(width, experts.active * int(text.get("moe_intermediate_size") or width))
     heads = int(text.get("num_attention_heads") or 1)
     attention = 3 * heads * int(text.get("head_dim") or hidden // heads)
-    return 2 * _CHUNK * number_bytes(text) * (4 * hidden + attention + 3 * width)
+    return 2 * each * (4 * hidden + attention + 3 * width)
 
 
 def report(shape: ModelShape, machine: Machine, context: int = TYPICAL_CONTEXT) -> FitReport:
     """Judge a model on a machine, for sequences of `context` tokens."""
+    shape = shape.on(machine)
     usable = int(machine.usable_bytes * (1 - _HEADROOM))
     images = shape.image_bytes(machine.usable_bytes)
     computing = shape.computing_bytes(machine.usable_bytes, is_fused=machine.fuses_attention)
@@ -191,6 +214,7 @@ def beside(shapes: Sequence[ModelShape], machine: Machine, longest: int) -> str:
     Args:
         longest: tokens that a prompt has at most, whatever the window.
     """
+    shapes = [shape.on(machine) for shape in shapes]
     found = [report(shape, machine) for shape in shapes]
     prompts = sum(shape.cost.bytes_of(min(shape.window, longest)) for shape in shapes)
     kept = sum(one.weights_bytes + one.image_bytes for one in found)
@@ -200,10 +224,6 @@ def beside(shapes: Sequence[ModelShape], machine: Machine, longest: int) -> str:
         f"Beside each other {told}: {gib(kept)} of weights and images, {gib(prompts)} for a prompt of the "
         f"whole window of each and {gib(computing)} for computing, of {gib(usable)}."
     )
-
-
-def gib(count: float) -> str:
-    return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
 
 
 def assessment(shape: ModelShape, machine: Machine) -> Assessment:
@@ -234,8 +254,14 @@ def fit(shape: ModelShape, machine: Machine) -> Fit:
 
 def arithmetic(shape: ModelShape, machine: Machine, found: FitReport) -> list[str]:
     """Return lines that show how a report's figures come about."""
-    tokens = found.typical_context_tokens
+    tokens, stored = found.typical_context_tokens, shape
+    shape = shape.on(machine)
     lines = [f"weights    {gib(shape.weights.total)}, {shape.bits:g} bits each with their scales"]
+    if shape is not stored:
+        lines.append(
+            f"           converted from {gib(stored.weights.total)}, {stored.bits:g} bits each: a CPU is "
+            "faster in float32 (CPU_DEQUANTIZE)"
+        )
     if shape.experts_share < 1:
         experts = gib(shape.weights.experts)
         lines.append(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from start_llm.models.fit import AGENT_CONTEXT, gib, report
-from start_llm.models.machines import Machine, machine_named
+from start_llm.models.fit import AGENT_CONTEXT, report
+from start_llm.models.machines import Machine, gib, machine_named
 from start_llm.models.well_known import WELL_KNOWN, WellKnown
 
 _MACHINES = (

@@ -38,7 +38,9 @@ _WORDS = ((4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 
 
 def identity(model: LoadedModel, weights: bytes) -> bytes:
-    """Return 16 bytes that change with whatever KV depends on: weights, config, tokenizer, libraries, format.
+    """Return 16 bytes that change with whatever KV depends on.
+
+    That is weights, the type that they are computed with, config, tokenizer, libraries and format.
 
     Args:
         weights: digest of the weights; see `digest_of`.
@@ -47,6 +49,7 @@ def identity(model: LoadedModel, weights: bytes) -> bytes:
     return _digest(
         PAGE_FORMAT.to_bytes(4, "little"),
         weights,
+        *([b"in float32"] if model.precision.is_converted else ()),
         json.dumps(model.config, sort_keys=True).encode(),
         model.tokenizer.definition().encode(),
         *(f"{name} {version(name)}".encode() for name in libraries),

@@ -22,6 +22,7 @@ _FORMAT = 2
 _SUFFIXES = (".safetensors", ".json", ".npz")
 _MOST_MODELS = 64
 _BLOCK_BYTES = 4096
+_IN_FLOAT32 = " in float32"
 _BLOCKS = 64
 """So many blocks of each file are read: the first, the last, and in equal steps between them."""
 
@@ -67,17 +68,20 @@ class KnownDigests:
         self._path = path
         self._tell = tell
 
-    def get(self, folder: Path, loaded: WeightFiles, compute: Callable[[], bytes]) -> bytes:
+    def get(
+        self, folder: Path, loaded: WeightFiles, compute: Callable[[], bytes], *, in_float32: bool = False
+    ) -> bytes:
         """Return the digest of weights that are in memory.
 
         Args:
             loaded: the files of the folder, from before the weights were loaded. If they are others by now,
                 or could not be read, nobody knows which ones were loaded, and nothing is remembered.
             compute: reads the weights in memory if the digest is not known.
+            in_float32: the weights in memory were converted to float32. They have a digest of their own.
         """
         if not loaded or weight_files_of(folder) != loaded:
             return compute()
-        known, name = self._read(), str(folder.resolve())
+        known, name = self._read(), str(folder.resolve()) + (_IN_FLOAT32 if in_float32 else "")
         entry = known.pop(name, None)
         digest = _digest_in(entry, loaded) or compute()
         known[name] = {"files": loaded, "digest": digest.hex()}

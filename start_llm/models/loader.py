@@ -14,6 +14,7 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import ModelError
 from start_llm.core.sampling import RANGES, SamplingChoice
 from start_llm.models import mlx_lm_utils
+from start_llm.models.float32 import AS_STORED, Precision, compute_in_float32
 from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
 from start_llm.models.rust_panics import panics_told
 from start_llm.models.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class LoadedModel:
         tokenizer: see `models.tokenizer`.
         config: content of config.json.
         vocabulary: width of the logits; at least the tokenizer's size, often padded.
+        precision: of the weights.
         sampling: the model author's defaults, from generation_config.json.
         vision: reads images; None if the model has no eyes, or they cannot be used.
         blind_reason: why a model that has eyes does not use them, for the person who runs the server; else
@@ -41,6 +43,7 @@ class LoadedModel:
     config: Mapping[str, Json]
     vocabulary: int
     sampling: SamplingChoice
+    precision: Precision = AS_STORED
     vision: Vision | None = None
     blind_reason: str = ""
 
@@ -72,13 +75,16 @@ def read(folder: Path) -> ReadModel:
     return ReadModel(tokenizer, config, author_sampling(folder))
 
 
-def load(folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS) -> LoadedModel:
+def load(
+    folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS, most_float32_bytes: int = 0
+) -> LoadedModel:
     """Load weights and tokenizer, and run one token through the model.
 
     Code from the folder is never executed. A model whose vision tower cannot be used serves text.
 
     Args:
         image_max_tokens: see `models.image_processor.ImageProcessor`.
+        most_float32_bytes: weights are converted to float32 if they then take no more; see `models.float32`.
 
     Raises:
         ModelError: the folder is not a model that mlx_lm can run.
@@ -86,8 +92,10 @@ def load(folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS) -> LoadedM
     _require_model_folder(folder)
     try:
         network, wrapper, config = cast(
-            "tuple[Any, Any, dict[str, Json]]", mlx_lm_utils.load(str(folder), return_config=True)
+            "tuple[Any, Any, dict[str, Json]]", mlx_lm_utils.load(str(folder), lazy=True, return_config=True)
         )
+        precision = compute_in_float32(network, most_float32_bytes)
+        mx.eval(network.parameters())
         tokenizer = _tokenizer(wrapper, folder)
     except (Exception, SystemExit) as error:
         # The libraries may raise anything for a broken or unknown folder; the cause is chained. mlx_lm's olmo
@@ -96,13 +104,14 @@ def load(folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS) -> LoadedM
             f"The model in {folder} cannot be loaded: {_told(error)}{_advice(folder, error)}"
         ) from error
     width = _logits_width(network, folder)
-    vision, blind_reason = _eyes(folder, network, config, image_max_tokens)
+    vision, blind_reason = _eyes(folder, network, config, image_max_tokens, in_float32=precision.is_converted)
     return LoadedModel(
         network=network,
         tokenizer=tokenizer,
         config=config,
         vocabulary=width,
         sampling=author_sampling(folder),
+        precision=precision,
         vision=vision,
         blind_reason=blind_reason,
     )
@@ -119,13 +128,13 @@ def _tokenizer(wrapper: Any, folder: Path) -> Tokenizer:
 
 
 def _eyes(
-    folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int
+    folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int, *, in_float32: bool
 ) -> tuple[Vision | None, str]:
     """Load the vision tower. If there is none, or it cannot be used, return None and the reason."""
     if not config.get("vision_config"):
         return None, ""
     try:
-        return load_vision(folder, network, config, max_tokens), ""
+        return load_vision(folder, network, config, max_tokens, in_float32=in_float32), ""
     except Blind as reason:
         return None, str(reason)
 

@@ -28,6 +28,10 @@ _SMALL_GB = 32
 _MATRIX_UNITS = 3.0
 
 
+def gib(count: float) -> str:
+    return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """One machine.
@@ -38,6 +42,7 @@ class Machine:
         usable_bytes: of the memory, for weights, caches and computing.
         bandwidth_gbs: of the memory, in 10^9 bytes a second; None if unknown.
         tflops: float operations of its GPU, in 10^12 a second; None if unknown.
+        float32_bytes: weights are converted to float32 if they then take no more; see `models.float32`.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Machine:
     usable_bytes: int
     bandwidth_gbs: float | None = None
     tflops: float | None = None
+    float32_bytes: int = 0
 
     @property
     def fuses_attention(self) -> bool:
@@ -122,12 +128,13 @@ def machine_named(name: str) -> Machine:
     return {one.name: one for one in MACHINES}[name]
 
 
-def this_machine(device: Device, usable_bytes: int) -> Machine:
+def this_machine(device: Device, usable_bytes: int, float32_bytes: int = 0) -> Machine:
     """Return the machine that this runs on. Only of Apple's chips are bandwidth and speed known.
 
     Args:
         device: on Metal its name is that of the chip.
         usable_bytes: of MEMORY_BUDGET.
+        float32_bytes: see `Machine`.
     """
     ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device.has_own_memory:
@@ -136,7 +143,7 @@ def this_machine(device: Device, usable_bytes: int) -> Machine:
     known = _nearest(chip, round(ram_bytes / GIB))
     name = f"{chip} {round(ram_bytes / GIB)} GB"
     if known is None:
-        return Machine(name, chip, ram_bytes, usable_bytes)
+        return Machine(name, chip, ram_bytes, usable_bytes, float32_bytes=float32_bytes)
     return Machine(name, chip, ram_bytes, usable_bytes, known.bandwidth_gbs, known.tflops)
 
 

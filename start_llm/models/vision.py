@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from start_llm.core.chat import Json
 from start_llm.models.block_mask import BlockMaskCache
+from start_llm.models.float32 import convert
 from start_llm.models.image_processor import ImageProcessor, Inputs
 from start_llm.models.vision_families import VISION_FAMILIES, blank, load_image_processor
 
@@ -170,12 +171,20 @@ def _take_back(caches: Sequence[Any], lent: Sequence[Any]) -> None:
 # ------------------------------------------------------------------------------------------------------- load
 
 
-def load_vision(folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int) -> Vision:
+def load_vision(
+    folder: Path,
+    network: Any,
+    config: Mapping[str, Json],
+    max_tokens: int,
+    *,
+    in_float32: bool = False,
+) -> Vision:
     """Load the tower of a folder beside the network of its text.
 
     Args:
         network: mlx_lm's, loaded from this folder.
         max_tokens: see `ImageProcessor`.
+        in_float32: the weights of `network` were converted to float32; those of the tower are then, too.
 
     Raises:
         Blind: the folder's images cannot be served.
@@ -189,6 +198,8 @@ def load_vision(folder: Path, network: Any, config: Mapping[str, Json], max_toke
         raise Blind(f"{place} names code of its own, which is never run")
     try:
         model = _loaded(folder)
+        if in_float32:
+            convert(model, is_lazy=True)
         parameters = _share(model, network)
         processor = load_image_processor(family, folder, max_tokens)
         vision = Vision(

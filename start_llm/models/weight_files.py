@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,12 @@ _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 """Bits of a number, by what the format calls its type."""
+_FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F16", "BF16"})
+_FLOAT32_BITS = 32
+_PACKED = re.compile(r"(.*[._])(weight|qweight|blocks|scales|biases|qzeros|g_idx|global_scale)")
+_PACKED_WEIGHTS = frozenset({"weight", "qweight", "blocks"})
+"""Quantised weights, as MLX, GPTQ and AWQ, and gpt-oss name them."""
+_USUAL_BITS = 4
 _AFFINE_EXTRA = 32
 """Bits of the scale and the bias of each group of affine quantisation, as float16."""
 
@@ -49,12 +55,14 @@ class WeightBytes:
         experts: of routed experts, of which a token reads some.
         embeddings: of an input embedding that nothing else uses; a token reads one row of it.
         tower: of a vision tower, which only images read.
+        in_float32: the same once all weights are converted to float32; None if they are already.
     """
 
     total: int
     experts: int = 0
     embeddings: int = 0
     tower: int = 0
+    in_float32: WeightBytes | None = None
 
     def read_for_a_token(self, share_of_experts: float) -> int:
         """Return the bytes that one token reads."""
@@ -63,11 +71,12 @@ class WeightBytes:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a header."""
+    """One tensor of a header; `dtype` in the words of the format."""
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
+    dtype: str = ""
 
 
 def header(path: Path) -> Iterator[Tensor]:
@@ -108,8 +117,8 @@ def check_whole(path: Path) -> None:
 def _tensor(path: Path, name: str, said: Any) -> Tensor:
     try:
         begin, end = said["data_offsets"]
-        tensor = Tensor(name, tuple(said["shape"]), int(end) - int(begin))
-        bits = _BITS.get(said.get("dtype"))
+        tensor = Tensor(name, tuple(said["shape"]), int(end) - int(begin), str(said.get("dtype")))
+        bits = _BITS.get(tensor.dtype)
         is_sound = all(type(size) is int and size >= 0 for size in tensor.shape)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"The header of {path} does not describe {name!r}.") from error
@@ -154,10 +163,41 @@ def weights_in(folder: Path, config: Mapping[str, Any]) -> WeightBytes:
     """
     if missing := missing_files(folder):
         raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
-    return _sum((one for path in weight_files(folder) for one in header(path)), config)
+    tensors = [one for path in weight_files(folder) for one in header(path)]
+    return _with_float32(_sum(tensors, config), _sum(_in_float32(tensors, config), config))
 
 
-def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
+def _with_float32(stored: WeightBytes, converted: WeightBytes) -> WeightBytes:
+    return replace(stored, in_float32=converted) if converted.total > stored.total else stored
+
+
+def _in_float32(tensors: Sequence[Tensor], config: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield tensors with the bytes that they have once they are converted to float32.
+
+    Quantised ones are words that stand beside their scales, and those go.
+    """
+    scaled = {one.name.removesuffix("scales") for one in tensors if one.name.endswith("scales")}
+    for one in tensors:
+        part = _PACKED.fullmatch(one.name)
+        if part is None or part[1] not in scaled:
+            yield replace(one, nbytes=_float32_bytes(one))
+        elif part[2] in _PACKED_WEIGHTS:
+            yield replace(one, nbytes=one.nbytes * _FLOAT32_BITS // _bits_of(part[1].rstrip("._"), config))
+
+
+def _float32_bytes(tensor: Tensor) -> int:
+    return tensor.nbytes * _FLOAT32_BITS // _BITS[tensor.dtype] if tensor.dtype in _FLOATS else tensor.nbytes
+
+
+def _bits_of(layer: str, config: Mapping[str, Any]) -> int:
+    """Return the bits of the weights of a quantised layer, of which config.json may name some one by one."""
+    said = _quantisation(config)
+    own = said.get(layer)
+    bits = (own if isinstance(own, dict) else said).get("bits")
+    return bits if isinstance(bits, int) and bits > 0 else _USUAL_BITS
+
+
+def _sum(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     layers = _layer_count(config)
     tied, loads_tower = is_tied(config), sees(config)
     total = experts = embeddings = tower = 0
@@ -202,12 +242,29 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 def bits_per_weight(config: Mapping[str, Any]) -> float:
     """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
-    said = config.get("quantization") or config.get("quantization_config")
-    if not isinstance(said, dict) or not isinstance(said.get("bits"), int):
+    said = _quantisation(config)
+    if not isinstance(said.get("bits"), int):
         return 8.0 * number_bytes(text_config(config))
     group = int(said.get("group_size") or 64)
     extra = _AFFINE_EXTRA if str(said.get("mode", "affine")) == "affine" else 8
     return said["bits"] + extra / group
+
+
+def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    said = config.get("quantization") or config.get("quantization_config")
+    return said if isinstance(said, dict) else {}
+
+
+def in_float32(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a model whose weights are converted to float32."""
+    stated = {"torch_dtype": "float32", "dtype": "float32"}
+    left = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
+    inner = {
+        key: {**left[key], **stated}
+        for key in ("text_config", "llm_config")
+        if isinstance(left.get(key), dict)
+    }
+    return {**left, **inner, **stated}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +318,11 @@ def _expert_layers(text: Mapping[str, Any]) -> int:
 
 def weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
     """Return the bytes of weights of which only the sum is known, with the config's share of experts."""
+    converted = int(total * _FLOAT32_BITS / bits_per_weight(config))
+    return _with_float32(_weights_of_size(total, config), _weights_of_size(converted, in_float32(config)))
+
+
+def _weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
     text, bits = text_config(config), bits_per_weight(config)
     experts = routed_experts(config)
     embeddings = 0 if is_tied(config) else _first(text, "vocab_size") * _first(text, "hidden_size")

@@ -1,7 +1,5 @@
 """The memory and time of a prompt's chunk while it is computed, and the longest chunk that they allow."""
 
-from itertools import count
-
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
@@ -13,6 +11,7 @@ from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
 from tests.engine.harness import Wrapped
+from tests.engine.test_slow_start import SlowMachine
 
 COST = PrefillMemoryCost(token_bytes=1000, pair_bytes=2, before_bytes=50)
 
@@ -87,7 +86,9 @@ def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel, monke
         work._Probe, "compute", lambda *asked: work._Tried(chunk := compute(*asked).chunk, taken(chunk))
     )
     network = load(tiny_model("qwen3")).network
-    slow, fast = (measure_work(network, Layers(network), count(0, step).__next__) for step in (60.0, 0.001))
+    slow, fast = (
+        SlowMachine(network, 0.0, token_s).measure(Layers(network)) for token_s in (1 / 40, 1 / 1000)
+    )
     assert len(slow.chunks) < len(fast.chunks)
     assert slow.cost == fast.cost
     assert slow.cost.bytes_of(2048, 30_000) == pytest.approx(COST.bytes_of(2048, 30_000), rel=0.2)

@@ -119,7 +119,7 @@ def steady_work(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = PrefillMemoryCost(token_bytes=12_000)
     monkeypatch.setattr(
         "start_llm.model_runtime.measure_work",
-        lambda network, layers: replace(measure_work(network, layers), cost=cost),
+        lambda network, layers, **how: replace(measure_work(network, layers, **how), cost=cost),
     )
 
 

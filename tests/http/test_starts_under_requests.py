@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from scripts import tiny_models
+from start_llm import model_runtime
 from start_llm.app import App
 from start_llm.config.settings import Settings
+from start_llm.telemetry import slow_steps
 from start_llm.telemetry.terminal import Terminal
+from tests.engine.harness import Wrapped
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving
 from tests.slices import is_thorough
@@ -168,6 +171,53 @@ def test_a_server_says_that_it_starts_and_lets_all_other_requests_wait(folder: P
         start.join(60)
         client.join(60)
         assert (heard, health(app)) == ([FIRST], (200, "ok"))
+
+
+class SlowNetwork(Wrapped):
+    """A network that computes nothing more until it is let go, as one that takes minutes for a token."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(network, lambda _: self._wait())
+        self.is_asked, self.may_compute = threading.Event(), threading.Event()
+
+    def _wait(self) -> None:
+        self.is_asked.set()
+        assert self.may_compute.wait(60)
+
+
+@pytest.mark.parametrize("step", ["measure_work", "measure_sequence", "check_batching"])
+def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
+    step: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    told = (
+        "Trying several sequences at once" if step == "check_batching" else "Measuring what computing takes"
+    )
+    slow, real = list[SlowNetwork](), getattr(model_runtime, step)
+
+    def measure(network: Any, *rest: Any, **how: Any) -> Any:
+        slow.append(SlowNetwork(network))
+        return real(slow[0], *rest, **how)
+
+    monkeypatch.setattr(model_runtime, step, measure)
+    monkeypatch.setattr(slow_steps, "MOMENT_S", 0.05)
+    output, state = io.StringIO(), {"state_root": str(tmp_path), "drain_s": 0.5}
+    settings: Any = {"mlx_port": 0, "proxy": False, "traces": False, **state}
+    app = App(Settings(model_path=str(folder / FIRST), **settings), Terminal(output))
+    start = threading.Thread(target=app.start)
+    start.start()
+    try:
+        wait_until(lambda: bool(slow) and slow[0].is_asked.is_set(), within_s=60)
+        for _ in range(20):
+            assert health(app) == (503, "starting")
+        wait_until(lambda: told in output.getvalue(), within_s=20)
+        slow[0].may_compute.set()
+        start.join(60)
+        assert health(app) == (200, "ok")
+    finally:
+        if slow:
+            slow[0].may_compute.set()
+        start.join(60)
+        app.close()
 
 
 def test_who_waits_for_a_server_that_is_stopped_while_it_starts_is_hung_up_on(folder: Path):

@@ -26,7 +26,7 @@ from start_llm.models.fit import ModelShape, arithmetic, beside, report, shape_o
 from start_llm.models.footprint import measure
 from start_llm.models.layer_costs import LayerGroup, layer_groups, sequence_cost
 from start_llm.models.loader import load
-from start_llm.models.machines import GIB, Machine
+from start_llm.models.machines import GIB, Machine, gib
 from start_llm.models.weight_files import (
     WeightBytes,
     bits_per_weight,
@@ -34,6 +34,7 @@ from start_llm.models.weight_files import (
     weights_in,
     weights_of_size,
 )
+from tests.quantised import halve, quantise
 from tests.vision.seeing import FAMILIES, folder_of, model_of
 
 LENGTHS = (1, 100, 1000, 100_000)
@@ -71,6 +72,58 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
     assert max(differences(shape.cost, measured)) == 0, "the figures are whole numbers of the same arrays"
     assert shape.cost.state_bytes == measured.state_bytes
     assert shape.window == tiny_models.MAX_POSITIONS
+
+
+@pytest.mark.parametrize("form", ["affine", "mxfp4", "nvfp4", "halves"])
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.product
+@pytest.mark.sample(8)
+def test_on_a_cpu_the_weights_and_the_cache_are_those_of_the_converted_model(
+    family: str, form: str, tiny_model, tmp_path: Path
+):
+    original, copy = tiny_model(family), tmp_path / "copy"
+    folder = halve(original, copy) if form == "halves" else quantise(original, copy, mode=form, halves=True)
+    model = load(folder, most_float32_bytes=10**12)
+    shape = tiny_shape(folder).on(CPU)
+    measured = measure_sequence(model.network, Layers(model.network).fresh())
+    assert model.precision.is_converted
+    assert shape.weights.total == measure(model, label_of).weights_bytes == model.precision.float32_bytes
+    assert max(differences(shape.cost, measured)) == 0
+    assert shape.bits == 32
+    assert tiny_shape(folder).on(MACHINE) == tiny_shape(folder), "a GPU computes with the weights as they are"
+
+
+def test_fit_shows_what_is_converted_and_counts_it(tiny_model, tmp_path: Path):
+    shape = tiny_shape(quantise(tiny_model("qwen3", hidden=128, layers=2), tmp_path / "q", halves=True))
+    assert shape.in_float32 is not None
+    needed = shape.in_float32.weights.total
+    assert needed > 4 * shape.weights.total
+    lines = arithmetic(shape, CPU, report(shape, CPU))
+    assert f"converted from {gib(shape.weights.total)}, 5 bits each" in "".join(lines)
+    assert report(shape, CPU).weights_bytes == needed
+    tight = replace(CPU, float32_bytes=needed - 1)
+    assert report(shape, tight).weights_bytes == shape.weights.total
+    assert "converted" not in "".join(arithmetic(shape, tight, report(shape, tight)))
+    assert beside([shape, shape], CPU, 100).startswith("Beside each other they stay loaded: ")
+    assert gib(2 * needed) in beside([shape, shape], CPU, 100)
+
+
+def test_a_layer_of_other_bits_is_counted_with_its_own(tiny_model, tmp_path: Path):
+    folder = quantise(tiny_model("qwen3", hidden=128, layers=2), tmp_path / "q")
+    config = config_in(folder)
+    told = weights_in(folder, config).in_float32
+    more = {**config["quantization"], "model.layers.0.mlp.up_proj": {"bits": 2, "group_size": 32}}
+    doubled = weights_in(folder, {**config, "quantization": more}).in_float32
+    assert told and doubled
+    width = config["intermediate_size"] * config["hidden_size"]
+    assert doubled.total - told.total == 4 * width
+
+
+def test_of_weights_whose_sum_alone_is_known_the_float32_sum_follows_from_the_bits():
+    known = {"quantization": {"group_size": 64, "bits": 4}, "torch_dtype": "bfloat16", "model_type": "qwen3"}
+    told = weights_of_size(45 * 10**8, known).in_float32
+    assert told and told.total == 32 * 10**9
+    assert weights_of_size(10**9, {"torch_dtype": "float32", "model_type": "qwen3"}).in_float32 is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -152,6 +205,7 @@ def test_the_longest_piece_of_a_prompt_is_the_engines():
 # -------------------------------------------------------------------------------------------- the arithmetic
 
 MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
+CPU = Machine("Server 16 GB", "a CPU", 16 * GIB, 16 * GIB, float32_bytes=8 * GIB)
 DENSE = ModelShape(
     name="dense",
     groups=(LayerGroup("full attention", 10, token_bytes=1000, formula="1000 bytes"),),

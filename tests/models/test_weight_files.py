@@ -34,7 +34,10 @@ def write(path: Path, sizes: dict[str, int]) -> None:
 
 def test_a_header_is_read_without_the_contents(tmp_path):
     write(tmp_path / "model.safetensors", {"a": 3, "b": 5})
-    assert [*header(tmp_path / "model.safetensors")] == [Tensor("a", (3,), 3), Tensor("b", (5,), 5)]
+    assert [*header(tmp_path / "model.safetensors")] == [
+        Tensor("a", (3,), 3, "U8"),
+        Tensor("b", (5,), 5, "U8"),
+    ]
 
 
 def test_a_file_that_is_shorter_than_its_header_says_is_not_whole(tmp_path):
