@@ -80,6 +80,11 @@ class PageStore:
         return self._checkpoint_usage
 
     @property
+    def mean_state_bytes(self) -> float:
+        """Bytes of a checkpoint on average; 0 if there is none."""
+        return self._checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
+
+    @property
     def active_usage(self) -> MemoryUsage:
         """Memory of active sequence caches, which grow all the time."""
         active = (self.usage_of(one) for one in self._seq_caches.values() if one.is_active)

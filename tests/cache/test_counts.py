@@ -62,27 +62,27 @@ def test_a_prompt_that_is_asked_again_costs_its_last_token(kind):
     assert counted(desk) == (1, 1, {})
 
 
-@pytest.mark.parametrize(("boundaries", "new"), [((), 3), ((18,), 1), ((9,), 3)])
-@pytest.mark.parametrize("kind", SLICED)
-def test_what_was_let_go_is_computed_again_but_not_unavoidable(kind, boundaries, new):
-    """It is known up to the end of its last page, or of its last message."""
+@pytest.mark.parametrize("boundaries", [(), (18,), (9,)])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_was_let_go_is_computed_again_but_not_unavoidable(kind, boundaries):
+    """It is known to the token, whatever page or message it is in."""
     desk = Desk(kind)
     desk.serve(PROMPT, boundaries=boundaries)
     lose_everything(desk)
     counted(desk)
     desk.serve(PROMPT, boundaries=boundaries)
-    assert counted(desk) == (ALL, new, {"evicted": 1})
+    assert counted(desk) == (ALL, 1, {"evicted": 1})
 
 
-@pytest.mark.parametrize(("shared", "known"), [(16, 16), (17, 16), (15, 13)])
+@pytest.mark.parametrize("shared", [16, 17, 15])
 @pytest.mark.parametrize("kind", WITH_STATE)
-def test_where_no_state_was_kept_tokens_are_computed_again_although_nothing_went(kind, shared, known):
+def test_where_no_state_was_kept_tokens_are_computed_again_although_nothing_went(kind, shared):
     desk = Desk(kind)
     desk.serve(PROMPT, boundaries=(9, 13, 18))
     counted(desk)
     fork = (*PROMPT[:shared], 5, 5)
     desk.serve(fork, boundaries=(9, 13))
-    assert counted(desk) == (len(fork) - 9, len(fork) - known, {"no_state": 1})
+    assert counted(desk) == (len(fork) - 9, len(fork) - shared, {"no_state": 1})
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -97,7 +97,7 @@ def test_a_prompt_that_was_given_up_and_goes_on_is_counted_once(kind):
 
 
 @pytest.mark.parametrize("kind", SLICED)
-def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_page(kind):
+def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_token(kind):
     desk = Desk(kind)
     gone = desk.cache.open(PROMPT, b"", (18,))
     desk.compute(gone, PROMPT[:11])
@@ -105,7 +105,7 @@ def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_page(kind):
     lose_everything(desk)
     counted(desk)
     desk.serve(PROMPT, boundaries=(18,))
-    assert counted(desk) == (ALL, ALL - 8, {"evicted": 1})
+    assert counted(desk) == (ALL, ALL - 11, {"evicted": 1})
 
 
 def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
@@ -114,7 +114,7 @@ def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
     lose_everything(desk)
     counted(desk)
     desk.serve((*PROMPT, 1, 2, 3, 4, 5, 6, 7))
-    assert counted(desk) == (26, 26 - 24, {"evicted": 1})
+    assert counted(desk) == (26, 1, {"evicted": 1})
 
 
 @pytest.mark.sample(2)
