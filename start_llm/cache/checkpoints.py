@@ -13,6 +13,11 @@ _TEXT_SHARE = 1 / 8
 """Share of the memory for checkpoints that more than six of one text may take."""
 _TEXT_STEP = 256
 """Tokens between the checkpoints of a text. Shorter chunks would cost a GPU too much of its speed."""
+REACH_IN_TEXT = _TEXT_STEP
+"""Tokens by which the states of a text should go back, so that between two of them every place is covered.
+
+Windows can; a window is four times as long or more, but for gpt-oss.
+"""
 _LEAST_STEP = 16
 """Fewer tokens are worth neither a chunk of their own nor a state."""
 
@@ -61,12 +66,13 @@ def choose_positions_in_text(done: int, total: int, known: int, most: int) -> li
         most: checkpoints that the prompt may have.
     """
     end = total - 1
+    if done >= end:
+        return []
     step = min((end // (most * _TEXT_STEP) + 1) * _TEXT_STEP, _STRIDE)
-    wanted = {known} | {
-        place for place in range(_next_stride(done, step), end, step) if abs(place - known) >= _LEAST_STEP
-    }
-    inner = {place for place in wanted if done + _LEAST_STEP <= place <= end - _LEAST_STEP}
-    return sorted(inner | {end} if end > done else inner)
+    parting = {known} if done + _LEAST_STEP <= known < end else set[int]()
+    strides = range(_next_stride(done, step), end, step)
+    spaced = {one for one in strides if min(abs(one - near) for near in (done, known, end)) >= _LEAST_STEP}
+    return sorted({end} | parting | spaced)
 
 
 def max_of_a_text(state_bytes: float, share_bytes: float) -> int:

@@ -28,11 +28,31 @@ class TrimmableLeaf:
 
 @dataclass(frozen=True, slots=True)
 class NonTrimmableLeaf:
-    """A leaf that can only be copied: its arrays, and the numbers that they need to be restored."""
+    """A leaf that can only be copied: its arrays, and the numbers that they need to be restored.
+
+    Attributes:
+        rewinding: how a copy is taken back to an earlier position; None if it cannot be.
+    """
 
     arrays: Callable[[Any], Arrays]
     numbers: Callable[[Any], tuple[int, ...]]
     fill: Callable[[Any, Arrays, tuple[int, ...]], None]
+    rewinding: Rewinding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """How a copy of a leaf is taken back to an earlier position, for which it holds more than it needs.
+
+    Attributes:
+        longer: returns the leaf's arrays, with so many tokens before those that it needs as it still has.
+        reach: returns by how many tokens such arrays of a leaf can be taken back.
+        rewound: returns arrays and numbers, taken back by so many tokens, with only what the leaf needs.
+    """
+
+    longer: Callable[[Any, int], Arrays]
+    reach: Callable[[Any, Arrays], int]
+    rewound: Callable[[Any, Arrays, tuple[int, ...], int], tuple[Arrays, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +106,33 @@ def _fill_quantised(cache: Any, arrays: Arrays) -> None:
     cache.keys, cache.values = list(arrays[:3]), list(arrays[3:])
 
 
-def _in_order(cache: Any) -> Arrays:
-    """Return the tokens of the window, oldest first. A long prefill chunk leaves more than a window."""
+def _in_order(cache: Any, more: int = 0) -> Arrays:
+    """Return the tokens of the window, oldest first, and `more` before it.
+
+    A long prefill chunk leaves more than a window.
+    """
+    most = cache.max_size + more
     keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-    return keys[..., -cache.max_size :, :], values[..., -cache.max_size :, :]
+    return keys[..., -most:, :], values[..., -most:, :]
 
 
 def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
-    cache.keys, cache.values = arrays
-    (cache.offset,) = numbers
+    (cache.keys, cache.values), (cache.offset,) = _back_in_window(cache, arrays, numbers)
     cache._idx = cache.keys.shape[2]
+
+
+def _reach_of_window(cache: Any, arrays: Arrays) -> int:
+    """Return how far a window can slide back: over what is kept before it, or to the first token."""
+    length = arrays[0].shape[-2]
+    return int(cache.offset if length == cache.offset else max(length - cache.max_size, 0))
+
+
+def _back_in_window(
+    cache: Any, arrays: Arrays, numbers: tuple[int, ...], tokens: int = 0
+) -> tuple[Arrays, tuple[int, ...]]:
+    end = arrays[0].shape[-2] - tokens
+    start = max(end - cache.max_size, 0)
+    return tuple(array[..., start:end, :] for array in arrays), (numbers[0] - tokens,)
 
 
 def _chunk(cache: Any) -> Arrays:
@@ -206,7 +243,12 @@ KINDS = {
     "RotatingKVCache": CacheKind(
         words="sliding window",
         attention="sliding_window",
-        reuse=NonTrimmableLeaf(_in_order, lambda cache: (cache.offset,), _fill_rotating),
+        reuse=NonTrimmableLeaf(
+            _in_order,
+            lambda cache: (cache.offset,),
+            _fill_rotating,
+            Rewinding(_in_order, _reach_of_window, _back_in_window),
+        ),
         growth=_last_tokens("max_size"),
     ),
     "ChunkedKVCache": CacheKind(

@@ -183,16 +183,40 @@ class Layers:
             leaf.keys = leaf.values = None
         return pieces
 
-    def state(self, caches: Sequence[Any]) -> StateSnapshot:
-        """Return copies of all non-trimmable leaves in their current state."""
-        state = StateSnapshot(
+    def state(self, caches: Sequence[Any], reach: int = 0) -> StateSnapshot:
+        """Return copies of all non-trimmable leaves in their current state.
+
+        Args:
+            reach: tokens by which it should be possible to take the state back, if the leaves still have
+                what that needs.
+        """
+        whole = _whole(caches)
+        can_rewind = all(kind.rewinding for _, kind in whole)
+        copies = [
+            tuple(owned_copy(array) for array in _longer(leaf, kind, reach if can_rewind else 0))
+            for leaf, kind in whole
+        ]
+        mx.eval(copies)
+        return StateSnapshot(
+            tuple((arrays, kind.numbers(leaf)) for (leaf, kind), arrays in zip(whole, copies, strict=True)),
+            min(
+                (_reach(leaf, kind, arrays) for (leaf, kind), arrays in zip(whole, copies, strict=True)),
+                default=0,
+            ),
+        )
+
+    def rewound(self, state: StateSnapshot, tokens: int) -> StateSnapshot:
+        """Return views of a state as it was `tokens` tokens before, which is within its reach."""
+        if not tokens:
+            return state
+        leaves_before = zip(_whole(self.fresh()), state.leaves, strict=True)
+        return StateSnapshot(
             tuple(
-                (tuple(owned_copy(array) for array in kind.arrays(leaf)), kind.numbers(leaf))
-                for leaf, kind in _whole(caches)
+                kind.rewinding.rewound(leaf, arrays, numbers, tokens)
+                for (leaf, kind), (arrays, numbers) in leaves_before
+                if kind.rewinding
             )
         )
-        mx.eval([array for arrays, _ in state.leaves for array in arrays])
-        return state
 
     def copied(self, part: TokenRange) -> KVSlice:
         """Return copies of consecutive tokens of all trimmable leaves, which `part` holds as views."""
@@ -302,6 +326,14 @@ def materialize(caches: Sequence[Any]) -> None:
         if not leaf.empty():
             put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
+
+
+def _longer(leaf: Any, kind: NonTrimmableLeaf, tokens: int) -> Arrays:
+    return kind.rewinding.longer(leaf, tokens) if kind.rewinding and tokens else kind.arrays(leaf)
+
+
+def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays) -> int:
+    return kind.rewinding.reach(leaf, arrays) if kind.rewinding else 0
 
 
 def _packed(parts: Sequence[TokenRange], index: int, packer: KVQuantizer) -> Arrays:

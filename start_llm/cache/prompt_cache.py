@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from start_llm.cache.checkpoints import (
     MAX_OF_A_CONVERSATION,
+    REACH_IN_TEXT,
     checkpoint_to_drop,
     choose_positions,
     choose_positions_in_text,
@@ -241,7 +242,11 @@ class PromptCache:
         depth = len(found.matched)
         if self._disk_restorer:
             depth = self._disk_restorer.depth(seq_cache.root, found.matched, ids)
-        done, total, deepest = len(seq_cache.tokens), seq_cache.prompt_length, depth * self._store.tree.page_size
+        done, total, deepest = (
+            len(seq_cache.tokens),
+            seq_cache.prompt_length,
+            depth * self._store.tree.page_size,
+        )
         if seq_cache.boundaries:
             chosen = choose_positions(
                 seq_cache.boundaries, done, total, deepest, found.restored.repeated_tokens
@@ -358,7 +363,7 @@ class PromptCache:
         self._computed_prefixes.note_tail(page, seq_cache.tokens[page.end :])
 
     def _keep_state(self, seq_cache: SequenceCache) -> None:
-        checkpoint = self._store.keep_state(seq_cache)
+        checkpoint = self._store.keep_state(seq_cache, 0 if seq_cache.boundaries else REACH_IN_TEXT)
         while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries)):
             self._store.drop_checkpoint(victim)
 

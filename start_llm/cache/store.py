@@ -279,8 +279,12 @@ class PageStore:
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
-    def keep_state(self, seq_cache: SequenceCache) -> Checkpoint | None:
-        """Add a checkpoint at the sequence cache's end; None if there is one already."""
+    def keep_state(self, seq_cache: SequenceCache, reach: int = 0) -> Checkpoint | None:
+        """Add a checkpoint at the sequence cache's end; None if there is one already.
+
+        Args:
+            reach: tokens by which it should be possible to take its state back.
+        """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
         if any(one.tail == tail for one in page.checkpoints):
@@ -289,7 +293,7 @@ class PageStore:
         if tail and tail_cut is None:
             tail_cut = self.layers.cut(seq_cache.caches, page.end, len(seq_cache.tokens))
         checkpoint = Checkpoint(
-            page, tail, self.layers.state(seq_cache.caches), tail_cut, seq_cache.last_used
+            page, tail, self.layers.state(seq_cache.caches, reach), tail_cut, seq_cache.last_used
         )
         with self._weighing_checkpoints(page):
             self._share_tail(checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from start_llm.cache import integrity, pages
 from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.pages import common_length
 from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk
+from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk
 from tests.cache.fakes import FakeLayers
 
 WITH_STATE = ["hybrid", "recurrent"]
@@ -118,7 +120,7 @@ def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
     ends=st.sets(st.integers(1, 14), max_size=2),
@@ -136,7 +138,7 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
     budget=st.sampled_from([0, 200, PLENTY]),
@@ -149,6 +151,51 @@ def test_whoever_asks_is_told_what_is_counted_however_many_ask_at_once(kind, pro
     assert sum(one.tokens for one in told) == desk.metrics.reused_tokens
     for one, ids in zip(opened, prompts, strict=True):
         desk.end(one, ids)
+
+
+class Ledger:
+    """All that was ever computed, by salt, kept by a test that knows nothing of pages."""
+
+    def __init__(self) -> None:
+        self._computed: dict[bytes, list[tuple[int, ...]]] = {}
+
+    def unavoidable(self, ids: Sequence[int], salt: bytes) -> int:
+        """Tokens of a prompt that were never computed before, and at least its last one."""
+        known = (common_length(tuple(ids), one) for one in self._computed.get(salt, ()))
+        return len(ids) - min(max(known, default=0), len(ids) - 1)
+
+    def note(self, tokens: Sequence[int], salt: bytes) -> None:
+        self._computed.setdefault(salt, []).append(tuple(tokens))
+
+
+TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
+@given(
+    requests=st.lists(
+        st.tuples(TOKENS, TOKENS, st.sampled_from([b"one", b"other"]), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    ends=st.sets(st.integers(1, 30), max_size=2),
+)
+def test_what_was_computed_before_is_never_called_unavoidable(kind, requests, ends):
+    """Nor is anything else avoidable: below a page, within a message, and when nothing is left of it."""
+    desk, ledger, unavoidable, computed = Desk(kind), Ledger(), 0, 0
+    for ids, reply, salt, is_given_up, is_lost in requests:
+        boundaries = sorted(end for end in ends if end <= len(ids))
+        unavoidable += ledger.unavoidable(ids, salt)
+        opened = desk.begin(ids, boundaries, salt)
+        computed += len(ids) - opened.restored.tokens
+        tokens = ids if is_given_up else [*ids, *reply]
+        desk.end(opened, tokens)
+        ledger.note(tokens, salt)
+        if is_lost:
+            lose_everything(desk)
+        assert desk.metrics.unavoidable_tokens == unavoidable
+        assert desk.metrics.computed_tokens == computed
 
 
 def test_a_candidate_that_was_passed_over_is_told(monkeypatch):

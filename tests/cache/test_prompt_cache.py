@@ -25,7 +25,7 @@ from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache, common_length
 from start_llm.cache.prompt_cache import OpenedSequence
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
+from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
 
 
@@ -301,7 +301,7 @@ def hold_to_it(kind: str, examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings)  # pyright: ignore[reportUnknownMemberType]
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @pytest.mark.sample(4)
 def test_every_restore_is_exact_whatever_happened_before(kind):
     hold_to_it(kind, examples=50)
@@ -312,7 +312,7 @@ def weak_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return (int.from_bytes(parent) + 1 + sum(tokens) % 2).to_bytes(17)
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @pytest.mark.sample(3)
 def test_every_restore_is_exact_although_most_keys_are_those_of_other_tokens(kind, monkeypatch):
     for module in (pages, computed_prefixes, integrity):
