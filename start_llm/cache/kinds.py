@@ -42,16 +42,16 @@ class NonTrimmableLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Rewinding:
-    """How a copy of a leaf is taken back to an earlier position, for which it holds more than it needs.
+    """How a copy of a leaf with a window is taken back to an earlier position, from tokens before the window.
 
     Attributes:
-        longer: returns the leaf's arrays, with so many tokens before those that it needs as it still has.
-        reach: returns by how many tokens such arrays of a leaf can be taken back.
-        rewound: returns arrays and numbers, taken back by so many tokens, with only what the leaf needs.
+        window: returns the tokens that the leaf needs.
+        longer: returns its arrays, with so many tokens before the window as it still has.
+        rewound: returns arrays and numbers, taken back by so many tokens, with the window alone.
     """
 
+    window: Callable[[Any], int]
     longer: Callable[[Any, int], Arrays]
-    reach: Callable[[Any, Arrays], int]
     rewound: Callable[[Any, Arrays, tuple[int, ...], int], tuple[Arrays, tuple[int, ...]]]
 
 
@@ -119,12 +119,6 @@ def _in_order(cache: Any, more: int = 0) -> Arrays:
 def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
     (cache.keys, cache.values), (cache.offset,) = _back_in_window(cache, arrays, numbers)
     cache._idx = cache.keys.shape[2]
-
-
-def _reach_of_window(cache: Any, arrays: Arrays) -> int:
-    """Return how far a window can slide back: over what is kept before it, or to the first token."""
-    length = arrays[0].shape[-2]
-    return int(cache.offset if length == cache.offset else max(length - cache.max_size, 0))
 
 
 def _back_in_window(
@@ -247,7 +241,7 @@ KINDS = {
             _in_order,
             lambda cache: (cache.offset,),
             _fill_rotating,
-            Rewinding(_in_order, _reach_of_window, _back_in_window),
+            Rewinding(lambda cache: int(cache.max_size), _in_order, _back_in_window),
         ),
         growth=_last_tokens("max_size"),
     ),

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -31,6 +31,7 @@ from start_llm.cache.arrays import (
 )
 from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of, put_state, reuse_of
 from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize import KVQuantizer
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -183,26 +184,25 @@ class Layers:
             leaf.keys = leaf.values = None
         return pieces
 
-    def state(self, caches: Sequence[Any], reach: int = 0) -> StateSnapshot:
+    def state(
+        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None
+    ) -> StateSnapshot:
         """Return copies of all non-trimmable leaves in their current state.
 
         Args:
-            reach: tokens by which it should be possible to take the state back, if the leaves still have
-                what that needs.
+            reach: tokens by which it should be possible to take the state back.
+            earlier: a state of the same tokens, for what the leaves no longer have of that.
         """
         whole = _whole(caches)
-        can_rewind = all(kind.rewinding for _, kind in whole)
-        copies = [
-            tuple(owned_copy(array) for array in _longer(leaf, kind, reach if can_rewind else 0))
-            for leaf, kind in whole
-        ]
+        if reach and all(kind.rewinding for _, kind in whole):
+            arrays = [_longer(one, reach, index, earlier) for index, one in enumerate(whole)]
+        else:
+            arrays = [kind.arrays(leaf) for leaf, kind in whole]
+        copies = [tuple(map(owned_copy, one)) for one in arrays]
         mx.eval(copies)
         return StateSnapshot(
-            tuple((arrays, kind.numbers(leaf)) for (leaf, kind), arrays in zip(whole, copies, strict=True)),
-            min(
-                (_reach(leaf, kind, arrays) for (leaf, kind), arrays in zip(whole, copies, strict=True)),
-                default=0,
-            ),
+            tuple((copy, kind.numbers(leaf)) for (leaf, kind), copy in zip(whole, copies, strict=True)),
+            min((_reach(*one, copy) for one, copy in zip(whole, copies, strict=True)), default=0),
         )
 
     def rewound(self, state: StateSnapshot, tokens: int) -> StateSnapshot:
@@ -328,12 +328,35 @@ def materialize(caches: Sequence[Any]) -> None:
             mx.eval(leaf.state)
 
 
-def _longer(leaf: Any, kind: NonTrimmableLeaf, tokens: int) -> Arrays:
-    return kind.rewinding.longer(leaf, tokens) if kind.rewinding and tokens else kind.arrays(leaf)
+def _longer(
+    whole: tuple[Any, NonTrimmableLeaf], reach: int, index: int, earlier: EarlierState | None
+) -> Arrays:
+    """Return a leaf's arrays with `reach` tokens more than it needs, or as many as there are.
+
+    Args:
+        index: place of the leaf among the non-trimmable ones.
+    """
+    leaf, kind = whole
+    if kind.rewinding is None:
+        return kind.arrays(leaf)
+    arrays = kind.rewinding.longer(leaf, reach)
+    length = arrays[0].shape[-2]
+    missing = min(leaf.offset, kind.rewinding.window(leaf) + reach) - length
+    if earlier is None or missing <= 0 or length < earlier.tokens_before:
+        return arrays
+    before, _ = cast("StateSnapshot", earlier.state).leaves[index]
+    end = before[0].shape[-2] - (length - earlier.tokens_before)
+    start = max(end - missing, 0)
+    pieces = zip(before, arrays, strict=True)
+    return tuple(joined([old[..., start:end, :], new], 0) for old, new in pieces) if start < end else arrays
 
 
 def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays) -> int:
-    return kind.rewinding.reach(leaf, arrays) if kind.rewinding else 0
+    """Return how far a copy of a leaf can go back: over what is kept before its window, or to its start."""
+    if kind.rewinding is None:
+        return 0
+    length = arrays[0].shape[-2]
+    return int(leaf.offset if length == leaf.offset else max(length - kind.rewinding.window(leaf), 0))
 
 
 def _packed(parts: Sequence[TokenRange], index: int, packer: KVQuantizer) -> Arrays:

@@ -146,6 +146,14 @@ class Checkpoint:
         return self.page.end + len(self.tail)
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierState:
+    """A state as it was `tokens_before` tokens before."""
+
+    state: StateBlock
+    tokens_before: int
+
+
 @dataclass(eq=False, slots=True)
 class Page:
     """Consecutive tokens that follow a parent page. A page shorter than the page size has no children.

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import PageRun
+from start_llm.cache.pages import EarlierState, PageRun
 
 BYTES_OF_A_TOKEN = 10
 BYTES_OF_A_STATE = 70
@@ -214,7 +214,7 @@ class FakeLayers(Layers):
     def arrays(self, caches: Sequence[Any]) -> int:
         return len(caches)
 
-    def state(self, caches: Sequence[Any], reach: int = 0) -> Any:
+    def state(self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None) -> Any:
         self._copy()
         (cache,) = caches
         if self._reach is None:
