@@ -13,11 +13,6 @@ _TEXT_SHARE = 1 / 8
 """Share of the memory for checkpoints that more than six of one text may take."""
 _TEXT_STEP = 256
 """Tokens between the checkpoints of a text. Shorter chunks would cost a GPU too much of its speed."""
-REACH_IN_TEXT = _TEXT_STEP
-"""Tokens by which the states of a text should go back, so that between two of them every place is covered.
-
-Windows can; a window is four times as long or more, but for gpt-oss.
-"""
 _LEAST_STEP = 16
 """Fewer tokens are worth neither a chunk of their own nor a state."""
 
@@ -52,23 +47,38 @@ def _next_stride(position: int, stride: int = _STRIDE) -> int:
     return (position // stride + 1) * stride
 
 
-def choose_positions_in_text(done: int, total: int, known: int, most: int) -> list[int]:
+def step_in_text(window: int) -> int:
+    """Return the tokens between two checkpoints of a prompt without messages, if memory allows as many.
+
+    States of windows can be taken back by that, to any place between two of them. Then a window's length is
+    enough: shorter steps would keep the same tokens more often.
+
+    Args:
+        window: tokens of the windows; 0 if there are other states, which cannot be taken back.
+    """
+    return min(max(window // _TEXT_STEP, 1) * _TEXT_STEP, _STRIDE)
+
+
+def choose_positions_in_text(
+    done: int, total: int, known: int, most: int, step: int = _TEXT_STEP
+) -> list[int]:
     """Return the positions at which the prefill of a prompt without messages stops, ascending.
 
     They are its last token, in front of which it resumes when it is repeated; the place where it parts from
     what was computed before, because a text is edited where it was edited last; and as many in between as it
-    may have, 256 tokens or a multiple apart, so that an edit elsewhere does not go back to the beginning.
+    may have, a step or several apart, so that an edit elsewhere does not go back to the beginning.
 
     Args:
         done: tokens that were restored.
         total: tokens of the prompt.
         known: tokens at its beginning that were computed before.
         most: checkpoints that the prompt may have.
+        step: see `step_in_text`.
     """
     end = total - 1
     if done >= end:
         return []
-    step = min((end // (most * _TEXT_STEP) + 1) * _TEXT_STEP, _STRIDE)
+    step = min((end // (most * step) + 1) * step, _STRIDE)
     parting = {known} if done + _LEAST_STEP <= known < end else set[int]()
     strides = range(_next_stride(done, step), end, step)
     spaced = {one for one in strides if min(abs(one - near) for near in (done, known, end)) >= _LEAST_STEP}
@@ -79,12 +89,11 @@ def max_of_a_text(state_bytes: float, share_bytes: float) -> int:
     """Return how many checkpoints a prompt without messages may have: six, or more of them if they are small.
 
     Args:
-        state_bytes: of one state, as far as it is known; else 0.
+        state_bytes: of one state; 0 if it is not known yet.
         share_bytes: memory for all checkpoints.
     """
-    if not state_bytes:
-        return MAX_OF_A_CONVERSATION
-    return int(min(max(_TEXT_SHARE * share_bytes // state_bytes, MAX_OF_A_CONVERSATION), _MAX_OF_A_TEXT))
+    affordable = _TEXT_SHARE * share_bytes // state_bytes if state_bytes else _MAX_OF_A_TEXT
+    return int(min(max(affordable, MAX_OF_A_CONVERSATION), _MAX_OF_A_TEXT))
 
 
 def checkpoint_to_drop(

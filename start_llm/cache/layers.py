@@ -71,6 +71,7 @@ class Layers:
         unknown: classes without an entry in `cache.kinds`; a network with one has no prompt caching.
         has_state: some leaves are non-trimmable, so a prompt can resume only where their state was kept.
         has_trimmable: some leaves are trimmable.
+        window: tokens of the shortest window, if all states are windows, which can be taken back; else 0.
         quantizer: quantises pages; None keeps them as they were computed.
     """
 
@@ -81,6 +82,7 @@ class Layers:
         self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
         self.has_state = any(isinstance(reuse, NonTrimmableLeaf) for _, reuse in known)
         self.has_trimmable = any(isinstance(reuse, TrimmableLeaf) for _, reuse in known)
+        self.window = _shortest_window(_whole(self.fresh()))
         self.quantizer: KVQuantizer | None = None
 
     def quantize_pages(self, form: KVFormat, caches: Sequence[Any]) -> bool:
@@ -194,7 +196,7 @@ class Layers:
             earlier: a state of the same tokens, for what the leaves no longer have of that.
         """
         whole = _whole(caches)
-        if reach and all(kind.rewinding for _, kind in whole):
+        if reach and self.window:
             arrays = [_longer(one, reach, index, earlier) for index, one in enumerate(whole)]
         else:
             arrays = [kind.arrays(leaf) for leaf, kind in whole]
@@ -326,6 +328,11 @@ def materialize(caches: Sequence[Any]) -> None:
         if not leaf.empty():
             put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
+
+
+def _shortest_window(whole: Sequence[tuple[Any, NonTrimmableLeaf]]) -> int:
+    windows = [kind.rewinding.window(leaf) if kind.rewinding else 0 for leaf, kind in whole]
+    return min(windows, default=0)
 
 
 def _longer(

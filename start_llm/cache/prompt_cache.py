@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 from start_llm.cache.checkpoints import (
     MAX_OF_A_CONVERSATION,
-    REACH_IN_TEXT,
     checkpoint_to_drop,
     choose_positions,
     choose_positions_in_text,
     max_of_a_text,
+    step_in_text,
 )
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.disk_restore import DiskRestore, DiskRestorer
@@ -253,7 +253,8 @@ class PromptCache:
             )
         else:
             known = max(found.ever_computed, deepest)
-            chosen = choose_positions_in_text(done, total, known, self._max_of_a_text())
+            step = step_in_text(self._layers.window)
+            chosen = choose_positions_in_text(done, total, known, self._max_of_a_text(), step)
         positions = {in_front_of_image(ids, position) for position in chosen}
         return tuple(sorted(position for position in positions if position > done))
 
@@ -363,7 +364,8 @@ class PromptCache:
         self._computed_prefixes.note_tail(page, seq_cache.tokens[page.end :])
 
     def _keep_state(self, seq_cache: SequenceCache) -> None:
-        checkpoint = self._store.keep_state(seq_cache, 0 if seq_cache.boundaries else REACH_IN_TEXT)
+        reach = 0 if seq_cache.boundaries else step_in_text(self._layers.window)
+        checkpoint = self._store.keep_state(seq_cache, reach)
         while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries)):
             self._store.drop_checkpoint(victim)
 

@@ -291,7 +291,7 @@ class PageStore:
         """Add a checkpoint at the sequence cache's end; None if there is one already.
 
         Args:
-            reach: tokens by which it should be possible to take its state back.
+            reach: tokens by which it should be possible to take its state back, or to the state before it.
         """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
@@ -300,7 +300,10 @@ class PageStore:
         tail_cut = self._longer_tail(page, tail)
         if tail and tail_cut is None:
             tail_cut = self.layers.cut(seq_cache.caches, page.end, len(seq_cache.tokens))
-        state = self.layers.state(seq_cache.caches, reach, self._earlier_state(seq_cache) if reach else None)
+        if reach and (earlier := self._earlier_state(seq_cache)):
+            state = self.layers.state(seq_cache.caches, min(reach, earlier.tokens_before), earlier)
+        else:
+            state = self.layers.state(seq_cache.caches, reach)
         checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
         with self._weighing_checkpoints(page):
             self._share_tail(checkpoint)

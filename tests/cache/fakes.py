@@ -165,6 +165,7 @@ class FakeLayers(Layers):
         self.has_trimmable = has_trimmable
         self.has_state = has_state
         self.quantizer = None
+        self.window = 0
         self.fails_after: int | None = None
         self.reserved = 0
 
