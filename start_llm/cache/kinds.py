@@ -124,8 +124,12 @@ def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None
 def _back_in_window(
     cache: Any, arrays: Arrays, numbers: tuple[int, ...], tokens: int = 0
 ) -> tuple[Arrays, tuple[int, ...]]:
-    end = arrays[0].shape[-2] - tokens
+    """Return the arrays of a window as it was `tokens` tokens before, without what is kept before it."""
+    length = arrays[0].shape[-2]
+    end = length - tokens
     start = max(end - cache.max_size, 0)
+    if (start, end) == (0, length):
+        return arrays, numbers
     return tuple(array[..., start:end, :] for array in arrays), (numbers[0] - tokens,)
 
 

@@ -600,3 +600,14 @@ def test_without_a_cache_a_failed_sequence_holds_nothing():
     seq_cache.move_to_batch(list)
     none.discard(seq_cache)
     assert (seq_cache.caches, seq_cache.fetch_from_batch) == ([], None)
+
+
+@pytest.mark.parametrize("place", [18, 17, 16, 15, 10, 5, 1])
+def test_a_state_that_is_taken_back_is_that_of_the_tokens_before_the_edit(place):
+    desk = Desk("windows")
+    desk.serve(PROMPT, REPLY)
+    ids = (*PROMPT[:place], 90, 91)
+    opened = desk.begin(ids)
+    assert opened.restored.tokens == place
+    assert opened.seq_cache.caches[0].holds(ids[:-1])
+    desk.end(opened, ids)
