@@ -17,6 +17,8 @@
   budget, if that is 1.1 conversations: of one that goes on from pages, of rows that join and leave a batch.
 - `budget`: after every step of a random run with little room, MLX memory beside the weights over the budget
   and the caches of live rows, each row counted once: with rows that take turns, and with rows in a batch.
+- `texts`: prompts without messages that are repeated, extended and edited: tokens that were unavoidable over
+  those that were computed.
 - `growth`: resident memory of the process along a random run: the median of the end of each quarter.
 
 Everything runs in this process, on random models. --lengths replaces the prompt lengths of every section but
@@ -40,10 +42,11 @@ sys.path.insert(0, str(ROOT))
 
 from mlx_lm.generate import generation_stream  # noqa: E402
 
-from benchmarks import cache_cut, cache_memory, cache_speed, servers  # noqa: E402 - found through the line above
+from benchmarks import cache_cut, cache_memory, cache_speed, cache_texts, servers  # noqa: E402 - found through the line above
 from benchmarks.cache_engine import PAGE, Model, Row, Size, build  # noqa: E402
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
+ALL_FAMILIES = {**FAMILIES, "latent": "glm4_moe_lite"}
 USUAL = Size(256, 4)
 FOUR_LAYERS = Size(64, 4)
 SMALL = Size(64, 2)
@@ -93,6 +96,10 @@ class Bench:
     def budget(self, family: str) -> Iterator[Row]:
         yield from cache_memory.budget(self.model(family, SMALL), self.conversations)
 
+    def texts(self, family: str) -> Iterator[Row]:
+        for length in self.lengths_or(1024, 2048, 4096):
+            yield from cache_texts.texts(self.model(family, SMALL), length)
+
     def growth(self, family: str) -> Iterator[Row]:
         yield from cache_memory.growth(self.model(family, SMALL), self.conversations)
 
@@ -105,6 +112,7 @@ SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
     "stored": Bench.stored,
     "peak": Bench.peak,
     "budget": Bench.budget,
+    "texts": Bench.texts,
     "growth": Bench.growth,
 }
 FOR_ANY_FAMILY = ["lookup", "cut"]
@@ -113,7 +121,7 @@ FOR_ANY_FAMILY = ["lookup", "cut"]
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--family", nargs="+", choices=ALL_FAMILIES)
     parser.add_argument("--lengths", nargs="+", type=int, default=[], help="tokens; a multiple of 256")
     parser.add_argument("--rounds", type=int, default=10, help="turns of ttft")
     parser.add_argument(
@@ -131,8 +139,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, mx.stream(generation_stream):
         bench = Bench(Path(name), options.lengths, options.rounds, options.conversations)
         for section in options.only:
-            for family in [""] if section in FOR_ANY_FAMILY else options.family:
-                for row in SECTIONS[section](bench, FAMILIES.get(family, "")):
+            usual = ALL_FAMILIES if section == "texts" else FAMILIES
+            for family in [""] if section in FOR_ANY_FAMILY else options.family or usual:
+                for row in SECTIONS[section](bench, ALL_FAMILIES.get(family, "")):
                     print(row, flush=True)
 
 

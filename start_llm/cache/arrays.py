@@ -69,9 +69,14 @@ class BorrowedArrays:
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """The state of all non-trimmable leaves at one position."""
+    """The state of all non-trimmable leaves at one position.
+
+    Attributes:
+        reach: tokens by which it can be taken back to an earlier position.
+    """
 
     leaves: tuple[tuple[Arrays, tuple[int, ...]], ...]
+    reach: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from start_llm.cache.pages import Checkpoint
 
 _STRIDE = 2048
-_MAX_OF_A_CONVERSATION = 6
+MAX_OF_A_CONVERSATION = 6
+_MAX_OF_A_TEXT = 16
+_TEXT_SHARE = 1 / 8
+"""Share of the memory for checkpoints that more than six of one text may take."""
+_TEXT_STEP = 256
+"""Tokens between the checkpoints of a text. Shorter chunks would cost a GPU too much of its speed."""
+_LEAST_STEP = 16
+"""Fewer tokens are worth neither a chunk of their own nor a state."""
 
 
 def choose_positions(
@@ -36,25 +43,80 @@ def choose_positions(
     return sorted(wanted)
 
 
-def _next_stride(position: int) -> int:
-    return (position // _STRIDE + 1) * _STRIDE
+def _next_stride(position: int, stride: int = _STRIDE) -> int:
+    return (position // stride + 1) * stride
+
+
+def step_in_text(window: int) -> int:
+    """Return the tokens between two checkpoints of a prompt without messages, if memory allows as many.
+
+    States of windows can be taken back by that, to any place between two of them. Then a window's length is
+    enough: shorter steps would keep the same tokens more often.
+
+    Args:
+        window: tokens of the windows; 0 if there are other states, which cannot be taken back.
+    """
+    return min(max(window // _TEXT_STEP, 1) * _TEXT_STEP, _STRIDE)
+
+
+def choose_positions_in_text(
+    done: int, total: int, known: int, most: int, step: int = _TEXT_STEP
+) -> list[int]:
+    """Return the positions at which the prefill of a prompt without messages stops, ascending.
+
+    They are its last token, in front of which it resumes when it is repeated; the place where it parts from
+    what was computed before, because a text is edited where it was edited last; and as many in between as it
+    may have, a step or several apart, so that an edit elsewhere does not go back to the beginning.
+
+    Args:
+        done: tokens that were restored.
+        total: tokens of the prompt.
+        known: tokens at its beginning that were computed before.
+        most: checkpoints that the prompt may have.
+        step: see `step_in_text`.
+    """
+    end = total - 1
+    if done >= end:
+        return []
+    step = min((end // (most * step) + 1) * step, _STRIDE)
+    parting = {known} if done + _LEAST_STEP <= known < end else set[int]()
+    strides = range(_next_stride(done, step), end, step)
+    spaced = {one for one in strides if min(abs(one - near) for near in (done, known, end)) >= _LEAST_STEP}
+    return sorted({end} | parting | spaced)
+
+
+def max_of_a_text(state_bytes: float, share_bytes: float) -> int:
+    """Return how many checkpoints a prompt without messages may have: six, or more of them if they are small.
+
+    Args:
+        state_bytes: of one state; 0 if it is not known yet.
+        share_bytes: memory for all checkpoints.
+    """
+    affordable = _TEXT_SHARE * share_bytes // state_bytes if state_bytes else _MAX_OF_A_TEXT
+    return int(min(max(affordable, MAX_OF_A_CONVERSATION), _MAX_OF_A_TEXT))
 
 
 def checkpoint_to_drop(
-    newest: Checkpoint, bytes_per_token: float, boundaries: Sequence[int], *, is_tight: bool
+    newest: Checkpoint,
+    bytes_per_token: float,
+    boundaries: Sequence[int],
+    *,
+    is_tight: bool,
+    most: int = MAX_OF_A_CONVERSATION,
 ) -> Checkpoint | None:
     """Return a checkpoint on the path to the newest one that should be dropped; None if there is none.
 
     The newest one stays, and so does the one at the end of the first message, where other conversations with
-    the same rules leave. A conversation has at most six; beyond that, the one that saves the fewest tokens is
-    dropped, but not the last one at the end of an earlier message: a client that changes its last message in
-    the next request goes on from there.
+    the same rules leave. Beyond `most`, the one that saves the fewest tokens is dropped, but not the last one
+    at the end of an earlier message: a client that changes its last message in the next request goes on from
+    there.
 
     Args:
         boundaries: ends of the messages. If there is no checkpoint at the first one, the first checkpoint
             stays in its place.
         is_tight: checkpoint memory is short. Then a checkpoint must save 2,048 tokens, or KV of at least its
             own size; this does not apply to a network without KV.
+        most: checkpoints of one conversation.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     starts = [0, *(one.position for one in kept)]
@@ -63,7 +125,7 @@ def checkpoint_to_drop(
     inner = [one for one in kept[:-1] if one is not shared]
     if not inner:
         return None
-    if len(kept) > _MAX_OF_A_CONVERSATION:
+    if len(kept) > most:
         before = next((one for one in reversed(inner) if one.position in boundaries), None)
         return min((one for one in inner if one is not before), key=lambda one: saved[id(one)])
     least = min(inner, key=lambda one: saved[id(one)])

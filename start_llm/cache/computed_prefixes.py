@@ -5,52 +5,93 @@ This tells how many tokens a prompt unavoidably costs, and why it cost more.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from start_llm.cache.pages import Page, page_key
+from start_llm.cache.pages import Page, common_length, page_key
 
-_MAX_KEYS = 32_000
-"""About 4 MB. With pages of 256 tokens, this is eight million tokens."""
+_MAX_BYTES = 16 * 2**20
+"""With pages of 256 tokens, this is three and a half million tokens."""
+_OVERHEAD_BYTES = 200
+"""Bytes of a block beside its own: of the object, and of its places in a dictionary and in a list."""
+_TOKEN_BYTES = 4
 
 
 class ComputedPrefixIndex:
-    """The keys of page ends and message ends. Beyond `max_keys` the oldest are forgotten."""
+    """The tokens that were computed after each page, as blocks of at most a page.
 
-    def __init__(self, page_size: int, max_keys: int = _MAX_KEYS) -> None:
+    A block is the key of the page before it and its tokens. The blocks are sorted, so the one with the most
+    tokens in common with a prompt is beside the place where the prompt's own would be. No block is a prefix
+    of another one. Beyond `max_bytes` the oldest are forgotten.
+    """
+
+    def __init__(self, page_size: int, max_bytes: int = _MAX_BYTES) -> None:
         self._page_size = page_size
-        self._max_keys = max_keys
-        self._keys: dict[bytes, None] = {}
+        self._max_bytes = max_bytes
+        self._nbytes = 0
+        self._by_age: dict[bytes, None] = {}
+        self._sorted: list[bytes] = []
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, roughly."""
+        return self._nbytes
 
     def note_pages(self, pages: Iterable[Page]) -> None:
         """Record that these pages were computed."""
         for page in pages:
-            self._note(page.key)
+            if page.parent is not None:
+                self._note(_block(page.parent.key, page.tokens))
 
-    def note_boundary(self, page: Page, tail: Sequence[int]) -> None:
-        """Record that a message was computed that ends `tail` tokens after `page`."""
+    def note_tail(self, page: Page, tail: Sequence[int]) -> None:
+        """Record that `tail`, less than a page, was computed after `page`."""
         if tail:
-            self._note(page_key(page.key, tail))
+            self._note(_block(page.key, tail))
 
-    def _note(self, key: bytes) -> None:
-        self._keys.pop(key, None)
-        self._keys[key] = None
-        if len(self._keys) > self._max_keys:
-            del self._keys[next(iter(self._keys))]
+    def _note(self, block: bytes) -> None:
+        place = bisect_left(self._sorted, block)
+        if place < len(self._sorted) and self._sorted[place].startswith(block):
+            block = self._sorted[place]
+            del self._by_age[block]
+        else:
+            if place and block.startswith(self._sorted[place - 1]):
+                place -= 1
+                self._forget(place)
+            self._sorted.insert(place, block)
+            self._nbytes += len(block) + _OVERHEAD_BYTES
+        self._by_age[block] = None
+        while self._nbytes > self._max_bytes:
+            self._forget(bisect_left(self._sorted, next(iter(self._by_age))))
 
-    def known(self, page: Page, ids: Sequence[int], boundaries: Sequence[int]) -> int:
-        """Return how many tokens of `ids` were ever computed, up to the end of a page or of a message.
+    def _forget(self, place: int) -> None:
+        block = self._sorted.pop(place)
+        del self._by_age[block]
+        self._nbytes -= len(block) + _OVERHEAD_BYTES
+
+    def known(self, page: Page, ids: Sequence[int]) -> int:
+        """Return how many tokens of `ids` were ever computed as the beginning of a prompt or of its reply.
 
         Args:
             page: a page whose prefix, itself included, matches `ids`; the search starts at its end.
         """
         end, key = page.end, page.key
-        while end + self._page_size <= len(ids):
-            next_key = page_key(key, ids[end : end + self._page_size])
-            if next_key not in self._keys:
+        while rest := ids[end : end + self._page_size]:
+            common = self._common(key, rest)
+            end += common
+            if common < self._page_size:
                 break
-            end, key = end + self._page_size, next_key
-        near = [one for one in boundaries if end < one < end + self._page_size and one <= len(ids)]
-        return max((one for one in near if page_key(key, ids[end:one]) in self._keys), default=end)
+            key = page_key(key, rest)
+        return end
+
+    def _common(self, key: bytes, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens were computed after the page with this key."""
+        block = _block(key, tokens)
+        place = bisect_left(self._sorted, block)
+        beside = self._sorted[max(place - 1, 0) : place + 1]
+        longest = max((common_length(block, one) for one in beside), default=0)
+        return max(longest - len(key), 0) // _TOKEN_BYTES
+
+
+def _block(key: bytes, tokens: Sequence[int]) -> bytes:
+    return key + array("I", tokens).tobytes()

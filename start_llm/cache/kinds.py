@@ -28,11 +28,31 @@ class TrimmableLeaf:
 
 @dataclass(frozen=True, slots=True)
 class NonTrimmableLeaf:
-    """A leaf that can only be copied: its arrays, and the numbers that they need to be restored."""
+    """A leaf that can only be copied: its arrays, and the numbers that they need to be restored.
+
+    Attributes:
+        rewinding: how a copy is taken back to an earlier position; None if it cannot be.
+    """
 
     arrays: Callable[[Any], Arrays]
     numbers: Callable[[Any], tuple[int, ...]]
     fill: Callable[[Any, Arrays, tuple[int, ...]], None]
+    rewinding: Rewinding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """How a copy of a leaf with a window is taken back to an earlier position, from tokens before the window.
+
+    Attributes:
+        window: returns the tokens that the leaf needs.
+        longer: returns its arrays, with so many tokens before the window as it still has.
+        rewound: returns arrays and numbers, taken back by so many tokens, with the window alone.
+    """
+
+    window: Callable[[Any], int]
+    longer: Callable[[Any, int], Arrays]
+    rewound: Callable[[Any, Arrays, tuple[int, ...], int], tuple[Arrays, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +108,31 @@ def _fill_quantised(cache: Any, arrays: Arrays) -> None:
     cache.keys, cache.values = list(arrays[:3]), list(arrays[3:])
 
 
-def _in_order(cache: Any) -> Arrays:
-    """Return the tokens of the window, oldest first. A long prefill chunk leaves more than a window."""
+def _in_order(cache: Any, more: int = 0) -> Arrays:
+    """Return the tokens of the window, oldest first, and `more` before it.
+
+    A long prefill chunk leaves more than a window.
+    """
+    most = cache.max_size + more
     keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-    return keys[..., -cache.max_size :, :], values[..., -cache.max_size :, :]
+    return keys[..., -most:, :], values[..., -most:, :]
 
 
 def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None:
-    cache.keys, cache.values = arrays
-    (cache.offset,) = numbers
+    (cache.keys, cache.values), (cache.offset,) = _back_in_window(cache, arrays, numbers)
     cache._idx = cache.keys.shape[2]
+
+
+def _back_in_window(
+    cache: Any, arrays: Arrays, numbers: tuple[int, ...], tokens: int = 0
+) -> tuple[Arrays, tuple[int, ...]]:
+    """Return the arrays of a window as it was `tokens` tokens before, without what is kept before it."""
+    length = arrays[0].shape[-2]
+    end = length - tokens
+    start = max(end - cache.max_size, 0)
+    if (start, end) == (0, length):
+        return arrays, numbers
+    return tuple(array[..., start:end, :] for array in arrays), (numbers[0] - tokens,)
 
 
 def _chunk(cache: Any) -> Arrays:
@@ -208,7 +243,12 @@ KINDS = {
     "RotatingKVCache": CacheKind(
         words="sliding window",
         attention="sliding_window",
-        reuse=NonTrimmableLeaf(_in_order, lambda cache: (cache.offset,), _fill_rotating),
+        reuse=NonTrimmableLeaf(
+            _in_order,
+            lambda cache: (cache.offset,),
+            _fill_rotating,
+            Rewinding(lambda cache: int(cache.max_size), _in_order, _back_in_window),
+        ),
         growth=_last_tokens("max_size"),
     ),
     "ChunkedKVCache": CacheKind(

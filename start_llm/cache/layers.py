@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -31,6 +31,7 @@ from start_llm.cache.arrays import (
 )
 from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of, put_state, reuse_of
 from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize import KVQuantizer
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -70,6 +71,7 @@ class Layers:
         unknown: classes without an entry in `cache.kinds`; a network with one has no prompt caching.
         has_state: some leaves are non-trimmable, so a prompt can resume only where their state was kept.
         has_trimmable: some leaves are trimmable.
+        window: tokens of the shortest window, if all states are windows, which can be taken back; else 0.
         quantizer: quantises pages; None keeps them as they were computed.
     """
 
@@ -80,6 +82,7 @@ class Layers:
         self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
         self.has_state = any(isinstance(reuse, NonTrimmableLeaf) for _, reuse in known)
         self.has_trimmable = any(isinstance(reuse, TrimmableLeaf) for _, reuse in known)
+        self.window = _shortest_window(_whole(self.fresh()))
         self.quantizer: KVQuantizer | None = None
 
     def quantize_pages(self, form: KVFormat, caches: Sequence[Any]) -> bool:
@@ -183,16 +186,39 @@ class Layers:
             leaf.keys = leaf.values = None
         return pieces
 
-    def state(self, caches: Sequence[Any]) -> StateSnapshot:
-        """Return copies of all non-trimmable leaves in their current state."""
-        state = StateSnapshot(
+    def state(
+        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None
+    ) -> StateSnapshot:
+        """Return copies of all non-trimmable leaves in their current state.
+
+        Args:
+            reach: tokens by which it should be possible to take the state back.
+            earlier: a state of the same tokens, for what the leaves no longer have of that.
+        """
+        whole = _whole(caches)
+        if reach and self.window:
+            arrays = [_longer(one, reach, index, earlier) for index, one in enumerate(whole)]
+        else:
+            arrays = [kind.arrays(leaf) for leaf, kind in whole]
+        copies = [tuple(map(owned_copy, one)) for one in arrays]
+        mx.eval(copies)
+        return StateSnapshot(
+            tuple((copy, kind.numbers(leaf)) for (leaf, kind), copy in zip(whole, copies, strict=True)),
+            min((_reach(*one, copy) for one, copy in zip(whole, copies, strict=True)), default=0),
+        )
+
+    def rewound(self, state: StateSnapshot, tokens: int) -> StateSnapshot:
+        """Return views of a state as it was `tokens` tokens before, which is within its reach."""
+        if not tokens:
+            return state
+        leaves_before = zip(_whole(self.fresh()), state.leaves, strict=True)
+        return StateSnapshot(
             tuple(
-                (tuple(owned_copy(array) for array in kind.arrays(leaf)), kind.numbers(leaf))
-                for leaf, kind in _whole(caches)
+                kind.rewinding.rewound(leaf, arrays, numbers, tokens)
+                for (leaf, kind), (arrays, numbers) in leaves_before
+                if kind.rewinding
             )
         )
-        mx.eval([array for arrays, _ in state.leaves for array in arrays])
-        return state
 
     def copied(self, part: TokenRange) -> KVSlice:
         """Return copies of consecutive tokens of all trimmable leaves, which `part` holds as views."""
@@ -302,6 +328,42 @@ def materialize(caches: Sequence[Any]) -> None:
         if not leaf.empty():
             put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
+
+
+def _shortest_window(whole: Sequence[tuple[Any, NonTrimmableLeaf]]) -> int:
+    windows = [kind.rewinding.window(leaf) if kind.rewinding else 0 for leaf, kind in whole]
+    return min(windows, default=0)
+
+
+def _longer(
+    whole: tuple[Any, NonTrimmableLeaf], reach: int, index: int, earlier: EarlierState | None
+) -> Arrays:
+    """Return a leaf's arrays with `reach` tokens more than it needs, or as many as there are.
+
+    Args:
+        index: place of the leaf among the non-trimmable ones.
+    """
+    leaf, kind = whole
+    if kind.rewinding is None:
+        return kind.arrays(leaf)
+    arrays = kind.rewinding.longer(leaf, reach)
+    length = arrays[0].shape[-2]
+    missing = min(leaf.offset, kind.rewinding.window(leaf) + reach) - length
+    if earlier is None or missing <= 0 or length < earlier.tokens_before:
+        return arrays
+    before, _ = cast("StateSnapshot", earlier.state).leaves[index]
+    end = before[0].shape[-2] - (length - earlier.tokens_before)
+    start = max(end - missing, 0)
+    pieces = zip(before, arrays, strict=True)
+    return tuple(joined([old[..., start:end, :], new], 0) for old, new in pieces) if start < end else arrays
+
+
+def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays) -> int:
+    """Return how far a copy of a leaf can go back: over what is kept before its window, or to its start."""
+    if kind.rewinding is None:
+        return 0
+    length = arrays[0].shape[-2]
+    return int(leaf.offset if length == leaf.offset else max(length - kind.rewinding.window(leaf), 0))
 
 
 def _packed(parts: Sequence[TokenRange], index: int, packer: KVQuantizer) -> Arrays:

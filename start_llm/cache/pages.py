@@ -30,6 +30,13 @@ class TensorBlock(Protocol):
     def arrays(self) -> int: ...
 
 
+class StateBlock(TensorBlock, Protocol):
+    """A state; see `cache.arrays.StateSnapshot`."""
+
+    @property
+    def reach(self) -> int: ...
+
+
 class SliceableBlock(TensorBlock, Protocol):
     """Arrays of consecutive tokens, by leaf; see `cache.arrays.KVPieces`."""
 
@@ -123,19 +130,28 @@ class Checkpoint:
     """The state of the non-trimmable leaves `len(tail)` tokens after `page`, and the KV of that tail.
 
     Attributes:
+        state: can be taken back by up to `state.reach` tokens.
         tail_cut: the trimmable leaves' arrays. They begin with the tail; other checkpoints of the page may
             share them.
     """
 
     page: Page
     tail: tuple[int, ...]
-    state: TensorBlock
+    state: StateBlock
     tail_cut: TensorBlock | None
     last_used: float
 
     @property
     def position(self) -> int:
         return self.page.end + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierState:
+    """A state as it was `tokens_before` tokens before."""
+
+    state: StateBlock
+    tokens_before: int
 
 
 @dataclass(eq=False, slots=True)

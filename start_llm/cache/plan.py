@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache, common_length
 from start_llm.core.images import FIRST_IMAGE_TOKEN
 
+_MAX_LOOKED_AT = 64
+"""Pages after the last matching one that are searched for a state."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreSource:
@@ -30,8 +33,8 @@ class RestorePlan:
         reused_in_place: an idle sequence cache whose caches are reused in place and trimmed to `length`.
             None: the pages and the tail are copied.
         tail: source of the tokens after the pages; None if there are none.
-        checkpoint: gives the state of non-trimmable leaves; None if there are none, or if the sequence cache
-            has it.
+        checkpoint: gives the state of non-trimmable leaves, which may have to be taken back to `length`; None
+            if there are none, or if the sequence cache has it.
         is_cut: more is stored, but it ends inside an image, so that the plan ends in front of it.
     """
 
@@ -131,8 +134,14 @@ def _may_give(seq_cache: SequenceCache, length: int, ids: tuple[int, ...]) -> bo
 def _deepest_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestorePlan:
     """Plan for a network with non-trimmable state.
 
-    It can resume only at the ends of idle sequence caches and at checkpoints.
+    It can resume only at the ends of idle sequence caches, at checkpoints, and where one of these can be
+    taken back to.
     """
+    plan = _deepest_kept_state(root, path, ids)
+    return _from_later_state(root, path, ids, plan.length) or plan
+
+
+def _deepest_kept_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestorePlan:
     for depth in range(len(path), -1, -1):
         page = path[depth - 1] if depth else root
         if not (page.seq_caches or page.checkpoints):
@@ -164,3 +173,41 @@ def _from_checkpoint(path: list[Page], checkpoint: Checkpoint, ids: tuple[int, .
     tail = RestoreSource(checkpoint, checkpoint.page.end, checkpoint.position)
     plan = _plan(path, tail, checkpoint.position, ids)
     return RestorePlan(plan.length, plan.path, plan.reused_in_place, plan.tail, checkpoint)
+
+
+def _from_later_state(
+    root: Page, path: list[Page], ids: tuple[int, ...], longer_than: int
+) -> RestorePlan | None:
+    """Plan with a checkpoint that is taken back to where its tokens and `ids` part; None if there is none."""
+    end = path[-1] if path else root
+    rest = ids[end.end :]
+    sources = [_deepest_source(root, path, ids), *_tails(end, rest)]
+    source = max(sources, key=lambda one: one.end)
+    if source.end <= longer_than:
+        return None
+    common = rest[: source.end - end.end]
+    found = (one for one in _checkpoints_after(end, common) if one.position - one.state.reach <= source.end)
+    checkpoint = next(found, None)
+    if checkpoint is None:
+        return None
+    plan = _plan(path, source, source.end, ids)
+    return replace(plan, checkpoint=checkpoint)
+
+
+def _tails(page: Page, rest: tuple[int, ...]) -> Iterator[RestoreSource]:
+    """Yield the checkpoints of a page as sources of what their tails have in common with `rest`."""
+    for checkpoint in page.checkpoints:
+        length = common_length(checkpoint.tail[: len(rest)], rest[: len(checkpoint.tail)])
+        yield RestoreSource(checkpoint, page.end, page.end + length)
+
+
+def _checkpoints_after(page: Page, common: tuple[int, ...]) -> Iterator[Checkpoint]:
+    """Yield checkpoints whose tokens go on with `common` after a page; of those on later pages, some."""
+    yield from (one for one in page.checkpoints if one.tail[: len(common)] == common)
+    waiting = [one for one in page.children.values() if one.tokens[: len(common)] == common]
+    for _ in range(_MAX_LOOKED_AT):
+        if not waiting:
+            return
+        later = waiting.pop()
+        yield from later.checkpoints
+        waiting += later.children.values()

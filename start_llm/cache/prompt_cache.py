@@ -21,7 +21,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from start_llm.cache.checkpoints import checkpoint_to_drop, choose_positions
+from start_llm.cache.checkpoints import (
+    MAX_OF_A_CONVERSATION,
+    checkpoint_to_drop,
+    choose_positions,
+    choose_positions_in_text,
+    max_of_a_text,
+    step_in_text,
+)
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.disk_restore import DiskRestore, DiskRestorer
 from start_llm.cache.disk_tier import DiskAccess, DiskWait
@@ -56,9 +63,11 @@ class _Match(NamedTuple):
 
     Attributes:
         matched: the longest path of full pages with the prompt's tokens, with or without KV.
+        ever_computed: tokens at its beginning that were computed once as these very tokens.
     """
 
     matched: list[Page]
+    ever_computed: int
     plan: RestorePlan
     restored: Restored
 
@@ -164,8 +173,8 @@ class PromptCache:
         prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
         seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
         seq_cache.prompt_length = prompt_length
-        seq_cache.repeated_tokens = found.restored.repeated_tokens
-        positions = self._checkpoint_positions(seq_cache, ids, found.matched)
+        seq_cache.repeated_tokens = max(found.ever_computed, found.restored.repeated_tokens)
+        positions = self._checkpoint_positions(seq_cache, ids, found)
         return OpenedSequence(seq_cache, positions, found.restored), plan
 
     def peek(
@@ -195,20 +204,29 @@ class PromptCache:
         matched = self._store.tree.match(root, ids[:-1])
         plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
         kept = plan.length if plan.is_cut else kept_length(root, matched, ids)
-        last = matched[-1] if matched else root
-        ever_computed = max(
-            self._computed_prefixes.known(last, ids[:-1], _ends(ids, boundaries)), plan.length
-        )
-        repeated_tokens = max(ever_computed, min(repeated_tokens, len(ids) - 1))
+        known = self._computed_prefixes.known(matched[-1] if matched else root, ids[:-1])
+        ever_computed = max(known, kept, plan.length)
+        told = max(self._last_end(ids, boundaries, ever_computed), plan.length)
+        repeated_tokens = max(told, min(repeated_tokens, len(ids) - 1))
         restored = Restored(
             plan.length,
-            _miss(plan, repeated_tokens=repeated_tokens, kept=kept, ever_computed=ever_computed),
+            _miss(plan, repeated_tokens=repeated_tokens, kept=kept, ever_computed=told),
             rejected_keys=self._store.tree.rejected_keys - rejected,
             kept=max(kept, plan.length),
             repeated_tokens=repeated_tokens,
             image_was_cut=plan.is_cut,
         )
-        return _Match(matched, plan, restored)
+        return _Match(matched, ever_computed, plan, restored)
+
+    def _last_end(self, ids: tuple[int, ...], boundaries: Sequence[int], length: int) -> int:
+        """Return the last end of a page or of a message within `length`; `length` if there are no messages.
+
+        The few tokens after it, which open a reply, are no news: nobody is told that they are computed again.
+        """
+        if not boundaries:
+            return length
+        page_end = length - length % self._store.tree.page_size
+        return max(page_end, *(end for end in _ends(ids, boundaries) if end <= length), 0)
 
     def _root(self, salt: bytes) -> Page:
         """Return the root for a salt. Two digests of equal length keep identity and salt apart."""
@@ -216,20 +234,32 @@ class PromptCache:
         return self._store.tree.root(b"".join(parts))
 
     def _checkpoint_positions(
-        self, seq_cache: SequenceCache, ids: tuple[int, ...], matched: list[Page]
+        self, seq_cache: SequenceCache, ids: tuple[int, ...], found: _Match
     ) -> tuple[int, ...]:
         """Choose where to keep state; inside an image it could not be used."""
         if not self._layers.has_state:
             return ()
-        depth = len(matched)
+        depth = len(found.matched)
         if self._disk_restorer:
-            depth = self._disk_restorer.depth(seq_cache.root, matched, ids)
-        done, deepest = len(seq_cache.tokens), depth * self._store.tree.page_size
-        chosen = choose_positions(
-            seq_cache.boundaries, done, seq_cache.prompt_length, deepest, seq_cache.repeated_tokens
+            depth = self._disk_restorer.depth(seq_cache.root, found.matched, ids)
+        done, total, deepest = (
+            len(seq_cache.tokens),
+            seq_cache.prompt_length,
+            depth * self._store.tree.page_size,
         )
+        if seq_cache.boundaries:
+            chosen = choose_positions(
+                seq_cache.boundaries, done, total, deepest, found.restored.repeated_tokens
+            )
+        else:
+            known = max(found.ever_computed, deepest)
+            step = step_in_text(self._layers.window)
+            chosen = choose_positions_in_text(done, total, known, self._max_of_a_text(), step)
         positions = {in_front_of_image(ids, position) for position in chosen}
         return tuple(sorted(position for position in positions if position > done))
+
+    def _max_of_a_text(self) -> int:
+        return max_of_a_text(self._store.mean_state_bytes, self._evictor.limits.checkpoint_bytes)
 
     def _use(self, plan: RestorePlan, now: float) -> None:
         for page in plan.path:
@@ -286,10 +316,9 @@ class PromptCache:
         self._store.release_pages(seq_cache)
 
     def _hold(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
-        start = len(seq_cache.tokens)
         seq_cache.last_used = self._clock()
         seq_cache.tokens = tokens
-        self._extend(seq_cache, start)
+        self._extend(seq_cache)
 
     def write_to_disk(self, *, is_busy: bool) -> None:
         """Hand pages and states that are due to the disk thread. Called in every step.
@@ -323,21 +352,20 @@ class PromptCache:
         seq_cache.tokens += tokens
         self._layers.grow_in_small_steps(seq_cache.caches)
         self._note_computed(seq_cache, start, len(seq_cache.tokens))
-        self._extend(seq_cache, start)
+        self._extend(seq_cache)
         if keep_state:
             self._keep_state(seq_cache)
         self.shrink()
 
-    def _extend(self, seq_cache: SequenceCache, start: int) -> None:
+    def _extend(self, seq_cache: SequenceCache) -> None:
+        """Add the pages that the tokens have filled, and remember that all of the tokens were computed."""
         self._computed_prefixes.note_pages(self._store.extend(seq_cache))
-        for end in seq_cache.boundaries:
-            if start < end <= len(seq_cache.tokens):
-                full = end // self._store.tree.page_size
-                page = seq_cache.path[full - 1] if full else seq_cache.root
-                self._computed_prefixes.note_boundary(page, seq_cache.tokens[page.end : end])
+        page = seq_cache.end_page
+        self._computed_prefixes.note_tail(page, seq_cache.tokens[page.end :])
 
     def _keep_state(self, seq_cache: SequenceCache) -> None:
-        checkpoint = self._store.keep_state(seq_cache)
+        reach = 0 if seq_cache.boundaries else step_in_text(self._layers.window)
+        checkpoint = self._store.keep_state(seq_cache, reach)
         while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries)):
             self._store.drop_checkpoint(victim)
 
@@ -347,6 +375,7 @@ class PromptCache:
             self._store.token_bytes,
             boundaries,
             is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
+            most=MAX_OF_A_CONVERSATION if boundaries else self._max_of_a_text(),
         )
 
     # -------------------------------------------------------------------------------------------------- close
@@ -367,12 +396,11 @@ class PromptCache:
             is_given_up: its client went away before the reply was complete.
         """
         with self._store.rollback_on_error(seq_cache):
-            start = len(seq_cache.tokens)
             seq_cache.last_used = self._clock()
             seq_cache.set_caches(caches)
             self._layers.materialize(caches)
             seq_cache.tokens = list(tokens)
-            self._extend(seq_cache, start)
+            self._extend(seq_cache)
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
             seq_cache.is_given_up = is_given_up
             if is_given_up:

@@ -60,7 +60,7 @@ class Restorer:
             self._store.forget(given)
             self._store.detach_tail_pages(given, plan.length)
             if plan.checkpoint:
-                self._layers.set_state(given.caches, cast("StateSnapshot", plan.checkpoint.state))
+                self._layers.set_state(given.caches, self._state(plan, plan.checkpoint))
             if plan.length < len(given.tokens):
                 self._layers.trim(given.caches, plan.length)
             given.tokens = given.tokens[: plan.length]
@@ -100,7 +100,7 @@ class Restorer:
     ) -> SequenceCache:
         """Make new caches. The sequence cache is admitted first, which protects the pages on its path."""
         tail = self._tail(plan.tail) if plan.tail else nothing
-        state = cast("StateSnapshot", plan.checkpoint.state) if plan.checkpoint else None
+        state = self._state(plan, plan.checkpoint) if plan.checkpoint else None
         known = plan.path[-1].end if plan.path else 0
         seq_cache = SequenceCache([], root, list(ids[:known]), list(plan.path))
         self._store.admit(seq_cache)
@@ -110,6 +110,11 @@ class Restorer:
             self._store.assemble(seq_cache, tail, state, plan.length, room)
             seq_cache.tokens = list(ids[: plan.length])
         return seq_cache
+
+    def _state(self, plan: RestorePlan, checkpoint: Checkpoint) -> StateSnapshot:
+        """Return the checkpoint's state, taken back to the end of the plan."""
+        state = cast("StateSnapshot", checkpoint.state)
+        return self._layers.rewound(state, checkpoint.position - plan.length)
 
     def _tail(self, tail: RestoreSource) -> TokenRange:
         holder = tail.holder

@@ -9,7 +9,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from start_llm.cache.integrity import BrokenInvariant, check_tree
-from start_llm.cache.pages import Checkpoint, Page, PageRun, PageTree, SequenceCache, TensorBlock
+from start_llm.cache.pages import (
+    Checkpoint,
+    EarlierState,
+    Page,
+    PageRun,
+    PageTree,
+    SequenceCache,
+    TensorBlock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +86,11 @@ class PageStore:
     @property
     def checkpoint_usage(self) -> MemoryUsage:
         return self._checkpoint_usage
+
+    @property
+    def mean_state_bytes(self) -> float:
+        """Bytes of a checkpoint on average; 0 if there is none."""
+        return self._checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
 
     @property
     def active_usage(self) -> MemoryUsage:
@@ -274,8 +287,12 @@ class PageStore:
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
-    def keep_state(self, seq_cache: SequenceCache) -> Checkpoint | None:
-        """Add a checkpoint at the sequence cache's end; None if there is one already."""
+    def keep_state(self, seq_cache: SequenceCache, reach: int = 0) -> Checkpoint | None:
+        """Add a checkpoint at the sequence cache's end; None if there is one already.
+
+        Args:
+            reach: tokens by which it should be possible to take its state back, or to the state before it.
+        """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
         if any(one.tail == tail for one in page.checkpoints):
@@ -283,14 +300,26 @@ class PageStore:
         tail_cut = self._longer_tail(page, tail)
         if tail and tail_cut is None:
             tail_cut = self.layers.cut(seq_cache.caches, page.end, len(seq_cache.tokens))
-        checkpoint = Checkpoint(
-            page, tail, self.layers.state(seq_cache.caches), tail_cut, seq_cache.last_used
-        )
+        if reach and (earlier := self._earlier_state(seq_cache)):
+            state = self.layers.state(seq_cache.caches, min(reach, earlier.tokens_before), earlier)
+        else:
+            state = self.layers.state(seq_cache.caches, reach)
+        checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
         with self._weighing_checkpoints(page):
             self._share_tail(checkpoint)
             page.checkpoints.append(checkpoint)
         self._checkpoints[id(checkpoint)] = checkpoint
         return checkpoint
+
+    def _earlier_state(self, seq_cache: SequenceCache) -> EarlierState | None:
+        """Return the last state that was kept of these tokens."""
+        tokens, kept = seq_cache.tokens, list[Checkpoint]()
+        for page in reversed([seq_cache.root, *seq_cache.path]):
+            kept = [one for one in page.checkpoints if [*one.tail] == tokens[page.end : one.position]]
+            if kept:
+                break
+        last = max(kept, key=lambda one: one.position, default=None)
+        return last and EarlierState(last.state, len(tokens) - last.position)
 
     def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> TensorBlock | None:
         """Return the arrays of another checkpoint of this page whose tail starts with these tokens."""

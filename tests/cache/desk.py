@@ -16,6 +16,8 @@ PAGE = 4
 PLENTY = 10**9
 NETWORKS = {"attention": (True, False), "hybrid": (True, True), "recurrent": (False, True)}
 """Name to whether it keeps something for every token, and whether it has state."""
+ALL_NETWORKS = {**NETWORKS, "windows": (True, True)}
+"""Also one whose states can be taken back by a few tokens."""
 PROMPT = tuple(range(10, 29))
 REPLY = (1, 2, 3)
 
@@ -34,8 +36,9 @@ def prompt_cache(
     kind: str, limits: EvictionLimits, clock: Callable[[], float] | None = None
 ) -> tuple[PromptCache, FakeLayers]:
     """Without a clock, a second passes between any two looks at it."""
-    has_trimmable, has_state = NETWORKS[kind]
-    layers = FakeLayers(has_trimmable=has_trimmable, has_state=has_state)
+    has_trimmable, has_state = ALL_NETWORKS[kind]
+    reach = 3 if kind == "windows" else None
+    layers = FakeLayers(has_trimmable=has_trimmable, has_state=has_state, reach=reach)
     ticking = itertools.count(1).__next__
     cache = PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics(), clock=clock or ticking)
     return cache, layers

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import PageRun
+from start_llm.cache.pages import EarlierState, PageRun
 
 BYTES_OF_A_TOKEN = 10
 BYTES_OF_A_STATE = 70
@@ -92,9 +92,14 @@ def run(tokens: Sequence[int], start: int = 0) -> PageRun:
 
 @dataclass(frozen=True)
 class FakeState:
-    """A state that all tokens share, as a recurrent layer's."""
+    """A state that all tokens share, as a recurrent layer's; or with the states before it, as a window's."""
 
     digest: int
+    before: tuple[int, ...] = ()
+
+    @property
+    def reach(self) -> int:
+        return len(self.before)
 
     @property
     def nbytes(self) -> int:
@@ -107,13 +112,17 @@ class FakeState:
 
 @dataclass
 class FakeCache:
-    """The only cache of a network: `entries` if it is sliced, `digest` if it has state."""
+    """The only cache of a network: `entries` if it is sliced, `digest` if it has state.
+
+    `before` are the states since it was made or restored.
+    """
 
     has_trimmable: bool
     has_state: bool
     entries: list[int] = field(default_factory=list[int])
     offset: int = 0
     digest: int = 0
+    before: list[int] = field(default_factory=list[int])
 
     def feed(self, tokens: Sequence[int]) -> None:
         """A forward pass. It reads nothing but what the cache holds, as a network does."""
@@ -123,6 +132,7 @@ class FakeCache:
                 self.entries[self.offset :] = [hash((before, token))]
                 self.offset += 1
             if self.has_state:
+                self.before.append(self.digest)
                 self.digest = hash((self.digest, token))
 
     def copy(self) -> FakeCache:
@@ -141,13 +151,21 @@ class OutOfMemory(Exception):
 
 
 class FakeLayers(Layers):
-    """`Layers` over caches of this file. After `fails_after` copies, every further one raises OutOfMemory."""
+    """`Layers` over caches of this file. After `fails_after` copies, every further one raises OutOfMemory.
 
-    def __init__(self, *, has_trimmable: bool = True, has_state: bool = False) -> None:
+    Args:
+        reach: tokens by which states can be taken back, if nobody asks for more.
+    """
+
+    def __init__(
+        self, *, has_trimmable: bool = True, has_state: bool = False, reach: int | None = None
+    ) -> None:
+        self._reach = reach
         self.unknown = []
         self.has_trimmable = has_trimmable
         self.has_state = has_state
         self.quantizer = None
+        self.window = 0
         self.fails_after: int | None = None
         self.reserved = 0
 
@@ -197,10 +215,18 @@ class FakeLayers(Layers):
     def arrays(self, caches: Sequence[Any]) -> int:
         return len(caches)
 
-    def state(self, caches: Sequence[Any]) -> Any:
+    def state(self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None) -> Any:
         self._copy()
         (cache,) = caches
-        return FakeState(cache.digest)
+        if self._reach is None:
+            return FakeState(cache.digest)
+        before = cache.before[max(len(cache.before) - max(reach, self._reach), 0) :]
+        return FakeState(cache.digest, tuple(before))
+
+    def rewound(self, state: Any, tokens: int) -> Any:
+        assert 0 <= tokens <= state.reach, "a state is taken back further than it reaches"
+        states = [*state.before, state.digest]
+        return FakeState(states[-1 - tokens], tuple(states[: -1 - tokens]))
 
     def assemble(
         self,
@@ -225,7 +251,7 @@ class FakeLayers(Layers):
 
     def set_state(self, caches: Sequence[Any], state: Any) -> None:
         (cache,) = caches
-        cache.digest = state.digest
+        cache.digest, cache.before = state.digest, []
 
     def trim(self, caches: Sequence[Any], length: int) -> None:
         (cache,) = caches

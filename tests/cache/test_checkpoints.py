@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache.checkpoints import checkpoint_to_drop, choose_positions
+from start_llm.cache.checkpoints import (
+    checkpoint_to_drop,
+    choose_positions,
+    choose_positions_in_text,
+    max_of_a_text,
+    step_in_text,
+)
 from start_llm.cache.pages import Checkpoint, PageTree
 from tests.cache.fakes import FakeCut, FakeState, run
 
@@ -58,6 +64,44 @@ def test_who_reads_messages_again_keeps_the_state_in_front_of_the_last_one_too()
     assert choose_positions(ends, 100, 410, 100, repeated=100) == [400]
     assert choose_positions(ends, 100, 410, 100, repeated=199) == [400]
     assert choose_positions(ends, 310, 410, 310, repeated=400) == [400]
+
+
+@given(*[st.integers(0, 9000)] * 4, st.integers(6, 16))
+def test_places_in_a_text_are_ascending_few_and_end_in_front_of_its_last_token(
+    done, total, known, window, most
+):
+    found = choose_positions_in_text(done, total + 1, known, most, step_in_text(window))
+    total += 1
+    assert found == sorted(set(found))
+    assert all(done < place < total for place in found)
+    assert found[-1:] == [total - 1][: done < total - 1]
+    assert len(found) <= most + 2
+
+
+def test_a_text_keeps_state_at_its_end_and_at_every_step_that_it_can_afford():
+    assert choose_positions_in_text(0, 40, 0, 6) == [39]
+    assert choose_positions_in_text(0, 1144, 0, 6) == [256, 512, 768, 1024, 1143]
+    assert choose_positions_in_text(0, 4096, 0, 6) == [768, 1536, 2304, 3072, 3840, 4095]
+    assert choose_positions_in_text(0, 4096, 0, 16) == [*range(256, 4096, 256), 4095]
+    assert choose_positions_in_text(0, 100_000, 0, 16)[:2] == [2048, 4096]
+    assert choose_positions_in_text(600, 1144, 0, 6) == [768, 1024, 1143]
+    assert choose_positions_in_text(1143, 1144, 1143, 6) == []
+
+
+def test_states_of_windows_are_as_far_apart_as_these_are_long():
+    assert [step_in_text(window) for window in (0, 128, 512, 1024, 4096)] == [256, 256, 512, 1024, 2048]
+    assert choose_positions_in_text(0, 4096, 0, 16, 1024) == [1024, 2048, 3072, 4095]
+
+
+def test_a_text_keeps_state_where_it_parts_from_an_earlier_one_if_that_saves_a_chunk():
+    assert choose_positions_in_text(256, 1144, 572, 6) == [512, 572, 768, 1024, 1143]
+    assert choose_positions_in_text(512, 1144, 520, 6) == [768, 1024, 1143]
+    assert choose_positions_in_text(0, 40, 37, 6) == [37, 39]
+    assert choose_positions_in_text(0, 300, 260, 6) == [260, 299], "one place of two that are side by side"
+
+
+def test_a_text_may_have_more_states_than_a_conversation_if_they_are_small():
+    assert [max_of_a_text(size, 8000) for size in (0, 1000, 100, 70, 1)] == [16, 6, 10, 14, 16]
 
 
 def test_a_long_prompt_keeps_state_at_every_stride():

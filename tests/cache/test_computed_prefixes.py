@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
-from start_llm.cache.pages import Page, PageTree
+from start_llm.cache.pages import Page, PageTree, common_length
 from tests.cache.fakes import run
 
 SIZE = 4
@@ -19,8 +19,8 @@ SALTS = st.sampled_from([b"one", b"other"])
 class Book:
     """A ledger, and a tree that gives it its pages."""
 
-    def __init__(self, max_keys: int = 1000) -> None:
-        self.computed_prefixes = ComputedPrefixIndex(SIZE, max_keys)
+    def __init__(self, max_bytes: int = 10**6) -> None:
+        self.computed_prefixes = ComputedPrefixIndex(SIZE, max_bytes)
         self.tree = PageTree(SIZE)
 
     def path(self, tokens: Sequence[int], salt: bytes = b"") -> list[Page]:
@@ -32,49 +32,44 @@ class Book:
         return path
 
     def note(self, tokens: Sequence[int], salt: bytes = b"") -> None:
-        """A message ends here, and was computed with all before it."""
+        """These tokens were computed."""
         _, *pages = path = self.path(tokens, salt)
         self.computed_prefixes.note_pages(pages)
-        self.computed_prefixes.note_boundary(path[-1], tokens[path[-1].end :])
+        self.computed_prefixes.note_tail(path[-1], tokens[path[-1].end :])
 
-    def known(self, ids: Sequence[int], *boundaries: int, salt: bytes = b"", pages: int = 0) -> int:
+    def known(self, ids: Sequence[int], *, salt: bytes = b"", pages: int = 0) -> int:
         """`pages`: so many of the first ones were found in the tree."""
-        return self.computed_prefixes.known(self.path(ids, salt)[pages], ids, boundaries)
+        return self.computed_prefixes.known(self.path(ids, salt)[pages], ids)
 
 
-@given(
-    noted=st.lists(st.tuples(SALTS, TOKENS), max_size=5),
-    asked=TOKENS,
-    salt=SALTS,
-    boundaries=st.sets(st.integers(0, 20)),
-    data=st.data(),
-)
-def test_known_is_up_to_the_last_end_of_a_page_or_of_a_message_that_was_noted(
-    noted, asked, salt, boundaries, data
-):
+@given(noted=st.lists(st.tuples(SALTS, TOKENS), max_size=8), asked=TOKENS, salt=SALTS, data=st.data())
+def test_known_is_the_longest_prefix_that_was_noted_to_the_token(noted, asked, salt, data):
     book = Book()
-    ends = {0}
     for other, tokens in noted:
         book.note(tokens, other)
-        if other == salt:
-            pages = range(SIZE, len(tokens) + 1, SIZE)
-            ends |= {end for end in pages if tokens[:end] == asked[:end]}
-            ends |= {len(tokens)} & boundaries if tokens == asked[: len(tokens)] else set()
-    sorted_ends = sorted(boundaries)
-    known = book.known(asked, *sorted_ends, salt=salt)
-    assert known == max(ends)
+    known = book.known(asked, salt=salt)
+    assert known == max((common_length(asked, tokens) for other, tokens in noted if other == salt), default=0)
     found = data.draw(st.integers(0, known // SIZE))
-    assert book.known(asked, *sorted_ends, salt=salt, pages=found) == known
+    assert book.known(asked, salt=salt, pages=found) == known
 
 
-def test_the_end_of_a_message_is_known_only_where_the_prompt_has_one_too():
-    book = Book()
-    book.note(range(10))
-    assert book.known(range(20), 10) == 10
-    assert book.known(range(20), 9, 11) == 8
-    assert book.known(range(20)) == 8
-    book.note(range(11))
-    assert book.known(range(20), 10, 11) == 11
+@given(noted=st.lists(TOKENS, max_size=8), limit=st.integers(0, 2000))
+def test_it_takes_no_more_memory_than_it_may_and_then_knows_less(noted, limit):
+    book, whole = Book(limit), Book()
+    for tokens in noted:
+        book.note(tokens)
+        whole.note(tokens)
+        assert book.computed_prefixes.nbytes <= limit
+    assert all(book.known(tokens) <= whole.known(tokens) for tokens in noted)
+
+
+def test_a_prompt_that_grows_within_a_page_takes_the_place_of_its_beginning():
+    book, once = Book(), Book()
+    for length in (1, 3, 2):
+        book.note(range(length))
+    once.note(range(3))
+    assert book.computed_prefixes.nbytes == once.computed_prefixes.nbytes > 0
+    assert book.known(range(3)) == 3
 
 
 def test_the_same_tokens_after_other_ones_are_not_known():
@@ -90,16 +85,19 @@ def test_what_was_found_in_the_tree_is_known_although_it_was_never_noted():
 
 
 def test_the_oldest_are_forgotten_and_what_is_noted_again_is_young():
-    book = Book(max_keys=3)
+    one = Book()
+    one.note([0] * SIZE)
+    book = Book(max_bytes=3 * one.computed_prefixes.nbytes)
     first, second, third, fourth = ([n] * SIZE for n in range(4))
-    for tokens in (first, second, third, first, fourth):
+    for tokens in (first, second, third, first[:2], fourth):
         book.note(tokens)
-        assert len(book.computed_prefixes) <= 3
     assert [book.known(one) for one in (first, second, third, fourth)] == [SIZE, 0, SIZE, SIZE]
 
 
 def test_what_lies_after_something_forgotten_is_not_known():
-    book = Book(max_keys=2)
+    one = Book()
+    one.note([0] * SIZE)
+    book = Book(max_bytes=2 * one.computed_prefixes.nbytes)
     book.note(range(12))
     assert book.known(range(12)) == 0
     assert book.known(range(12), pages=1) == 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from start_llm.cache import integrity, pages
 from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.pages import common_length
 from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk
+from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk
 from tests.cache.fakes import FakeLayers
 
 WITH_STATE = ["hybrid", "recurrent"]
@@ -62,27 +64,27 @@ def test_a_prompt_that_is_asked_again_costs_its_last_token(kind):
     assert counted(desk) == (1, 1, {})
 
 
-@pytest.mark.parametrize(("boundaries", "new"), [((), 3), ((18,), 1), ((9,), 3)])
-@pytest.mark.parametrize("kind", SLICED)
-def test_what_was_let_go_is_computed_again_but_not_unavoidable(kind, boundaries, new):
-    """It is known up to the end of its last page, or of its last message."""
+@pytest.mark.parametrize("boundaries", [(), (18,), (9,)])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_was_let_go_is_computed_again_but_not_unavoidable(kind, boundaries):
+    """It is known to the token, whatever page or message it is in."""
     desk = Desk(kind)
     desk.serve(PROMPT, boundaries=boundaries)
     lose_everything(desk)
     counted(desk)
     desk.serve(PROMPT, boundaries=boundaries)
-    assert counted(desk) == (ALL, new, {"evicted": 1})
+    assert counted(desk) == (ALL, 1, {"evicted": 1})
 
 
-@pytest.mark.parametrize(("shared", "known"), [(16, 16), (17, 16), (15, 13)])
+@pytest.mark.parametrize("shared", [16, 17, 15])
 @pytest.mark.parametrize("kind", WITH_STATE)
-def test_where_no_state_was_kept_tokens_are_computed_again_although_nothing_went(kind, shared, known):
+def test_where_no_state_was_kept_tokens_are_computed_again_although_nothing_went(kind, shared):
     desk = Desk(kind)
     desk.serve(PROMPT, boundaries=(9, 13, 18))
     counted(desk)
     fork = (*PROMPT[:shared], 5, 5)
     desk.serve(fork, boundaries=(9, 13))
-    assert counted(desk) == (len(fork) - 9, len(fork) - known, {"no_state": 1})
+    assert counted(desk) == (len(fork) - 9, len(fork) - shared, {"no_state": 1})
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -97,7 +99,7 @@ def test_a_prompt_that_was_given_up_and_goes_on_is_counted_once(kind):
 
 
 @pytest.mark.parametrize("kind", SLICED)
-def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_page(kind):
+def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_token(kind):
     desk = Desk(kind)
     gone = desk.cache.open(PROMPT, b"", (18,))
     desk.compute(gone, PROMPT[:11])
@@ -105,7 +107,7 @@ def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_page(kind):
     lose_everything(desk)
     counted(desk)
     desk.serve(PROMPT, boundaries=(18,))
-    assert counted(desk) == (ALL, ALL - 8, {"evicted": 1})
+    assert counted(desk) == (ALL, ALL - 11, {"evicted": 1})
 
 
 def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
@@ -114,11 +116,11 @@ def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
     lose_everything(desk)
     counted(desk)
     desk.serve((*PROMPT, 1, 2, 3, 4, 5, 6, 7))
-    assert counted(desk) == (26, 26 - 24, {"evicted": 1})
+    assert counted(desk) == (26, 1, {"evicted": 1})
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
     ends=st.sets(st.integers(1, 14), max_size=2),
@@ -136,7 +138,7 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
     budget=st.sampled_from([0, 200, PLENTY]),
@@ -149,6 +151,51 @@ def test_whoever_asks_is_told_what_is_counted_however_many_ask_at_once(kind, pro
     assert sum(one.tokens for one in told) == desk.metrics.reused_tokens
     for one, ids in zip(opened, prompts, strict=True):
         desk.end(one, ids)
+
+
+class Ledger:
+    """All that was ever computed, by salt, kept by a test that knows nothing of pages."""
+
+    def __init__(self) -> None:
+        self._computed: dict[bytes, list[tuple[int, ...]]] = {}
+
+    def unavoidable(self, ids: Sequence[int], salt: bytes) -> int:
+        """Tokens of a prompt that were never computed before, and at least its last one."""
+        known = (common_length(tuple(ids), one) for one in self._computed.get(salt, ()))
+        return len(ids) - min(max(known, default=0), len(ids) - 1)
+
+    def note(self, tokens: Sequence[int], salt: bytes) -> None:
+        self._computed.setdefault(salt, []).append(tuple(tokens))
+
+
+TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
+@given(
+    requests=st.lists(
+        st.tuples(TOKENS, TOKENS, st.sampled_from([b"one", b"other"]), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    ends=st.sets(st.integers(1, 30), max_size=2),
+)
+def test_what_was_computed_before_is_never_called_unavoidable(kind, requests, ends):
+    """Nor is anything else avoidable: below a page, within a message, and when nothing is left of it."""
+    desk, ledger, unavoidable, computed = Desk(kind), Ledger(), 0, 0
+    for ids, reply, salt, is_given_up, is_lost in requests:
+        boundaries = sorted(end for end in ends if end <= len(ids))
+        unavoidable += ledger.unavoidable(ids, salt)
+        opened = desk.begin(ids, boundaries, salt)
+        computed += len(ids) - opened.restored.tokens
+        tokens = ids if is_given_up else [*ids, *reply]
+        desk.end(opened, tokens)
+        ledger.note(tokens, salt)
+        if is_lost:
+            lose_everything(desk)
+        assert desk.metrics.unavoidable_tokens == unavoidable
+        assert desk.metrics.computed_tokens == computed
 
 
 def test_a_candidate_that_was_passed_over_is_told(monkeypatch):

@@ -102,9 +102,10 @@ def test_when_memory_is_short_in_fact_the_cache_gives_it_back(resources):
     engine, rng = Cached(resources, shortage=lambda: short[0]), random.Random(4)
     for _ in range(4):
         engine.say(tokens(rng, 200, 200))
+    growing = engine.submit(engine_request(tokens(rng, 30, 30), 120))
+    engine.step_until(lambda: growing.tokens)
     kept = engine.cached.stored_bytes
     short[0] = kept // 2
-    growing = engine.submit(engine_request(tokens(rng, 30, 30), 120))
     engine.step(64)
     assert 0 < engine.cached.stored_bytes <= kept - kept // 2
     assert engine.cached.evictions

@@ -42,13 +42,13 @@ class Stored:
         seq_cache.end_page.seq_caches.append(seq_cache)
         return seq_cache
 
-    def checkpoint(self, tokens: Sequence[int]) -> Checkpoint:
-        """State after these tokens. Their full pages have to be there."""
+    def checkpoint(self, tokens: Sequence[int], reach: int = 0) -> Checkpoint:
+        """State after these tokens, which goes back by `reach`. Their full pages have to be there."""
         path = self.tree.match(self.root, tokens)
         page = path[-1] if path else self.root
         tail = tuple(tokens[page.end :])
         assert len(tail) < SIZE
-        checkpoint = Checkpoint(page, tail, FakeState(1), FakeCut(tail) if tail else None, 1)
+        checkpoint = Checkpoint(page, tail, FakeState(1, (0,) * reach), FakeCut(tail) if tail else None, 1)
         page.checkpoints.append(checkpoint)
         return checkpoint
 
@@ -215,3 +215,37 @@ def test_a_seq_cache_that_ends_with_the_prompt_leaves_it_nothing_to_compute(stor
     stored.seq_cache(LONG)
     stored.checkpoint(LONG)
     assert stored.plan(LONG, has_state=True) == RestorePlan()
+
+
+# ------------------------------------------------------------------------------------ states that can go back
+
+
+def test_a_state_that_goes_back_serves_a_prompt_that_parts_before_it(stored):
+    stored.pages(range(16))
+    later = stored.checkpoint(range(16), reach=6)
+    plan = stored.plan((*range(11), 50, 51), has_state=True)
+    assert (plan.length, plan.checkpoint, spans(plan)) == (11, later, [(0, 4), (4, 8), (8, 11)])
+    assert stored.plan((*range(9), 50), has_state=True).length == 0, "it does not go back that far"
+
+
+def test_a_state_goes_back_within_the_tail_that_it_has_itself(stored):
+    stored.pages(range(8))
+    later = stored.checkpoint(range(11), reach=3)
+    plan = stored.plan((*range(10), 50, 51), has_state=True)
+    assert (plan.length, plan.checkpoint, spans(plan)) == (10, later, [(0, 4), (4, 8), (8, 10)])
+    assert stored.plan((*range(8), 50), has_state=True).length == 8
+
+
+def test_the_state_at_the_place_itself_counts_before_one_that_goes_back_less_far(stored):
+    stored.pages(range(16))
+    here, _ = stored.checkpoint(range(8)), stored.checkpoint(range(16), reach=2)
+    plan = stored.plan((*range(11), 50, 51), has_state=True)
+    assert (plan.length, plan.checkpoint) == (8, here)
+
+
+def test_a_state_of_other_tokens_does_not_go_back_to_those_before_them(stored):
+    stored.pages(range(8))
+    stored.pages((*range(4), 60, 61, 62, 63))
+    stored.checkpoint((*range(4), 60, 61, 62, 63), reach=8)
+    assert stored.plan((*range(7), 50), has_state=True).length == 0
+    assert stored.plan((*range(4), 60, 50), has_state=True).length == 5

@@ -25,7 +25,7 @@ from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache, common_length
 from start_llm.cache.prompt_cache import OpenedSequence
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.desk import NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
+from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
 
 
@@ -301,7 +301,7 @@ def hold_to_it(kind: str, examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings)  # pyright: ignore[reportUnknownMemberType]
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @pytest.mark.sample(4)
 def test_every_restore_is_exact_whatever_happened_before(kind):
     hold_to_it(kind, examples=50)
@@ -312,7 +312,7 @@ def weak_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return (int.from_bytes(parent) + 1 + sum(tokens) % 2).to_bytes(17)
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_NETWORKS)
 @pytest.mark.sample(3)
 def test_every_restore_is_exact_although_most_keys_are_those_of_other_tokens(kind, monkeypatch):
     for module in (pages, computed_prefixes, integrity):
@@ -496,7 +496,9 @@ def test_what_an_old_conversation_leaves_when_its_caches_go_is_as_old_as_it_was(
         desk.serve(range(100 * n, 100 * n + 11))
     oldest = desk.cache._store.seq_caches[0]
     desk.cache._store.split_into_pages(oldest)
-    left = [*oldest.path, *oldest.end_page.children.values(), *desk.cache._store.checkpoints]
+    kept = [one for page in (oldest.root, *oldest.path) for one in page.checkpoints]
+    own = [one for one in kept if [*one.tail] == oldest.tokens[one.page.end :][: len(one.tail)]]
+    left = [*oldest.path, *oldest.end_page.children.values(), *own]
     assert max(one.last_used for one in left) == oldest.last_used
 
 
@@ -598,3 +600,14 @@ def test_without_a_cache_a_failed_sequence_holds_nothing():
     seq_cache.move_to_batch(list)
     none.discard(seq_cache)
     assert (seq_cache.caches, seq_cache.fetch_from_batch) == ([], None)
+
+
+@pytest.mark.parametrize("place", [18, 17, 16, 15, 10, 5, 1])
+def test_a_state_that_is_taken_back_is_that_of_the_tokens_before_the_edit(place):
+    desk = Desk("windows")
+    desk.serve(PROMPT, REPLY)
+    ids = (*PROMPT[:place], 90, 91)
+    opened = desk.begin(ids)
+    assert opened.restored.tokens == place
+    assert opened.seq_cache.caches[0].holds(ids[:-1])
+    desk.end(opened, ids)
