@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ModelError
-from start_llm.models.layer_costs import number_bytes, text_config
+from start_llm.models.layer_costs import number_bytes, text_config, with_number_bytes
 from start_llm.models.layer_kinds import layer_count
 from start_llm.models.vision_families import VISION_FAMILIES
 
@@ -36,8 +37,8 @@ _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 """Bits of a number, by what the format calls its type."""
-_AFFINE_EXTRA = 32
-"""Bits of the scale and the bias of each group of affine quantisation, as float16."""
+_FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
+"""Bytes of the numbers that a network computes with, by the type of its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,15 @@ class WeightBytes:
         experts: of routed experts, of which a token reads some.
         embeddings: of an input embedding that nothing else uses; a token reads one row of it.
         tower: of a vision tower, which only images read.
+        number_bytes: of one number that the network computes with and keeps in its caches, as in weights that
+            are not quantised, and in scales; None if the files do not tell.
     """
 
     total: int
     experts: int = 0
     embeddings: int = 0
     tower: int = 0
+    number_bytes: int | None = None
 
     def read_for_a_token(self, share_of_experts: float) -> int:
         """Return the bytes that one token reads."""
@@ -63,11 +67,12 @@ class WeightBytes:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a header."""
+    """One tensor of a header. `dtype` is the format's name of its type."""
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
+    dtype: str
 
 
 def header(path: Path) -> Iterator[Tensor]:
@@ -108,8 +113,8 @@ def check_whole(path: Path) -> None:
 def _tensor(path: Path, name: str, said: Any) -> Tensor:
     try:
         begin, end = said["data_offsets"]
-        tensor = Tensor(name, tuple(said["shape"]), int(end) - int(begin))
-        bits = _BITS.get(said.get("dtype"))
+        tensor = Tensor(name, tuple(said["shape"]), int(end) - int(begin), str(said.get("dtype")))
+        bits = _BITS.get(tensor.dtype)
         is_sound = all(type(size) is int and size >= 0 for size in tensor.shape)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"The header of {path} does not describe {name!r}.") from error
@@ -161,6 +166,7 @@ def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     layers = _layer_count(config)
     tied, loads_tower = is_tied(config), sees(config)
     total = experts = embeddings = tower = 0
+    numbers = Counter[str]()
     for one in tensors:
         if _TOWER.search(one.name):
             tower += one.nbytes if loads_tower else 0
@@ -168,11 +174,22 @@ def _sum(tensors: Iterator[Tensor], config: Mapping[str, Any]) -> WeightBytes:
         if _is_dropped(one.name, layers) or (tied and "lm_head." in one.name):
             continue
         total += one.nbytes
+        numbers[one.dtype] += prod(one.shape)
         if _EXPERT.search(one.name) and not _SHARED_EXPERT.search(one.name):
             experts += one.nbytes
         if _EMBEDDING.search(one.name) and not tied:
             embeddings += one.nbytes
-    return WeightBytes(total + tower, experts, embeddings, tower)
+    return WeightBytes(total + tower, experts, embeddings, tower, number_bytes_of(numbers))
+
+
+def number_bytes_of(numbers: Mapping[str, int]) -> int | None:
+    """Return the bytes of a number that a network computes with, from how many weights are of which type.
+
+    Converters change the weights and leave `torch_dtype` in the config as it was. Some norms and biases may
+    be of another type than the rest, so the most frequent type counts.
+    """
+    floats = {dtype: count for dtype, count in numbers.items() if dtype in _FLOAT_BYTES and count}
+    return _FLOAT_BYTES[max(floats, key=floats.__getitem__)] if floats else None
 
 
 def sees(config: Mapping[str, Any]) -> bool:
@@ -200,13 +217,23 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 # ------------------------------------------------------------------------------------------- from the config
 
 
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    return bool(_quantization(config))
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    said = config.get("quantization") or config.get("quantization_config")
+    return said if isinstance(said, dict) else {}
+
+
 def bits_per_weight(config: Mapping[str, Any]) -> float:
     """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
-    said = config.get("quantization") or config.get("quantization_config")
-    if not isinstance(said, dict) or not isinstance(said.get("bits"), int):
+    said = _quantization(config)
+    if not isinstance(said.get("bits"), int):
         return 8.0 * number_bytes(text_config(config))
     group = int(said.get("group_size") or 64)
-    extra = _AFFINE_EXTRA if str(said.get("mode", "affine")) == "affine" else 8
+    scale_and_bias = 2 * 8 * number_bytes(text_config(config))
+    extra = scale_and_bias if str(said.get("mode", "affine")) == "affine" else 8
     return said["bits"] + extra / group
 
 
@@ -259,8 +286,15 @@ def _expert_layers(text: Mapping[str, Any]) -> int:
     return sum(1 for index in range(first, layers) if (index + 1) % every == 0 and index not in dense)
 
 
-def weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
-    """Return the bytes of weights of which only the sum is known, with the config's share of experts."""
+def weights_of_size(
+    total: int, config: Mapping[str, Any], stored_number_bytes: int | None = None
+) -> WeightBytes:
+    """Return the bytes of weights of which only the sum is known, with the config's share of experts.
+
+    Args:
+        stored_number_bytes: see `WeightBytes.number_bytes`.
+    """
+    config = with_number_bytes(config, stored_number_bytes)
     text, bits = text_config(config), bits_per_weight(config)
     experts = routed_experts(config)
     embeddings = 0 if is_tied(config) else _first(text, "vocab_size") * _first(text, "hidden_size")
@@ -268,4 +302,5 @@ def weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
         total,
         min(int((experts.parameters if experts else 0) * bits / 8), total),
         min(int(embeddings * bits / 8), total),
+        number_bytes=stored_number_bytes,
     )

@@ -1,4 +1,4 @@
-"""What JSON a grammar lets a model write, byte by byte: escapes, and white space between the tokens of JSON."""
+"""What JSON a grammar lets a model write, byte by byte: escapes, and white space between tokens of JSON."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,8 +10,8 @@ from start_llm.core.chat import JsonAnswer, OutputConstraint
 from start_llm.core.errors import ConstraintViolated
 from start_llm.core.events import CallArguments
 from start_llm.core.family import Family
-from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.reading.schema import Tools
+from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.writing.call_text import CallText, JsonArguments
 from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Grammar, Lark
