@@ -1,7 +1,9 @@
 """The account of a benchmark with conversations: what their requests had to cost, and what they did.
 
 What is unavoidable is counted here, from the texts that the benchmark adds and the model folder's own
-template and tokenizer. Nothing that a server says enters into it.
+template and tokenizer. Nothing that a server says enters into it. A template that cannot show an agent's
+conversation (Gemma 3's has no tools, and its roles must alternate) gets it as `prompt/adapt` changes it, so
+the counts are those of the prompt that start_llm makes. Other servers may refuse such a conversation.
 """
 
 from __future__ import annotations
@@ -12,11 +14,21 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from start_llm.core import chat
+from start_llm.core.chat import ChatRequest, ToolCall
+from start_llm.formats.registry import detect
+from start_llm.models.loader import read
+from start_llm.prompt import template
+from start_llm.prompt.adapt import adapt
+from start_llm.prompt.audit import audit
+from start_llm.prompt.call_ids import in_native_form
+from start_llm.prompt.samples import rendered_samples
+from start_llm.prompt.tool_forms import ToolForms
 
 type Message = dict[str, Any]
 type Tool = dict[str, Any]
@@ -84,7 +96,12 @@ class Rendering:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        said = read(folder)
+        self._tokenizer = said.tokenizer
+        samples = rendered_samples(said.tokenizer)
+        self._family = detect(said.config, said.tokenizer.chat_template, said.tokenizer.added_tokens, samples)
+        self._facts = audit(said.tokenizer, self._family)
+        self._tools = ToolForms(said.tokenizer, self._facts)
 
     def tokens(self, request: Request) -> list[int]:
         """The whole prompt, with the generation tail."""
@@ -94,16 +111,20 @@ class Rendering:
         """Tokens up to the end of the first messages, where another one follows them.
 
         Templates may refuse a lone system message, and show the last assistant message in a form of its own:
-        there an empty user message follows, and is taken off again.
+        there an empty user message follows, and is taken off again. Where neighbours of one role are merged,
+        the prompt of the whole request goes on before the turn is closed.
         """
         messages = request.messages[:count]
-        if messages[-1]["role"] in ("user", "tool"):
-            return len(self.encode(self._text(messages, request.tools)))
-        return len(self.encode(self._text([*messages, user("")], request.tools))) - self._markup[0]
+        if messages[-1]["role"] not in ("user", "tool"):
+            return len(self.encode(self._text([*messages, user("")], request.tools))) - self._markup[0]
+        alone = self.encode(self._text(messages, request.tools))
+        if count == len(request.messages) or self._facts.takes_neighbours:
+            return len(alone)
+        return _common_length(alone, self.tokens(request))
 
     def ends(self, token: int) -> bool:
         """It ends a reply."""
-        return token == self._tokenizer.eos_token_id
+        return token in self._tokenizer.eos_token_ids
 
     @property
     def closer_length(self) -> int:
@@ -114,9 +135,9 @@ class Rendering:
     def _markup(self) -> tuple[int, int]:
         """Tokens of an empty user message, and of what closes an assistant message."""
         word = "marker"
-        chat = [user(word), {"role": "assistant", "content": word}, user(word)]
-        closer = self._text(chat[:2]).rpartition(word)[2]
-        between, after = self._text(chat).split(word)[-2:]
+        conversation = [user(word), {"role": "assistant", "content": word}, user(word)]
+        closer = self._text(conversation[:2]).rpartition(word)[2]
+        between, after = self._text(conversation).split(word)[-2:]
         return len(self.encode(between.removeprefix(closer) + after)), len(self.encode(closer))
 
     def prose(self, name: str, length: int) -> str:
@@ -131,28 +152,45 @@ class Rendering:
         return text + ending
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        """The text of tokens, without markup."""
+        controls = frozenset(self._tokenizer.control_tokens.values())
+        said = (self._tokenizer.token_bytes(token) for token in tokens if token not in controls)
+        return b"".join(said).decode(errors="replace")
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a rendered text."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(text, as_document=False)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, tail: bool = False) -> str:
-        return self._tokenizer.apply_chat_template(
-            [_for_template(message) for message in messages],
-            tools=list(tools) or None,
-            add_generation_prompt=tail,
-            tokenize=False,
+        native = in_native_form([_read(message) for message in messages], self._family.call_ids)
+        adapted = adapt(ChatRequest(messages=native, tools=self._tools.shown(tools)), self._facts)
+        rendering = template.Rendering(
+            self._tokenizer,
+            adapted.tools,
+            {},
+            datetime.now().astimezone().strftime,
+            self._facts.stand_ins,
+            lists_no_tools=self._facts.lists_no_tools,
         )
+        return rendering.text(adapted.messages, add_generation_prompt=tail)
 
 
-def _for_template(message: Message) -> Message:
-    """Arguments as an object and content as a text, as templates want them; no reasoning."""
-    shown = {key: value for key, value in message.items() if key not in ("reasoning_content", "reasoning")}
-    shown["content"] = _plain(message.get("content"))
-    if calls := shown.get("tool_calls"):
-        shown["tool_calls"] = [{**call, "function": _parsed(call["function"])} for call in calls]
-    return shown
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _read(message: Message) -> chat.Message:
+    """A message as a server reads it, without reasoning."""
+    calls = message.get("tool_calls") or ()
+    return chat.Message(
+        role=message["role"],
+        content=_plain(message.get("content")),
+        tool_calls=tuple(
+            ToolCall(call["id"], call["function"]["name"], _arguments(call["function"])) for call in calls
+        ),
+        tool_call_id=message.get("tool_call_id"),
+    )
 
 
 def _plain(content: str | list[dict[str, Any]] | None) -> str:
@@ -161,11 +199,11 @@ def _plain(content: str | list[dict[str, Any]] | None) -> str:
     return content or ""
 
 
-def _parsed(function: dict[str, Any]) -> dict[str, Any]:
+def _arguments(function: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {**function, "arguments": json.loads(function["arguments"])}
+        return json.loads(function["arguments"])
     except json.JSONDecodeError:  # a model's own call, cut off by max_tokens
-        return function
+        return {"raw": function["arguments"]}
 
 
 @dataclass(frozen=True, order=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Prefill efficiency with the shapes of coding agents, for any server that speaks OpenAI's protocol.
 
     python benchmarks/agent_turns.py [--quick] [--own] [--only SHAPE ...] [--family NAME ...]
+    python benchmarks/agent_turns.py --model FOLDER [--servers NAME ...]
     python benchmarks/agent_turns.py --base-url http://127.0.0.1:8080/v1 --model FOLDER
 
 `new` are a fresh rendering's tokens for the messages that no earlier request had, the generation tail, and
@@ -22,10 +23,11 @@ fails in it, in words, and goes on with the next.
 With --servers "restarted" it is stopped and started again before each request, with a disk tier.
 
 Without --base-url this starts, one after the other on the same models: start_llm, mlx_lm.server, and mlx_lm
-in this process, which keeps nothing (the floor) and reads no reasoning and no call out of a reply. Counts
-depend on no machine, times do, and so does the moment at which the cancelled prefill is left: half of the
-time that another one like it took. What it had computed until then comes from the engine's count, and is
-estimated (≈) where there is none. On Linux start it with the BLAS that install_and_run.py preloads.
+in this process, which keeps nothing (the floor) and reads no reasoning and no call out of a reply. With
+--model they all serve that one, which has to say by itself what a shape is about. Counts depend on no
+machine, times do, and so does the moment at which the cancelled prefill is left: half of the time that
+another one like it took. What it had computed until then comes from the engine's count, and is estimated (≈)
+where there is none. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,8 +80,12 @@ def _mlx_lm_server(folder: Path, port: int) -> list[str]:
 def _served(command: Callable[[Path, int], list[str]], folder: Path, _: Rendering) -> Generator[Server]:
     """A server that `command` starts on a free port. Both take this name for the model they were given."""
     port = servers.free_port()
-    log = folder.parent / "server.log"
-    with servers.running(command(folder, port), lambda: servers.health_seconds(port), log=log):
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        servers.running(
+            command(folder, port), lambda: servers.health_seconds(port), log=Path(logs) / "server.log"
+        ),
+    ):
         yield HttpServer(f"http://127.0.0.1:{port}/v1", "default_model")
 
 
@@ -142,23 +148,30 @@ def measure_family(plan: Plan, family: str, names: list[str]) -> None:
     """All contenders on the models of a family; rows are sorted by shape when everybody is done."""
     rows: list[tuple[str, str, list[str]]] = []
     for model in plan.models:
-        rows += _rows_of(plan.of_model(model), model, family, names)
+        with tempfile.TemporaryDirectory() as name:
+            folder = agent_models.build(model, FAMILIES[family], Path(name) / "model")
+            rows += _rows_of(plan.of_model(model), folder, f"{family}, {model}", names)
+    _print_sorted(plan, family, rows)
+
+
+def measure_folder(plan: Plan, folder: Path, names: list[str]) -> None:
+    """All contenders on one model, whatever the shapes are made for."""
+    _print_sorted(plan, folder.name, _rows_of(plan, folder, folder.name, names))
+
+
+def _print_sorted(plan: Plan, family: str, rows: Iterable[tuple[str, str, list[str]]]) -> None:
     for shape, contender, cells in sorted(rows, key=lambda row: plan.shapes.index(row[0])):
         print_row(family, shape, contender, cells)
 
 
-def _rows_of(
-    plan: Plan, model: Model, family: str, names: list[str]
-) -> Generator[tuple[str, str, list[str]]]:
+def _rows_of(plan: Plan, folder: Path, title: str, names: list[str]) -> Generator[tuple[str, str, list[str]]]:
     """Shape, contender and cells on one model."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = agent_models.build(model, FAMILIES[family], Path(name) / "model")
-        rendering = Rendering(folder)
-        for contender in names:
-            print(f"{family}, {model}: {contender}", file=sys.stderr)
-            with CONTENDERS[contender](folder, rendering) as server:
-                for shape, cells in plan.rows(server, rendering):
-                    yield shape, contender, cells
+    rendering = Rendering(folder)
+    for contender in names:
+        print(f"{title}: {contender}", file=sys.stderr)
+        with CONTENDERS[contender](folder, rendering) as server:
+            for shape, cells in plan.rows(server, rendering):
+                yield shape, contender, cells
 
 
 def measure_running(plan: Plan, server: HttpServer, folder: Path) -> None:
@@ -180,14 +193,14 @@ def read_options() -> argparse.Namespace:
     replies.add_argument("--fixed", action="store_true", help="assistant turns are fixed texts (default)")
     replies.add_argument("--own", action="store_true", help="assistant turns are the server's own replies")
     parser.add_argument("--base-url", help="measure this running server; ends in /v1")
-    parser.add_argument("--model", type=Path, help="with --base-url: its model's folder, for the counts")
+    parser.add_argument("--model", type=Path, help="a model's folder; with --base-url for the counts")
     parser.add_argument(
         "--model-name", default="", help="with --base-url: its name there (default: the first)"
     )
     parser.add_argument("--api-key", default="", help="with --base-url")
     options = parser.parse_args()
-    if (options.base_url is None) != (options.model is None):
-        parser.error("--base-url and --model belong together")
+    if options.base_url is not None and options.model is None:
+        parser.error("--base-url needs --model, to count tokens")
     return options
 
 
@@ -201,6 +214,9 @@ def main() -> None:
     if options.base_url is not None:
         server = HttpServer(options.base_url.rstrip("/"), options.model_name, options.api_key)
         measure_running(plan, server.named(), options.model)
+        return
+    if options.model is not None:
+        measure_folder(plan, options.model, options.servers)
         return
     for family in options.family:
         measure_family(plan, family, options.servers)

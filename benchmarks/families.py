@@ -366,7 +366,7 @@ def main() -> None:
     if options.here:
         print(json.dumps(asdict(try_out(options.here))))
         return
-    with ThreadPoolExecutor(options.engine_requests) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         page, is_right = report(pool.map(in_a_process, options.only or model_types()))
     if options.write:
         options.write.write_text(page, encoding="utf-8")

@@ -182,10 +182,11 @@ def _doctor(options: argparse.Namespace) -> int:
     _quiet_tokenizers()
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler)
+    from start_llm.doctor.examination import QUICK, WHOLE  # noqa: PLC0415
     from start_llm.doctor.report import examine_and_report  # noqa: PLC0415
 
     try:
-        return examine_and_report(settings, Path(options.json), Terminal())
+        return examine_and_report(settings, Path(options.json), Terminal(), QUICK if options.quick else WHOLE)
     except KeyboardInterrupt:
         print("Interrupted. Nothing was left behind.", file=sys.stderr)
         return 130
@@ -338,6 +339,17 @@ def _add_model_commands(commands: Any) -> None:
         add_flags(command, "--model-dir")
 
 
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="examine this machine with a model, in about five minutes", allow_abbrev=False
+    )
+    add_flags(doctor)
+    doctor.add_argument("--json", metavar="FILE", default="doctor.json", help="where to write the report")
+    doctor.add_argument(
+        "--quick", action="store_true", help="a tenth of the conversations, in about a minute"
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
@@ -354,11 +366,7 @@ def _parser() -> argparse.ArgumentParser:
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )
     audited.add_argument("folder", metavar="FOLDER", help="with config, tokenizer and chat template")
-    doctor = commands.add_parser(
-        "doctor", help="examine this machine with a model, in about five minutes", allow_abbrev=False
-    )
-    add_flags(doctor)
-    doctor.add_argument("--json", metavar="FILE", default="doctor.json", help="where to write the report")
+    _add_doctor(commands)
     cache = commands.add_parser("cache", help="look into the disk tier, or empty it", allow_abbrev=False)
     cache.add_argument("action", choices=("status", "verify", "clear"))
     add_flags(cache, "--ssd-cache-dir")

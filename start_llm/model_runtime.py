@@ -248,7 +248,7 @@ class EngineLoader:
         reserve = work_reserve(settings, work.cost)
         images = self._image_memory(model.vision)
         footprint = measure(model, label_of)
-        pooling = pooling_in(self._folder)
+        pooling = pooling_in(self._folder, model.config)
         computing = max(reserve, images.tower_bytes, row.bytes_of(LONGEST_TEXT) if pooling else 0)
         kept_free = max(computing, self._least_computing) + images.kept_bytes
         admitted = admission(settings, footprint.weights_bytes, row, kept_free)

@@ -41,28 +41,33 @@ class Extent:
         truth_s: seconds for them.
         restarted_s: seconds for those after the restart.
         cold_s: seconds that the longest prompt should take.
+        told: how long all of it takes, for the user.
     """
 
     conversations: int = 50
     truth_s: float = 110.0
     restarted_s: float = 30.0
     cold_s: float = 6.0
+    told: str = "about five minutes"
 
 
-def examine(settings: Settings, model: Path, findings: Findings, extent: Extent | None = None) -> None:
+WHOLE = Extent()
+QUICK = Extent(conversations=5, truth_s=15.0, restarted_s=5.0, cold_s=1.0, told="about a minute")
+
+
+def examine(settings: Settings, model: Path, findings: Findings, extent: Extent = WHOLE) -> None:
     """Examine this machine with a model.
 
     Args:
         model: its folder.
         findings: filled, one by one.
-        extent: all that a user wants, if it is not given.
     """
     for finding in examine_machine(settings):
         findings.add(finding)
     try:
         findings.add(_template(settings, model))
         with examined_server(settings, model) as server:
-            _Examination(settings, server, findings, extent or Extent()).run()
+            _Examination(settings, server, findings, extent).run()
     except StartLLMError as error:
         findings.add(Finding("server", "fault", _without_paths(str(error), model)))
 

@@ -24,7 +24,7 @@ _GIB = 2**30
 
 def examine_machine(settings: Settings) -> Iterator[Finding]:
     """Yield findings that need no model."""
-    yield _device()
+    yield device_finding()
     yield _memory(settings)
     yield from _ports(settings)
     yield _disk_space(settings)
@@ -32,7 +32,8 @@ def examine_machine(settings: Settings) -> Iterator[Finding]:
         yield _cached_files(from_root(settings.ssd_folder))
 
 
-def _device() -> Finding:
+def device_finding() -> Finding:
+    """Say what MLX computes on, with the versions of what it computes with."""
     device = this_device()
     packages = {name: _version(name) for name in _PACKAGES}
     figures = {

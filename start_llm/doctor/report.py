@@ -6,7 +6,7 @@ from pathlib import Path
 
 from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError, SettingsError
-from start_llm.doctor.examination import examine
+from start_llm.doctor.examination import WHOLE, Extent, examine
 from start_llm.doctor.findings import Findings
 from start_llm.models.download import as_path, on_disk
 from start_llm.models.hub import Hub
@@ -14,7 +14,7 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_name
 
 
-def examine_and_report(settings: Settings, report: Path, terminal: Terminal) -> int:
+def examine_and_report(settings: Settings, report: Path, terminal: Terminal, extent: Extent = WHOLE) -> int:
     """Examine, print each finding, and write the report. Returns 1 if something is wrong, else 0.
 
     Raises:
@@ -24,10 +24,10 @@ def examine_and_report(settings: Settings, report: Path, terminal: Terminal) -> 
     model = _model(model_name(settings))
     _check_writable(report)
     terminal.say(
-        f"Examining this machine with {model.name}. This takes about five minutes, and changes nothing.\n"
+        f"Examining this machine with {model.name}. This takes {extent.told}, and changes nothing.\n"
     )
     findings = Findings(show=lambda finding: terminal.summary([finding.row]))
-    examine(settings, model, findings)
+    examine(settings, model, findings, extent)
     report.write_text(findings.as_json(), encoding="utf-8")
     terminal.say("")
     for line in findings.conclusion():

@@ -26,7 +26,14 @@ from start_llm.core.sequence_cost import SequenceCost
 from start_llm.models.architecture import completed
 from start_llm.models.footprint import context_window
 from start_llm.models.image_costs import TowerCost, kept_image_bytes, tower_cost
-from start_llm.models.layer_costs import LayerGroup, layer_groups, number_bytes, sequence_cost, text_config
+from start_llm.models.layer_costs import (
+    LayerGroup,
+    layer_groups,
+    number_bytes,
+    sequence_cost,
+    text_config,
+    with_number_bytes,
+)
 from start_llm.models.machines import MACHINES, Machine, gib
 from start_llm.models.weight_files import WeightBytes, bits_per_weight, in_float32, routed_experts, sees
 
@@ -110,7 +117,7 @@ def shape_of(name: str, config: Mapping[str, Any], weights: WeightBytes) -> Mode
         ModelError: what its layers keep is not known, or the config has wrong values.
     """
     try:
-        return _shape_of(name, completed(config), weights)
+        return _shape_of(name, with_number_bytes(completed(config), weights.number_bytes), weights)
     except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"config.json has a value that it cannot have: {error}.") from error
 

@@ -78,14 +78,16 @@ class Hub:
             raise HubError("HF_HUB_OFFLINE is set.")
         api = HfApi(endpoint=self._endpoint)
         with _hub_errors(repo_id):
-            commit = api.model_info(repo_id, timeout=_TIMEOUT_S).sha
+            info = api.model_info(repo_id, timeout=_TIMEOUT_S)
+            commit = info.sha
             tree = [*api.list_repo_tree(repo_id, recursive=True, revision=commit)]
         files = [one for one in tree if isinstance(one, RepoFile) and _is_wanted(one.path)]
         if commit is None or not files:
             raise ModelError(f"{repo_id!r} has none of the files of a model ({', '.join(FILES)}).")
         digests = [one.lfs.sha256 if one.lfs else one.blob_id for one in files]
         found = (HubFile(one.path, one.size, digest) for one, digest in zip(files, digests, strict=True))
-        return HubRepository(repo_id, commit, tuple(found), self._endpoint)
+        numbers = dict(info.safetensors.parameters) if info.safetensors else {}
+        return HubRepository(repo_id, commit, tuple(found), self._endpoint, numbers)
 
     def read(self, repository: HubRepository, path: str) -> bytes | None:
         """Return the contents of a small file; None if the repository has none of this name.

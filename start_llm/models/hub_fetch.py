@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,12 +47,18 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubRepository:
-    """A repository at one commit, with the files that a model needs."""
+    """A repository at one commit, with the files that a model needs.
+
+    Attributes:
+        numbers: how many weights it has of each type, as safetensors calls the types; empty if the hub does
+            not say.
+    """
 
     repo_id: str
     commit: str
     files: tuple[HubFile, ...]
     endpoint: str | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def total_bytes(self) -> int:

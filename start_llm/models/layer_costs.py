@@ -75,15 +75,14 @@ def sequence_cost(groups: Sequence[LayerGroup]) -> SequenceCost:
 
 def text_config(config: Config) -> dict[str, Any]:
     """Return the part of a config that describes the text model, with `model_type` of the whole."""
-    inner = next(
-        (config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)), {}
-    )
+    inner = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), dict)), {})
     merged = {**config, **{key: value for key, value in inner.items() if value is not None}}
     if str(config.get("model_type")) in _PLAIN_WRAPPERS:
         merged["layer_types"] = None
     return merged | {"model_type": str(inner.get("model_type") or config.get("model_type", "unknown"))}
 
 
+_TEXT_KEYS = ("text_config", "llm_config")
 _PLAIN_WRAPPERS = frozenset({"mistral3", "llava"})
 """Types that mlx_lm gives plain caches, whatever windows their text model has."""
 
@@ -101,6 +100,15 @@ def number_bytes(config: Config) -> int:
     """Return the bytes of one number of keys, values and activations."""
     said = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
     return _SINGLE if str(said).endswith("float32") else 2
+
+
+def with_number_bytes(config: Config, count: int | None) -> dict[str, Any]:
+    """Return the config with the type of numbers that the weights have; None leaves what it states."""
+    if count is None:
+        return dict(config)
+    said = {"torch_dtype": "float32" if count == _SINGLE else "bfloat16"}
+    inner = {key: {**config[key], **said} for key in _TEXT_KEYS if isinstance(config.get(key), dict)}
+    return {**config, **inner, **said}
 
 
 _UNKNOWN = frozenset(

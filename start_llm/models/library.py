@@ -22,6 +22,7 @@ from start_llm.models.architecture import is_supported
 from start_llm.models.fit import ModelShape, assessment, shape_of
 from start_llm.models.hub import Hub, newest_commit
 from start_llm.models.machines import Machine
+from start_llm.models.pooling import pooling_in
 from start_llm.models.trial import check_counts
 from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
 
@@ -194,6 +195,7 @@ def check_loadable(folder: Path) -> None:
     for path in weight_files(folder):
         check_whole(path)
     check_counts(folder, config)
+    pooling_in(folder, config)
 
 
 def check_counts_of(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from start_llm.models.hub import REPOSITORY, Hub
 from start_llm.models.hub_fetch import HubRepository
 from start_llm.models.library import Library, shape_in
 from start_llm.models.machines import Machine
-from start_llm.models.weight_files import weights_of_size
+from start_llm.models.weight_files import is_quantised, number_bytes_of, weights_of_size
 
 _INDEX = "model.safetensors.index.json"
+_BETWEEN_HALF_AND_SINGLE = 3
+"""Bytes of a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +127,34 @@ def shape_on_hub(repo_id: str, hub: Hub) -> ModelShape:
     config = _json(hub, repository, "config.json")
     if config is None:
         raise ModelError("It has no config.json.")
-    return shape_of(repo_id, config, weights_of_size(_weight_bytes(hub, repository), config))
+    told = _index_metadata(hub, repository)
+    total = _weight_bytes(repository, told)
+    return shape_of(repo_id, config, weights_of_size(total, config, _number_bytes(repository, config, told)))
 
 
-def _weight_bytes(hub: Hub, repository: HubRepository) -> int:
+def _index_metadata(hub: Hub, repository: HubRepository) -> dict[str, Any]:
+    metadata = (_json(hub, repository, _INDEX) or {}).get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _number_bytes(
+    repository: HubRepository, config: Mapping[str, Any], told: Mapping[str, Any]
+) -> int | None:
+    """Return the bytes of a number by what the hub counts, else by size and number of weights in the index.
+
+    The index of a quantised model does not tell: its bits of a weight depend on which layers are quantised.
+    """
+    size, count = told.get("total_size"), told.get("total_parameters")
+    if found := number_bytes_of(repository.numbers):
+        return found
+    if is_quantised(config) or not (isinstance(size, int) and isinstance(count, int) and count > 0):
+        return None
+    return 4 if size / count > _BETWEEN_HALF_AND_SINGLE else 2
+
+
+def _weight_bytes(repository: HubRepository, told: Mapping[str, Any]) -> int:
     """Return the sum that the index gives, else the sizes of the weight files."""
-    index = _json(hub, repository, _INDEX) or {}
-    metadata = index.get("metadata")
-    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    said = told.get("total_size")
     if isinstance(said, int) and said > 0:
         return said
     sizes = [

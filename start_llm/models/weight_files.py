@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ModelError
-from start_llm.models.layer_costs import number_bytes, text_config
+from start_llm.models.layer_costs import number_bytes, text_config, with_number_bytes
 from start_llm.models.layer_kinds import layer_count
 from start_llm.models.vision_families import VISION_FAMILIES
 
@@ -37,13 +38,13 @@ _BITS = {
 }
 """Bits of a number, by what the format calls its type."""
 _FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F16", "BF16"})
+_FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
+"""Bytes of the numbers that a network computes with, by the type of its weights."""
 _FLOAT32_BITS = 32
 _PACKED = re.compile(r"(.*[._])(weight|qweight|blocks|scales|biases|qzeros|g_idx|global_scale)")
 _PACKED_WEIGHTS = frozenset({"weight", "qweight", "blocks"})
 """Quantised weights, as MLX, GPTQ and AWQ, and gpt-oss name them."""
 _USUAL_BITS = 4
-_AFFINE_EXTRA = 32
-"""Bits of the scale and the bias of each group of affine quantisation, as float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class WeightBytes:
         experts: of routed experts, of which a token reads some.
         embeddings: of an input embedding that nothing else uses; a token reads one row of it.
         tower: of a vision tower, which only images read.
+        number_bytes: of one number that the network computes with and keeps in its caches, as in weights that
+            are not quantised, and in scales; None if the files do not tell.
         in_float32: the same once all weights are converted to float32; None if they are already.
     """
 
@@ -62,6 +65,7 @@ class WeightBytes:
     experts: int = 0
     embeddings: int = 0
     tower: int = 0
+    number_bytes: int | None = None
     in_float32: WeightBytes | None = None
 
     def read_for_a_token(self, share_of_experts: float) -> int:
@@ -71,12 +75,12 @@ class WeightBytes:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a header; `dtype` in the words of the format."""
+    """One tensor of a header. `dtype` is the format's name of its type."""
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
-    dtype: str = ""
+    dtype: str
 
 
 def header(path: Path) -> Iterator[Tensor]:
@@ -180,18 +184,21 @@ def _in_float32(tensors: Sequence[Tensor], config: Mapping[str, Any]) -> Iterato
     for one in tensors:
         part = _PACKED.fullmatch(one.name)
         if part is None or part[1] not in scaled:
-            yield replace(one, nbytes=_float32_bytes(one))
+            yield _as_float32(one)
         elif part[2] in _PACKED_WEIGHTS:
-            yield replace(one, nbytes=one.nbytes * _FLOAT32_BITS // _bits_of(part[1].rstrip("._"), config))
+            nbytes = one.nbytes * _FLOAT32_BITS // _bits_of(part[1].rstrip("._"), config)
+            yield replace(one, nbytes=nbytes, dtype="F32")
 
 
-def _float32_bytes(tensor: Tensor) -> int:
-    return tensor.nbytes * _FLOAT32_BITS // _BITS[tensor.dtype] if tensor.dtype in _FLOATS else tensor.nbytes
+def _as_float32(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _FLOATS:
+        return tensor
+    return replace(tensor, nbytes=tensor.nbytes * _FLOAT32_BITS // _BITS[tensor.dtype], dtype="F32")
 
 
 def _bits_of(layer: str, config: Mapping[str, Any]) -> int:
     """Return the bits of the weights of a quantised layer, of which config.json may name some one by one."""
-    said = _quantisation(config)
+    said = _quantization(config)
     own = said.get(layer)
     bits = (own if isinstance(own, dict) else said).get("bits")
     return bits if isinstance(bits, int) and bits > 0 else _USUAL_BITS
@@ -201,6 +208,7 @@ def _sum(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     layers = _layer_count(config)
     tied, loads_tower = is_tied(config), sees(config)
     total = experts = embeddings = tower = 0
+    numbers = Counter[str]()
     for one in tensors:
         if _TOWER.search(one.name):
             tower += one.nbytes if loads_tower else 0
@@ -208,11 +216,22 @@ def _sum(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> WeightBytes:
         if _is_dropped(one.name, layers) or (tied and "lm_head." in one.name):
             continue
         total += one.nbytes
+        numbers[one.dtype] += prod(one.shape)
         if _EXPERT.search(one.name) and not _SHARED_EXPERT.search(one.name):
             experts += one.nbytes
         if _EMBEDDING.search(one.name) and not tied:
             embeddings += one.nbytes
-    return WeightBytes(total + tower, experts, embeddings, tower)
+    return WeightBytes(total + tower, experts, embeddings, tower, number_bytes_of(numbers))
+
+
+def number_bytes_of(numbers: Mapping[str, int]) -> int | None:
+    """Return the bytes of a number that a network computes with, from how many weights are of which type.
+
+    Converters change the weights and leave `torch_dtype` in the config as it was. Some norms and biases may
+    be of another type than the rest, so the most frequent type counts.
+    """
+    floats = {dtype: count for dtype, count in numbers.items() if dtype in _FLOAT_BYTES and count}
+    return _FLOAT_BYTES[max(floats, key=floats.__getitem__)] if floats else None
 
 
 def sees(config: Mapping[str, Any]) -> bool:
@@ -240,31 +259,30 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 # ------------------------------------------------------------------------------------------- from the config
 
 
-def bits_per_weight(config: Mapping[str, Any]) -> float:
-    """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
-    said = _quantisation(config)
-    if not isinstance(said.get("bits"), int):
-        return 8.0 * number_bytes(text_config(config))
-    group = int(said.get("group_size") or 64)
-    extra = _AFFINE_EXTRA if str(said.get("mode", "affine")) == "affine" else 8
-    return said["bits"] + extra / group
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    return bool(_quantization(config))
 
 
-def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     said = config.get("quantization") or config.get("quantization_config")
     return said if isinstance(said, dict) else {}
 
 
+def bits_per_weight(config: Mapping[str, Any]) -> float:
+    """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
+    said = _quantization(config)
+    if not isinstance(said.get("bits"), int):
+        return 8.0 * number_bytes(text_config(config))
+    group = int(said.get("group_size") or 64)
+    scale_and_bias = 2 * 8 * number_bytes(text_config(config))
+    extra = scale_and_bias if str(said.get("mode", "affine")) == "affine" else 8
+    return said["bits"] + extra / group
+
+
 def in_float32(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a model whose weights are converted to float32."""
-    stated = {"torch_dtype": "float32", "dtype": "float32"}
     left = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
-    inner = {
-        key: {**left[key], **stated}
-        for key in ("text_config", "llm_config")
-        if isinstance(left.get(key), dict)
-    }
-    return {**left, **inner, **stated}
+    return with_number_bytes(left, _FLOAT32_BITS // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +334,23 @@ def _expert_layers(text: Mapping[str, Any]) -> int:
     return sum(1 for index in range(first, layers) if (index + 1) % every == 0 and index not in dense)
 
 
-def weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
-    """Return the bytes of weights of which only the sum is known, with the config's share of experts."""
+def weights_of_size(
+    total: int, config: Mapping[str, Any], stored_number_bytes: int | None = None
+) -> WeightBytes:
+    """Return the bytes of weights of which only the sum is known, with the config's share of experts.
+
+    Args:
+        stored_number_bytes: see `WeightBytes.number_bytes`.
+    """
+    config = with_number_bytes(config, stored_number_bytes)
     converted = int(total * _FLOAT32_BITS / bits_per_weight(config))
-    return _with_float32(_weights_of_size(total, config), _weights_of_size(converted, in_float32(config)))
+    return _with_float32(
+        _weights_of_size(total, config, stored_number_bytes),
+        _weights_of_size(converted, in_float32(config), _FLOAT32_BITS // 8),
+    )
 
 
-def _weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
+def _weights_of_size(total: int, config: Mapping[str, Any], stored_number_bytes: int | None) -> WeightBytes:
     text, bits = text_config(config), bits_per_weight(config)
     experts = routed_experts(config)
     embeddings = 0 if is_tied(config) else _first(text, "vocab_size") * _first(text, "hidden_size")
@@ -330,4 +358,5 @@ def _weights_of_size(total: int, config: Mapping[str, Any]) -> WeightBytes:
         total,
         min(int((experts.parameters if experts else 0) * bits / 8), total),
         min(int(embeddings * bits / 8), total),
+        number_bytes=stored_number_bytes,
     )

@@ -100,25 +100,36 @@ class CallFinder:
 
         A block that the model ended too early is malformed, and the text it gives back may contain a valid
         call. A block that was cut is most likely one call, so nothing in its arguments is treated as another.
+        Its text is shown only if the reply has no whole call: beside one it would be markup without use.
         """
         block = self._block
         if block is None:
             return False
-        self.note(block.close(complete), events)
-        self._leave(block, events)
+        said: list[Output] = []
+        self.note(block.close(complete), said)
+        self._leave(block, said)
         self._block = None
         if not complete:
             rest = self._text.everything_left()
             self._was_cut = bool(rest.strip())
             self.was_cut_in_block = True
-            self._say(rest, events)
+            self._say(rest, said)
+        events += said if complete or not self.completed else self._without_cut_call(said)
         return complete
+
+    def _without_cut_call(self, said: list[Output]) -> list[Output]:
+        shown = [one for one in said if not isinstance(one, Content)]
+        self._was_cut |= len(shown) < len(said)
+        self._space.drop()
+        return shown
 
     def close(self, complete: bool, events: list[Output]) -> None:
         """Emit the held text, unless it is markup. No block may be open and no text may be left to read."""
         held, self._held = self._held, ""
-        self.was_cut_in_block |= not complete and self._may_be_markup(held)
-        if not is_half_a_mark(held, self._marks):
+        is_cut_call = not complete and bool(held) and self._after_call
+        self._was_cut |= is_cut_call
+        self.was_cut_in_block |= is_cut_call or (not complete and self._may_be_markup(held))
+        if not (is_cut_call or is_half_a_mark(held, self._marks)):
             self._say(held, events)
         space = self._space.release()
         if space and not self._after_call:

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from benchmarks import agent_models
-from benchmarks.agent_account import Ledger, Message, Rendering, Request, Sample, user
+from benchmarks.agent_account import SLACK_TOKENS, Ledger, Message, Rendering, Request, Sample, user
 from benchmarks.agent_clients import CLIENTS, Change, Client, new_lines
-from benchmarks.agent_shapes import Chat, Player, Reply
+from benchmarks.agent_servers import HttpServer
+from benchmarks.agent_shapes import SHAPES, Chat, Player, Reply, Size
+from tests.serving import serving
+from tests.templates.traits import trait_folder
 
 OPENING_TOKENS = 100
 """A comparison of tokens saves at most so many of a message that begins like an earlier one: an envelope."""
@@ -124,3 +127,34 @@ def test_behind_what_may_not_be_used_a_comparison_of_tokens_computes_what_is_una
 @pytest.mark.parametrize("client", named(of_kind(Change.CONTENT)))
 def test_new_text_counts_as_new(rendering, client):
     assert all(one.new == one.unavoidable for one in samples(rendering, client))
+
+
+# ---------------------------------------------------------------- templates that cannot show what agents send
+
+
+SMALL = Size(turns=3, drifting=3, trunk=2, branch=1, resumed=1, others=1, long_tokens=100)
+OPENING_OF_ALL = 8
+"""Tokens with which every prompt opens: they are never computed again, and the account does not say so."""
+
+
+@pytest.mark.parametrize("trait", ["no_system", "tools_before_last_user"])
+@pytest.mark.parametrize("shape", ["turns", "branch", "results"])
+def test_a_template_whose_roles_alternate_gets_what_the_server_makes_of_a_conversation(
+    trait: str, shape: str, tmp_path
+):
+    """The account gave Gemma's template the client's own messages, and ended with what it raised."""
+    folder = trait_folder(trait, tmp_path)
+    rendering, asked = Rendering(folder), list[tuple[int, int | None]]()
+
+    class Counting(HttpServer):
+        def ask(self, request: Request) -> Reply:
+            reply = super().ask(request)
+            asked.append((len(rendering.tokens(request)), reply.prompt_tokens))
+            return reply
+
+    with serving(folder) as server:
+        player = Player(Counting(f"{server.url}/v1", "default_model"), rendering, own=False)
+        account = player.play(SHAPES[shape], SMALL)
+    assert all(counted == told for counted, told in asked)
+    for one in account.samples if trait == "no_system" else ():
+        assert -OPENING_OF_ALL <= one.excess <= SLACK_TOKENS

@@ -16,7 +16,7 @@ import pytest
 from start_llm.cli import main
 from start_llm.config.settings import Settings
 from start_llm.doctor import report
-from start_llm.doctor.examination import judged_rounding, judged_sense
+from start_llm.doctor.examination import QUICK, Extent, judged_rounding, judged_sense
 from start_llm.doctor.findings import Finding, Findings
 from start_llm.doctor.network import Rounding, Sense
 from tests.conftest import TinyModel
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def findings_of(*found: Finding) -> Any:
-    def examine(_settings: Settings, _model: Path, findings: Findings) -> None:
+    def examine(_settings: Settings, _model: Path, findings: Findings, _extent: Extent) -> None:
         for one in found:
             findings.add(one)
 
@@ -144,6 +144,16 @@ def test_a_whole_examination_of_a_small_model(model: Path, tmp_path: Path, capsy
     by_topic = {one["topic"]: one for one in json.loads(written)["findings"]}
     assert by_topic["truth"]["figures"]["conversations"] == 50
     assert by_topic["decode"]["verdict"] == "fine"
+
+
+def test_a_quick_examination_looks_at_all_topics_with_fewer_conversations(
+    model: Path, tmp_path: Path, capsys
+):
+    assert run("--model", model, "--quick", "--json", tmp_path / "doctor.json") == 0
+    assert "This takes about a minute" in capsys.readouterr().out
+    by_topic = {one["topic"]: one for one in json.loads((tmp_path / "doctor.json").read_text())["findings"]}
+    assert by_topic.keys() >= {"device", "network", "truth", "decode", "peak memory", "reuse", "restart"}
+    assert by_topic["truth"]["figures"]["conversations"] <= QUICK.conversations
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ TEXTS = ["The keeper counts the boats.", "Wie geht\u2019s? \U0001f41f", "word " 
 LAST = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
 MODULES = ["Transformer", "Pooling", "Normalize"]
+CAUSAL = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 
 
 def with_pooling(folder: Path, pooling: dict[str, Any] | None, modules: list[str]) -> Path:
@@ -214,7 +215,7 @@ def test_a_network_without_hidden_states_is_refused(models: Path, hidden: Any):
 )
 def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, modules: Any, told: Any):
     (tmp_path / name).mkdir()
-    assert pooling_in(with_pooling(tmp_path / name, pooling, modules)) == told
+    assert pooling_in(with_pooling(tmp_path / name, pooling, modules), CAUSAL) == told
 
 
 @pytest.mark.parametrize(
@@ -229,4 +230,57 @@ def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, mod
 )
 def test_what_cannot_be_pooled_is_refused(tmp_path: Path, pooling: Any, modules: Any, told: str):
     with pytest.raises(ModelError, match=told):
-        pooling_in(with_pooling(tmp_path, pooling, modules))
+        pooling_in(with_pooling(tmp_path, pooling, modules), CAUSAL)
+
+
+GEMMA = {"model_type": "gemma3_text", "architectures": ["Gemma3TextModel"]}
+BOTH_WAYS: list[dict[str, Any]] = [
+    {"use_bidirectional_attention": True, **GEMMA},
+    {"text_config": {"use_bidirectional_attention": True, **GEMMA}},
+    {"is_causal": False, "architectures": ["Qwen2ForCausalLM"]},
+]
+
+
+@pytest.mark.parametrize("config", BOTH_WAYS)
+@pytest.mark.parametrize(
+    ("name", "pooling"), [("embeddinggemma-300m-4bit", None), ("other", None), ("other", MEAN)]
+)
+def test_tokens_that_see_later_ones_are_refused_whatever_the_folder_says(tmp_path, name, pooling, config):
+    """EmbeddingGemma without its other files was taken for a causal model whose last token counts."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(ModelError, match="attend to later ones"):
+        pooling_in(with_pooling(tmp_path / name, pooling, []), config)
+
+
+def test_embedding_gemma_is_known_by_its_architecture_where_a_conversion_lost_the_key(tmp_path):
+    for name in ("embeddinggemma-300m-4bit", "gemma-3-270m"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ModelError, match=r"an embedding model of the architecture Gemma3TextModel"):
+        pooling_in(tmp_path / "embeddinggemma-300m-4bit", GEMMA)
+    causal = {**GEMMA, "use_bidirectional_attention": False}
+    assert pooling_in(tmp_path / "embeddinggemma-300m-4bit", causal) is not None
+    assert pooling_in(tmp_path / "gemma-3-270m", GEMMA) is None
+
+
+def test_images_that_are_read_both_ways_are_no_reason(tmp_path):
+    (tmp_path / "gemma-4").mkdir()
+    config: dict[str, Any] = {"text_config": {"use_bidirectional_attention": "vision"}}
+    assert pooling_in(tmp_path / "gemma-4", config) is None
+
+
+def test_a_model_that_cannot_give_its_vectors_is_refused_and_the_one_before_it_stays(
+    models: Path, tiny_model: TinyModel, tmp_path: Path
+):
+    shutil.copytree(models / "talker", tmp_path / "talker")
+    folder = tmp_path / "embeddinggemma-300m"
+    shutil.copytree(tiny_model("gemma3_text"), folder)
+    config = json.loads((folder / "config.json").read_text()) | {"use_bidirectional_attention": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with serving(tmp_path / "talker", model_dir=str(tmp_path), max_loaded=1) as server:
+        runtime = server.app.runtime
+        refused = ask(server.port, "POST", PATH, {"input": "a", "model": "embeddinggemma-300m"})
+        assert refused.status >= 400
+        assert "use_bidirectional_attention is True" in refused.error["message"]
+        assert server.app.runtime is runtime
+    with pytest.raises(ModelError, match="attend to later ones"), serving(folder):
+        pass

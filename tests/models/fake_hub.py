@@ -24,7 +24,8 @@ class FakeHub(ThreadingHTTPServer):
     `broken_after` of the weights the connection is reset; with `breaks_cleanly` it is closed, and whole the
     next time; with `stalls` nothing more comes. With `piece_s` each 64 KiB of the weights take that long.
     With `ignores_range` all of a file comes, whatever is asked for; `status` is that of every file; `etag` is
-    what the hub then says of the weights. `sent` counts the bytes of the weights.
+    what the hub then says of the weights. `numbers` are the weights of each type that it tells of. `sent`
+    counts the bytes of the weights.
     """
 
     daemon_threads = True
@@ -41,6 +42,7 @@ class FakeHub(ThreadingHTTPServer):
         self.ignores_range = False
         self.status: int | None = None
         self.etag: str | None = None
+        self.numbers: dict[str, int] = {}
         self.sent = 0
         self.closing = threading.Event()
 
@@ -71,9 +73,14 @@ class HubHandler(BaseHTTPRequestHandler):
                 200, json.dumps([entry(name, data) for name, data in self.server.files.items()]).encode()
             )
         elif path.startswith("/api/"):
-            self.reply(200, json.dumps({"id": "lab/tiny", "sha": COMMIT, "siblings": []}).encode())
+            self.reply(200, json.dumps(self.info()).encode())
         else:
             self.file(path.removeprefix(f"/lab/tiny/resolve/{COMMIT}/"))
+
+    def info(self) -> dict[str, object]:
+        numbers = self.server.numbers
+        told = {"safetensors": {"parameters": numbers, "total": sum(numbers.values())}} if numbers else {}
+        return {"id": "lab/tiny", "sha": COMMIT, "siblings": [], **told}
 
     def file(self, name: str) -> None:
         data = self.server.files[name]

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import save_model
 
 from benchmarks.model_configs import config_of, model_types
@@ -145,7 +146,7 @@ def test_experts_by_the_config_are_those_of_the_files(family, tiny_model):
     config = config_in(folder)
     read = weights_in(folder, config)
     assert read.experts > read.total // 3
-    assert weights_of_size(read.total, config) == read
+    assert weights_of_size(read.total, config, read.number_bytes) == read
     experts = routed_experts(config)
     assert experts is not None
     assert tiny_shape(folder).active_bytes == read.total - read.embeddings - read.experts * 3 // 4
@@ -164,7 +165,29 @@ def test_a_quantised_model_counts_scales_and_biases(tiny_model, tmp_path):
     vectors = sum(array.nbytes for name, array in parameters if "norm" in name)
     matrices = tiny_shape(tiny_model("qwen3")).weights.total - vectors
     assert stored - vectors == pytest.approx(matrices * (4 + scales) / 32)
-    assert bits_per_weight(config) == 4.5
+    assert bits_per_weight(config) == 4 + scales
+
+
+@pytest.mark.parametrize("stored", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("stated", ["float32", "bfloat16", None])
+def test_caches_are_of_the_type_of_the_weights_whatever_the_config_says(
+    tiny_model, tmp_path, stored, bits, stated
+):
+    """Like `mlx_lm.convert`, which casts the weights and keeps `torch_dtype`."""
+    model = load(tiny_model("qwen3"))
+    model.network.set_dtype(stored)
+    config = {**model.config, "torch_dtype": stated}
+    if bits:
+        nn.quantize(model.network, group_size=64, bits=bits)
+        config["quantization"] = {"group_size": 64, "bits": bits}
+    save_model(tmp_path, model.network)
+    shape = shape_of("converted", config, weights_in(tmp_path, config))
+    cache = make_prompt_cache(model.network)
+    model.network(mx.array([[1, 2, 3, 4]]), cache=cache)
+    kept = [array for layer in cache for array in (layer.keys, layer.values)]
+    assert shape.cost.token_bytes == sum(array[..., :1, :].nbytes for array in kept)
+    assert shape.bits == (4 + 16 * stored.size / 64 if bits else 8 * stored.size)
 
 
 def test_a_quantised_half_precision_model_has_caches_of_half_the_size(tiny_model):

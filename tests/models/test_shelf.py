@@ -20,6 +20,7 @@ from tests.models.test_library import copied
 MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
 REPO = "lab/tiny"
 INDEX = "model.safetensors.index.json"
+MANY = 10**7
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,32 @@ def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
     server.files["sub/other.safetensors"] = b"x" * 10**6
     found = shelf.fit_on_hub(REPO).report
     assert found.weights_bytes == len(server.files[WEIGHTS])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "metadata", "quantised", "half"),
+    [
+        ({"BF16": 100}, {}, False, True),
+        ({"F32": 100}, {"total_size": 2 * MANY, "total_parameters": MANY}, False, False),
+        ({}, {"total_size": 2 * MANY, "total_parameters": MANY}, False, True),
+        ({}, {"total_size": 4 * MANY, "total_parameters": MANY}, False, False),
+        ({}, {"total_size": MANY // 2, "total_parameters": MANY}, True, False),
+        ({"U32": 100, "BF16": 10}, {"total_size": MANY // 2, "total_parameters": MANY}, True, True),
+        ({}, {"total_size": 2 * MANY, "total_parameters": 0}, False, False),
+        ({}, {"total_size": 2 * MANY, "total_parameters": "100"}, False, False),
+    ],
+)
+def test_the_type_of_numbers_on_the_hub_is_what_it_counts_or_what_the_index_gives(
+    shelf, server, numbers, metadata, quantised, half
+):
+    """The config says float32, which a converter may have left there; without a better source it counts."""
+    single = shelf.fit(None, None).report.kv_bytes
+    server.numbers = numbers
+    server.files[INDEX] = json.dumps({"metadata": metadata}).encode()
+    if quantised:
+        config = json.loads(server.files["config.json"]) | {"quantization": {"bits": 4, "group_size": 64}}
+        server.files["config.json"] = json.dumps(config).encode()
+    assert shelf.fit_on_hub(REPO).report.kv_bytes == (single // 2 if half else single)
 
 
 @pytest.mark.sample(2)

@@ -14,6 +14,7 @@ from start_llm.models.weight_files import (
     check_whole,
     header,
     missing_files,
+    number_bytes_of,
     routed_experts,
     weights_in,
 )
@@ -115,6 +116,23 @@ def test_a_broken_header_is_told(tmp_path, content, words):
 
 
 @pytest.mark.parametrize(
+    ("numbers", "size"),
+    [
+        ({"BF16": 100, "F32": 7}, 2),
+        ({"F16": 5}, 2),
+        ({"F32": 100, "BF16": 99}, 4),
+        ({"U32": 1000, "BF16": 20}, 2),
+        ({"U32": 1000, "F32": 20}, 4),
+        ({"U8": 1000}, None),
+        ({"BF16": 0}, None),
+        ({}, None),
+    ],
+)
+def test_numbers_are_as_large_as_most_weights_and_scales_are(numbers, size):
+    assert number_bytes_of(numbers) == size
+
+
+@pytest.mark.parametrize(
     ("said", "bits"),
     [
         ({}, 16),
@@ -122,6 +140,7 @@ def test_a_broken_header_is_told(tmp_path, content, words):
         ({"quantization": {"bits": 4, "group_size": 64}}, 4.5),
         ({"quantization": {"bits": 8, "group_size": 32}}, 9),
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, 4.25),
+        ({"quantization": {"bits": 4, "group_size": 64}, "torch_dtype": "float32"}, 5),
         ({"quantization": {"mode": "odd"}}, 16),
     ],
 )

@@ -23,7 +23,7 @@ from start_llm.core.events import (
 from start_llm.core.family import Family
 from start_llm.output.splitter import PlainSplitter, make_splitter
 from start_llm.output.stream import OutputStream, merge_adjacent
-from tests.output.corpus.case import TOOLS, Case
+from tests.output.corpus.case import TOOLS, Call, Case
 from tests.output.corpus.writers import HARMONY, WRITERS
 from tests.output.replies import noisy_cases, pieces_of
 
@@ -256,3 +256,32 @@ def test_joining_what_is_joined_changes_nothing(events):
     assert [token for one in once for token in one.tokens] == [
         token for one in events for token in one.tokens
     ]
+
+
+SECOND = Call("write", {"path": "b", "text": "second value"})
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if not WRITERS[name].family.channels])
+def test_of_a_call_that_is_cut_behind_a_whole_one_nothing_is_text_and_the_reason_is_the_limit(name: str):
+    """A demanded call that ran on into a second one ended with its markup as text beside the first."""
+    writer = WRITERS[name]
+    first = Call("write", {"path": "a", "text": "x"})
+    both, whole = writer.write([first, SECOND]), writer.write([first])
+    shared = next(n for n, (one, other) in enumerate(zip(both, f"{whole}\0", strict=False)) if one != other)
+    for end in range(len(both)):
+        stream = stream_of(writer.family, thinking=False)
+        outputs, finished = heard(stream, texts(both[:end]), "length")
+        if not any(isinstance(one, CallEnded) for one in outputs):
+            continue
+        assert "".join(one.text for one in outputs if isinstance(one, Content)) == "", both[:end]
+        is_in_second = SECOND.name in both[shared:end]
+        if is_in_second and sum(isinstance(one, CallEnded) for one in outputs) == 1:
+            assert finished.reason == "length", both[:end]
+            assert not stream.is_whole
+
+
+def test_text_behind_a_call_is_shown_up_to_where_it_was_cut():
+    for cut in ("Done", "Done < 3", "Done\n\nNow"):
+        outputs, finished = heard(stream_of(QWEN.family), texts(CALL, cut), "length")
+        assert "".join(one.text for one in outputs if isinstance(one, Content)) == cut
+        assert finished.reason == "tool_calls"

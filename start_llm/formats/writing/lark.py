@@ -10,8 +10,10 @@ import regex
 
 from start_llm.core.chat import Json
 
-_SPACE = r"\n?[ \t]{0,32}"
-"""Maximum white space between JSON tokens. Without a limit a model can write blanks forever."""
+_SPACE = r" {0,4}|\n( {0,64}|\t{0,16})"
+"""White space between JSON tokens, as pretty printers write it: a line break with its indentation, or a few
+blanks. A model that may write more can spend its whole reply on it, 33 tokens at each comma.
+"""
 _OPTIONS = "x-guidance"
 _ANY = "ANY"
 _NO_FORCING = '%llguidance {"no_forcing": true}'
@@ -101,10 +103,18 @@ class Lark:
     def schema(self, schema: Mapping[str, Json], origin: SchemaOrigin, *, lenient: bool) -> str:
         """Match JSON that follows a schema.
 
+        Texts may have `\\uXXXX` escapes, halves of surrogate pairs as pairs only. Texts that the schema gives
+        (`enum`, `const`, `pattern`, listed names) have none but those that JSON demands.
+
         Args:
             lenient: ignore keywords that cannot be enforced; otherwise they are an error.
         """
-        options: Json = {"whitespace_pattern": _SPACE, "whitespace_flexible": False, "lenient": lenient}
+        options: Json = {
+            "whitespace_pattern": _SPACE,
+            "whitespace_flexible": False,
+            "json_allow_general_unicode_escapes": True,
+            "lenient": lenient,
+        }
         text = json.dumps({**schema, _OPTIONS: options})
         self._schemas.append((origin, text))
         return self.rule(f"%json {text}")
