@@ -94,7 +94,6 @@ def _mixed_lines(form: MixedKVFormat, layers: Layers) -> list[str]:
     names = [name for name in layers.quantizer.names if name] if layers.quantizer else []
     lines: list[str] = []
     if exact := len(form.layers) - len(names):
-        lines.append(
-            f"{exact} of the {len(form.layers)} layers in {KV_CONFIG} keep a window or a state: they stay exact."
-        )
+        named = f"{len(form.layers)} layers in {KV_CONFIG}"
+        lines.append(f"{exact} of the {named} stay exact: they keep a window or a state.")
     return [*lines, FOUR_BITS] if "kv4" in names else lines

@@ -11,7 +11,7 @@ type KVScheme = Literal["uniform", "turboquant"]
 
 _ENCODINGS = {"uniform": "encoding 2", "turboquant": "encoding 1"}
 """They count up when `cache.quantize` writes the same numbers in another way."""
-_TURBOQUANT_BITS = {4: (6, 3), 3.5: (5, 2)}
+_TURBOQUANT_BITS = {4: (6, 3), 3.5: (5, 3)}
 """Bits of keys and of values."""
 
 
