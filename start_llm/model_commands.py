@@ -11,6 +11,7 @@ from typing import TextIO
 from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
+from start_llm.kv_bits import loss_lines
 from start_llm.models.download import as_path, pull
 from start_llm.models.fit import ModelShape, arithmetic, beside, report
 from start_llm.models.fit_table import as_markdown
@@ -58,7 +59,7 @@ def fit_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> i
     machine = own_machine(settings)
     if options.model or len(model_folders(settings)) < 2:
         shape = _shape(settings, options.model or model_name(settings))
-        out.writelines(f"{line}\n" for line in _page(shape, machine))
+        out.writelines(f"{line}\n" for line in (*_page(shape, machine), *loss_lines(settings)))
         return 0 if report(shape, machine).fits else 1
     return _fit_folder(settings, machine, out)
 
@@ -77,6 +78,7 @@ def _fit_folder(settings: Settings, machine: Machine, out: TextIO) -> int:
         out.writelines(f"{line}\n" for line in (*_page(shape, machine), ""))
     if len(shapes) > 1:
         out.write(f"{beside(shapes, machine, settings.max_kv_size)}\n")
+    out.writelines(f"{line}\n" for line in loss_lines(settings))
     all_fit = len(shapes) == len(folders) and all(report(shape, machine).fits for shape in shapes)
     return 0 if all_fit else 1
 

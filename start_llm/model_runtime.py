@@ -29,6 +29,7 @@ from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
 from start_llm.engine.work import measure_tower, measure_work
+from start_llm.kv_bits import quantize_pages
 from start_llm.model_adapters import AdapterFolders, ModelAdapters
 from start_llm.models.adapters import Adapters
 from start_llm.models.device import this_device, wire_memory
@@ -71,7 +72,6 @@ from start_llm.wiring import (
     no_table,
     own_machine,
     page_size,
-    quantize_pages,
     time_limits,
     transcripts,
     work_reserve,
@@ -244,7 +244,8 @@ class EngineLoader:
             probe = layers.fresh()
             row = measure_sequence(model.network, probe, work.pace)
         self._say(work.told)
-        quantize_pages(settings, model.config, layers, probe)
+        for line in quantize_pages(settings, self._folder, model.config, layers, probe):
+            self._say(line)
         reserve = work_reserve(settings, work.cost)
         images = self._image_memory(model.vision)
         footprint = measure(model, label_of)

@@ -44,7 +44,7 @@ def model_rows(card: ModelCard, footprint: Footprint, family: Family, preparer: 
 def cache_text(metrics: CacheMetrics, kv: KVAtRest) -> str:
     if not metrics.budget_bytes:
         return "off"
-    quantised = f", pages {kv.mode}" if kv.mode.startswith("uniform") else ""
+    quantised = f", pages {kv.mode}" if kv.is_quantized else ""
     return f"up to {_size(metrics.budget_bytes)}{quantised}"
 
 

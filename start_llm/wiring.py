@@ -9,12 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from start_llm.cache.disk_tier import DiskLimits
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.cache.kv_format import KVFormat
-from start_llm.cache.layers import Layers
 from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.access_policy import AccessPolicy, is_loopback
@@ -44,7 +41,7 @@ from start_llm.models.footprint import Footprint
 from start_llm.models.hub import Hub
 from start_llm.models.image_costs import COMPUTING_SHARE, kept_image_bytes
 from start_llm.models.known_digests import KnownDigests
-from start_llm.models.layer_costs import keeps_latents, text_config
+from start_llm.models.layer_costs import text_config
 from start_llm.models.library import Library, Place, models_in, places
 from start_llm.models.loader import LoadedModel
 from start_llm.models.machines import Machine, this_machine
@@ -385,37 +382,6 @@ def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) ->
         max_conversations=settings.max_conversations,
         cache_ttl_s=settings.cache_ttl_s,
     )
-
-
-def quantize_pages(settings: Settings, config: Mapping[str, Json], layers: Layers, probe: list[Any]) -> None:
-    """Let the layers quantise pages, if the settings ask for it.
-
-    Args:
-        config: the model's.
-        probe: caches that hold some tokens.
-
-    Raises:
-        SettingsError: nothing would be quantised, or too much would be lost.
-    """
-    if settings.kv_bits is None:
-        return
-    if not settings.prompt_cache or layers.unknown:
-        raise SettingsError(
-            f"KV_BITS={settings.kv_bits} is for the pages of the prompt cache, and there is none. "
-            "Leave KV_BITS out."
-        )
-    if keeps_latents(completed(config)):
-        raise SettingsError(
-            f"KV_BITS={settings.kv_bits}: this model keeps a latent of keys and values (MLA), which is small "
-            "already and loses too much when it is quantised (docs/prompt-cache.md). Leave KV_BITS out."
-        )
-    size = page_size(settings)
-    form = KVFormat.from_page(settings.kv_bits, settings.kv_group_size, settings.kv_quant_start, size)
-    if not layers.quantize_pages(form, probe):
-        raise SettingsError(
-            f"KV_BITS={settings.kv_bits}: this model has no layer whose pages can be quantised; its layers "
-            "keep a window or a state, or have quantised KV themselves. Leave KV_BITS out."
-        )
 
 
 def disk_limits(settings: Settings) -> DiskLimits:

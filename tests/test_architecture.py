@@ -35,6 +35,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "commands": frozenset({"core", "config", "launch", "proxy"}),
     "template_trial": frozenset({"core", "formats", "prompt"}),
     "wiring": EVERYTHING,
+    "kv_bits": frozenset({"core", "cache", "config", "models", "wiring"}),
     "model_commands": EVERYTHING,
     "audit": EVERYTHING,
     "startup_summary": EVERYTHING,
@@ -51,7 +52,9 @@ LAYERS: Mapping[str, frozenset[str]] = {
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
     "wiring": frozenset(
         {"app", "audit", "cli", "doctor", "model_commands", "disk_storage", "model_runtime", "model_host"}
+        | {"kv_bits"}
     ),
+    "kv_bits": frozenset({"model_commands", "model_runtime"}),
     "disk_storage": frozenset({"app", "model_runtime"}),
     "model_adapters": frozenset({"model_runtime"}),
     "model_runtime": frozenset({"app", "doctor", "model_host"}),

@@ -88,7 +88,7 @@ class StateSnapshot:
 
 
 class PagePacker(Protocol):
-    """Quantises the arrays of a leaf; see `cache.quantize.KVQuantizer`."""
+    """Quantises the arrays of a leaf; see `cache.quantize.quantizer`."""
 
     @property
     def start(self) -> int:

@@ -2,42 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
+from typing import Literal
 
-_ENCODING = "encoding 2"
-"""Counts up when `cache.quantize` writes the same numbers in another way."""
+type KVScheme = Literal["uniform", "turboquant"]
+
+_ENCODINGS = {"uniform": "encoding 2", "turboquant": "encoding 1"}
+"""They count up when `cache.quantize` writes the same numbers in another way."""
+_TURBOQUANT_BITS = {4: (6, 3), 3.5: (5, 3)}
+"""Bits of keys and of values."""
+
+
+def first_quantized(start: int, page_size: int) -> int:
+    """Return where the first page begins that is quantised: at `start` or later, and never at 0.
+
+    The first token of a prompt draws much of the attention of most models, so an error in its key is felt
+    everywhere. Its page costs little: all prompts with the same instructions share it.
+    """
+    return max(ceil(start / page_size), 1) * page_size
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFormat:
+    """Quantised KV of one layer.
+
+    Attributes:
+        bits: for each element. With 8, keys have nine; of turboquant see `key_bits` and `value_bits`.
+        group_size: elements that share a scale, as far as it divides the width of a head; of turboquant all
+            of a head do.
+    """
+
+    bits: float
+    group_size: int
+    scheme: KVScheme = "uniform"
+
+    @property
+    def name(self) -> str:
+        """What `/stats` calls the KV of such a layer."""
+        return f"{'kv' if self.scheme == 'uniform' else 'turbo'}{self.bits:g}"
+
+    @property
+    def key_bits(self) -> int:
+        return _TURBOQUANT_BITS[self.bits][0]
+
+    @property
+    def value_bits(self) -> int:
+        return _TURBOQUANT_BITS[self.bits][1]
 
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """Quantised KV.
+    """Quantised KV, the same in all layers.
 
     Attributes:
-        bits: for each element; 4 or 8. With 8, keys have nine.
-        group_size: elements that share a scale, as far as it divides the width of a head.
+        bits, group_size, scheme: see `LayerFormat`.
         start: position of the first token that is quantised.
     """
 
-    bits: int
+    bits: float
     group_size: int
     start: int
-
-    @classmethod
-    def from_page(cls, bits: int, group_size: int, start: int, page_size: int) -> KVFormat:
-        """Return a format that starts with a page: the first that begins at `start` or later."""
-        return cls(bits, group_size, ceil(start / page_size) * page_size)
+    scheme: KVScheme = "uniform"
 
     @property
     def mode(self) -> str:
         """What `/stats` calls it."""
-        return f"uniform-kv{self.bits}"
+        return f"{self.scheme}-kv{self.bits:g}"
 
     @property
     def tag(self) -> str:
         """What tells it from every other format, in page keys and page files."""
-        return f"{self.mode} group {self.group_size} from {self.start}, {_ENCODING}"
+        groups = f" group {self.group_size}" if self.scheme == "uniform" else ""
+        return f"{self.mode}{groups} from {self.start}, {_ENCODINGS[self.scheme]}"
 
-    def group_of(self, width: int) -> int:
-        """Return the elements of this many that share a scale."""
-        return gcd(width, self.group_size)
+    def of_layer(self, _: int) -> LayerFormat | None:
+        return LayerFormat(self.bits, self.group_size, self.scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedKVFormat:
+    """Quantised KV of some layers, each in its own way.
+
+    Attributes:
+        layers: with their formats, ascending. Others stay exact.
+        start: position of the first token that is quantised.
+    """
+
+    layers: Sequence[tuple[int, LayerFormat]]
+    start: int
+
+    @property
+    def mode(self) -> str:
+        """What `/stats` calls it."""
+        return "mixed (kv_config.json)"
+
+    @property
+    def tag(self) -> str:
+        """What tells it from every other format, in page keys and page files."""
+        told = " ".join(f"{layer}:{one.name}/{one.group_size}" for layer, one in self.layers)
+        return f"mixed {told} from {self.start}, {_ENCODINGS['uniform']}"
+
+    def of_layer(self, layer: int) -> LayerFormat | None:
+        """Return how a layer is quantised; None if it is not."""
+        return dict(self.layers).get(layer)
+
+
+type PageFormat = KVFormat | MixedKVFormat

@@ -13,7 +13,6 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, cast
 
 import mlx.core as mx
@@ -30,9 +29,9 @@ from start_llm.cache.arrays import (
     owned_copy,
 )
 from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of, put_state, reuse_of
-from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.kv_format import PageFormat
 from start_llm.cache.pages import EarlierState
-from start_llm.cache.quantize import KVQuantizer
+from start_llm.cache.quantize.quantizer import KVQuantizer
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Returns freed memory to the system (lesson 14).
@@ -51,14 +50,17 @@ class KVAtRest:
     """How the KV of pages is kept, for `/stats`.
 
     Attributes:
-        mode: uniform-kv8, uniform-kv4, or the type that most layers have.
+        mode: uniform-kv8, turboquant-kv4 and so on, mixed (kv_config.json), or the type that most layers
+            have.
         layers: number of layers for each type of their KV or state.
         attention: number of layers for each kind of attention.
+        is_quantized: pages are quantised.
     """
 
     mode: str
     layers: Mapping[str, int]
     attention: Mapping[str, int]
+    is_quantized: bool = False
 
 
 class Layers:
@@ -85,10 +87,11 @@ class Layers:
         self.window = _shortest_window(_whole(self.fresh()))
         self.quantizer: KVQuantizer | None = None
 
-    def quantize_pages(self, form: KVFormat, caches: Sequence[Any]) -> bool:
+    def quantize_pages(self, form: PageFormat, caches: Sequence[Any]) -> bool:
         """Quantise pages from now on. Returns False if no leaf of these filled caches can be quantised."""
-        quantizer = KVQuantizer.of(form, self.trimmable_arrays(caches))
-        if any(quantizer.sources):
+        layers = [layer for layer, cache in enumerate(caches) for _ in _sliced([cache])]
+        quantizer = KVQuantizer.of(form, self.trimmable_arrays(caches), layers)
+        if any(quantizer.codecs):
             self.quantizer = quantizer
         return self.quantizer is not None
 
@@ -103,17 +106,16 @@ class Layers:
             mode=self.quantizer.format.mode if self.quantizer else _most_common(self._types(caches)),
             layers=Counter(self._types(caches)),
             attention=Counter(attention_of(leaf) for leaf in leaves(caches) if not leaf.empty()),
+            is_quantized=self.quantizer is not None,
         )
 
     def _types(self, caches: Sequence[Any]) -> Iterator[str]:
-        """Yield for each filled leaf the type of its KV or state at rest: kv8, kv4, bf16, f32 and so on."""
-        trimmable = count()
+        """Yield for each filled leaf the type of its KV or state at rest: kv8, turbo4, bf16 and so on."""
+        names = iter(self.quantizer.names if self.quantizer else ())
         for leaf in leaves(caches):
-            is_trimmable = isinstance(reuse_of(leaf), TrimmableLeaf)
-            if is_trimmable and self.quantizer and self.quantizer.quantizes(next(trimmable)):
-                yield f"kv{self.quantizer.format.bits}"
-            elif not leaf.empty():
-                yield _type_of(leaf)
+            name = next(names, "") if isinstance(reuse_of(leaf), TrimmableLeaf) else ""
+            if name or not leaf.empty():
+                yield name or _type_of(leaf)
 
     def fresh(self, room: int = 0) -> list[Any]:
         """Return empty caches, one for each entry that the network expects.

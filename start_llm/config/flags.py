@@ -65,7 +65,10 @@ def _prompt_cache(text: str) -> Variables:
 
 
 def _kv_quant(text: str) -> Variables:
-    return {"KV_QUANT_SCHEME": "turboquant"} if text.lower().startswith("turbo") else {"KV_BITS": text}
+    scheme, _, bits = text.lower().partition(":")
+    if scheme in ("turbo", "turboquant"):
+        return {"KV_QUANT_SCHEME": "turboquant", "KV_BITS": bits or "4"}
+    return {"KV_BITS": text}
 
 
 FLAGS: tuple[Flag, ...] = (
@@ -79,7 +82,7 @@ FLAGS: tuple[Flag, ...] = (
     _flag("BATCH", "N", "--batch"),
     _flag("MEMORY_BUDGET", "SIZE", "--memory-budget"),
     _flag("MAX_KV_SIZE", "TOKENS", "--max-kv-size"),
-    Flag(("--kv-quant",), "BITS", "KV_BITS", _kv_quant, "off, 4 or 8."),
+    Flag(("--kv-quant",), "BITS", "KV_BITS", _kv_quant, "off, 4, 8, config, turbo (4 bits) or turbo:3.5."),
     Flag(
         ("--prompt-cache",),
         "SIZE",

@@ -154,12 +154,8 @@ def _secret(text: str) -> str:
 
 BOOLEAN = SettingKind(lambda text: _WORDS[text.lower()], "one of true, yes, on, 1, false, no, off, 0")
 KV_BITS = SettingKind(
-    lambda text: {"off": None, "4": 4, "8": 8}[text.lower()],
-    "one of OFF, 4, 8 (neither fractions nor a mix by layer)",
-)
-KV_SCHEME = SettingKind(
-    lambda text: {"uniform": "uniform"}[text.lower()],
-    "one of uniform (turboquant is refused: neither mlx nor mlx-lm implements it)",
+    lambda text: {"off": None, "3.5": 3.5, "4": 4, "8": 8, "config": "config"}[text.lower()],
+    "one of OFF, 3.5, 4, 8, config",
 )
 TEXT = SettingKind(str, "text")
 PORT = integer(0, 65535)

@@ -19,7 +19,6 @@ from start_llm.config.kinds import (
     HOSTS,
     KEYS,
     KV_BITS,
-    KV_SCHEME,
     MODELS,
     ORIGINS,
     PORT,
@@ -265,24 +264,28 @@ class Settings:
         "Most tokens of prompt and reply together. The model's own window applies if it is smaller. A longer "
         "prompt is refused; nothing is ever dropped from its middle.", _KV,
     )  # fmt: skip
-    kv_bits: int | None = _variable(
+    kv_bits: float | Literal["config"] | None = _variable(
         "KV_BITS", KV_BITS, None,
         "Bits per element of KV at rest: pages in memory and on disk are quantised when they are cut, and "
-        "dequantised when they are restored. Running sequences are never quantised. A hit may then change an "
-        "answer (docs/prompt-cache.md). OFF: pages are exact. --kv-quant says the same.", _KV, shown="OFF",
+        "dequantised when they are restored. Running sequences and the first page are never quantised. A hit "
+        "may then change an answer (docs/prompt-cache.md). 3.5 is for KV_QUANT_SCHEME=turboquant, 8 for "
+        "uniform; config takes the bits of each layer from kv_config.json in the model's folder. OFF: pages "
+        "are exact. --kv-quant says the same.", _KV, shown="OFF",
     )  # fmt: skip
     kv_group_size: int = _variable(
         "KV_GROUP_SIZE", number_choice((32, 64, 128)), 64,
-        "Elements that share a scale in quantised KV, as far as it divides the width of a head.",
+        "Elements that share a scale in uniformly quantised KV, as far as it divides the width of a head.",
         _KV,
     )  # fmt: skip
     kv_quant_start: int = _variable(
         "QUANTIZED_KV_START", integer(0, 2**31 - 1), 5000,
-        "Position in the prompt from which pages are quantised; what is before it stays exact.", _KV,
+        "Position in the prompt from which pages are quantised; what is before it stays exact, and the first "
+        "page in any case.", _KV,
     )  # fmt: skip
-    kv_quant_scheme: Literal["uniform"] = _variable(
-        "KV_QUANT_SCHEME", KV_SCHEME, "uniform",
-        "How KV is quantised: uniform is the same for all layers, with a scale for each group.", _KV,
+    kv_quant_scheme: Literal["uniform", "turboquant"] = _variable(
+        "KV_QUANT_SCHEME", choice(("uniform", "turboquant")), "uniform",
+        "How KV is quantised: uniform has even steps, with a scale for each group; turboquant rotates each "
+        "head's keys and values first, and loses far less at 4 bits.", _KV,
     )  # fmt: skip
     prompt_cache: bool = _variable(
         "PROMPT_CACHE", BOOLEAN, True,

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.kv_format import PageFormat
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Text
@@ -51,7 +51,7 @@ class Cached(Stepper):
     """
 
     def __init__(
-        self, resources: EngineResources, budget: int = PLENTY, kv: KVFormat | None = None, **changes: Any
+        self, resources: EngineResources, budget: int = PLENTY, kv: PageFormat | None = None, **changes: Any
     ) -> None:
         self.cached = CacheMetrics()
         self.layers = layers_of(resources.network, kv)
@@ -85,7 +85,7 @@ def filled(layers: Layers, network: Any) -> list[Any]:
     return caches
 
 
-def layers_of(network: Any, kv: KVFormat | None = None) -> Layers:
+def layers_of(network: Any, kv: PageFormat | None = None) -> Layers:
     layers = Layers(network)
     if kv:
         assert layers.quantize_pages(kv, filled(layers, network))

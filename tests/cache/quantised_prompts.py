@@ -5,15 +5,19 @@ Shared by `tests/cache/test_kv_bits.py` and `benchmarks/kv_bits.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from start_llm.cache.kv_format import KVFormat
+from start_llm.cache.arrays import KVSlice, StateSnapshot
+from start_llm.cache.kv_format import PageFormat
+from start_llm.cache.layers import Layers
 from start_llm.cache.pages import PageRun
 from start_llm.engine.resources import EngineResources
-from tests.cache.conversations import Cached
+from tests.cache.conversations import Cached, layers_of
 
 
 def packed_runs(engine: Cached) -> list[PageRun]:
@@ -47,7 +51,7 @@ def divergence(truth: mx.array, found: mx.array) -> float:
     return float((mx.exp(truth) * (truth - found)).sum(axis=-1).mean())
 
 
-def behind(resources: EngineResources, ids: tuple[int, ...], known: int, kv: KVFormat | None) -> mx.array:
+def behind(resources: EngineResources, ids: tuple[int, ...], known: int, kv: PageFormat | None) -> mx.array:
     """Those of the tokens behind the first `known`, which are restored from pages in this format."""
     engine = Cached(resources, kv=kv)
     interrupted(engine, ids[:known])
@@ -55,3 +59,71 @@ def behind(resources: EngineResources, ids: tuple[int, ...], known: int, kv: KVF
     restored = engine.cache.peek(ids, b"", ()).tokens
     assert restored >= 0.9 * known
     return log_probabilities(engine, ids, restored)
+
+
+# ----------------------------------------------------------------------------------------- without an engine
+
+
+class Loss(NamedTuple):
+    """What quantised pages change in what a network says.
+
+    Attributes:
+        divergence: mean KL divergence of the next tokens, in nats.
+        same_top: share of the likeliest tokens that stay.
+    """
+
+    divergence: float
+    same_top: float
+
+
+def loss(truth: mx.array, found: mx.array) -> Loss:
+    """Compare log-probabilities [tokens, vocabulary]."""
+    same = (truth.argmax(axis=-1) == found.argmax(axis=-1)).astype(mx.float32).mean()
+    return Loss(divergence(truth, found), float(same))
+
+
+@dataclass(frozen=True)
+class PromptBehindPages:
+    """A prompt whose first tokens are computed once, and then restored from pages in any format.
+
+    Attributes:
+        exact: log-probabilities of the tokens behind them, [tokens, vocabulary].
+    """
+
+    network: Any
+    layers: Layers
+    kv: KVSlice
+    state: StateSnapshot | None
+    known: int
+    rest: tuple[int, ...]
+    exact: mx.array
+
+    @classmethod
+    def read(cls, network: Any, ids: tuple[int, ...], known: int) -> PromptBehindPages:
+        """Compute the first `known` tokens, in pieces, and what comes next."""
+        layers = Layers(network)
+        caches = layers.fresh()
+        with mx.stream(generation_stream):
+            for start in range(0, known, 256):
+                network(mx.array([ids[start : min(start + 256, known)]]), cache=caches)
+                mx.eval([cache.state for cache in caches])
+            kv = layers.cut(caches, 0, known)
+            state = layers.state(caches) if layers.has_state else None
+        return cls(network, layers, kv, state, known, ids[known:], _said(network, ids[known:], caches))
+
+    def behind(self, form: PageFormat) -> mx.array:
+        """Return what comes next behind pages of this format, [tokens, vocabulary]."""
+        layers = layers_of(self.network, form)
+        with mx.stream(generation_stream):
+            exact = self.kv.part(0, min(form.start, self.known))
+            page = layers.page(self.kv.part(min(form.start, self.known), self.known), form.start)
+            caches = layers.assemble([exact, page], self.state, self.known)
+        return _said(self.network, self.rest, caches)
+
+
+def _said(network: Any, ids: Sequence[int], caches: Sequence[Any]) -> mx.array:
+    with mx.stream(generation_stream):
+        logits = network(mx.array([ids]), cache=caches)[0].astype(mx.float32)
+        found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(found)
+    return found

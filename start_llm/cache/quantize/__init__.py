@@ -1,0 +1,1 @@
+"""Quantise the KV of pages at rest, and restore it."""
