@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -46,6 +47,8 @@ END_S = 8
 """For an interrupted part to end by itself."""
 TAIL_LINES = 30
 _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
+_PROGRESS = re.compile(r"[.FEsxX]+(\s+\[ *\d+%\])?$")
+_LETTERS = {".": "passed", "F": "failed", "E": "errors", "s": "skipped", "x": "xfailed"}
 _RULE = re.compile(r"\|(\s*:?-+:?\s*\|)+")
 
 type Outcome = Literal["passed", "failed", "out of time"]
@@ -87,10 +90,12 @@ class Result:
 
 
 def outcomes_of_tests(printed: str, report: str) -> Figures:
-    """The counts of pytest's last line, which it prints also if it is interrupted."""
+    """The counts of pytest's last line; those of its letters if it was ended before it could print one."""
     del report
     counts = [{word: int(number) for number, word in _COUNT.findall(line)} for line in _lines(printed)]
-    return next((found for found in reversed(counts) if found), {})
+    letters = Counter("".join(line.partition(" ")[0] for line in _lines(printed) if _PROGRESS.match(line)))
+    until_then = {word: letters[letter] for letter, word in _LETTERS.items() if letters[letter]}
+    return next((found for found in reversed(counts) if found), until_then)
 
 
 def tables(printed: str, report: str) -> Figures:

@@ -118,7 +118,7 @@ class CallFinder:
         return complete
 
     def _without_cut_call(self, said: list[Output]) -> list[Output]:
-        shown = [one for one in said if not isinstance(one, Content)]
+        shown: list[Output] = [one for one in said if not isinstance(one, Content)]
         self._was_cut |= len(shown) < len(said)
         self._space.drop()
         return shown
@@ -128,7 +128,8 @@ class CallFinder:
         held, self._held = self._held, ""
         is_cut_call = not complete and bool(held) and self._after_call
         self._was_cut |= is_cut_call
-        self.was_cut_in_block |= is_cut_call or (not complete and self._may_be_markup(held))
+        self.was_cut_in_block |= is_cut_call
+        self.was_cut_in_block |= not complete and self._may_be_markup(held)
         if not (is_cut_call or is_half_a_mark(held, self._marks)):
             self._say(held, events)
         space = self._space.release()

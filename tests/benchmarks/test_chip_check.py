@@ -117,6 +117,7 @@ def test_a_report_that_was_not_written_is_no_figure():
         (PYTEST, {"failed": 2, "passed": 31, "skipped": 1}),
         ("!!! KeyboardInterrupt !!!\n512 passed, 3 deselected in 160.01s", {"passed": 512, "deselected": 3}),
         ("no tests ran in 0.1s", {}),
+        ("..sF [ 30%]\n...E\nEnd of it.\n", {"passed": 5, "failed": 1, "errors": 1, "skipped": 1}),
         ("", {}),
     ],
 )

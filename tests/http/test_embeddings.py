@@ -32,7 +32,7 @@ TEXTS = ["The keeper counts the boats.", "Wie geht\u2019s? \U0001f41f", "word " 
 LAST = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
 MODULES = ["Transformer", "Pooling", "Normalize"]
-CAUSAL = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+CAUSAL: dict[str, Any] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 
 
 def with_pooling(folder: Path, pooling: dict[str, Any] | None, modules: list[str]) -> Path:
@@ -233,7 +233,7 @@ def test_what_cannot_be_pooled_is_refused(tmp_path: Path, pooling: Any, modules:
         pooling_in(with_pooling(tmp_path, pooling, modules), CAUSAL)
 
 
-GEMMA = {"model_type": "gemma3_text", "architectures": ["Gemma3TextModel"]}
+GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "architectures": ["Gemma3TextModel"]}
 BOTH_WAYS: list[dict[str, Any]] = [
     {"use_bidirectional_attention": True, **GEMMA},
     {"text_config": {"use_bidirectional_attention": True, **GEMMA}},
@@ -257,7 +257,7 @@ def test_embedding_gemma_is_known_by_its_architecture_where_a_conversion_lost_th
         (tmp_path / name).mkdir()
     with pytest.raises(ModelError, match=r"an embedding model of the architecture Gemma3TextModel"):
         pooling_in(tmp_path / "embeddinggemma-300m-4bit", GEMMA)
-    causal = {**GEMMA, "use_bidirectional_attention": False}
+    causal: dict[str, Any] = {**GEMMA, "use_bidirectional_attention": False}
     assert pooling_in(tmp_path / "embeddinggemma-300m-4bit", causal) is not None
     assert pooling_in(tmp_path / "gemma-3-270m", GEMMA) is None
 
