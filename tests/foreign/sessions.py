@@ -471,8 +471,10 @@ def _calls(messages: list[Message]) -> Iterator[Call]:
 
 
 def _renamed(message: Message, names: Mapping[str, str]) -> Message:
+    """Return a message without what only its receiver has: other ids of calls, and no thought with a seal."""
     calls = tuple(replace(call, id=names[call.id]) for call in message.calls)
-    return replace(message, calls=calls, of=names.get(message.of, ""))
+    thought = {name: text for name, text in message.thought.items() if name == "reasoning_content"}
+    return replace(message, calls=calls, of=names.get(message.of, ""), thought=thought)
 
 
 def _is_surely_recorded(said: Message) -> bool:
