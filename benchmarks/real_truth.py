@@ -154,15 +154,26 @@ def of_mlx_lm(chunk: int, resources: EngineResources, prompts: Sequence[Tokens],
 
 
 def _mlx_lm_reply(network: Any, prompt: Tokens, length: int, chunk: int) -> Reply:
-    steps = generate_step(mx.array(list(prompt)), network, max_tokens=length, prefill_step_size=chunk)
-    reply = Reply([], [])
-    for token, logprobs in steps:
-        best = mx.argpartition(-logprobs, LIKELIEST)[:LIKELIEST]
-        ids: Any = best.tolist()
-        values: Any = logprobs[best].astype(mx.float32).tolist()
-        reply.tokens.append(int(token))
-        reply.likeliest.append(dict(zip(ids, values, strict=True)))
-    return reply
+    """mlx_lm's own log-probabilities have the dtype of its logits: at bfloat16, steps of 0.06 at -12."""
+    likeliest: list[dict[int, float]] = []
+
+    def note(_: mx.array, logits: mx.array) -> mx.array:
+        exact = logits[0].astype(mx.float32)
+        logprobs = exact - mx.logsumexp(exact)
+        ids: Any = mx.argpartition(-logprobs, LIKELIEST)[:LIKELIEST].tolist()
+        values: Any = logprobs[mx.array(ids)].tolist()
+        likeliest.append(dict(zip(ids, values, strict=True)))
+        return logits
+
+    steps = generate_step(
+        mx.array(list(prompt)),
+        network,
+        max_tokens=length,
+        prefill_step_size=chunk,
+        logits_processors=[note],
+    )
+    tokens = [int(token) for token, _ in steps]
+    return Reply(tokens, likeliest[:length])
 
 
 def ways(short_chunk: int) -> dict[str, Way]:
