@@ -108,6 +108,24 @@ def test_fit_judges_each_model_of_a_folder_and_all_together(model_dir, tiny_mode
     assert "lab/tiny on " in out
 
 
+@pytest.mark.parametrize("arguments", [["lab/tiny"], []])
+def test_fit_warns_of_uniform_4_bits_and_names_the_better_scheme(
+    model_dir, tiny_model, capsys, monkeypatch, arguments
+):
+    shutil.copytree(tiny_model("llama", hidden=64, layers=1), model_dir / "second")
+    for variables, is_told in (
+        ({"KV_BITS": "4"}, True),
+        ({"KV_BITS": "8"}, False),
+        ({"KV_BITS": "4", "PROMPT_CACHE": "off"}, False),
+        ({"KV_BITS": "4", "PROMPT_CACHE": "on", "KV_QUANT_SCHEME": "turboquant"}, False),
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        out = run(capsys, "fit", *arguments)[1]
+        assert ("With uniform 4 bits, 8 to 21 % of the likeliest tokens change" in out) == is_told
+        assert ("KV_QUANT_SCHEME=turboquant" in out) == is_told
+
+
 def test_fit_knows_well_known_models_without_a_network(home, capsys):
     status, out, _ = run(capsys, "fit", "mlx-community/Kimi-K2-Instruct-4bit")
     assert status == 1

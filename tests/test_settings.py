@@ -174,12 +174,15 @@ VALUES: dict[str, Values] = {
     ),
     "DRAIN_SECONDS": Values([("0", 0), ("3600", 3600), ("2.5", 2.5)], [*NUMBER, "3601"]),
     "MAX_KV_SIZE": Values([("1", 1), ("2147483647", 2**31 - 1), ("4096", 4096)], [*WHOLE, "0", "-1"]),
-    "KV_BITS": Values([("8", 8), ("OFF", None), ("4", 4)], ["3.5", "16", "on", "config", "-8"]),
+    "KV_BITS": Values(
+        [("8", 8), ("OFF", None), ("4", 4), ("3.5", 3.5), ("Config", "config")],
+        ["3", "16", "on", "-8", "k8v3"],
+    ),
     "KV_GROUP_SIZE": Values([("32", 32), ("128", 128), ("64", 64)], [*WHOLE, "0", "65", "256"]),
     "QUANTIZED_KV_START": Values([("0", 0), ("5000", 5000), ("2147483647", 2**31 - 1)], [*WHOLE, "-1"]),
     "KV_QUANT_SCHEME": Values(
-        [("uniform", "uniform"), ("Uniform", "uniform"), ("UNIFORM", "uniform")],
-        ["turboquant", "affine", "4"],
+        [("uniform", "uniform"), ("UNIFORM", "uniform"), ("TurboQuant", "turboquant")],
+        ["turbo", "affine", "4"],
     ),
     "HLG_SAMPLING": Values([("on", True), ("true", True), ("1", True)], ["maybe", "2"]),
     "HLG_WIDTH": Values([("0", 0), ("4", 4), ("1e6", 10**6)], [*NUMBER, "1000001"]),
@@ -989,6 +992,8 @@ def checks_kv_bits(models: Models) -> None:
                 "mode": f"uniform-kv{bits}", "layers": {f"kv{bits}": 4}, "attention": {"global": 4}
             }  # fmt: skip
             assert re.search(rf"cache +up to .*, pages uniform-kv{bits}", server.printed())
+            warned = "With uniform 4 bits, 8 to 21 % of the likeliest tokens change" in server.printed()
+            assert warned == (bits == "4")
             assert reply(server) == reply(server)
     with running(models.plain, KV_BITS="OFF") as server:
         assert server.get("/stats")["kv_quant"]["mode"] == "f32"
@@ -1031,9 +1036,88 @@ def checks_kv_format(**variables: str) -> Callable[[Models], None]:
     return check
 
 
-def checks_kv_scheme(_: Models) -> None:
-    with pytest.raises(SettingsError, match="turboquant is refused: neither mlx nor mlx-lm implements it"):
-        load(environment(KV_QUANT_SCHEME="turboquant"))
+def checks_kv_scheme(models: Models) -> None:
+    for bits in ("4", "3.5"):
+        with running(models.plain, KV_QUANT_SCHEME="turboquant", KV_BITS=bits) as server:
+            kv = server.get("/stats")["kv_quant"]
+            assert (kv["mode"], kv["layers"]) == (f"turboquant-kv{bits}", {f"turbo{bits}": 4})
+            assert re.search(rf"cache +up to .*, pages turboquant-kv{bits}", server.printed())
+            assert "uniform 4 bits" not in server.printed()
+    with running(models.plain, KV_QUANT_SCHEME="turboquant", KV_BITS="OFF") as server:
+        assert server.get("/stats")["kv_quant"]["mode"] == "f32"
+        assert "KV_QUANT_SCHEME=turboquant has no effect without KV_BITS=4 or 3.5." in server.printed()
+    checks_kv_format(KV_QUANT_SCHEME="turboquant", KV_BITS="4")(models)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bits", "told"),
+    [
+        (
+            "turboquant",
+            "8",
+            "KV_BITS=8: KV_QUANT_SCHEME=turboquant has 3.5 or 4. Set KV_QUANT_SCHEME=uniform",
+        ),
+        (
+            "turboquant",
+            "config",
+            "KV_BITS=config: KV_QUANT_SCHEME=turboquant has 3.5 or 4. Set KV_QUANT_SCHEME=u",
+        ),
+        (
+            "uniform",
+            "3.5",
+            "KV_BITS=3.5: KV_QUANT_SCHEME=uniform has 4 or 8 or config. Set KV_QUANT_SCHEME=turbo",
+        ),
+    ],
+)
+def test_bits_that_a_scheme_does_not_have_are_refused_with_the_scheme_that_has_them(
+    scheme, bits, told, models
+):
+    with (
+        pytest.raises(SettingsError, match=re.escape(told)),
+        running(models.plain, KV_QUANT_SCHEME=scheme, KV_BITS=bits),
+    ):
+        pass
+
+
+def test_bits_by_layer_come_from_the_models_folder(models, tmp_path):
+    folder = shutil.copytree(models.plain, tmp_path / "mixed")
+    with (
+        pytest.raises(ModelError, match=r"from kv_config\.json in the model's folder, and mixed has none"),
+        running(folder, KV_BITS="config"),
+    ):
+        pass
+    entries = [{"layer_idx": layer, "bits": bits, "group_size": 32} for layer, bits in ((0, 8), (3, 4))]
+    (folder / "kv_config.json").write_text(json.dumps(entries))
+    with running(folder, KV_BITS="config", QUANTIZED_KV_START="0") as server:
+        assert server.get("/stats")["kv_quant"] == {
+            "mode": "mixed (kv_config.json)",
+            "layers": {"kv8": 1, "f32": 2, "kv4": 1},
+            "attention": {"global": 4},
+        }
+        assert server.printed().count("With uniform 4 bits, ") == 1
+        assert reply(server) == reply(server)
+    (folder / "kv_config.json").write_text(json.dumps(entries[:1]))
+    with running(folder, KV_BITS="config") as server:
+        assert "With uniform 4 bits, " not in server.printed()
+
+
+def test_layers_that_keep_a_window_stay_exact_and_are_counted_at_start(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model("gemma3_text"), tmp_path / "windows")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    entries = [{"layer_idx": layer, "bits": 8, "group_size": 64} for layer in range(layers)]
+    (folder / "kv_config.json").write_text(json.dumps(entries))
+    with running(folder, KV_BITS="config") as server:
+        kept = server.get("/stats")["kv_quant"]["layers"]
+        exact = layers - kept["kv8"]
+        assert 0 < exact < layers
+        told = f"{exact} of the {layers} layers in kv_config.json stay exact: they keep a window or a state."
+        assert told in server.printed()
+    (folder / "kv_config.json").write_text(json.dumps(entries[:1]))
+    with (
+        pytest.raises(SettingsError, match="this model has no layer whose pages can be quantised"),
+        running(folder, KV_BITS="config"),
+    ):
+        pass
 
 
 def checks_curve(**variables: str) -> Callable[[Models], None]:

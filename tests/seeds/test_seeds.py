@@ -59,6 +59,9 @@ LINES = [
     Line("002:8", "--kv-quant 8", {"kv_bits": 8}),
     Line("002:8", "--kv-quant 4", {"kv_bits": 4}),
     Line("002:8", "--kv-quant off", {"kv_bits": None}),
+    Line("002:8", "--kv-quant config", {"kv_bits": "config"}),
+    Line("002:8", "--kv-quant turbo", {"kv_bits": 4, "kv_quant_scheme": "turboquant"}),
+    Line("002:8", "--kv-quant turbo:3.5", {"kv_bits": 3.5, "kv_quant_scheme": "turboquant"}),
     Line("002:8", "--thinking on", {"thinking": True}),
     Line("002:8", "--thinking false", {"thinking": False}),
     Line("002:8", "--temperature 0.7 --top-p 0.9", {"temperature": 0.7, "top_p": 0.9}),
@@ -120,9 +123,7 @@ def test_the_installer_passes_a_command_line_on(line):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--kv-quant turbo", "neither mlx nor mlx-lm implements it"),
-        ("--kv-quant turbo:k8v3", "neither mlx nor mlx-lm implements it"),
-        ("--kv-quant config", "expected one of OFF, 4, 8 (neither fractions nor a mix by layer)"),
+        ("--kv-quant turbo:k8v3", "expected one of OFF, 3.5, 4, 8, config"),
         ("--no-cache --prompt-cache 8", "--prompt-cache and --no-cache both say what PROMPT_CACHE is"),
         ("--prompt-cache 8 --hot-cache-max-size 20%", "both say what PROMPT_CACHE_MAX_BYTES is"),
         ("--hot-cache-max-size 0%", "expected bytes from 0 on (0 = no cap)"),

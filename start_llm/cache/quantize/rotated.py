@@ -91,7 +91,7 @@ def _codec(array: mx.array, bits: int) -> RotatedCodec:
     return RotatedCodec(array.dtype, width, array.size // max(array.shape[-2] * width, 1), bits)
 
 
-# ------------------------------------------------------------------------------------------------ the rotation
+# ---------------------------------------------------------------------------------------------- the rotation
 
 
 @cache
@@ -149,7 +149,7 @@ def upper_levels(width: int, bits: int) -> tuple[float, ...]:
     density = NormalDist(sigma=math.sqrt(3))
     share = density.cdf(largest) - 0.5
     places = [(2 * place + 1) / (2 * count - 1) for place in range(count)]
-    return tuple(density.inv_cdf(0.5 + share * place) / largest for place in places[:-1]) + (1.0,)
+    return (*(density.inv_cdf(0.5 + share * place) / largest for place in places[:-1]), 1.0)
 
 
 @cache
