@@ -16,6 +16,7 @@ from benchmarks.families import LEAST_FELT, Finding, Trial
 from benchmarks.model_networks import build
 from start_llm.cache.arrays import StateSnapshot
 from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.pages import EarlierState
 
 FEW = ((20, 75, 50),)
 TYPES = {
@@ -66,8 +67,10 @@ class FormerState(Layers):
         super().__init__(network)
         self._first: StateSnapshot | None = None
 
-    def state(self, caches: Sequence[Any]) -> StateSnapshot:
-        self._first = self._first or super().state(caches)
+    def state(
+        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None
+    ) -> StateSnapshot:
+        self._first = self._first or super().state(caches, reach, earlier)
         return self._first
 
 
