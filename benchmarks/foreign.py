@@ -1,6 +1,6 @@
 """Sessions of one user that say the same words at once: does any of them read what another one says?
 
-    python benchmarks/foreign.py [--requests 20000] [--seed 1] [--stretch 250] [--no-proxy]
+    python benchmarks/foreign.py [--requests 20000] [--seed 1] [--stretch 250] [--first 0] [--no-proxy]
 
 Two, three and eight sessions interleaved at random (`tests/foreign`), on the server and through the proxy, in
 three protocols: named, unnamed, with a bucket for a name, all with one name; forks, sessions that come from
@@ -8,9 +8,10 @@ elsewhere with the same replies, replies that clients write themselves; git stat
 instructions, message ids, dates, seconds and white space that change; ids that are long, and words in their
 place; lines of metadata that are exchanged, carriers, thoughts that clients keep, drop or edit beside their
 seals, and a template whose option acts without tools alone. The server is another one after each stretch and
-remembers nothing. Each prompt is read from the trace: nothing foreign may be in it, and nothing missing. The
-clocks of others are counted, which a conversation may read that has no tokens of its own: one that has, and
-reads another one, is wrong. Ends with 1 at the first prompt that is wrong, and prints it.
+remembers nothing, so a run can be made in parts (`--first`). Each prompt is read from the trace: nothing
+foreign may be in it, and nothing missing. The clocks of others are counted, which a conversation may read that
+has no tokens of its own: one that has, and reads another one, is wrong. Ends with 1 at the first prompt that is
+wrong, and prints it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stretch", type=int, default=250, help="requests between two restarts")
+    parser.add_argument("--first", type=int, default=0, help="stretches that an earlier run has made")
     parser.add_argument("--no-proxy", action="store_true")
     options = parser.parse_args()
     print(servers.machine("mlx", "mlx-lm", "litellm"), flush=True)
@@ -58,11 +60,14 @@ def main() -> None:
             for number, folder in enumerate(cycle(_models(Path(root)))):
                 if number * options.stretch >= options.requests:
                     break
+                if number < options.first:
+                    continue
                 told = stretch(folder, Path(root) / str(number), options, number, endpoints)
                 asked.update(told)
                 print(f"{number:4} {folder.name:12} {dict(sorted(told.items()))}", flush=True)
     seconds = time.monotonic() - began
-    print(f"\n{options.requests} requests in {seconds:.0f} s, no prompt wrong: {dict(sorted(asked.items()))}")
+    made = options.requests - options.first * options.stretch
+    print(f"\n{made} requests in {seconds:.0f} s, no prompt wrong: {dict(sorted(asked.items()))}")
 
 
 def _models(root: Path) -> list[Path]:
