@@ -2,8 +2,9 @@
 
     python benchmarks/cpu_weights.py FOLDER ...
 
-Of each folder: CPU seconds to load it, of a token that is decoded and of 8 tokens of a prompt; the memory
-at its highest while it is loaded; and how far the next tokens' distributions behind some texts are apart.
+Of each folder: CPU seconds to load it, of a token that is decoded and of 8 tokens of a prompt; the memory at
+its highest while it is loaded; and how far the next tokens' distributions behind some texts are apart.
+
 MLX adds up in the type of the numbers that it multiplies. So the converted weights are compared with the
 stored ones once more, while scales, norms and the numbers between the layers are float32 (`exactly`).
 """

@@ -2,16 +2,16 @@
 
     python benchmarks/foreign.py [--requests 20000] [--seed 1] [--stretch 250] [--first 0] [--no-proxy]
 
-Two, three and eight sessions interleaved at random (`tests/foreign`), on the server and through the proxy, in
-three protocols: named, unnamed, with a bucket for a name, all with one name; forks, sessions that come from
-elsewhere with the same replies, replies that clients write themselves; git status, inbound context,
+Two, three and eight sessions interleaved at random (`tests/foreign`), on the server and through the proxy,
+in three protocols: named, unnamed, with a bucket for a name, all with one name; forks, sessions that come
+from elsewhere with the same replies, replies that clients write themselves; git status, inbound context,
 instructions, message ids, dates, seconds and white space that change; ids that are long, and words in their
 place; lines of metadata that are exchanged, carriers, thoughts that clients keep, drop or edit beside their
-seals, and a template whose option acts without tools alone. The server is another one after each stretch and
-remembers nothing, so a run can be made in parts (`--first`). Each prompt is read from the trace: nothing
-foreign may be in it, and nothing missing. The clocks of others are counted, which a conversation may read that
-has no tokens of its own: one that has, and reads another one, is wrong. Ends with 1 at the first prompt that is
-wrong, and prints it.
+seals, and a template whose option acts without tools alone. The server is another one after each stretch
+and remembers nothing, so a run can be made in parts (`--first`). Each prompt is read from the trace:
+nothing foreign may be in it, and nothing missing. The clocks of others are counted, which a conversation
+may read that has no tokens of its own: one that has, and reads another one, is wrong. Ends with 1 at the
+first prompt that is wrong, and prints it.
 """
 
 from __future__ import annotations

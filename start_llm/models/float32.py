@@ -1,8 +1,8 @@
 """Computes in float32 on a CPU, where memory allows: quantised weights are dequantised when they are loaded.
 
 MLX's kernels for a CPU multiply float32 matrices with BLAS, and all others with plain loops. A step of Gemma
-3 270M takes 11 times as long with 4-bit weights and 1.5 times as long in bfloat16, and 32 tokens of a prompt
-150 times and 8 times as long (`benchmarks/cpu_weights.py`).
+3 270M takes about ten times as long with 4-bit weights and 1.5 times as long in bfloat16, and 8 tokens of a
+prompt 60 times and 4 times as long (`benchmarks/cpu_weights.py`).
 """
 
 from __future__ import annotations
