@@ -13,18 +13,22 @@ _TEXT_SHARE = 1 / 8
 """Share of the memory for checkpoints that more than six of one text may take."""
 _TEXT_STEP = 256
 """Tokens between the checkpoints of a text. Shorter chunks would cost a GPU too much of its speed."""
+_LEAST_IN_MESSAGE = 256
+"""Tokens that a state inside a message has to save."""
 _LEAST_STEP = 16
 """Fewer tokens are worth neither a chunk of their own nor a state."""
 
 
 def choose_positions(
-    boundaries: Sequence[int], done: int, total: int, matched: int, repeated: int = 0
+    boundaries: Sequence[int], done: int, total: int, matched: int, repeated: int = 0, known: int = 0
 ) -> list[int]:
     """Return the positions at which a prefill stops to keep the state, ascending.
 
     They are the end of the first message, the end of the last message, the last message end within `matched`,
     and a stride of 2,048 tokens in between. If messages are read again, also the end of the message before
-    the last: a client that has changed an earlier question will change the last one too.
+    the last: a client that has changed an earlier question will change the last one too. And where the prompt
+    parts from what was computed before, if that is deep inside a message: a system text that names a folder
+    at its end, or that the template folds into the first question, parts there each time.
 
     Args:
         boundaries: ends of the messages.
@@ -32,11 +36,15 @@ def choose_positions(
         total: tokens of the prompt.
         matched: tokens in matching full pages. An earlier conversation diverged there, and no state was kept.
         repeated: tokens of the messages that were computed before, perhaps as other tokens.
+        known: tokens at its beginning that were computed before as these very tokens.
     """
     ends = [end for end in boundaries if done < end < total]
     wanted = {*ends[-1:]} | ({*ends} & {*boundaries[:1]})
     diverged = [end for end in ends if end <= matched]
     wanted |= set(diverged[-1:])
+    before = max([done, *(end for end in boundaries if end <= known)])
+    if before + _LEAST_IN_MESSAGE <= known < total:
+        wanted.add(known)
     if any(end <= repeated for end in ends):
         wanted |= set(ends[-2:])
     wanted |= set(range(_next_stride(done), total - 1, _STRIDE))

@@ -247,12 +247,11 @@ class PromptCache:
             seq_cache.prompt_length,
             depth * self._store.tree.page_size,
         )
+        known = max(found.ever_computed, deepest)
         if seq_cache.boundaries:
-            chosen = choose_positions(
-                seq_cache.boundaries, done, total, deepest, found.restored.repeated_tokens
-            )
+            repeated = found.restored.repeated_tokens
+            chosen = choose_positions(seq_cache.boundaries, done, total, deepest, repeated, known)
         else:
-            known = max(found.ever_computed, deepest)
             step = step_in_text(self._layers.window)
             chosen = choose_positions_in_text(done, total, known, self._max_of_a_text(), step)
         positions = {in_front_of_image(ids, position) for position in chosen}

@@ -30,11 +30,12 @@ STATE_BYTES = FakeState(1).nbytes
     st.integers(1, 9000),
     st.integers(0, 9000),
     st.integers(0, 9000),
+    st.integers(0, 9000),
 )
 def test_places_are_ascending_and_have_something_to_compute_on_both_sides(
-    boundaries, done, total, matched, repeated
+    boundaries, done, total, matched, repeated, known
 ):
-    found = choose_positions(boundaries, done, total, matched, repeated)
+    found = choose_positions(boundaries, done, total, matched, repeated, known)
     assert found == sorted(set(found))
     assert all(done < place < total for place in found)
 
@@ -56,6 +57,18 @@ def test_the_end_of_the_first_message_is_kept_by_one_that_goes_on_in_the_middle_
 def test_where_an_earlier_conversation_went_another_way_state_is_kept_this_time():
     assert choose_positions([100, 200, 300, 400], 0, 410, 290) == [100, 200, 400]
     assert choose_positions([100, 200, 300, 400], 120, 410, 350) == [300, 400]
+
+
+def test_state_is_kept_where_prompts_part_deep_inside_a_message():
+    assert choose_positions([1000, 1100], 0, 1110, 700, known=790) == [790, 1000, 1100]
+    assert choose_positions([1000, 1400], 0, 1410, 1200, known=1256) == [1000, 1256, 1400]
+
+
+def test_no_state_is_kept_inside_a_message_that_saves_few_tokens():
+    assert choose_positions([1000, 1100], 0, 1110, 200, known=255) == [1000, 1100]
+    assert choose_positions([1000, 1400], 0, 1410, 1200, known=1255) == [1000, 1400]
+    assert choose_positions([1000, 1100], 600, 1110, 700, known=790) == [1000, 1100]
+    assert choose_positions([1000, 1100], 0, 1110, 1024, known=1110) == [1000, 1100]
 
 
 def test_who_reads_messages_again_keeps_the_state_in_front_of_the_last_one_too():

@@ -324,7 +324,7 @@ def trait_folder(
     """
     trait = trait_of(name)
     settings: dict[str, Any] = {"hidden": 128, "layers": 2, "vocab": trait.vocabulary}
-    settings |= {"chat_template": trait.template, "added": trait.added} | options
+    settings |= {"family": "qwen3", "chat_template": trait.template, "added": trait.added} | options
     if chains is None:
-        return build("qwen3", tmp / name, **settings)
+        return build(folder=tmp / name, **settings)
     return build_chain(tmp / name, chains, **settings)
