@@ -91,12 +91,14 @@ def load(
     """
     _require_model_folder(folder)
     try:
-        network, wrapper, config = cast(
-            "tuple[Any, Any, dict[str, Json]]", mlx_lm_utils.load(str(folder), lazy=True, return_config=True)
-        )
+        with panics_told("The tokenizers library"):
+            network, wrapper, config = cast(
+                "tuple[Any, Any, dict[str, Json]]",
+                mlx_lm_utils.load(str(folder), lazy=True, return_config=True),
+            )
+            tokenizer = _tokenizer(wrapper, folder)
         precision = compute_in_float32(network, most_float32_bytes)
         mx.eval(network.parameters())
-        tokenizer = _tokenizer(wrapper, folder)
     except (Exception, SystemExit) as error:
         # The libraries may raise anything for a broken or unknown folder; the cause is chained. mlx_lm's olmo
         # ends the process if its package is missing.

@@ -15,6 +15,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from start_llm.core.errors import InternalError
+from start_llm.models.rust_panics import panics_told
+
 
 def _byte_alphabet() -> dict[str, int]:
     """Return the byte of each character in byte-level BPE (GPT-2's `bytes_to_unicode`, inverted)."""
@@ -172,8 +175,17 @@ def _runs(
     whole = [token for token in spelled if token not in special and _is_whole(spelled[token])]
     chosen = Random(0)
     runs = [[*anchor, *chosen.choices(whole, k=_RUN_LENGTH)] for _ in range(_RUNS if whole else 0)]
-    texts = (wrapper.encode(text, add_special_tokens=False) for text in _HARD_TEXTS)
+    texts = (_encoded(wrapper, text) for text in _HARD_TEXTS)
     return [*runs, *([*anchor, *ids] for ids in texts if not any(token in special for token in ids))]
+
+
+def _encoded(wrapper: Any, text: str) -> list[int]:
+    """Return the ids of a text; none if the library fails on it, which says nothing of other texts."""
+    try:
+        with panics_told("The tokenizers library"):
+            return list(wrapper.encode(text, add_special_tokens=False))
+    except InternalError:
+        return []
 
 
 def _is_whole(spelled: bytes) -> bool:

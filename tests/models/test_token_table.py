@@ -25,6 +25,7 @@ from transformers.integrations.mistral.tokenizer import MistralConverter
 from scripts import tiny_models
 from start_llm.engine.detokenize import Detokenizer
 from start_llm.models.tokenizer import Tokenizer
+from tests.models.panicking import with_panicking_tokenizer
 from tests.models.test_tokenizer import DEMO, SPACE, byte_fallback, saved, word_level
 from tests.slices import examples
 
@@ -322,3 +323,11 @@ def test_a_piece_that_does_not_say_its_bytes_is_told_and_shown_as_decode_shows_i
     token = backend.get_vocab()["ð"]
     assert "The spelling of 2 tokens, such as 'ð'" in tokenizer.doubt
     assert tokenizer.token_bytes(token) == "\ufffd-".encode()
+
+
+def test_a_text_on_which_the_library_panics_keeps_no_tokenizer_from_being_read(tiny_model, tmp_path):
+    folder = with_panicking_tokenizer(tiny_model("qwen3", hidden=64, layers=1), tmp_path / "fragile")
+    tokenizer = Tokenizer(load_wrapper(folder))
+    assert tokenizer.doubt == ""
+    ids = tokenizer.encode("a fish", as_document=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"a fish"
