@@ -80,11 +80,12 @@ class Layers:
     def __init__(self, network: Any, room: int = 256) -> None:
         self._network = network
         self._room = room
-        known = [(leaf, reuse_of(leaf)) for leaf in leaves(self.fresh())]
+        caches = self.fresh()
+        known = [(leaf, reuse_of(leaf)) for leaf in leaves(caches)]
         self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
         self.has_state = any(isinstance(reuse, NonTrimmableLeaf) for _, reuse in known)
         self.has_trimmable = any(isinstance(reuse, TrimmableLeaf) for _, reuse in known)
-        self.window = _shortest_window(_whole(self.fresh()))
+        self.window = _shortest_window(_whole(caches))
         self.quantizer: KVQuantizer | None = None
 
     def quantize_pages(self, form: PageFormat, caches: Sequence[Any]) -> bool:
