@@ -11,7 +11,11 @@ from typing import Any
 from start_llm.proxy.error_text import Application, Receive, Send
 
 _LIBRARYS = "Response payload is not completed"
-_PLAIN = "The server ended in the middle of this reply. What came before is all that there is."
+_PLAIN = (
+    "Connection lost: the server ended in the middle of this reply. What came before is all that there is. "
+    "You can retry your request."
+)
+"""With words by which clients know what to try again: pi ends its turn at an error that has none of them."""
 _DATA = b"data: "
 
 

@@ -31,7 +31,7 @@ def test_a_killed_server_leaves_no_proxy(both_running: Callable[[], Processes]):
     both.server.kill()
     rest = reply.read().decode()
     connection.close()
-    assert "The server ended in the middle of this reply" in rest.rpartition("data: ")[2]
+    assert "the server ended in the middle of this reply" in rest.rpartition("data: ")[2]
     assert "TransferEncoding" not in rest
     until(lambda: not proxy.is_running, within_s=LAST_MOMENT_S + 4)
     assert is_free(both.proxy_port)
