@@ -64,6 +64,7 @@ def test_without_a_fault_the_status_is_0(monkeypatch, tmp_path, capsys):
     assert "All passed." in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_nothing_of_a_part_is_left_running(tmp_path):
     """One that ignores its end, and a child of one that has ended."""
     child = "import time; time.sleep(60)"

@@ -26,7 +26,7 @@ from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving
 from tests.slices import is_thorough
 
-STARTS = 50 if is_thorough() else 3
+STARTS = 50 if is_thorough() else 1
 FIRST, OTHER = "qwen3", "llama"
 
 
