@@ -1022,9 +1022,10 @@ def checks_kv_format(**variables: str) -> Callable[[Models], None]:
 
     def check(models: Models) -> None:
         told: list[set[str]] = []
-        for changes in ({"QUANTIZED_KV_START": "256"}, {"QUANTIZED_KV_START": "256"} | variables):
+        plain = {"KV_BITS": "8", "QUANTIZED_KV_START": "256"}
+        for settings in (plain, plain | variables):
             with tempfile.TemporaryDirectory() as folder:
-                with running(models.plain, KV_BITS="8", SSD_CACHE_DIR=folder, **changes) as server:
+                with running(models.plain, SSD_CACHE_DIR=folder, **settings) as server:
                     known_of(server, [7] * 700)
                 told.append(written_formats(folder))
         assert told[0] == {"", KVFormat(8, 64, 256).tag}
@@ -1604,7 +1605,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MAX_KV_SIZE": checks_window,
     "KV_BITS": checks_kv_bits,
     "KV_GROUP_SIZE": checks_kv_format(KV_GROUP_SIZE="32"),
-    "QUANTIZED_KV_START": checks_kv_format(QUANTIZED_KV_START="0"),
+    "QUANTIZED_KV_START": checks_kv_format(QUANTIZED_KV_START="512"),
     "KV_QUANT_SCHEME": checks_kv_scheme,
     "PROMPT_CACHE": checks_cache,
     "PROMPT_CACHE_MAX_BYTES": checks_cache_bytes,
