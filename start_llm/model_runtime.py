@@ -20,6 +20,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.database import Database, DatabaseMetrics
 from start_llm.core.errors import ModelError
 from start_llm.core.family import Family
+from start_llm.core.sequence_cost import SequenceCost
 from start_llm.disk_storage import DiskStorage
 from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
@@ -28,7 +29,7 @@ from start_llm.engine.engine import Engine
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
-from start_llm.engine.work import measure_tower, measure_work
+from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
 from start_llm.kv_bits import quantize_pages
 from start_llm.model_adapters import AdapterFolders, ModelAdapters
 from start_llm.models.adapters import Adapters
@@ -52,7 +53,7 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, ModelMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
-from start_llm.telemetry.slow_steps import told_if_slow
+from start_llm.telemetry.slow_steps import announced_if_slow
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Trace
 from start_llm.wiring import (
@@ -238,15 +239,10 @@ class EngineLoader:
         settings, files = self._settings, weight_files_of(self._folder)
         model = self._load()
         layers = Layers(model.network, room=settings.initial_blocks * page_size(settings))
-        with self._told_if_slow("Measuring what computing takes ..."):
-            estimated = estimated_work(settings, model.config)
-            work = measure_work(model.network, layers, estimated=estimated)
-            probe = layers.fresh()
-            row = measure_sequence(model.network, probe, work.pace)
-        self._say(work.told)
+        profile, row, probe = self._measured(model, layers)
         for line in quantize_pages(settings, self._folder, model.config, layers, probe):
             self._say(line)
-        reserve = work_reserve(settings, work.cost)
+        reserve = work_reserve(settings, profile.cost)
         images = self._image_memory(model.vision)
         footprint = measure(model, label_of)
         pooling = pooling_in(self._folder, model.config)
@@ -254,9 +250,9 @@ class EngineLoader:
         kept_free = max(computing, self._least_computing) + images.kept_bytes
         admitted = admission(settings, footprint.weights_bytes, row, kept_free)
         shifts = model.vision is not None and model.vision.moves_positions
-        with self._told_if_slow("Trying several sequences at once ..."):
+        with self._announced_if_slow("Trying several sequences at once ..."):
             verdict = check_batching(
-                model.network, layers.fresh, settings.batch, shifts=shifts, pace=work.pace
+                model.network, layers.fresh, settings.batch, shifts=shifts, pace=profile.pace
             )
         known = self._identity(model, files)
         kv = layers.kv_at_rest(probe)
@@ -280,8 +276,8 @@ class EngineLoader:
             cache=self._prompt_cache(self._loaded[0], layers, probe),
             time_limits=time_limits(settings),
             admission=admitted,
-            measured=work.chunks,
-            longest_chunk=partial(work.cost.longest, reserve),
+            measured=profile.chunks,
+            longest_chunk=partial(profile.cost.longest, reserve),
             shortage=partial(shortage, budget_bytes, this_device().lacking_bytes),
             network=model.network,
             token_bytes=model.tokenizer.token_bytes,
@@ -298,12 +294,22 @@ class EngineLoader:
         most = float32_bytes(self._shared.settings)
         model = load(self._folder, image_max_tokens=self._settings.image_tokens, most_float32_bytes=most)
         wire_memory()
-        self._say(model.precision.told(this_device(), most))
+        self._say(model.precision.notice(this_device(), most))
         return model
+
+    def _measured(self, model: LoadedModel, layers: Layers) -> tuple[PrefillProfile, SequenceCost, list[Any]]:
+        """Return the cost of prefill and of a sequence, and caches that hold some tokens."""
+        with self._announced_if_slow("Measuring what computing takes ..."):
+            estimated = estimated_work(self._settings, model.config)
+            profile = measure_work(model.network, layers, estimated=estimated)
+            probe = layers.fresh()
+            sequence_cost = measure_sequence(model.network, probe, profile.pace)
+        self._say(profile.notice)
+        return profile, sequence_cost, probe
 
     def _identity(self, model: LoadedModel, files: WeightFiles) -> bytes:
         digests, in_float32 = known_digests(self._settings, self._say), model.precision.is_converted
-        with self._told_if_slow("Reading the weights once for their digest ..."):
+        with self._announced_if_slow("Reading the weights once for their digest ..."):
             weights = digests.get(self._folder, files, partial(digest_of, model), in_float32=in_float32)
         return identity(model, weights)
 
@@ -311,8 +317,8 @@ class EngineLoader:
         if sentence:
             self._shared.terminal.say(sentence)
 
-    def _told_if_slow(self, step: str) -> AbstractContextManager[None]:
-        return told_if_slow(self._shared.terminal.say, step)
+    def _announced_if_slow(self, step: str) -> AbstractContextManager[None]:
+        return announced_if_slow(self._shared.terminal.say, step)
 
     def _image_memory(self, vision: Vision | None) -> ImageMemory:
         """Measure what reading images takes, and limit their tokens to what memory allows."""
@@ -365,8 +371,8 @@ def start_model(
     settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
     loaded = EngineLoader(shared, settings, folder, least_computing).start()
     ready = loaded.startup
-    if ready.model.tokenizer.doubt:
-        shared.terminal.say(ready.model.tokenizer.doubt)
+    if ready.model.tokenizer.decoding_warning:
+        shared.terminal.say(ready.model.tokenizer.decoding_warning)
     database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
     try:
         return _runtime(shared, settings, name, loaded, database)

@@ -123,7 +123,7 @@ class Settings:
     cpu_dequantize: Literal["auto", "off"] = _variable(
         "CPU_DEQUANTIZE", choice(("auto", "off")), "auto",
         "On a computer without a GPU, quantised and 16-bit weights are converted to float32 when they are "
-        "loaded, if they then take at most half of MEMORY_BUDGET: it computes many times faster with them. "
+        "loaded, if they then take at most half of MEMORY_BUDGET: it computes faster with them. "
         "off: they stay as they are.", _MODEL,
     )  # fmt: skip
     family: str | None = _variable(

@@ -41,18 +41,18 @@ class Extent:
         truth_s: seconds for them.
         restarted_s: seconds for those after the restart.
         cold_s: seconds that the longest prompt should take.
-        told: how long all of it takes, for the user.
+        duration: of all of it, in words.
     """
 
     conversations: int = 50
     truth_s: float = 110.0
     restarted_s: float = 30.0
     cold_s: float = 6.0
-    told: str = "about five minutes"
+    duration: str = "about five minutes"
 
 
 WHOLE = Extent()
-QUICK = Extent(conversations=5, truth_s=15.0, restarted_s=5.0, cold_s=1.0, told="about a minute")
+QUICK = Extent(conversations=5, truth_s=15.0, restarted_s=5.0, cold_s=1.0, duration="about a minute")
 
 
 def examine(settings: Settings, model: Path, findings: Findings, extent: Extent = WHOLE) -> None:

@@ -24,7 +24,7 @@ def examine_and_report(settings: Settings, report: Path, terminal: Terminal, ext
     model = _model(model_name(settings))
     _check_writable(report)
     terminal.say(
-        f"Examining this machine with {model.name}. This takes {extent.told}, and changes nothing.\n"
+        f"Examining this machine with {model.name}. This takes {extent.duration}, and changes nothing.\n"
     )
     findings = Findings(show=lambda finding: terminal.summary([finding.row]))
     examine(settings, model, findings, extent)

@@ -76,7 +76,7 @@ class PrefillProfile:
     pace: Pace
 
     @property
-    def told(self) -> str:
+    def notice(self) -> str:
         """A sentence on what was left out because the device is slow; empty if nothing was."""
         longest = max(chunk.tokens for chunk in self.chunks)
         if longest >= _LONGER:
@@ -100,7 +100,7 @@ def measure_work(
 
     Args:
         clock: seconds.
-        estimated: the cost in memory where only few tokens are computed, of which it cannot be told.
+        estimated: the cost in memory where only few tokens are computed, which do not show it.
     """
     probe = _Probe(network, clock, layers.fresh())
     near = _near(probe)

@@ -45,7 +45,7 @@ class Precision:
     float32_bytes: int = 0
     is_converted: bool = False
 
-    def told(self, device: Device, most_bytes: int) -> str:
+    def notice(self, device: Device, most_bytes: int) -> str:
         """Return a sentence for the person who runs the server; empty if there is nothing to know.
 
         Args:
@@ -55,12 +55,12 @@ class Precision:
             return ""
         if self.is_converted:
             return (
-                f"The {self.stored} weights were converted to float32, with which a CPU computes many times "
-                f"faster. They take {gib(self.float32_bytes)} (CPU_DEQUANTIZE=off: they stay as they are)."
+                f"The {self.stored} weights were converted to float32, with which a CPU computes faster. "
+                f"They take {gib(self.float32_bytes)} (CPU_DEQUANTIZE=off: they stay as they are)."
             )
         reason = f"in float32 they would take {gib(self.float32_bytes)}, and {gib(most_bytes)} are allowed"
         return (
-            f"The weights stay {self.stored}, with which a CPU computes many times slower than with float32: "
+            f"The weights stay {self.stored}, with which a CPU computes slower than with float32: "
             f"{reason if most_bytes else 'CPU_DEQUANTIZE is off'}."
         )
 

@@ -57,17 +57,17 @@ class TokenTable:
     Attributes:
         bytes: of each token, behind another one.
         trims_leading_space: the decoder drops the space in front of the first token of a text.
-        doubt: in what way joined bytes differ from `decode`, for the person who runs the server; empty if in
-            none that was found.
+        warning: in what way joined bytes differ from `decode`, for the person who runs the server; empty if
+            no difference is known.
     """
 
     bytes: Mapping[int, bytes]
     trims_leading_space: bool
-    doubt: str = ""
+    warning: str = ""
 
 
 def token_table(wrapper: Any) -> TokenTable:
-    """Ask a tokenizer for the text of each token. Takes half a second for 250,000 tokens.
+    """Ask a tokenizer for the text of each token. Takes about a second for 250,000 tokens.
 
     An added token spells its text as it is where the decoder would take it for bytes and break it, and a
     special one wherever the decoder would change it: it is a mark, and no user sees it.
@@ -79,18 +79,19 @@ def token_table(wrapper: Any) -> TokenTable:
     added, special = _added(wrapper)
     anchor = _anchor(wrapper, decode, {token: text for token, text in pieces.items() if token not in added})
     pieces |= added
-    spelled, odd = dict[int, bytes](), list[int]()
+    spelled, unexplained = dict[int, bytes](), list[int]()
     for (token, piece), decoded in zip(pieces.items(), _behind(anchor, pieces, decode), strict=True):
         is_broken = token in added and _BROKEN in decoded
         is_changed = token in special and piece not in decoded
         text = piece if is_broken or is_changed else decoded
-        found = _bytes_of(text, piece)
-        spelled[token] = text.encode() if found is None else found
-        if found is None:
-            odd.append(token)
+        raw = _bytes_of(text, piece)
+        spelled[token] = text.encode() if raw is None else raw
+        if raw is None:
+            unexplained.append(token)
     trims = _trims(spelled, decode)
     runs = _runs(wrapper, anchor, spelled, special)
-    return TokenTable(spelled, trims, _doubt(odd, pieces) or _doubt_about_runs(runs, spelled, decode, trims))
+    warning = _warning_of_pieces(unexplained, pieces) or _warning_of_runs(runs, spelled, decode, trims)
+    return TokenTable(spelled, trims, warning)
 
 
 def _added(wrapper: Any) -> tuple[dict[int, str], frozenset[int]]:
@@ -148,7 +149,7 @@ def _bytes_of(text: str, piece: str) -> bytes | None:
     """Return the bytes that `decode` shows as `text`; None if the spelling of the token has no such bytes."""
     if _BROKEN not in text:
         return text.encode()
-    return next((found for found in _spellings(piece) if found.decode(errors="replace") == text), None)
+    return next((raw for raw in _spellings(piece) if raw.decode(errors="replace") == text), None)
 
 
 def _spellings(piece: str) -> Iterator[bytes]:
@@ -192,16 +193,17 @@ def _is_whole(spelled: bytes) -> bool:
     return _BROKEN not in spelled.decode(errors="replace")
 
 
-def _doubt(odd: Sequence[int], pieces: Mapping[int, str]) -> str:
-    if not odd:
+def _warning_of_pieces(unexplained: Sequence[int], pieces: Mapping[int, str]) -> str:
+    if not unexplained:
         return ""
     return (
-        f"The spelling of {len(odd)} tokens, such as {pieces[min(odd)]!r}, does not say what bytes they are; "
-        "characters that they are a part of are shown as the tokenizer's `decode` shows each part."
+        f"The spelling of {len(unexplained)} tokens, such as {pieces[min(unexplained)]!r}, does not say what "
+        "bytes they are; characters that they are a part of are shown as the tokenizer's `decode` shows each "
+        "part."
     )
 
 
-def _doubt_about_runs(
+def _warning_of_runs(
     runs: Sequence[list[int]], spelled: Mapping[int, bytes], decode: Decode, trims: bool
 ) -> str:
     for run, text in zip(runs, decode(runs), strict=True):

@@ -43,7 +43,7 @@ class Tokenizer:
             that a text may be cut before them.
         control_tokens: ids of special tokens by their text; only such a token produces that text.
         trims_leading_space: whether decoding drops the space that marks the start of a text (SentencePiece).
-        doubt: see `models.token_table.TokenTable`.
+        decoding_warning: see `models.token_table.TokenTable.warning`.
     """
 
     def __init__(self, wrapper: Any) -> None:
@@ -70,7 +70,7 @@ class Tokenizer:
             str(token): int(number) for number, token in wrapper.added_tokens_decoder.items() if token.special
         }
         self.trims_leading_space = table.trims_leading_space
-        self.doubt = table.doubt
+        self.decoding_warning = table.warning
         absorbs_space = any(token.lstrip or token.rstrip for token in wrapper.added_tokens_decoder.values())
         spellings = frozenset((*self._bytes.values(), *(text.encode() for text in added.values())))
         self._lengths = token_lengths(self._backend, spellings, absorbs_space=absorbs_space)

@@ -1,4 +1,4 @@
-"""Tell what takes long while it does."""
+"""Announces steps of a start that take long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOMENT_S = 3.0
 
 
 @contextmanager
-def told_if_slow(say: Callable[[str], None], step: str) -> Generator[None]:
+def announced_if_slow(say: Callable[[str], None], step: str) -> Generator[None]:
     """Say what the block does if it takes longer than a moment.
 
     Args:

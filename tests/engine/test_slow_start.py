@@ -64,7 +64,7 @@ def test_measuring_is_over_in_seconds_or_after_few_tokens(network: Any, token_s:
     assert machine.now <= max(PATIENCE_S + 8, 8 * token_s)
     assert machine.now == pytest.approx(sum(machine.passes) * token_s)
     assert measured.pace.seconds(1) == pytest.approx(token_s)
-    assert "was measured on" in measured.told
+    assert "was measured on" in measured.notice
 
 
 def test_a_machine_that_needs_long_for_a_pass_and_not_for_a_token_measures_longer_chunks(network: Any):
@@ -79,12 +79,12 @@ def test_a_fast_machine_measures_the_same_chunks_as_ever(network: Any, pace: tup
     measured = machine.measure(Layers(network))
     asked = [(chunk.tokens, chunk.before) for chunk in measured.chunks]
     assert asked[:3] == [(64, 64), (64, 1088), (128, 1152)]
-    assert measured.told == ""
+    assert measured.notice == ""
 
 
 def test_a_first_pass_that_compiles_makes_no_machine_slow(network: Any):
     machine = SlowMachine(network, 0.01, 0.001, first_s=30.0)
-    assert machine.measure(Layers(network)).told == ""
+    assert machine.measure(Layers(network)).notice == ""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,13 +115,13 @@ def test_a_slow_machine_begins_with_chunks_that_it_can_compute(network: Any):
 def test_one_token_tells_the_cost_of_a_sequence_in_known_caches(tiny_model: TinyModel, family: str):
     network, passes = load(tiny_model(family, hidden=128, layers=4)).network, list[tuple[int, ...]]()
     layers = Layers(network)
-    told = measure_sequence(Wrapped(network, passes.append), layers.fresh())
+    cost = measure_sequence(Wrapped(network, passes.append), layers.fresh())
     assert passes == [(1, 1)]
     caches = layers.fresh()
     for _ in range(3):
         network(mx.zeros((1, 100), dtype=mx.uint32), cache=caches)
     more = measure_sequence(network, caches)
-    assert told == more
+    assert cost == more
 
 
 class Unknown(KVCache): ...
@@ -143,11 +143,11 @@ def test_an_unknown_cache_is_estimated_rather_too_high_where_more_tokens_would_t
     known, slow = measure_sequence(network, layers.fresh()), Pace(0.0, 2.0)
     passes = list[tuple[int, ...]]()
     counted = Wrapped(network, passes.append)
-    told = measure_sequence(counted, [Unknown() for _ in network.layers], slow)
+    cost = measure_sequence(counted, [Unknown() for _ in network.layers], slow)
     assert passes == [(1, 1), (1, 1)]
     for tokens in (1, 100, 10_000):
-        assert known.bytes_of(tokens) <= told.bytes_of(tokens)
-    assert told.bytes_of(10_000) < 1.1 * known.bytes_of(10_000)
+        assert known.bytes_of(tokens) <= cost.bytes_of(tokens)
+    assert cost.bytes_of(10_000) < 1.1 * known.bytes_of(10_000)
 
 
 def test_an_unknown_cache_that_grows_by_each_token_is_seen_to(network: Any):

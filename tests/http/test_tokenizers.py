@@ -10,7 +10,7 @@ from tests.conftest import TinyModel
 from tests.serving import serving
 
 
-def test_a_decoder_that_changes_tokens_beside_others_is_told_at_the_start(
+def test_the_start_warns_of_a_decoder_that_changes_tokens_beside_others(
     tiny_model: TinyModel, tmp_path: Path
 ):
     folder = tmp_path / "model"
@@ -26,6 +26,6 @@ def test_a_decoder_that_changes_tokens_beside_others_is_told_at_the_start(
         assert server.post("/v1/chat/completions", body)["usage"]["completion_tokens"] == 4
 
 
-def test_of_a_usual_tokenizer_nothing_is_said(tiny_model: TinyModel):
+def test_the_start_warns_of_no_usual_tokenizer(tiny_model: TinyModel):
     with serving(tiny_model("qwen3", hidden=64, layers=1)) as server:
         assert "token by token" not in server.printed()

@@ -144,23 +144,25 @@ def test_the_bytes_that_decide_are_those_that_the_weights_then_take(tiny_model: 
 def test_float32_weights_are_as_they_were(tiny_model: TinyModel):
     model = load(tiny_model("qwen3"), most_float32_bytes=PLENTY)
     assert (model.precision.stored, model.precision.is_converted) == ("float32", False)
-    assert model.precision.told(CPU, PLENTY) == ""
+    assert model.precision.notice(CPU, PLENTY) == ""
 
 
 def test_the_memory_of_the_machine_decides_and_only_on_a_cpu():
     assert most_float32_bytes(CPU, 32 * 2**30) == 16 * 2**30
     for info in ({"max_recommended_working_set_size": 2**35}, {"total_memory": 2**35, "free_memory": 2**34}):
         assert most_float32_bytes(Device("a GPU", info), 32 * 2**30) == 0
-        assert Precision("4-bit", 2**30).told(Device("a GPU", info), 0) == ""
+        assert Precision("4-bit", 2**30).notice(Device("a GPU", info), 0) == ""
 
 
 def test_the_start_tells_in_one_sentence_what_was_decided():
     converted = Precision("4-bit", 4 * 2**30, is_converted=True)
-    assert "4-bit weights were converted to float32" in converted.told(CPU, 8 * 2**30)
-    assert "They take 4.0 GiB (CPU_DEQUANTIZE=off" in converted.told(CPU, 8 * 2**30)
+    assert "4-bit weights were converted to float32" in converted.notice(CPU, 8 * 2**30)
+    assert "They take 4.0 GiB (CPU_DEQUANTIZE=off" in converted.notice(CPU, 8 * 2**30)
     kept = Precision("4-bit", 40 * 2**30)
-    assert kept.told(CPU, 8 * 2**30).endswith("in float32 they would take 40.0 GiB, and 8.0 GiB are allowed.")
-    assert kept.told(CPU, 0).endswith("CPU_DEQUANTIZE is off.")
+    assert kept.notice(CPU, 8 * 2**30).endswith(
+        "in float32 they would take 40.0 GiB, and 8.0 GiB are allowed."
+    )
+    assert kept.notice(CPU, 0).endswith("CPU_DEQUANTIZE is off.")
 
 
 # ---------------------------------------------------------------------------------------------- what KV is of

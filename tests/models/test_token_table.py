@@ -222,7 +222,7 @@ def test_every_token_spells_what_decode_writes_for_it_behind_two_others(name: st
         if text != start + tokenizer.token_bytes(token).decode(errors="replace")
     }
     assert not differing
-    assert tokenizer.doubt == ""
+    assert tokenizer.decoding_warning == ""
 
 
 CHARACTERS = st.characters(exclude_categories=["Cs"])
@@ -313,23 +313,23 @@ def ends_of_words() -> tokenizers.Tokenizer:
     return backend
 
 
-def test_a_decoder_that_changes_tokens_beside_others_is_told():
+def test_a_decoder_that_changes_tokens_beside_others_is_warned_of():
     tokenizer = saved(ends_of_words(), Path(mkdtemp()))
-    assert "it changes tokens beside others" in tokenizer.doubt
+    assert "it changes tokens beside others" in tokenizer.decoding_warning
 
 
-def test_a_piece_that_does_not_say_its_bytes_is_told_and_shown_as_decode_shows_it():
+def test_a_piece_that_does_not_say_its_bytes_is_warned_of_and_shown_as_decode_shows_it():
     backend = byte_level()
     backend.decoder = decoders.Sequence([decoders.Replace("ð", "\ufffd-"), decoders.Fuse()])
     tokenizer = saved(backend, Path(mkdtemp()))
     token = backend.get_vocab()["ð"]
-    assert "The spelling of 2 tokens, such as 'ð'" in tokenizer.doubt
+    assert "The spelling of 2 tokens, such as 'ð'" in tokenizer.decoding_warning
     assert tokenizer.token_bytes(token) == "\ufffd-".encode()
 
 
 def test_a_text_on_which_the_library_panics_keeps_no_tokenizer_from_being_read(tiny_model, tmp_path):
     folder = with_panicking_tokenizer(tiny_model("qwen3", hidden=64, layers=1), tmp_path / "fragile")
     tokenizer = Tokenizer(load_wrapper(folder))
-    assert tokenizer.doubt == ""
+    assert tokenizer.decoding_warning == ""
     ids = tokenizer.encode("a fish", as_document=False)
     assert b"".join(map(tokenizer.token_bytes, ids)) == b"a fish"

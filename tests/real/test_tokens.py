@@ -32,7 +32,7 @@ def test_every_token_spells_what_decode_writes_behind_others(tokenizer: Tokenize
     texts = backend.decode_batch([[*before, token] for token in ids], skip_special_tokens=False)
     spelled = [start + tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
     assert [pair for pair in zip(texts, spelled, strict=True) if pair[0] != pair[1]] == []
-    assert tokenizer.doubt == ""
+    assert tokenizer.decoding_warning == ""
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=["blanks", "tabs", "joined"])
