@@ -163,7 +163,7 @@ PARTS = (
         name="disk",
         shows="restores from the disk tier beside computing",
         command="benchmarks/ssd.py --only restore first --tokens 4096 --first 4096",
-        quick="benchmarks/ssd.py --only scan --files 20 --hidden 64 --layers 1",
+        quick="benchmarks/ssd.py --only restore --tokens 512 --hidden 64 --layers 1",
         limit_s=30,
         read=tables,
     ),

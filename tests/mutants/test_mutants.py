@@ -113,6 +113,7 @@ class Bench:
                 shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / name, self.tree / name)
+        (self.tree / "models").symlink_to(ROOT / "models")
         if compiled:
             # By date and length, a patched source might be taken for the one before it.
             by_content = py_compile.PycInvalidationMode.CHECKED_HASH
