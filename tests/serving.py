@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +54,11 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=30) as reply:
             return json.load(reply)
 
-    def post(self, path: str, body: object) -> Any:
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), AS_JSON)
-        with urllib.request.urlopen(request, timeout=120) as reply:
+    def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Any:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {**AS_JSON, **(headers or {})}
+        )
+        with urllib.request.urlopen(request, timeout=600) as reply:
             return json.load(reply)
 
 

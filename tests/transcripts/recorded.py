@@ -42,10 +42,15 @@ def recordings() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
+def raw_recording(name: str) -> dict[str, Any]:
+    """The file itself: its protocol, the tools of each request, and the exchanges with headers and bodies."""
+    return json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
 @cache
 def recording(name: str) -> list[Exchange]:
-    data = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    read = partial(_read, _PROTOCOLS[data["protocol"]])
+    data = raw_recording(name)
+    read = partial(parsed, data["protocol"])
     requests = [read({**one["request"], "tools": data["tools"]}, one["headers"]) for one in data["exchanges"]]
     later = [*requests[1:], None]
     return [
@@ -80,8 +85,9 @@ def _outputs(parts: Sequence[Body], ids: Sequence[str]) -> Iterator[Output]:
             calls += 1
 
 
-def _read(parse: Parser, body: Body, headers: Headers) -> ChatRequest:
-    request = parse(Fields(dict(body)), headers, _CONTEXT).request
+def parsed(protocol: str, body: Body, headers: Headers) -> ChatRequest:
+    """A request as the server reads it."""
+    request = _PROTOCOLS[protocol](Fields(dict(body)), headers, _CONTEXT).request
     assert isinstance(request, ChatRequest)
     return request
 
