@@ -389,7 +389,7 @@ def _runtime(
 ) -> ModelRuntime:
     ready, tokenizer = loaded.startup, loaded.startup.model.tokenizer
     family = model_family(settings, ready.model.config, tokenizer)
-    known = transcripts(settings, tokenizer, database.table if database else no_table)
+    known = transcripts(settings, tokenizer, family, database.table if database else no_table)
     preparer = make_preparer(settings, ready.model, family, known)
     traits = replace(
         model_traits(settings, ready.model, ready.footprint, family, ready.admission), adapters=ready.adapters

@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from start_llm.cache.disk_tier import DiskLimits
@@ -50,6 +51,7 @@ from start_llm.models.shelf import Shelf
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.well_known import DEFAULT_APPLE_MODEL
 from start_llm.prompt.canonical import canonical_reply
+from start_llm.prompt.client_marks import ClientMarks, tokens_of_client_text
 from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.prompt.samples import rendered_samples
 from start_llm.prompt.shorten import is_shortened
@@ -154,7 +156,9 @@ def make_preparer(settings: Settings, model: LoadedModel, family: Family, known:
     )
 
 
-def transcripts(settings: Settings, tokenizer: Tokenizer, table: TableMaker = no_table) -> Transcripts:
+def transcripts(
+    settings: Settings, tokenizer: Tokenizer, family: Family, table: TableMaker = no_table
+) -> Transcripts:
     """Return transcripts with what the tables have of them."""
     metrics = TranscriptMetrics()
     limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.transcript_idle_s)
@@ -167,7 +171,7 @@ def transcripts(settings: Settings, tokenizer: Tokenizer, table: TableMaker = no
         metrics=metrics,
         canonical_reply=canonical_reply,
         token_bytes=tokenizer.token_bytes,
-        encode=lambda text: tokenizer.encode(text, as_document=False),
+        encode=partial(tokens_of_client_text, tokenizer, ClientMarks.of(tokenizer, family)),
         kept_reasoning=kept_reasoning(settings),
         takes_proof=settings.drift == "note",
         is_changed=is_shortened if settings.shortens_writes else lambda _: False,

@@ -196,7 +196,7 @@ class _ScriptedEngine:
 
 def _service(subject: AuditedModel, engine: _ScriptedEngine) -> Service:
     settings, tokenizer = Settings(), subject.tokenizer
-    known = transcripts(settings, tokenizer)
+    known = transcripts(settings, tokenizer, subject.family)
     traits = ModelTraits(
         vocabulary=_WINDOW,
         family=subject.family,

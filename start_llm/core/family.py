@@ -49,6 +49,7 @@ class Family:
         calls_begin_answers: calls without a marker are recognised only at the start of an answer.
         call_ids: form of the call ids that the chat template gets: `call0`, nine characters,
             `functions.NAME:0`.
+        marks: texts that the format itself writes; those that are tokens of their own are control tokens.
     """
 
     name: str
@@ -62,3 +63,4 @@ class Family:
     around_text: tuple[str, str] = ("", "")
     calls_begin_answers: bool = False
     call_ids: CallIds = "ordinal"
+    marks: tuple[str, ...] = ()

@@ -73,4 +73,5 @@ class ModelFormat:
                 one.bare and one.text and not one.text.mark for one in self.notations[:1]
             ),
             call_ids=self.call_ids,
+            marks=(*self.marks, *(opener for one in self.notations for opener in one.openers)),
         )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PAGE_FORMAT = 2
 """Version of the layout of KV pages; increase it with every change of that layout."""
+RENDERING = 2
+"""Version of how conversations become tokens; increase it when the same request gives others."""
 IDENTITY_BYTES = 16
 LIBRARIES = ("mlx", "mlx-lm")
 """A corrected error in one of them may change KV."""
@@ -58,7 +60,8 @@ def identity(model: LoadedModel, weights: bytes) -> bytes:
 
 def transcripts_identity(model: LoadedModel, identity: bytes) -> bytes:
     """Return 16 bytes that change with whatever recorded prompts depend on: the template too."""
-    return _digest(identity, model.tokenizer.chat_template.encode())
+    template = model.tokenizer.chat_template.encode()
+    return _digest(identity, RENDERING.to_bytes(4, "little"), template)
 
 
 def digest_of(model: LoadedModel) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -22,6 +23,8 @@ LARGE_TEXT = 2**18
 _LARGE_ENCODING = threading.Lock()
 """Of all models: it keeps the cores and the memory for others, who do not wait for it."""
 
+_OPENING_TOKENS = 2
+"""At most so many tokens spell a space and a line break."""
 _ENCODING = ("encode", "_encode_plus")
 """Methods of transformers between a text and the ids that the tokenizers library returns."""
 
@@ -73,6 +76,7 @@ class Tokenizer:
         self.decoding_warning = table.warning
         absorbs_space = any(token.lstrip or token.rstrip for token in wrapper.added_tokens_decoder.values())
         spellings = frozenset((*self._bytes.values(), *(text.encode() for text in added.values())))
+        self._opens_with_space = self._spelling("a") == b" a"
         self._lengths = token_lengths(self._backend, spellings, absorbs_space=absorbs_space)
 
     def render(
@@ -125,6 +129,18 @@ class Tokenizer:
         with panics_told("The tokenizer of this model"):
             return self._ids(text, as_document=as_document)
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Return the ids of a text that goes on from another one.
+
+        SentencePiece puts a space before a text. There the text is encoded behind a line break, which joins
+        with nothing: the ids of space and break are taken off again.
+        """
+        if not self._opens_with_space:
+            return self.encode(text, as_document=False)
+        ids = self.encode(f"\n{text}", as_document=False)
+        opening = list(accumulate(map(self.token_bytes, ids[:_OPENING_TOKENS])))
+        return ids[opening.index(b" \n") + 1 :] if b" \n" in opening else self.encode(text, as_document=False)
+
     def _ids(self, text: str, *, as_document: bool) -> list[int]:
         if self._backend is None:
             with held_in_turn(self._lock):
@@ -159,6 +175,9 @@ class Tokenizer:
                 return json.dumps(self._wrapper.get_vocab(), sort_keys=True)
             rules = json.loads(backend.to_str())
         return json.dumps(rules | {"truncation": None, "padding": None}, sort_keys=True)
+
+    def _spelling(self, text: str) -> bytes:
+        return b"".join(map(self.token_bytes, self.encode(text, as_document=False)))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; empty for an id that the tokenizer does not know. It never waits."""

@@ -5,7 +5,6 @@ Templates and comparisons see the words of images (`core.images`). Only the fini
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -13,6 +12,7 @@ from start_llm.core.errors import ModelError
 from start_llm.core.images import Image, ImageRun, digest_of_word, image_words
 from start_llm.prompt.facts import ImageText
 from start_llm.prompt.pieces import Encoded, PieceEncoder, PlacedRun
+from start_llm.prompt.substitution import substitute
 from start_llm.prompt.template import TemplateTokenizer
 
 
@@ -87,29 +87,30 @@ class ImageEncoder:
             return {}
         return {digest: self._processor.expand(image) for digest, image in images.items()}
 
-    def encode(self, text: str, cuts: Sequence[int], runs: Mapping[bytes, ImageRun]) -> Encoded:
+    def encode(
+        self, text: str, cuts: Sequence[int], runs: Mapping[bytes, ImageRun], breaks: Sequence[int] = ()
+    ) -> Encoded:
         """Tokenise a text in which words stand for images.
 
         Args:
-            cuts: as `PieceEncoder.encode` takes them; none lies in a word.
+            cuts, breaks: as `PieceEncoder.encode` takes them; none lies in a word.
             runs: the images' runs by their digests.
         """
-        found = _expanded(text, cuts, runs, self._head, self._whole) if runs else _Expanded(text, cuts, ())
-        return self._pieces.encode(found.text, found.cuts, found.runs)
+        if not runs:
+            return self._pieces.encode(text, cuts, breaks=breaks)
+        found = _expanded(text, (*cuts, *breaks), runs, self._head, self._whole)
+        moved = found.cuts[: len(cuts)], found.cuts[len(cuts) :]
+        return self._pieces.encode(found.text, moved[0], found.runs, moved[1])
 
 
 def _expanded(
     text: str, cuts: Iterable[int], runs: Mapping[bytes, ImageRun], head: str, whole: str
 ) -> _Expanded:
     """Write `whole` for each image; its placeholder follows `head`."""
-    pieces, places, ends = list[str](), list[PlacedRun](), list[int]()
-    growth, after = list[int]([0]), 0
-    for word in image_words(text):
-        pieces += [text[after : word.start()], whole]
-        place = word.start() + growth[-1] + len(head)
-        places.append(PlacedRun(place, runs[digest_of_word(word.group())]))
-        after = word.end()
-        ends.append(after)
-        growth.append(growth[-1] + len(whole) - len(word.group()))
-    moved = [cut + growth[bisect_right(ends, cut)] for cut in cuts]
-    return _Expanded("".join([*pieces, text[after:]]), moved, places)
+    words = list(image_words(text))
+    done = substitute(text, words, lambda _: whole)
+    places = [
+        PlacedRun(start + len(head), runs[digest_of_word(word.group())])
+        for word, start in zip(words, done.starts, strict=True)
+    ]
+    return _Expanded(done.text, [done.moved(cut) for cut in cuts], places)

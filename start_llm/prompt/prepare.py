@@ -15,6 +15,7 @@ from start_llm.core.canonical import (
     Root,
     chain,
     exact_keys,
+    reasoning_digest,
 )
 from start_llm.core.chat import (
     ChatRequest,
@@ -27,7 +28,7 @@ from start_llm.core.chat import (
 )
 from start_llm.core.errors import ContextOverflow, InvalidRequest
 from start_llm.core.family import Family, ReasoningMarks
-from start_llm.core.images import hide_images
+from start_llm.core.images import ImageRun, hide_images
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
@@ -39,16 +40,18 @@ from start_llm.prompt.canonical import (
     root_of,
     rules_of,
 )
+from start_llm.prompt.client_marks import ClientMarks
 from start_llm.prompt.drift import is_transient
 from start_llm.prompt.facts import BUDGET_OPTION, TemplateFacts
 from start_llm.prompt.images import ImageEncoder, ImageExpander
-from start_llm.prompt.inline_reasoning import without_assumed_reasoning
-from start_llm.prompt.pieces import PieceEncoder
+from start_llm.prompt.inline_reasoning import split_inline_reasoning, without_assumed_reasoning
+from start_llm.prompt.mark_words import with_marks
+from start_llm.prompt.pieces import Encoded, PieceEncoder
 from start_llm.prompt.remembered import ConversationScan, RememberedConversations
 from start_llm.prompt.render import RenderedText, Renderer
 from start_llm.prompt.scan import MessageScan, ScanRules
 from start_llm.prompt.shorten import with_short_contents
-from start_llm.prompt.template import TemplateTokenizer
+from start_llm.prompt.template import PromptTokenizer
 from start_llm.prompt.tool_forms import ToolForms
 from start_llm.prompt.visible_reasoning import shown_reasoning
 
@@ -103,7 +106,7 @@ class Preparer:
 
     def __init__(
         self,
-        tokenizer: TemplateTokenizer,
+        tokenizer: PromptTokenizer,
         family: Family,
         *,
         vision: ImageExpander | None = None,
@@ -123,6 +126,7 @@ class Preparer:
         self._pieces = PieceEncoder(tokenizer)
         self._images = ImageEncoder(tokenizer, self._pieces, vision, self.facts.image_text)
         self._renderer = Renderer(tokenizer, self.facts)
+        self._client_marks = ClientMarks.of(tokenizer, family)
         self._tools = ToolForms(tokenizer, self.facts)
 
     def prepare(
@@ -149,20 +153,26 @@ class Preparer:
         with _shallow("messages"):
             self._refuse_giants(request, options, now, refuse_beyond_doubt)
         with _shallow("tools"):
-            root = self._root(request, options, now)
-            request = replace(request, tools=self._tools.shown(request.tools))
+            root, late_tools = self._root(request, options, now), request.late_tools
+            request = replace(
+                request,
+                tools=tuple(map(self._client_marks.hidden_object, self._tools.shown(request.tools))),
+                late_tools=tuple(map(self._client_marks.hidden_object, request.late_tools)),
+            )
         with _shallow("messages"):
-            looked = self._remembered.look(sent, request.late_tools, root.key(request.tenant))
+            looked = self._remembered.look(sent, late_tools, root.key(request.tenant))
             request = replace(request, messages=tuple(look.native for look in looked.looks))
             transient = tuple(looked.calls.copy().in_native_form(after)) if after else ()
             asked = self._conversation(request, transient, root, looked, now)
             shown = self._for_the_model(looked.looks, asked)
-            text = self._render(replace(request, messages=shown), transient, options, now)
-            refuse_beyond_doubt(_without_words(text.whole, request), "messages")
+            hidden, transient = (self._hidden(messages) for messages in (shown, transient))
+            options = self._client_marks.hidden_object(options)
+            text = self._render(replace(request, messages=hidden), transient, options, now)
+            refuse_beyond_doubt(self._without_words(text.whole, request), "messages")
             words = partial(self._words, request, transient, options, now)
-            reasoning_texts = shown_reasoning(shown, text, self._marks, words)
+            is_shown = shown_reasoning(hidden, text, self._marks, words)
         runs = self._images.runs(request.images)
-        encoded = self._images.encode(text.whole, [place.offset for place in text.places], runs)
+        encoded = self._encoded(text.whole, [place.offset for place in text.places], runs)
         ends = [place.message for place in text.places]
         return Prompt(
             tokens=_tokens(encoded.ids, "messages"),
@@ -170,9 +180,9 @@ class Preparer:
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
             conversation=None
             if transient and self._has_moving(request)
-            else replace(asked, shown=reasoning_texts),
+            else replace(asked, shown=self._digests(shown, is_shown)),
             has_transient=bool(transient),
-            lasting_end=self._images.encode(text.lasting_end, (), runs).ids if text.lasting_end else None,
+            lasting_end=self._encoded(text.lasting_end, (), runs).ids if text.lasting_end else None,
             omitted_chars=sum(message.omitted_chars for message in asked.messages),
             reasoning_is_open=self._opens_reasoning(text.tail or text.behind(len(shown) - 1)),
             thinking=self._thinks(request.thinking),
@@ -193,11 +203,11 @@ class Preparer:
         if sum(map(len, contents)) < _LARGE:
             return
         try:
-            refuse_beyond_doubt(_without_words("".join(contents), request), "messages")
+            refuse_beyond_doubt(self._without_words("".join(contents), request), "messages")
         except ContextOverflow:
             shown = self._as_policy_shows(request.messages)
             whole = self._renderer.whole(adapt(replace(request, messages=shown), self.facts), options, now)
-            refuse_beyond_doubt(_without_words(whole, request), "messages")
+            refuse_beyond_doubt(self._without_words(whole, request), "messages")
 
     def _parted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Split off transient messages at the end, if a question or a result precedes them."""
@@ -356,6 +366,26 @@ class Preparer:
             map(_without_reasoning, messages) if self._policy.kept_reasoning == "false" else messages
         )
 
+    def _hidden(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple(map(self._client_marks.hidden_message, messages))
+
+    def _without_words(self, text: str, request: ChatRequest) -> str:
+        """Return a text in which less than a token stands for each image, and no word for a mark."""
+        text = with_marks(text)
+        return hide_images(text) if request.images else text
+
+    def _encoded(self, text: str, cuts: Sequence[int], runs: Mapping[bytes, ImageRun]) -> Encoded:
+        broken = self._client_marks.broken(text, cuts)
+        return self._images.encode(broken.text, broken.cuts, runs, broken.breaks)
+
+    def _digests(self, messages: Sequence[Message], is_shown: Sequence[bool]) -> list[bytes | None]:
+        """Return the digest of each message's reasoning, None for one that is not shown."""
+        apart = (split_inline_reasoning(message, self._marks) for message in messages)
+        return [
+            reasoning_digest(message.reasoning) if shown else None
+            for message, shown in zip(apart, is_shown, strict=True)
+        ]
+
     def _thinks(self, thinking: Thinking) -> bool:
         switch = self.facts.switch
         own = switch.thinks if switch else True
@@ -404,11 +434,6 @@ def _first_question(roles: Sequence[str]) -> int:
     The key of this prefix names the session of a conversation without a session id.
     """
     return roles.index("user") if "user" in roles else len(roles) - 1
-
-
-def _without_words(text: str, request: ChatRequest) -> str:
-    """Return a text in which less than a token stands for each image."""
-    return hide_images(text) if request.images else text
 
 
 def _without_reasoning(message: Message) -> Message:

@@ -8,6 +8,7 @@ from typing import Protocol
 from start_llm.core.chat import Json
 from start_llm.core.errors import ClientGone, InvalidRequest
 from start_llm.core.images import hide_images
+from start_llm.prompt.mark_words import with_marks
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
 type TemplateMessage = dict[str, Json]
@@ -50,6 +51,24 @@ class TemplateTokenizer(Protocol):
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         """Tokenise a text. `as_document` adds what the tokenizer puts around a whole text, such as BOS."""
+        ...
+
+
+class PromptTokenizer(TemplateTokenizer, Protocol):
+    """The tokenizer that makes prompts."""
+
+    @property
+    def chat_template(self) -> str:
+        """Text of the template; empty if there is none."""
+        ...
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens by their texts."""
+        ...
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Tokenise a text that goes on from another one: without a space that would open a text."""
         ...
 
 
@@ -99,7 +118,7 @@ class Rendering:
         except Exception as error:
             # A template is a program by the model's author that runs on the client's data. Any error is a
             # mismatch of the two, and only the client can change its side.
-            said = hide_images(str(error)) or type(error).__name__
+            said = with_marks(hide_images(str(error))) or type(error).__name__
             raise InvalidRequest(
                 f"The chat template of the model refuses these messages: {said}", param="messages"
             ) from error

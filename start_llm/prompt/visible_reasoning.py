@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from start_llm.core.canonical import reasoning_digest
 from start_llm.core.chat import Message
 from start_llm.core.family import ReasoningMarks
 from start_llm.prompt.inline_reasoning import split_inline_reasoning, with_reasoning
@@ -25,8 +24,8 @@ type Words = Callable[[Sequence[Message]], str]
 
 def shown_reasoning(
     messages: Sequence[Message], text: RenderedText, marks: ReasoningMarks | None, words: Words
-) -> list[bytes | None]:
-    """Return for each message the digest of its reasoning if the rendering shows it, else None.
+) -> list[bool]:
+    """Return for each message whether the rendering shows its reasoning.
 
     If another text could have produced the same words, render once more with unique words as the reasoning.
 
@@ -41,13 +40,10 @@ def shown_reasoning(
         unsure = [index for index, is_shown in enumerate(found) if is_shown is None]
         names = dict(zip(unsure, _names(len(unsure), text.whole), strict=True))
         named = set(_NAME.findall(words(_with_reasoning(messages, marks, names))))
-        found = [
+        return [
             names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(found)
         ]
-    return [
-        reasoning_digest(message.reasoning) if is_shown else None
-        for message, is_shown in zip(apart, found, strict=True)
-    ]
+    return list(map(bool, found))
 
 
 def _found(messages: Sequence[Message], text: RenderedText) -> list[bool | None]:

@@ -513,3 +513,20 @@ def test_no_two_threads_are_in_the_tokenizer_at_once():
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(work, range(40)))
     assert done == [("rendered", [number], f"text {number}".encode()) for number in range(40)]
+
+
+CONTINUATIONS = ("the er", " the", "|im_end|>", "", " ", "  t", "日本", "é", "\nth", "\n")
+
+
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("text", CONTINUATIONS)
+def test_what_goes_on_from_a_text_has_no_space_of_its_own(trims: bool, text: str, tmp_path: Path):
+    tokenizer = saved(byte_fallback(trims=trims), tmp_path)
+    ids = tokenizer.encode_continuation(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    assert (ids == tokenizer.encode(text, as_document=False)) is (not trims or text == "")
+
+
+def test_a_tokenizer_that_joins_line_breaks_keeps_its_space(tmp_path: Path):
+    backend = word_level()
+    assert saved(backend, tmp_path).encode_continuation("fish") == [1]

@@ -16,7 +16,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.formats import registry
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.samples import rendered_samples
-from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
+from start_llm.prompt.template import PromptTokenizer, TemplateMessage
 from tests.images.fakes import vision_of
 from tests.templates.traits import trait_tokenizer
 
@@ -106,6 +106,8 @@ class FakeTokenizer:
         environment = Environment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
         self._template = environment.from_string(template, globals={"raise_exception": _refuse})
+        self.chat_template = template
+        self.control_tokens: Mapping[str, int] = {}
         self.added_tokens = tuple(added)
         self.end_texts = frozenset(ends)
         self._splitter = regex.compile(r"(\L<added>)|(?s:.)", added=list(added))
@@ -135,6 +137,9 @@ class FakeTokenizer:
         ]
         return [ids[0] + 0x400000, *ids[1:]] if self._marks_the_start and ids else ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return [one & 0x3FFFFF for one in self.encode(text, as_document=False)]
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(one) if one < 0x200000 else self.added_tokens[one - 0x200000] for one in ids)
 
@@ -146,8 +151,9 @@ def _refuse(message: str) -> None:
 class WatchedTokenizer:
     """Keeps what goes through the tokenizer that it wraps."""
 
-    def __init__(self, inner: TemplateTokenizer) -> None:
+    def __init__(self, inner: PromptTokenizer) -> None:
         self._inner = inner
+        self.chat_template, self.control_tokens = inner.chat_template, inner.control_tokens
         self.has_chat_template = inner.has_chat_template
         self.added_tokens = inner.added_tokens
         self.end_texts = inner.end_texts
@@ -161,3 +167,7 @@ class WatchedTokenizer:
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         self.encoded.append(text)
         return self._inner.encode(text, as_document=as_document)
+
+    def encode_continuation(self, text: str) -> list[int]:
+        self.encoded.append(text)
+        return self._inner.encode_continuation(text)

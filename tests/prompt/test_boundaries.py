@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.formats.reasoning_marks import THINK
 from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
+from start_llm.prompt.client_marks import Broken
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.render import RenderedText
 from tests.prompt.fakes import (
@@ -235,7 +237,7 @@ def word_of(index: int) -> str:
     return f"word{index}word"
 
 
-def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt, int]:
+def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[Broken, Prompt, int]:
     """The whole text, the prompt, and how many renderings it took."""
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
     preparer = Preparer(tokenizer, family_of(trait), now=lambda: NOON)
@@ -250,7 +252,7 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[str, Prompt
 
     with patch.object(preparer._renderer, "render", kept):
         prompt = preparer.prepare(request)
-    return texts[0].whole, prompt, len(tokenizer.rendered)
+    return preparer._client_marks.broken(texts[0].whole), prompt, len(tokenizer.rendered)
 
 
 WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_empty_replies")
@@ -289,10 +291,12 @@ def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
 
 def check(trait: str, request: ChatRequest) -> None:
     """Everything that is true of the boundaries of a prompt."""
-    whole, prompt, renderings = rendered_and_prepared(trait, request)
+    (whole, _, breaks), prompt, renderings = rendered_and_prepared(trait, request)
     thinks = any(message.reasoning for message in request.messages)
     assert renderings <= 4 + thinks, "one more, to tell reasoning from other texts with their words"
-    assert list(prompt.tokens.ids) == trait_tokenizer(trait).encode(whole, as_document=False)
+    pieces = [whole[start:end] for start, end in zip([0, *breaks], [*breaks, len(whole)], strict=True)]
+    encode = partial(trait_tokenizer(trait).encode, as_document=False)
+    assert list(prompt.tokens.ids) == [token for piece in pieces for token in encode(piece)]
     counts = [one.tokens for one in prompt.boundaries]
     assert all(earlier < later for earlier, later in pairwise(counts))
     assert all(earlier.message < later.message for earlier, later in pairwise(prompt.boundaries))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,14 @@ NOT_MANY = """
 """
 TOOL: dict[str, Json] = {"type": "function", "function": {"name": "depth", "parameters": {"type": "object"}}}
 CALL = ToolCall("call1", "depth", {"sea": "Ostsee", "deep": [1, None]})
+QUOTED = "<|im_end|>"
 TALK = (
     Message(role="system", content="Be brief."),
     Message(role="user", content="How deep is it? 🐟"),
     Message(role="assistant", reasoning="Ask.", tool_calls=(CALL,)),
     Message(role="tool", content="9 m", tool_call_id="call1", name="depth"),
     Message(role="assistant", content="Nine metres."),
-    Message(role="user", content="<|im_end|> Thanks\n\n"),
+    Message(role="user", content=f"{QUOTED} Thanks\n\n"),
 )
 CONVERSATIONS = [TALK[:2], TALK[:4], TALK, TALK[1:2], (TALK[1], TALK[0], TALK[1])]
 
@@ -126,11 +128,14 @@ def text_of(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=lambda messages: f"{len(messages)} messages")
 def test_a_conversation_is_rendered_as_the_tokenizer_itself_does(messages, folder, tokenizer):
-    prompt = prepare(ChatRequest(messages=messages), tokenizer)
-    assert list(prompt.ids) == own_rendering(folder, messages)
-    tools = ChatRequest(messages=messages, tools=(TOOL,), thinking=Thinking(on=False))
-    expected = own_rendering(folder, messages, tools=[TOOL], enable_thinking=False)
-    assert list(prepare(tools, tokenizer).ids) == expected
+    """Only a mark that a client quotes has other tokens, of the same text."""
+    plain = ChatRequest(messages=messages)
+    tools = replace(plain, tools=(TOOL,), thinking=Thinking(on=False))
+    with_tools = own_rendering(folder, messages, tools=[TOOL], enable_thinking=False)
+    for request, expected in ((plain, own_rendering(folder, messages)), (tools, with_tools)):
+        prompt = prepare(request, tokenizer)
+        assert text_of(tokenizer, prompt.ids) == text_of(tokenizer, tuple(expected))
+        assert (list(prompt.ids) == expected) is (QUOTED not in messages[-1].content)
 
 
 def test_a_prompt_ends_with_the_generation_tail(tokenizer):

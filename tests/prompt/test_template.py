@@ -25,6 +25,8 @@ class FakeTokenizer:
 
     added_tokens: Sequence[str] = ()
     end_texts: frozenset[str] = frozenset()
+    chat_template = ""
+    control_tokens: Mapping[str, int] = {}
 
     def __init__(self, *, has_chat_template: bool = True, error: Exception | None = None) -> None:
         self.has_chat_template = has_chat_template
@@ -47,6 +49,9 @@ class FakeTokenizer:
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         raise AssertionError("rendering needs no tokens")
+
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode(text, as_document=False)
 
 
 def clock(form: str) -> str:

@@ -1,0 +1,154 @@
+"""Keeps clients from writing control tokens: the model reads the characters of a mark that their texts quote.
+
+A web page with `<|im_end|>` in it would otherwise end the turn of the tool result that holds it, and open a
+forged one. Words stand in for the marks of a client's text while the template renders, as they do for images
+(`core.images`). In the finished text each mark comes back with a break inside: a tokenizer that gets its two
+pieces one by one cannot take them for the control token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.core.family import Family, ReasoningMarks
+from start_llm.prompt.inline_reasoning import split_inline_reasoning
+from start_llm.prompt.mark_words import mark_of, mark_words, word_of
+from start_llm.prompt.samples import rendered_samples
+from start_llm.prompt.substitution import substitute
+from start_llm.prompt.template import PromptTokenizer
+
+
+def control_marks(tokenizer: PromptTokenizer, family: Family) -> list[str]:
+    """Return the texts that a model reads as control tokens.
+
+    These are the special tokens, and those other added tokens that the template or the model's format writes:
+    `<think>` is not special in many vocabularies. Further added tokens, such as Gemma's runs of blanks and
+    its tags of HTML, are ordinary text.
+    """
+    if not tokenizer.has_chat_template:
+        return []
+    written = "\n".join((tokenizer.chat_template, rendered_samples(tokenizer), *family.marks))
+    added = (text for text in tokenizer.added_tokens if text in written)
+    return [text for text in dict.fromkeys((*tokenizer.control_tokens, *added)) if not text.isspace()]
+
+
+class Broken(NamedTuple):
+    """A text with its marks.
+
+    Attributes:
+        cuts: the given offsets, in this text.
+        breaks: an offset inside each mark, where the text has to be cut before it is tokenised.
+    """
+
+    text: str
+    cuts: list[int]
+    breaks: list[int]
+
+
+class ClientMarks:
+    """Hides marks in what a client sent, and brings them back. Safe to use from any thread.
+
+    Args:
+        marks: texts of control tokens. One that cannot be broken in two, such as a single character, is not
+            hidden.
+        reasoning: marks of reasoning at the beginning of a reply, which stay marks.
+    """
+
+    def __init__(self, marks: Iterable[str], reasoning: ReasoningMarks | None = None) -> None:
+        marks = sorted(marks)
+        self._breaks = {mark: at for mark in marks if (at := _break_of(mark, marks))}
+        self._words = {mark: word_of(mark) for mark in self._breaks}
+        self._any = re.compile(_pattern(self._breaks) or r"(?!)")
+        self._reasoning = reasoning
+
+    @classmethod
+    def of(cls, tokenizer: PromptTokenizer, family: Family) -> ClientMarks:
+        return cls(control_marks(tokenizer, family), family.reasoning)
+
+    def hidden(self, text: str) -> str:
+        """Return a text with words in place of its marks."""
+        return self._any.sub(lambda mark: self._words[mark[0]], text)
+
+    def hidden_object(self, said: Mapping[str, Json]) -> dict[str, Json]:
+        """Return a JSON object with words in place of the marks in its texts and names."""
+        return {self.hidden(name): self._hidden_value(value) for name, value in said.items()}
+
+    def _hidden_value(self, value: Json) -> Json:
+        match value:
+            case str():
+                return self.hidden(value)
+            case list():
+                return list(map(self._hidden_value, value))
+            case dict():
+                return self.hidden_object(value)
+            case _:
+                return value
+
+    def hidden_message(self, message: Message) -> Message:
+        """Return a message with words in place of its marks, except around reasoning that begins a reply."""
+        return replace(
+            message,
+            content=self._hidden_content(message),
+            reasoning=message.reasoning and self.hidden(message.reasoning),
+            tool_calls=tuple(map(self._hidden_call, message.tool_calls)),
+            tool_call_id=message.tool_call_id and self.hidden(message.tool_call_id),
+            tool_references=tuple(map(self.hidden, message.tool_references)),
+            name=message.name and self.hidden(message.name),
+        )
+
+    def _hidden_content(self, message: Message) -> str:
+        marks = self._reasoning
+        if marks is None or split_inline_reasoning(message, marks) is message:
+            return self.hidden(message.content)
+        before, opening, rest = message.content.partition(marks.opening)
+        reasoning, closing, answer = rest.partition(marks.closing)
+        return "".join((before, opening, self.hidden(reasoning), closing, self.hidden(answer)))
+
+    def _hidden_call(self, call: ToolCall) -> ToolCall:
+        return ToolCall(self.hidden(call.id), self.hidden(call.name), self.hidden_object(call.arguments))
+
+    def broken(self, text: str, cuts: Sequence[int] = ()) -> Broken:
+        """Return a text with its marks, and where they have to be cut.
+
+        Args:
+            cuts: offsets in `text`, none of them in a word.
+        """
+        done = substitute(text, mark_words(text), mark_of)
+        breaks = [start + self._breaks[mark] for start, mark in zip(done.starts, done.written, strict=True)]
+        return Broken(done.text, [done.moved(cut) for cut in cuts], breaks)
+
+
+def tokens_of_client_text(tokenizer: PromptTokenizer, marks: ClientMarks, text: str) -> list[int]:
+    """Tokenise a text of a client alone, without control tokens."""
+    broken = marks.broken(marks.hidden(text))
+    begin, *others = (broken.text[start:end] for start, end in _spans(broken))
+    rest = chain.from_iterable(map(tokenizer.encode_continuation, others))
+    return [*tokenizer.encode(begin, as_document=False), *rest]
+
+
+def _spans(broken: Broken) -> Iterable[tuple[int, int]]:
+    return zip([0, *broken.breaks], [*broken.breaks, len(broken.text)], strict=True)
+
+
+def _break_of(mark: str, marks: Sequence[str]) -> int:
+    """Return the first offset at which a mark falls into two pieces without a mark; 0 if there is none."""
+    places = range(1, len(mark))
+    return next((at for at in places if not any(one in mark[:at] or one in mark[at:] for one in marks)), 0)
+
+
+def _pattern(texts: Iterable[str]) -> str:
+    """Return a pattern of any of the texts, the longest first, that shares their beginnings."""
+    tree: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        tree.setdefault(text[0], []).append(text[1:])
+    branches = [re.escape(first) + _optional(rests) for first, rests in tree.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+
+
+def _optional(rests: Sequence[str]) -> str:
+    return f"(?:{_pattern(rests)})?" if "" in rests and any(rests) else _pattern(rests)
