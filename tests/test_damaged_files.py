@@ -26,6 +26,7 @@ from start_llm.config.settings import SettingSource
 from start_llm.core.disk_thread import DiskThread
 from start_llm.core.errors import InvalidRequest, ModelError, SettingsError
 from start_llm.core.running_servers import RunningServer, ServerFile, running_servers
+from start_llm.formats.registry import family_by_name
 from start_llm.models.adapters import Adapters
 from start_llm.models.hub import Hub
 from start_llm.models.known_digests import KnownDigests, weight_files_of
@@ -104,7 +105,7 @@ def test_rows_that_make_no_sense_to_a_store_are_left_out(tmp_path: Path, tiny_mo
                 database.table(name).put(content[:60], content)
                 database.table(name).put(b"x" * 16, content)
         with opened(path) as database:
-            transcripts(settings, tokenizer, database.table)
+            transcripts(settings, tokenizer, family_by_name("qwen3"), database.table)
             ResponseStore(10**6, 100, table=database.table("responses"))
             assert database.metrics.is_on, what
 

@@ -102,6 +102,9 @@ class Letters:
     def encode(self, text: str, *, as_document: bool) -> list[int]:
         return [*([1] if as_document and text else []), *map(ord, text)]
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode(text, as_document=False)
+
     def fewest_tokens(self, text: str) -> int:
         return len(text) // 10  # more than it has to know
 
