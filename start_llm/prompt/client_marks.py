@@ -91,6 +91,8 @@ class ClientMarks:
 
     def hidden_message(self, message: Message) -> Message:
         """Return a message with words in place of its marks, except around reasoning that begins a reply."""
+        if not self._quotes(message):
+            return message
         return replace(
             message,
             content=self._hidden_content(message),
@@ -99,6 +101,12 @@ class ClientMarks:
             tool_call_id=message.tool_call_id and self.hidden(message.tool_call_id),
             tool_references=tuple(map(self.hidden, message.tool_references)),
             name=message.name and self.hidden(message.name),
+        )
+
+    def _quotes(self, message: Message) -> bool:
+        texts = (message.content, message.reasoning, message.tool_call_id, message.name)
+        return any(map(self._any.search, filter(None, (*texts, *message.tool_references)))) or any(
+            self._hidden_call(call) != call for call in message.tool_calls
         )
 
     def _hidden_content(self, message: Message) -> str:
