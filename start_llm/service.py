@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from start_llm.core.adapters import AdapterChoice, NoAdapters, adapter_label
-from start_llm.core.chat import GenerationRequest, RequestOrigin, TextRequest
+from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin, TextRequest
 from start_llm.core.client_presence import check_client
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ContextOverflow, OverBudget
@@ -21,6 +21,13 @@ from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family
 from start_llm.core.ids import name_in
 from start_llm.core.images import ImageSpan, image_spans
+from start_llm.core.repetition import (
+    RUNAWAY_TOKENS,
+    RepetitionPolicy,
+    RunawayDetector,
+    is_worth_telling,
+    repeated_calls,
+)
 from start_llm.core.sampling import Sampling, SamplingChoice, first_set
 from start_llm.output.stream import OutputStream, merge_adjacent
 from start_llm.prompt.prepare import Preparer
@@ -88,6 +95,7 @@ class ModelTraits:
         sampling_defaults: Used where the request sets nothing; the first that sets a value decides.
         memory: A tighter limit than the window, if memory sets one.
         adapters: The adapters that requests can choose.
+        repetition: What happens if the model goes round in circles.
     """
 
     vocabulary: int
@@ -97,11 +105,16 @@ class ModelTraits:
     sampling_defaults: tuple[SamplingChoice, ...]
     memory: MemoryWindow | None = None
     adapters: AdapterChoice = field(default_factory=NoAdapters)
+    repetition: RepetitionPolicy = "stop"
 
     @property
     def max_total_tokens(self) -> int:
         """Maximum tokens of prompt and reply together, in window and memory."""
         return min(self.context_window, self.memory.tokens) if self.memory else self.context_window
+
+
+_REPEATED_CALLS = "calls {} with the same arguments and the same result, {} times in a row"
+_RUNAWAY = "repeats a piece of {} tokens for {:,} tokens; {}"
 
 
 class Service:
@@ -162,7 +175,15 @@ class Service:
         check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
-        return Answer(generation, output, turn, account)
+        circles = self._circles(request, is_guided=guide is not None)
+        return Answer(generation, output, turn, account, circles)
+
+    def _circles(self, request: GenerationRequest, *, is_guided: bool) -> Circles:
+        if self._traits.repetition == "off":
+            return Circles()
+        calls, count = repeated_calls(request.messages) if isinstance(request, ChatRequest) else ("", 0)
+        told = _REPEATED_CALLS.format(calls, count) if is_worth_telling(count) else ""
+        return Circles(told, RunawayDetector(), may_stop=self._traits.repetition == "stop" and not is_guided)
 
     def _decode_images(self, spans: Sequence[ImageSpan], request: EngineRequest) -> None:
         """Decode the images that the cache does not have, so that the engine does not have to.
@@ -305,6 +326,21 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, ima
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Circles:
+    """What is done about a model that goes round in circles (`REPETITION`).
+
+    Attributes:
+        calls: what the user is told of calls that the conversation repeats; empty if it repeats none.
+        runaway: looks for a piece that the reply repeats; None: nobody looks.
+        may_stop: a reply that runs away is ended, unless it is inside a call.
+    """
+
+    calls: str = ""
+    runaway: RunawayDetector | None = None
+    may_stop: bool = False
+
+
 class Answer:
     """The reply to one request while it is generated. Leaving the context cancels what is unfinished.
 
@@ -313,16 +349,25 @@ class Answer:
     """
 
     def __init__(
-        self, generation: GenerationPort, output: OutputStream, turn: Turn, account: RequestAccount
+        self,
+        generation: GenerationPort,
+        output: OutputStream,
+        turn: Turn,
+        account: RequestAccount,
+        circles: Circles,
     ) -> None:
         self._generation = generation
         self._output = output
         self._turn = turn
         self._account = account
+        self._circles = circles
+        self._is_told = False
         self._cached = 0
 
     def __enter__(self) -> Self:
         self._account.begin()
+        if self._circles.calls:
+            self._account.note_repetition(self._circles.calls)
         return self
 
     def __exit__(
@@ -362,9 +407,9 @@ class Answer:
                     self._account.note(event)
                 case Text():
                     outputs += self._recorded(self._feed(event))
-                    if self._output.is_over:
-                        yield from merge_adjacent(outputs)
-                        yield self._cut_short()
+                    if early := self._ended_early(event):
+                        yield from merge_adjacent([*outputs, *early[0]])
+                        yield early[1]
                         return
                 case Finished():
                     rest, end = self._output.close(event)
@@ -413,6 +458,31 @@ class Answer:
             reasoning_surprisal_bits=self._output.reasoning_surprisal_bits,
         )
         return end
+
+    def _ended_early(self, piece: Text) -> tuple[list[Output], Finished] | None:
+        """Return the last events of a reply that ends here, although the model goes on."""
+        if self._output.is_over:
+            return [], self._cut_short()
+        return self._ended_for_repetition() if self._runs_away(piece) else None
+
+    def _runs_away(self, piece: Text) -> bool:
+        """Tell the user, once, that the reply repeats itself. Returns whether it is ended for that."""
+        circles = self._circles
+        period = circles.runaway.feed(piece.tokens) if circles.runaway and not self._is_told else 0
+        if not period:
+            return False
+        self._is_told = True
+        is_ended = circles.may_stop and not self._output.may_be_in_call
+        end = "it was ended" if is_ended else "it goes on"
+        self._account.note_repetition(_RUNAWAY.format(period, RUNAWAY_TOKENS, end))
+        return is_ended
+
+    def _ended_for_repetition(self) -> tuple[list[Output], Finished]:
+        """End the reply as if it had reached its limit. It is not recorded: nobody wants to go on from it."""
+        self._generation.cancel(is_over=True)
+        usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.reply_length)
+        rest, end = self._output.close(Finished("length", usage, cut_by="repetition"))
+        return self._recorded(rest), end
 
     def _recorded(self, outputs: list[Output]) -> list[Output]:
         """Record them in the turn, and return them."""

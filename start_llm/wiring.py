@@ -474,6 +474,7 @@ def model_traits(
         memory=MemoryWindow(tokens=admitted.longest, budget_bytes=memory_budget(settings)),
         default_max_tokens=settings.max_tokens,
         sampling_defaults=(environment_sampling(settings), model.sampling),
+        repetition=settings.repetition,
     )
 
 

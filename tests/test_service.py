@@ -20,6 +20,7 @@ from start_llm.core.chat import (
     RequestOrigin,
     TextRequest,
     Thinking,
+    ToolCall,
 )
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.errors import ContextOverflow, EngineDied, InvalidRequest, OverBudget, Overloaded
@@ -43,6 +44,7 @@ from start_llm.core.events import (
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.images import ImageRun, image_tokens
 from start_llm.core.prompt import ModelTokens
+from start_llm.core.repetition import RUNAWAY_TOKENS, RepetitionPolicy
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.anthropic.errors import anthropic_refusal
@@ -170,6 +172,7 @@ class Desk:
         family: Family = SPEAKER,
         window: int = WINDOW,
         memory: MemoryWindow | None = None,
+        repetition: RepetitionPolicy = "stop",
     ) -> None:
         tokenizer = tokenizer or Letters()
         self.script = Script(list(takes) or [[DONE]])
@@ -190,6 +193,7 @@ class Desk:
                 default_max_tokens=default_max_tokens,
                 sampling_defaults=sampling_defaults,
                 memory=memory,
+                repetition=repetition,
             ),
             reports=Reports(self.metrics, Terminal(self.screen), self.trace),
         )
@@ -740,3 +744,75 @@ def test_nothing_is_asked_about_a_prompt_without_images():
     desk = Desk(refusal=EngineDied("it would be asked"))
     request, _ = pictured()
     desk.service._decode_images(_image_spans(request), request)
+
+
+# ----------------------------------------------------------------------------------------------- in circles
+
+LOOP: list[Event] = [Text("ha ", (104, 97, 32)) for _ in range(RUNAWAY_TOKENS)]
+"""Three times as many tokens as make a runaway reply."""
+
+
+def looping(repetition: RepetitionPolicy, **desk: Any) -> Desk:
+    return Desk(*([piece] for piece in LOOP), [DONE], repetition=repetition, window=10**5, **desk)
+
+
+def test_a_reply_that_runs_away_ends_as_at_its_limit_and_is_not_recorded():
+    desk = looping("stop")
+    events = heard(desk)
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.cut_by) == ("length", "repetition")
+    assert RUNAWAY_TOKENS <= end.usage.completion <= RUNAWAY_TOKENS + 120
+    assert desk.script.cancelled
+    assert desk.metrics.endings == {"repetition": 1}
+    assert desk.metrics.repetitions == 1
+    assert "repeats a piece of 3 tokens for 2,000 tokens; it was ended" in "\n".join(desk.lines())
+    assert any("ran away" in line for line in desk.lines())
+    said = "".join(event.text for event in events if isinstance(event, Content))
+    assert said == "ha " * (len(said) // 3), "nothing that was held back is lost"
+    talk = (*chat().messages, Message(role="assistant", content=said), Message(role="user", content="Go on"))
+    heard(desk_going_on(desk), replace(chat(), messages=talk))
+    assert desk.transcripts.metrics.bound_tokens < end.usage.completion
+
+
+def desk_going_on(desk: Desk) -> Desk:
+    story: list[list[Event]] = [[DONE]]
+    desk.script.takes = iter(story)
+    return desk
+
+
+@pytest.mark.parametrize(("repetition", "told"), [("tell", 1), ("off", 0)])
+def test_a_reply_that_runs_away_may_go_on(repetition: RepetitionPolicy, told: int):
+    desk = looping(repetition)
+    assert heard(desk)[-1] == DONE
+    assert desk.metrics.repetitions == told
+    assert ("it goes on" in "\n".join(desk.lines())) is bool(told)
+
+
+def test_a_reply_inside_a_call_is_told_of_and_not_ended():
+    opening = Text('<tool_call>\n{"name": "read", "arguments": {"path": "', (1,))
+    story: list[list[Event]] = [[opening], *([piece] for piece in LOOP), [DONE]]
+    desk = Desk(*story, repetition="stop", window=10**5, family=THINKER)
+    end = heard(desk, chat(tools=(TOOL,)))[-1]
+    assert isinstance(end, Finished)
+    assert end.cut_by is None
+    assert desk.metrics.repetitions == 1
+    assert desk.metrics.endings["repetition"] == 0
+
+
+def test_calls_that_a_conversation_repeats_are_told_and_the_model_reads_nothing_of_it():
+    call = ToolCall("c1", "read", {"path": "a"})
+    turn = (
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", content="no", tool_call_id="c1"),
+    )
+    for count, told in ((3, False), (4, True), (5, False), (8, True)):
+        desk = Desk(window=10**5)
+        request = replace(chat(), messages=(*chat().messages, *turn * count))
+        heard(desk, request)
+        words = f"calls read with the same arguments and the same result, {count} times in a row"
+        assert any(words in line for line in desk.lines()) is told
+        quiet = Desk(window=10**5, repetition="off")
+        heard(quiet, request)
+        assert quiet.metrics.repetitions == 0
+        assert quiet.engine.engine_requests[-1].prompt == desk.engine.engine_requests[-1].prompt

@@ -118,6 +118,7 @@ VALUES: dict[str, Values] = {
     "MODEL_LOAD_STALL_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
     "END_WHEN_STUCK": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
     "GENERATION_WATCHDOG_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
+    "REPETITION": Values([("stop", "stop"), ("tell", "tell"), ("off", "off")], ["on", "1"]),
     "MAX_BODY_BYTES": Values([("1024", 1024), ("8589934592", 2**33), ("2000", 2000)], [*WHOLE, "1023"]),
     "MAX_CONNECTIONS": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0", "100001"]),
     "HTTP_IDLE_TIMEOUT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("1e1", 10)], SECONDS),
@@ -753,6 +754,17 @@ def checks_deadline(models: Models) -> None:
         until(lambda: server.get("/stats")["requests"]["endings"] == {"deadline": 1})
     with running(models.plain, GENERATION_WATCHDOG_SECONDS="0") as server, endless(server) as stream:
         assert stream.read(5000)
+
+
+def checks_repetition(models: Models) -> None:
+    loop = {"prompt": [1, 2, 3], "max_tokens": 2500, "temperature": 0, "logit_bias": {"7": 100}}
+    for policy, tokens in (("stop", 2100), ("tell", 2500), ("off", 2500)):
+        with running(models.plain, REPETITION=policy) as server:
+            said = server.post("/v1/completions", loop)
+            assert said["choices"][0]["finish_reason"] == "length"
+            assert 2000 <= said["usage"]["completion_tokens"] <= tokens
+            until(lambda: bool(server.get("/stats")["requests"]["endings"]))
+            assert server.get("/stats")["requests"]["repetitions"] == (policy != "off")
 
 
 def checks_body_bytes(models: Models) -> None:
@@ -1585,6 +1597,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MODEL_LOAD_STALL_SECONDS": checks_load_stall,
     "END_WHEN_STUCK": checks_end_when_stuck,
     "GENERATION_WATCHDOG_SECONDS": checks_deadline,
+    "REPETITION": checks_repetition,
     "MAX_BODY_BYTES": checks_body_bytes,
     "MAX_CONNECTIONS": checks_connections,
     "HTTP_IDLE_TIMEOUT_SECONDS": checks_idle,

@@ -458,6 +458,13 @@ class Settings:
         "Length of a reply whose request sets no limit. Unset: the rest of the context window.", _GENERATION,
     )  # fmt: skip
 
+    repetition: Literal["stop", "tell", "off"] = _variable(
+        "REPETITION", choice(("stop", "tell", "off")), "stop",
+        "A reply repeats one piece for 2,000 tokens, or a conversation makes the same call with the same "
+        "result again and again. stop: the reply ends as if it had reached its limit, unless it is inside a "
+        "call or its form is demanded, and the terminal tells of both; tell: it only tells; off: neither.",
+        _GENERATION,
+    )  # fmt: skip
     deadline_s: float = _variable(
         "GENERATION_WATCHDOG_SECONDS", number(Range(0, 10**9)), 600.0,
         "Time for a request, from when its turn comes, without the time in which others have their turn; 0 = "

@@ -166,14 +166,14 @@ class Usage:
 class Finished:
     """The reply is complete. `stop` is the stop string that ended it, if one did.
 
-    `reason` is "tool_calls" if calls were made and none of them was cut off. `was_cut`: the server's deadline
-    ended the request, at any point, even during prefill.
+    `reason` is "tool_calls" if calls were made and none of them was cut off. `cut_by`: what made the server
+    end the request: its deadline, at any point, even during prefill, or a reply that ran away.
     """
 
     reason: FinishReason
     usage: Usage
     stop: str | None = None
-    was_cut: bool = False
+    cut_by: Literal["deadline", "repetition"] | None = None
 
     @property
     def ended_itself(self) -> bool:

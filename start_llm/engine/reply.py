@@ -72,7 +72,7 @@ class ReplyWriter:
     def cut(self) -> list[Text | Finished]:
         """End the reply here, and return its last events."""
         *texts, end = self._finish_at_limit("")
-        return [*texts, replace(cast("Finished", end), was_cut=True)]
+        return [*texts, replace(cast("Finished", end), cut_by="deadline")]
 
     def _finish_at_limit(self, text: str) -> list[Text | Finished]:
         return self._finish(text + self._detokenizer.close(), "length")

@@ -20,6 +20,9 @@ from start_llm.core.events import (
 from start_llm.output.splitter import Splitter
 from start_llm.output.stop_sequences import StopSequenceMatcher
 
+_MUCH_HELD = 64
+"""Tokens."""
+
 
 class OutputStream:
     """Feeds a splitter and attaches every token of the reply to one of its events.
@@ -71,7 +74,7 @@ class OutputStream:
         if self._tokens and not outputs:
             outputs.append(Content(""))
         if self.is_over:
-            return self._accounted(outputs), replace(self.cut(end.usage), was_cut=end.was_cut)
+            return self._accounted(outputs), replace(self.cut(end.usage), cut_by=end.cut_by)
         calls = self._splitter.calls and not self._splitter.was_cut_in_call
         reason = "tool_calls" if calls else end.reason
         usage = replace(end.usage, reasoning=min(self._reasoning_tokens, end.usage.completion))
@@ -114,6 +117,11 @@ class OutputStream:
         """Return an empty event for the tokens of a stop string, without their log-probabilities."""
         self._logprobs.clear()
         return [Content("")]
+
+    @property
+    def may_be_in_call(self) -> bool:
+        """True inside a call, or while much text is held back, which only what may become a call is."""
+        return self._splitter.call_is_open or len(self._tokens) > _MUCH_HELD
 
     @property
     def is_whole(self) -> bool:

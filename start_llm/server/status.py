@@ -238,6 +238,7 @@ class Status:
         return {
             "in_flight": counts.in_flight,
             "endings": dict(counts.endings),
+            "repetitions": counts.repetitions,
             "prompt_tokens": counts.prompt_tokens,
             "cached_tokens": counts.cached_tokens,
             "completion_tokens": counts.completion_tokens,

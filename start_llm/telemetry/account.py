@@ -86,13 +86,18 @@ class RequestAccount:
                 self._running.note_text(len(event.tokens))
                 self._reports.terminal.progress(self._running)
             case Finished():
-                self._ending = "deadline" if event.was_cut else event.reason
+                self._ending = event.cut_by or event.reason
                 self._usage = event.usage
             case Failed():
                 self._ending = "failed"
                 self._reports.terminal.failed(self._running.facts, event.message)
             case _:
                 pass
+
+    def note_repetition(self, what: str) -> None:
+        """Tell the user that the model goes round in circles, and count it."""
+        self._reports.metrics.note_repetition()
+        self._reports.terminal.repeats(self._running.facts, what)
 
     def _note_tokens(self, count: int) -> None:
         observer, now = self._reports.observer, time.perf_counter()

@@ -110,7 +110,7 @@ class RequestOutcome:
     """How a request has ended.
 
     Attributes:
-        ending: a finish reason, `deadline`, `failed` or `cancelled`.
+        ending: a finish reason, `deadline`, `repetition`, `failed` or `cancelled`.
         written: tokens of the reply.
         ttft_s: seconds to the first token; None if there was none.
         prefill_s: the part of them from the start of the prefill.

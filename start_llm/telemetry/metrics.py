@@ -228,7 +228,13 @@ class RequestMetrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    repetitions: int = 0
+    """How often users were told that a model goes round in circles."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_repetition(self) -> None:
+        with self._lock:
+            self.repetitions += 1
 
     def begin(self) -> None:
         with self._lock:
@@ -238,7 +244,7 @@ class RequestMetrics:
         """Count the end of a request.
 
         Args:
-            ending: a finish reason, `deadline`, `failed` or `cancelled`.
+            ending: a finish reason, `deadline`, `repetition`, `failed` or `cancelled`.
             usage: what was read and written; less than was asked for if the request was given up.
         """
         with self._lock:

@@ -296,7 +296,7 @@ class RequestHistograms:
 
         self.ended = Counter(
             f"{PREFIX}request_success",
-            "Requests that have ended, by how: stop, length, tool_calls, deadline, failed or cancelled.",
+            "How requests have ended: stop, length, tool_calls, deadline, repetition, failed, cancelled.",
             ("model_name", "finished_reason"),
             registry=registry,
         )

@@ -29,6 +29,7 @@ _ENDINGS: Mapping[str, str] = {
     "length": "at limit",
     "tool_calls": "tool calls",
     "deadline": "timed out",
+    "repetition": "ran away",
 }
 _SHOWN_REFUSALS = 10
 _REFUSALS_S = 60.0
@@ -176,6 +177,10 @@ class Terminal:
         """Print a refused request. A flood of them prints a few lines a minute."""
         for told in self._refusals.parts(refusal, time.monotonic()):
             self._print(Line((f"{_clock()} refused    ", *told)))
+
+    def repeats(self, facts: RequestFacts, what: str) -> None:
+        """Print that a model goes round in circles."""
+        self._print(Line((_who(facts), printable(what))))
 
     def failed(self, facts: RequestFacts, message: str) -> None:
         self._print(Line((_who(facts), printable(message))))

@@ -303,7 +303,7 @@ class Turn:
             reasoning_surprisal_bits,
         )
         self.note_delivered()
-        if self._conversation is None or not is_whole or end.stop is not None or end.was_cut:
+        if self._conversation is None or not is_whole or end.stop is not None or end.cut_by:
             return
         # Leave out the eos token: the next rendering writes its own closer, which may be another token.
         written = self._written[:-1] if end.ended_itself else self._as_sent(self._written)

@@ -195,7 +195,7 @@ def test_reasoning_that_nobody_wants_does_not_stay(policy):
         ((Content(" \n"),), " \n", ITSELF, True),
         ((REASONING,), "(Hm.)", ITSELF, True),
         (HERE, "Here", replace(ITSELF, stop="!"), True),
-        (HERE, "Here", replace(AT_A_LIMIT, was_cut=True), True),
+        (HERE, "Here", replace(AT_A_LIMIT, cut_by="deadline"), True),
         (HERE, "Here<call", AT_A_LIMIT, False),
     ],
 )
