@@ -406,7 +406,7 @@ def test_an_interrupted_reply_can_be_given_up(resources):
 def ended_by_the_server(watched: Watched, completion: int) -> None:
     ending = watched.look()[-1]
     assert isinstance(ending, Finished)
-    assert (ending.reason, ending.cut_by) == ("length", True)
+    assert (ending.reason, ending.cut_by) == ("length", "deadline")
     assert ending.usage.completion == completion == len(watched.tokens)
 
 
