@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -347,6 +347,94 @@ def _title_request(chat: Chat, number: int) -> Request:
     return Request.of([system, user(prose(f"What title {number} is for", TITLE_TOKENS))], tools=())
 
 
+# ------------------------------------------------------------------------------------------------ compaction
+
+SUMMARY_TOKENS, ASK_TOKENS, KEPT_TURNS = 300, 200, 2
+AFTER_COMPACTION = 3
+"""Turns of the new conversation."""
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """How a client starts over with a summary (`docs/clients.md`).
+
+    Attributes:
+        asks: the requests for the summary, the last of which brings it.
+        keeps: the messages behind system text and summary in the new conversation.
+        summary_first: the summary stands in front of them.
+    """
+
+    title: str
+    asks: Callable[[Chat], list[Request]]
+    keeps: Callable[[Chat], list[Message]]
+    summary_first: bool = True
+
+
+def _compacted(way: Compaction, player: Player, size: Size) -> None:
+    chat = Chat.begin(player, way.title, f"The task, {way.title}")
+    for _ in range(size.trunk):
+        chat.turn()
+    chat.messages += chat._next()[:-1]  # pyright: ignore[reportPrivateUsage] - up to the last results
+    for request in way.asks(chat):
+        player.ask(request)
+    summary = user(player.rendering.prose(f"Summary of {chat.name}", SUMMARY_TOKENS))
+    kept = way.keeps(chat)
+    messages = [chat.messages[0], *([summary, *kept] if way.summary_first else [*kept, summary])]
+    if messages[-1]["role"] == "assistant":
+        messages.append(user(player.rendering.prose(f"Go on, {way.title}", USER_TOKENS)))
+    new = Chat(player, f"{chat.name}, compacted", messages)
+    for _ in range(AFTER_COMPACTION):
+        new.turn()
+
+
+def _ask_in_place(chat: Chat) -> list[Request]:
+    """The unchanged conversation, with the instruction as its next question."""
+    return [Request.of([*chat.messages, user(chat.player.rendering.prose("Summarise", ASK_TOKENS))])]
+
+
+def _ask_without_tools(chat: Chat) -> list[Request]:
+    (request,) = _ask_in_place(chat)
+    return [replace(request, tools=())]
+
+
+def _ask_as_text(chat: Chat) -> list[Request]:
+    """A small system text of its own, and the conversation written out in one message."""
+    prose = chat.player.rendering.prose
+    system = {"role": "system", "content": prose("Summarise what follows", ASK_TOKENS)}
+    written = "\n".join(json.dumps(message) for message in chat.messages[1:])
+    return [Request.of([system, user(written)], tools=())]
+
+
+def _ask_for_notes_first(chat: Chat) -> list[Request]:
+    """A turn for notes with another tool, then the conversation as text."""
+    (notes,) = _ask_in_place(chat)
+    return [replace(notes, tools=notes.tools[:1]), *_ask_as_text(chat)]
+
+
+def _last_exchange(chat: Chat) -> list[Message]:
+    return chat.messages[-2:]
+
+
+def _questions(chat: Chat) -> list[Message]:
+    return [message for message in chat.messages if message["role"] == "user"]
+
+
+def _last_turns(chat: Chat) -> list[Message]:
+    begins = [at for at, message in enumerate(chat.messages) if message["role"] == "user"]
+    return chat.messages[begins[-KEPT_TURNS] :]
+
+
+COMPACTIONS = {
+    "compact_claude": Compaction("compaction as Claude Code does it", _ask_in_place, _last_exchange),
+    "compact_codex": Compaction(
+        "compaction as Codex does it", _ask_without_tools, _questions, summary_first=False
+    ),
+    "compact_opencode": Compaction("compaction as opencode does it", _ask_as_text, lambda _: []),
+    "compact_pi": Compaction("compaction as pi does it", _ask_as_text, _last_turns),
+    "compact_openclaw": Compaction("compaction as OpenClaw does it", _ask_for_notes_first, _last_turns),
+}
+
+
 def _shape_of(client: Client) -> Shape:
     model: Model = "random"
     if client.is_scripted:
@@ -362,4 +450,5 @@ SHAPES = {
     "retry": Shape("retry after a cancelled prefill", _retry),
     "resume": Shape("resumed after other chats", _resumed),
     **{name: _shape_of(client) for name, client in CLIENTS.items()},
+    **{name: Shape(way.title, partial(_compacted, way)) for name, way in COMPACTIONS.items()},
 }
