@@ -307,6 +307,22 @@ def test_tools_of_anthropics_servers_are_left_out():
     assert read_tools(body()) == read_tools(body(tools=None)) == ((), ())
 
 
+def test_the_tools_that_the_client_runs_have_their_published_schemas():
+    tools, late = read_tools(
+        body(
+            tools=[
+                {"type": "bash_20250124", "name": "bash", "cache_control": {"type": "ephemeral"}},
+                {"type": "computer_20250124", "display_width_px": 640, "display_height_px": 480},
+                {"type": "memory_20250818", "name": "memory", "defer_loading": True},
+            ]
+        )
+    )
+    bash, computer = (tool["function"] for tool in tools)
+    assert (bash["name"], bash["parameters"]["required"]) == ("bash", ["command"])
+    assert (computer["name"], "640 x 480" in computer["description"]) == ("computer", True)
+    assert [tool["function"]["name"] for tool in late] == ["memory"]
+
+
 def test_a_deferred_tool_is_late():
     tools, late = read_tools(
         body(tools=[{"name": "a", "defer_loading": True}, {"name": "b", "defer_loading": False}])
