@@ -71,13 +71,13 @@ def _numbers(count: int) -> Json:
     return {"type": "array", "items": _NUMBER, "minItems": count, "maxItems": count}
 
 
-# ------------------------------------------------------------------------------------ Anthropic's client tools
+# ----------------------------------------------------------------------------------- Anthropic's client tools
 
 _BASH = ToolType(
     runs="client",
     source=f"{_ANTHROPIC}/bash-tool",
     name="bash",
-    description="Runs a command in a bash session that lasts: its folder and variables stay for the next one.",
+    description="Runs a command in a bash session. Its folder and variables stay for the next command.",
     parameters=_object(
         {
             "command": _about(_TEXT, "The command to run."),

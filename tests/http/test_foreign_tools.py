@@ -1,5 +1,6 @@
 """Tools and items that a vendor defines: those that the client runs are offered, and nothing is lost."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache
@@ -9,8 +10,8 @@ import pytest
 
 from tests.grammar import messages, responses
 from tests.http.forms import FORMS
-from tests.http.reading import QUESTION
-from tests.server.client import ask
+from tests.http.reading import QUESTION, hear, post
+from tests.server.client import CHAT, ask
 from tests.serving import Server, serving
 from tests.templates.traits import trait_folder
 
@@ -18,7 +19,14 @@ MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
 Random = Callable[[str], Server]
-BY_CHANCE = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 600, "enable_thinking": False}
+BY_CHANCE = {
+    "temperature": 1,
+    "top_k": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "max_tokens": 600,
+    "enable_thinking": False,
+}
 BASH = {"type": "bash_20250124", "name": "bash"}
 
 
@@ -74,3 +82,116 @@ def test_a_tool_that_the_client_runs_is_called_by_its_name_and_its_result_goes_o
         before = reply["usage"]
         computed = before["input_tokens"] + before["cache_read_input_tokens"] + before["output_tokens"]
         assert usage["cache_read_input_tokens"] >= computed - 2
+
+
+# ----------------------------------------------------------------------------------------------- custom tools
+
+PATCH_GRAMMAR = r"""start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+hunk: delete_hunk | update_hunk
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change
+filename: /([a-c"]{1,3})/
+change: change_context change_line{1,2}
+change_context: ("@@" | "@@ " /(.{1,4})/) LF
+change_line: ("+" | "-" | " ") /(.{0,4})/ LF -> line
+%import common.LF
+"""
+PATCH_TEXT = re.compile(
+    r"""\*\*\*\ Begin\ Patch\n
+    (\*\*\*\ Delete\ File:\ [a-c"]{1,3}\n
+    |\*\*\*\ Update\ File:\ [a-c"]{1,3}\n@@(\ .{1,4})?\n([-+\ ].{0,4}\n){1,2})+
+    \*\*\*\ End\ Patch\n?""",
+    re.VERBOSE,
+)
+NESTED = 'start: "(" start ")" | /[a-c]{1,3}/'
+LARK = {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR}
+APPLY_PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": LARK}
+TIME = {
+    "type": "custom",
+    "custom": {
+        "name": "at",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": r"^\d\d:\d\d [\"/\n]$"}},
+    },
+}
+DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_tool_calls": False}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):
+    server = babbling(name)
+    question = {"input": "Delete it.", "tools": [APPLY_PATCH], **BY_CHANCE, **DEMANDED}
+    for reply in both_ways(server, RESPONSES, {**question, "seed": 4}):
+        assert reply["status"] == "completed"
+        (call,) = reply["output"]
+        assert (call["type"], call["name"]) == ("custom_tool_call", "apply_patch")
+        assert PATCH_TEXT.fullmatch(call["input"]), call["input"]
+        result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."}
+        turns = [{"role": "user", "content": "Delete it."}, call, result]
+        body = {"input": turns, "tools": [APPLY_PATCH], **BY_CHANCE, "max_tokens": 1}
+        after, before = ask(server.port, "POST", RESPONSES, body).json["usage"], reply["usage"]
+        cached = after["input_tokens_details"]["cached_tokens"]
+        assert cached >= before["input_tokens"] + before["output_tokens"] - 2
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm"])
+def test_a_grammar_whose_rules_refer_to_themselves_is_followed_too(name, babbling: Random):
+    form = {"type": "grammar", "syntax": "lark", "definition": NESTED}
+    tool = {"type": "custom", "name": "apply_patch", "format": form}
+    question = {"input": "Nest.", "tools": [tool], **BY_CHANCE, **DEMANDED, "seed": 1}
+    for reply in both_ways(babbling(name), RESPONSES, question):
+        (call,) = reply["output"]
+        inner = call["input"].strip("()")
+        depth = (len(call["input"]) - len(inner)) // 2
+        assert call["input"] == "(" * depth + inner + ")" * depth
+        assert re.fullmatch("[a-c]{1,3}", inner)
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm", "harmony"])
+def test_a_chat_has_custom_calls_too(name, babbling: Random):
+    server = babbling(name)
+    choice = {"type": "custom", "custom": {"name": "at"}}
+    question = {"tools": [TIME], **BY_CHANCE, "tool_choice": choice, "parallel_tool_calls": False, "seed": 5}
+    heard = hear(server, **question)
+    assert heard.said.finish == "tool_calls"
+    (call,) = heard.body["choices"][0]["message"]["tool_calls"]
+    assert (call["type"], call["custom"]["name"]) == ("custom", "at")
+    assert re.fullmatch(r'\d\d:\d\d ["/\n]', call["custom"]["input"])
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "Late."},
+    ]
+    after = post(server, {"messages": turns, "tools": [TIME], **BY_CHANCE, "max_tokens": 1}).json["usage"]
+    made = heard.usage["prompt_tokens"] + heard.usage["completion_tokens"]
+    assert after["prompt_tokens_details"]["cached_tokens"] >= made - 2
+
+
+def test_a_custom_tool_that_may_be_called_is_offered_with_its_grammar(babbling: Random):
+    def counted_items(**fields: Any) -> int:
+        body = {"input": "hi", **fields}
+        return ask(babbling("hermes").port, "POST", f"{RESPONSES}/input_tokens", body).json["input_tokens"]
+
+    without = {key: value for key, value in APPLY_PATCH.items() if key != "format"}
+    assert counted_items() < counted_items(tools=[without]) < counted_items(tools=[APPLY_PATCH])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_grammar_that_does_not_compile_is_refused_by_its_tool_and_in_words(
+    choice, stream, babbling: Random
+):
+    server = babbling("hermes")
+    broken = {"syntax": "lark", "definition": "start: nowhere"}
+    tool = {**APPLY_PATCH, "format": {"type": "grammar", **broken}}
+    nested = {"type": "custom", "custom": {"name": "at", "format": {"type": "grammar", "grammar": broken}}}
+    for path, body, name in (
+        (RESPONSES, {"input": "?", "tools": [tool]}, "apply_patch"),
+        (CHAT, {"messages": QUESTION, "tools": [nested]}, "at"),
+    ):
+        refused = ask(server.port, "POST", path, {**body, "tool_choice": choice, "stream": stream})
+        assert refused.status == 400
+        error = refused.json["error"]
+        assert name in error["message"] and 'unknown name: "nowhere"' in error["message"]
+        assert error["param"].endswith("definition")

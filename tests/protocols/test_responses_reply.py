@@ -163,6 +163,11 @@ def test_arguments_of_another_form_are_the_input_of_a_custom_call(arguments):
     assert call["input"] == arguments
 
 
+def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():
+    (call,) = output_of(CallStarted(0, "note"), CallArguments(0, '{"input": "a\\nb'), reason="length")
+    assert (call["input"], call["status"]) == ("a\nb", "incomplete")
+
+
 def test_what_is_cut_is_incomplete():
     encoder = reply()
     events = streamed(

@@ -329,6 +329,10 @@ def test_a_nested_call_is_read_under_its_flat_name_also_when_the_tool_is_gone():
         assert reply.tool_calls == (ToolCall("c1", "agents__close", {}),)
 
 
+def custom(name: str, form: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "custom", "name": name, "format": form}
+
+
 def test_a_custom_tool_has_one_text():
     (schema,) = schemas_of(
         {"type": "custom", "name": "note", "description": "Notes.", "format": {"type": "text"}}
@@ -341,24 +345,35 @@ def test_a_custom_tool_has_one_text():
     assert reply.tool_calls == (ToolCall("c1", "note", {"input": 'a "b"\n'}),)
 
 
+def test_a_custom_tool_with_a_grammar_shows_it_and_has_it_under_the_models_name():
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+    patch = {"type": "custom", "name": "patch", "description": "Edits.", "format": form}
+    asked = request_of(tools=[patch, namespace("files", patch)])
+    offered: Any = asked.tools
+    plain, nested = (tool["function"] for tool in offered)
+    assert plain["description"].startswith("Edits.\n\n")
+    assert plain["description"].endswith('Lark grammar:\nstart: "x"')
+    assert plain["parameters"]["required"] == ["input"]
+    assert [plain["name"], nested["name"]] == ["patch", "files__patch"]
+    assert [grammar.tool for grammar in asked.grammars] == ["patch", "files__patch"]
+    assert [grammar.field for grammar in asked.grammars] == [
+        "tools[0].format.definition",
+        "tools[1].tools[0].format.definition",
+    ]
+    assert {(grammar.syntax, grammar.definition) for grammar in asked.grammars} == {("lark", 'start: "x"')}
+
+
 def test_tools_that_cannot_be_offered_are_left_out_and_told_of_once():
     context, said = new_context()
-    patch = {
-        "type": "custom",
-        "name": "patch",
-        "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
-    }
     tools = [
         READ,
         {"type": "web_search", "external_web_access": True},
-        patch,
         namespace("a", {"type": "namespace", "name": "b"}),
     ]
     for _ in range(2):
         assert len(request_of(context, tools=tools).tools) == 1
     assert said == [
         "Tools of type 'web_search' are not offered to the model.",
-        "The tool 'patch' is not offered to the model: its input has a grammar.",
         "Tools of type 'namespace' are not offered to the model.",
     ]
 
@@ -483,6 +498,15 @@ def test_the_format_of_an_answer_arrives():
         ({"tools": [namespace("", READ)]}, "tools[0].name"),
         ({"tools": [namespace("a", {"type": "function"})]}, "tools[0].tools[0].name"),
         ({"tools": [{"type": "custom", "name": "x", "format": "x"}]}, "tools[0].format"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        (
+            {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "lark"}}]},
+            "tools[0].format.definition",
+        ),
+        (
+            {"tools": [custom("x", {"type": "grammar", "syntax": "ebnf", "definition": "x"})]},
+            "tools[0].format.syntax",
+        ),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "read"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),

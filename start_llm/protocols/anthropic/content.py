@@ -52,7 +52,8 @@ def read_conversation(body: Fields, open_reasoning: Opener, images: ImageParser)
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
     """Return function schemas in the format of chat templates. Tools that Anthropic runs are left out.
 
-    Anthropic's client tools have their published schemas. Tools with `defer_loading` come second. They are not part of the prefix, so adding one does not change it.
+    Anthropic's client tools have their published schemas. Tools with `defer_loading` come second. They are
+    not part of the prefix, so adding one does not change it.
     """
     tools: list[Mapping[str, Json]] = []
     late: list[Mapping[str, Json]] = []

@@ -82,6 +82,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         messages=_read_messages(body, conversation, toolbox, images, context),
         images=images.images,
         tools=toolbox.schemas,
+        grammars=toolbox.grammars,
         form=_read_form(body, toolbox),
         thinking=read_thinking(body),
         template_options=read_template_options(body),

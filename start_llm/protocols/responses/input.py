@@ -14,9 +14,10 @@ from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.core.ids import RANDOM_LENGTH, name_in
 from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
+from start_llm.protocols.custom_tools import custom_arguments
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
-from start_llm.protocols.responses.tools import CUSTOM_ARGUMENT, Tell, Toolbox
+from start_llm.protocols.responses.tools import Tell, Toolbox
 from start_llm.protocols.seal import Sealed
 
 _ROLES: Mapping[str, Role] = {
@@ -115,7 +116,7 @@ class ItemReader:
 
     def custom_call(self, item: Fields) -> Message:
         name = self.toolbox.flat(item.text("namespace"), item.required_text("name"))
-        return _called(item, name, {CUSTOM_ARGUMENT: item.text("input") or ""})
+        return _called(item, name, custom_arguments(item))
 
     def result(self, item: Fields) -> Message:
         content = read_content(item, "output", images=self.images, may_hold_unseen=True)

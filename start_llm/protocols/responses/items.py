@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
-from start_llm.protocols.fields import parse_embedded
-from start_llm.protocols.responses.tools import CUSTOM_ARGUMENT, ClientTool
+from start_llm.protocols.custom_tools import custom_input
+from start_llm.protocols.responses.tools import ClientTool
 
 type Event = tuple[str, dict[str, Json]]
 """The event's name without `response.`, and its own fields."""
@@ -133,16 +133,7 @@ _SUMMARY = ItemEncoding(
     part_fields={"type": "summary_text"},
 )
 _CALL = ItemEncoding(text="function_call_arguments", whole="arguments")
-
-
-def _custom_input(arguments: str) -> str:
-    """Return the text in the arguments. Arguments of any other form are the text."""
-    parsed = parse_embedded(arguments)
-    text = parsed.get(CUSTOM_ARGUMENT) if isinstance(parsed, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
-_CUSTOM_CALL = ItemEncoding(text="custom_tool_call_input", whole="input", is_live=False, read=_custom_input)
+_CUSTOM_CALL = ItemEncoding(text="custom_tool_call_input", whole="input", is_live=False, read=custom_input)
 
 
 def text_item(index: int, reply_name: str) -> OutputItem:
