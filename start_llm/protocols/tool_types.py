@@ -21,6 +21,7 @@ _ANTHROPIC = "platform.claude.com/docs/en/agents-and-tools/tool-use"
 _OPENAI = "platform.openai.com/docs/guides"
 _VERSION = regex.compile(r"(?P<family>.+)_(?P<date>\d{8})")
 _TEXT: Json = {"type": "string"}
+_TEXTS: Json = {"type": "array", "items": {"type": "string"}}
 _NUMBER: Json = {"type": "integer"}
 
 
@@ -206,3 +207,107 @@ def anthropic_tool_type(kind: str) -> ToolType:
     if not match or not versions:
         return _VENDORS
     return versions[max((date for date in versions if date <= match["date"]), default=min(versions))]
+
+
+# --------------------------------------------------------------------------------------------- OpenAI's tools
+
+_LOCAL_SHELL = ToolType(
+    runs="client",
+    source=f"{_OPENAI}/tools-local-shell",
+    name="local_shell",
+    description="Runs a command on the user's computer.",
+    parameters=_object(
+        {
+            "command": _about(_TEXTS, "The program and its arguments."),
+            "timeout_ms": _about(_NUMBER, "The longest time that it may take."),
+            "working_directory": _about(_TEXT, "The folder to run it in."),
+        },
+        "command",
+    ),
+    call_item="local_shell_call",
+)
+_SHELL = ToolType(
+    runs="client",
+    source=f"{_OPENAI}/tools-shell",
+    name="shell",
+    description="Runs shell commands on the user's computer.",
+    parameters=_object(
+        {
+            "commands": _about(_TEXTS, "The commands, in their order."),
+            "timeout_ms": _about(_NUMBER, "The longest time that they may take."),
+            "max_output_length": _about(_NUMBER, "The most characters of output to return."),
+        },
+        "commands",
+    ),
+    call_item="shell_call",
+)
+_APPLY_PATCH = ToolType(
+    runs="client",
+    source=f"{_OPENAI}/tools-apply-patch",
+    name="apply_patch",
+    description="Creates, changes or deletes a file.",
+    parameters=_object(
+        {
+            "type": _about(_words("create_file", "update_file", "delete_file"), "What to do."),
+            "path": _about(_TEXT, "The path of the file."),
+            "diff": _about(
+                _TEXT,
+                "create_file, update_file: the lines of the change, each with +, - or a blank in front, "
+                "below a line @@ with their place.",
+            ),
+        },
+        "type",
+        "path",
+    ),
+    call_item="apply_patch_call",
+)
+_OPENAIS = ToolType(runs="vendor", source=f"{_OPENAI}/tools")
+_RESPONSES: Mapping[str, ToolType] = {tool.name: tool for tool in (_LOCAL_SHELL, _SHELL, _APPLY_PATCH)}
+
+
+def responses_tool_type(kind: str, environment: Json = None) -> ToolType:
+    """Return the type of a tool of the Responses protocol that OpenAI defines.
+
+    Args:
+        environment: of a shell: the client runs it, unless it is a container.
+    """
+    place = environment.get("type", "local") if isinstance(environment, dict) else "local"
+    return _OPENAIS if place != "local" else _RESPONSES.get(kind, _OPENAIS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemType:
+    """A type of items that a vendor made.
+
+    Attributes:
+        source: the documentation of its schema.
+        is_question: it stands on the user's side.
+        hidden: members that say nothing to a model.
+    """
+
+    source: str
+    is_question: bool = False
+    hidden: frozenset[str] = frozenset()
+
+
+VENDOR_ITEMS: Mapping[str, ItemType] = {
+    "web_search_call": ItemType(source=f"{_OPENAI}/tools-web-search"),
+    "file_search_call": ItemType(source=f"{_OPENAI}/tools-file-search"),
+    "code_interpreter_call": ItemType(source=f"{_OPENAI}/tools-code-interpreter"),
+    "image_generation_call": ItemType(
+        source=f"{_OPENAI}/tools-image-generation", hidden=frozenset({"result"})
+    ),
+    "mcp_call": ItemType(source=f"{_OPENAI}/tools-connectors-mcp"),
+    "mcp_list_tools": ItemType(source=f"{_OPENAI}/tools-connectors-mcp"),
+    "mcp_approval_request": ItemType(source=f"{_OPENAI}/tools-connectors-mcp"),
+    "mcp_approval_response": ItemType(source=f"{_OPENAI}/tools-connectors-mcp", is_question=True),
+    "tool_search_call": ItemType(source=f"{_OPENAI}/tools-tool-search"),
+    "tool_search_output": ItemType(source=f"{_OPENAI}/tools-tool-search"),
+}
+"""Items of the Responses protocol that are text for the model."""
+_VENDOR_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
+
+
+def is_vendor_block(kind: str) -> bool:
+    """Return whether a block of the Messages protocol is a call that Anthropic ran, or its result."""
+    return kind in _VENDOR_CALLS or (kind.endswith("_tool_result") and kind != "tool_result")

@@ -1,5 +1,6 @@
 """Tools and items that a vendor defines: those that the client runs are offered, and nothing is lost."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import pytest
 from tests.grammar import messages, responses
 from tests.http.forms import FORMS
 from tests.http.reading import QUESTION, hear, post
+from tests.http.scripts import asking, write_model
 from tests.server.client import CHAT, ask
 from tests.serving import Server, serving
 from tests.templates.traits import trait_folder
@@ -195,3 +197,68 @@ def test_a_grammar_that_does_not_compile_is_refused_by_its_tool_and_in_words(
         error = refused.json["error"]
         assert name in error["message"] and 'unknown name: "nowhere"' in error["message"]
         assert error["param"].endswith("definition")
+
+
+# ---------------------------------------------------------------------------------- OpenAI's client tools
+
+CALLS = {
+    "shell": {"commands": ["ls -l", "pwd"]},
+    "local_shell": {"command": ["ls", "-l"], "working_directory": "/a"},
+    "apply_patch": {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b\n"},
+}
+OUTPUTS: dict[str, Any] = {
+    "shell": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+    "local_shell": "a",
+    "apply_patch": "Done.",
+}
+
+
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`asking("shell")` makes it call that tool."""
+    scripts = {
+        name: f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+        for name, arguments in CALLS.items()
+    }
+    folder = write_model(tmp_path_factory.mktemp("calling"), FORMS["hermes"].trait, scripts=scripts)
+    with serving(folder) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("tool", "member", "more"),
+    [
+        ("shell", "action", {}),
+        ("local_shell", "action", {"type": "exec", "env": {}}),
+        ("apply_patch", "operation", {}),
+    ],
+)
+def test_a_tool_of_openais_that_the_client_runs_is_called_in_its_item_and_goes_round(
+    tool, member, more, calling: Server
+):
+    offered = {"tools": [{"type": tool}], "enable_thinking": False}
+    for reply in both_ways(calling, RESPONSES, {"input": "Look.", **offered, **asking(tool)}):
+        (call,) = reply["output"]
+        assert (call["type"], reply["status"]) == (f"{tool}_call", "completed")
+        assert call[member] == {**CALLS[tool], **more}
+        result = {"type": f"{tool}_call_output", "call_id": call["call_id"], "output": OUTPUTS[tool]}
+        turns = [{"role": "user", "content": "Look."}, call, result]
+        body = {"input": turns, **offered, **asking(tool), "max_output_tokens": 1}
+        after, before = ask(calling.port, "POST", RESPONSES, body).json["usage"], reply["usage"]
+        cached = after["input_tokens_details"]["cached_tokens"]
+        assert cached >= before["input_tokens"] + before["output_tokens"] - 3
+
+
+def test_what_a_vendor_ran_is_in_the_prompt(babbling: Random):
+    server = babbling("hermes")
+    call = {"type": "mcp_call", "server_label": "sea", "name": "f", "arguments": "{}", "output": "deep " * 50}
+    items = [{"role": "user", "content": "Look."}, call, {"role": "user", "content": "And?"}]
+
+    def counted_items(items: list[Any]) -> int:
+        reply = ask(server.port, "POST", f"{RESPONSES}/input_tokens", {"input": items})
+        return reply.json["input_tokens"]
+
+    assert counted_items(items) > counted_items([items[0], items[2]]) + 50
+    used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "deep " * 50}}
+    turns = [*QUESTION, {"role": "assistant", "content": [used]}, {"role": "user", "content": "And?"}]
+    assert ask(server.port, "POST", COUNT, {"messages": turns}).json["input_tokens"] > counted(server) + 50

@@ -13,7 +13,8 @@ from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.seal import Sealed
-from start_llm.protocols.tool_types import anthropic_tool_type
+from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block
+from start_llm.protocols.vendor_outputs import vendor_text
 
 type Opener = Callable[[str], Sealed | None]
 """Returns the contents of our signature; None if we did not create it."""
@@ -109,6 +110,8 @@ class _Reading:
         kind = block.required_text("type")
         if kind == _IMAGE:
             return self.images.read(block, is_refused=self.refuses_images)
+        if is_vendor_block(kind):
+            return vendor_text(kind, block.data)
         read = _TEXTS.get(kind)
         return read(block, self) if read is not None else text_or_note(block, kind)
 

@@ -3,6 +3,7 @@
 {"type": "function", "name": "exec", …}                          exec
 {"type": "namespace", "name": "agents", "tools": [function …]}   agents__close
 {"type": "custom", "name": "note", …}                            note, with one text: {"input": …}
+{"type": "shell"}                                                shell, with its published schema
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass, replace
 from start_llm.core.chat import Json, TextGrammar
 from start_llm.protocols.custom_tools import custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.tool_types import responses_tool_type
 
+FUNCTION_CALL, CUSTOM_CALL = "function_call", "custom_tool_call"
 _BETWEEN = "__"
 
 type Tell = Callable[[str], None]
@@ -26,14 +29,14 @@ class ClientTool:
 
     Attributes:
         namespace: the namespace that contains it, if any.
-        is_custom: its calls have a text instead of arguments.
+        call_item: the type of the items that are its calls.
         grammar: what that text has to follow.
         schema: the function schema for the model, without the name.
     """
 
     name: str
     namespace: str | None = None
-    is_custom: bool = False
+    call_item: str = FUNCTION_CALL
     grammar: TextGrammar | None = None
     schema: Mapping[str, Json]
 
@@ -102,6 +105,10 @@ def read_toolbox(body: Fields, tell: Tell) -> Toolbox:
 def _read(item: Fields, tell: Tell, readers: Mapping[str, Reader]) -> Iterator[ClientTool]:
     kind = item.required_text("type")
     reader = readers.get(kind)
+    built_in = responses_tool_type(kind, item.value("environment"))
+    if reader is None and built_in.runs == "client" and readers is _READERS:
+        yield ClientTool(name=built_in.name, call_item=built_in.call_item, schema=built_in.schema)
+        return
     if reader is None:
         tell(f"Tools of type {kind!r} are not offered to the model.")
         return
@@ -119,7 +126,7 @@ def _function(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001
 
 def _custom(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001 - one of `_READERS`
     name, schema = item.required_text("name"), custom_schema(item)
-    yield ClientTool(name=name, is_custom=True, grammar=custom_grammar(item), schema=schema)
+    yield ClientTool(name=name, call_item=CUSTOM_CALL, grammar=custom_grammar(item), schema=schema)
 
 
 def _namespace(item: Fields, tell: Tell) -> Iterator[ClientTool]:
