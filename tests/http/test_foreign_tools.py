@@ -262,3 +262,43 @@ def test_what_a_vendor_ran_is_in_the_prompt(babbling: Random):
     used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "deep " * 50}}
     turns = [*QUESTION, {"role": "assistant", "content": [used]}, {"role": "user", "content": "And?"}]
     assert ask(server.port, "POST", COUNT, {"messages": turns}).json["input_tokens"] > counted(server) + 50
+
+
+# ------------------------------------------------------------------------------ tools that a vendor would run
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+FETCH = {"type": "web_fetch_20250910", "name": "web_fetch"}
+AS_SEARCHER = {"system": "You are an assistant for performing a web search tool use", **BY_CHANCE}
+
+
+@pytest.mark.parametrize("choice", [{"type": "tool", "name": "web_search"}, {"type": "any"}], ids=str)
+def test_a_search_that_is_demanded_is_answered_as_unavailable_and_not_by_the_model(choice, babbling: Random):
+    server = babbling("hermes")
+    question = {"messages": QUESTION, "tools": [SEARCH], "tool_choice": choice, **AS_SEARCHER}
+    for reply in both_ways(server, MESSAGES, question):
+        used, result, text = reply["content"]
+        assert (used["type"], used["name"]) == ("server_tool_use", "web_search")
+        assert used["input"] == {"query": QUESTION[0]["content"]}
+        assert result["tool_use_id"] == used["id"]
+        assert result["content"] == {"type": "web_search_tool_result_error", "error_code": "unavailable"}
+        assert "web_search is not available" in text["text"]
+        assert (reply["stop_reason"], reply["usage"]["output_tokens"]) == ("end_turn", 0)
+        turns = [*QUESTION, {"role": "assistant", "content": reply["content"]}, *QUESTION]
+        again = {"messages": turns, "tools": [BASH], **BY_CHANCE, "max_tokens": 1}
+        assert ask(server.port, "POST", MESSAGES, again).status == 200
+
+
+def test_another_tool_that_is_demanded_is_answered_in_words_alone(babbling: Random):
+    choice = {"type": "tool", "name": "web_fetch"}
+    question = {"messages": QUESTION, "tools": [BASH, FETCH], "tool_choice": choice, **BY_CHANCE}
+    for reply in both_ways(babbling("hermes"), MESSAGES, question):
+        (text,) = reply["content"]
+        assert "web_fetch is not available" in text["text"]
+
+
+def test_a_request_without_other_tools_tells_the_model_that_they_are_not_there(babbling: Random):
+    server = babbling("hermes")
+    plain = counted(server, system="Be brief.")
+    assert counted(server, system="Be brief.", tools=[SEARCH]) > plain
+    assert counted(server, tools=[SEARCH]) > counted(server)
+    assert counted(server, tools=[SEARCH, BASH]) == counted(server, tools=[BASH])
