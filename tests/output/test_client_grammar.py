@@ -107,6 +107,14 @@ def test_a_text_follows_its_grammar_wherever_it_stands(place, grammar, good, bad
     assert [text for text in bad if follows(text, grammar, place)] == []
 
 
+@pytest.mark.parametrize("place", ["json", "tags"])
+def test_a_grammar_that_refers_to_itself_can_end_where_any_text_could_go_on(place):
+    grammar = lark('start: "(" start ")" | /[^!]+/')
+    assert follows("(abc)", grammar, place)
+    assert follows("abc", grammar, place)
+    assert not follows("a!", grammar, place)
+
+
 def test_a_text_between_tags_does_not_contain_the_end():
     assert follows("<v", lark('start: /[^!]+/ "!"'), "tags") is False
     assert follows("a<b!", lark('start: /[^!]+/ "!"'), "tags")

@@ -5,14 +5,15 @@ is translated to what JSON writes for it. Between tags the text must not contain
 
 llguidance's lexer never takes back where a terminal ended, so in the middle of an escape or of a mark it is
 too late to end one. Therefore all rules become terminals, which makes the whole grammar one. A grammar with
-`%ignore`, or whose rules refer to themselves, keeps its rules; its patterns then match no escaped character.
+`%ignore`, or whose rules refer to themselves, keeps its rules; its patterns then match neither a character
+that is escaped nor the first one of the mark.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import regex
 
@@ -246,22 +247,18 @@ def _has_cycle(uses: Mapping[str, Sequence[str]]) -> bool:
 
 
 class _WithoutEnd(_Rewriting):
-    """No regular expression of it matches a text that contains the end."""
+    """No pattern of it matches the first character of the end, unless it matches nothing else."""
 
     def __init__(self, source: str, end: str) -> None:
         super().__init__(source)
-        self._end = end
-        self._terminals: list[str] = []
-
-    @property
-    def text(self) -> str:
-        rules = super().text
-        return "\n".join([rules, *self._terminals])
+        self._first = end[0]
 
     def _pattern(self, pattern: str, flags: str) -> str:
-        name = f"TEXT_BEFORE_THE_END_{len(self._terminals)}"
-        self._terminals.append(f"{name}: /{pattern}/{flags} & ~{_containing(self._end)}")
-        return name
+        def narrowed(text: str) -> str:
+            others = f"[{text}&&[^{_escaped(self._first)}]]"
+            return others if _matches_any_but(text, self._first) else text
+
+        return f"/{_CharacterPattern(pattern, flags, narrowed).text}/{flags}"
 
 
 # ----------------------------------------------------------------------------------------------- JSON strings
@@ -279,9 +276,8 @@ class _JsonSource(_Rewriting):
         self._has_escapes = has_escapes
 
     def _pattern(self, pattern: str, flags: str) -> str:
-        if "x" in flags:
-            raise _UnusableError("the flag x is not supported")
-        return f"/{_JsonPattern(pattern, flags, has_escapes=self._has_escapes).text}/{flags}"
+        of_class = partial(_json_class, has_escapes=self._has_escapes)
+        return f"/{_CharacterPattern(pattern, flags, of_class, _json_character).text}/{flags}"
 
     def _other(self, match: regex.Match[str]) -> str:
         if match["text"] is not None:
@@ -326,15 +322,28 @@ def _decoded(text: str) -> str:
         raise _UnusableError(f"the string {text} is malformed") from error
 
 
-class _JsonPattern:
-    """Rewrites a regular expression for the text of a JSON string.
+class _CharacterPattern:
+    """Rewrites a regular expression where it matches single characters of a class.
 
-    Only what matches single characters changes; groups, alternatives and repetitions stay.
+    Groups, alternatives and repetitions stay.
+
+    Args:
+        of_class: returns the expression in place of a class of characters.
+        of_character: the same for one character, which may be written in any way.
     """
 
-    def __init__(self, pattern: str, flags: str, *, has_escapes: bool) -> None:
+    def __init__(
+        self,
+        pattern: str,
+        flags: str,
+        of_class: Callable[[str], str],
+        of_character: Callable[[str], str] = str,
+    ) -> None:
+        if "x" in flags:
+            raise _UnusableError("the flag x is not supported")
         self._pattern = pattern
-        self._has_escapes = has_escapes
+        self._of_class = of_class
+        self._of_character = of_character
         self._dot_is_all = ["s" in flags]
 
     @property
@@ -349,11 +358,11 @@ class _JsonPattern:
             if len(self._dot_is_all) > 1:
                 self._dot_is_all.pop()
         elif match["any"]:
-            return _json_class(r"[\s\S]" if self._dot_is_all[-1] else r"[^\n]", self._has_escapes)
+            return self._of_class(r"[\s\S]" if self._dot_is_all[-1] else r"[^\n]")
         elif match["set"] or match["family"]:
-            return _json_class(text, self._has_escapes)
+            return self._of_class(text)
         elif text in _SPECIAL or (match["escape"] and text[1] not in _BOUNDARIES):
-            return _json_character(text)
+            return self._of_character(text)
         return text
 
     def _open(self, match: regex.Match[str]) -> None:
@@ -392,6 +401,12 @@ def _escapes(characters: Sequence[str]) -> str:
 
 def _special_characters(text: str) -> list[str]:
     return [special for special in _SPECIAL if _compiled(text).fullmatch(special)]
+
+
+@lru_cache(256)
+def _matches_any_but(text: str, excluded: str) -> bool:
+    others = "".join(_SPECIAL) + _ALL_PLAIN
+    return _compiled(text).search(others.replace(excluded, "")) is not None
 
 
 @lru_cache(256)
