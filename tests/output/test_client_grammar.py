@@ -40,6 +40,12 @@ def pattern(definition: str) -> TextGrammar:
     return TextGrammar(tool="patch", syntax="regex", definition=definition, field="tools[0].format")
 
 
+def chain(name: str, last: str) -> str:
+    """Rules each of which refers to the next. A few thousand crash llguidance."""
+    rules = [f'{name}{number}: {name}{number + 1} "b"' for number in range(250)]
+    return "\n".join([f"start: {name}0", *rules, f"{name}250: {last}"])
+
+
 class _Bytes:
     """Every byte is a token."""
 
@@ -134,6 +140,9 @@ def test_a_text_between_tags_does_not_contain_the_end():
         (lark("start: <[5]>"), "<[5]> is not supported"),
         (lark("start: @other"), "@other is not supported"),
         (lark('start: %json {"type": "string"}'), "%json is not supported"),
+        (lark(chain("r", '"a"')), "over more than 250 levels"),
+        (lark(chain("R", '"a"')), "over more than 250 levels"),
+        (lark(chain("r", '"(" start ")" | "a"')), "over more than 250 levels"),
         (lark('start: "' + "a" * 2**16 + '"'), "more than 65536 characters"),
     ],
     ids=lambda value: value.definition[:24] if isinstance(value, TextGrammar) else "",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import regex
 
@@ -32,7 +33,8 @@ _TOKEN = regex.compile(
     |(?P<alias>->[ \t]*\w+)
     |(?P<modifier>[?!](?=_?[a-z][\w-]*\s*:))
     |(?P<rule>(?<![\w-])_?[a-z][a-z0-9_-]*)(?P<defined>\s*:)?(?P<options>[\[.:](?=\S))?
-    |(?P<other>[\s|()]+|[A-Z_][\w-]*|.)""",
+    |(?P<terminal>[A-Z_][\w-]*)(?P<defined_terminal>\s*:)?
+    |(?P<other>[\s|()]+|.)""",
     regex.VERBOSE | regex.DOTALL,
 )
 _IMPORT = regex.compile(
@@ -119,6 +121,11 @@ def standalone(grammar: TextGrammar) -> str:
     return _translated(grammar, lambda source: _Rewriting(source).text)
 
 
+def levels(grammar: TextGrammar) -> int:
+    """Return how deeply the rules of a grammar refer to each other, at most."""
+    return _in_order(_Terminals(_lark(grammar)).uses).levels
+
+
 def refused(grammar: TextGrammar, reason: str) -> InvalidRequest:
     """Return the error for a grammar that cannot be used."""
     problem = f"'{grammar.field}': the grammar of the tool {grammar.tool!r} cannot be used: {reason}"
@@ -192,30 +199,32 @@ class _Terminals(_Rewriting):
     """The same grammar with terminals in place of rules.
 
     Attributes:
+        rules: its source.
         is_possible: terminals can say all that the rules say.
-        uses: the rules that each rule refers to.
+        uses: the names that each rule and each terminal refers to.
     """
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self.is_possible = True
         self.uses: dict[str, list[str]] = {}
-        self._rule = ""
+        self._defined = ""
+        self.rules = self.text
 
     def _other(self, match: regex.Match[str]) -> str:
         if match["ignore"] or match["options"]:
             self.is_possible = False
         if match["alias"] or match["modifier"]:
             return ""
-        name = match["rule"]
+        name = match["rule"] or match["terminal"]
         if name is None:
             return match[0]
-        if match["defined"]:
-            self._rule = name
+        if match["defined"] or match["defined_terminal"]:
+            self._defined = name
             self.uses[name] = []
         else:
-            self.uses.setdefault(self._rule, []).append(name)
-        return _terminal(name) + match[0].removeprefix(name)
+            self.uses.setdefault(self._defined, []).append(name)
+        return _terminal(name) + match[0].removeprefix(name) if match["rule"] else match[0]
 
 
 def _terminal(rule: str) -> str:
@@ -226,24 +235,44 @@ def _terminal(rule: str) -> str:
 def _as_one_terminal(source: str) -> str | None:
     """Return the grammar with terminals in place of rules; None if terminals cannot say the same."""
     terminals = _Terminals(source)
-    text = terminals.text
-    if not terminals.is_possible or _has_cycle(terminals.uses):
+    if not terminals.is_possible or _in_order(terminals.uses).has_cycle:
         return None
-    return f"{text}\n{_START}: {_terminal(_START)}"
+    return f"{terminals.rules}\n{_START}: {_terminal(_START)}"
 
 
 def _without_start(whole: str) -> str:
     return whole.rpartition("\n")[0]
 
 
-def _has_cycle(uses: Mapping[str, Sequence[str]]) -> bool:
-    """Return True if a rule refers to itself, through others or directly: if no order resolves them all."""
-    open_rules = {name: set(used) & uses.keys() for name, used in uses.items()}
-    while resolved := [name for name, used in open_rules.items() if not used]:
-        for name in resolved:
-            del open_rules[name]
-        open_rules = {name: used.difference(resolved) for name, used in open_rules.items()}
-    return bool(open_rules)
+class _Order(NamedTuple):
+    """The names of a grammar, in an order in which each refers to earlier ones only.
+
+    Attributes:
+        levels: the most names of which each refers to the next.
+        has_cycle: there is no such order, because a name refers to itself, through others or directly.
+    """
+
+    levels: int
+    has_cycle: bool
+
+
+def _in_order(uses: Mapping[str, Sequence[str]]) -> _Order:
+    used_by: dict[str, list[str]] = {name: [] for name in uses}
+    waiting = {name: set(used) & uses.keys() for name, used in uses.items()}
+    for name, used in waiting.items():
+        for one in used:
+            used_by[one].append(name)
+    level = dict.fromkeys(uses, 1)
+    ordered = [name for name, used in waiting.items() if not used]
+    for name in ordered:
+        for user in used_by[name]:
+            level[user] = max(level[user], level[name] + 1)
+            waiting[user].discard(name)
+            if not waiting[user]:
+                ordered.append(user)
+    # Of names in a cycle, or above one, nothing is known but their number.
+    in_cycles = len(uses) - len(ordered)
+    return _Order(max((level[name] for name in ordered), default=0) + in_cycles, has_cycle=in_cycles > 0)
 
 
 class _WithoutEnd(_Rewriting):

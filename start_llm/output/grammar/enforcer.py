@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from start_llm.core.chat import Json, TextGrammar
 from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.core.errors import ConstraintViolated, InvalidRequest
-from start_llm.formats.writing.client_grammar import refused, standalone
+from start_llm.formats.writing.client_grammar import levels, refused, standalone
 from start_llm.formats.writing.lark import Grammar, SchemaOrigin
 from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep
 from start_llm.output.grammar.validity import schema_error
@@ -171,7 +171,10 @@ def check_text_grammar(grammar: TextGrammar) -> None:
     """
     if len(grammar.definition) > _MAX_DEFINITION:
         raise refused(grammar, f"it has more than {_MAX_DEFINITION} characters.")
-    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(standalone(grammar)))
+    alone = LLMatcher.grammar_from_lark(standalone(grammar))
+    if levels(grammar) > MAX_LEVELS:
+        raise refused(grammar, f"its rules refer to each other over more than {MAX_LEVELS} levels.")
+    problem = LLMatcher.validate_grammar(alone)
     if problem:
         raise refused(grammar, _without_source(problem))
 
