@@ -13,6 +13,8 @@ type Role = Literal["system", "user", "assistant", "tool"]
 type KeptReasoning = Literal["true", "template", "false"]
 """Reasoning that stays in a conversation: all of it, what the template shows, or none."""
 type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+CUSTOM_ARGUMENT = "input"
+"""The one argument of a custom tool, as the model knows it: its text."""
 type Calls = Literal["none", "may", "must"]
 """Tool calls in a reply: forbidden, allowed or required."""
 
@@ -24,6 +26,21 @@ class ToolCall:
     id: str
     name: str
     arguments: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextGrammar:
+    """A grammar that the text of a custom tool has to follow.
+
+    Attributes:
+        tool: the model's name for the tool.
+        field: the request field that has the grammar.
+    """
+
+    tool: str
+    syntax: Literal["lark", "regex"]
+    definition: str
+    field: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +171,7 @@ class ChatRequest:
     Attributes:
         images: the images whose words are in the messages, by their digests.
         tools: function schemas as the client sent them, for the chat template.
+        grammars: what the text of custom tools has to follow. It holds where a call is demanded.
         late_tools: tools that are shown where a message refers to them (`Message.tool_references`).
         form: constraint on the reply; the prompt contains nothing of it.
         template_options: extra variables for the chat template (`chat_template_kwargs`).
@@ -168,6 +186,7 @@ class ChatRequest:
     images: Mapping[bytes, Image] = field(default_factory=dict[bytes, Image])
     tools: tuple[Mapping[str, Json], ...] = ()
     late_tools: tuple[Mapping[str, Json], ...] = ()
+    grammars: tuple[TextGrammar, ...] = ()
     form: OutputConstraint = field(default_factory=OutputConstraint)
     thinking: Thinking = field(default_factory=Thinking)
     template_options: Mapping[str, Json] = field(default_factory=dict[str, Json])

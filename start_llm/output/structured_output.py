@@ -8,7 +8,7 @@ from typing import Protocol
 
 import regex
 
-from start_llm.core.chat import ChatRequest, Json
+from start_llm.core.chat import ChatRequest, Json, TextGrammar
 from start_llm.core.engine_request import Guide
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
@@ -17,7 +17,7 @@ from start_llm.formats.reading.schema import Tools
 from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
-from start_llm.output.grammar.enforcer import Enforcer, Vocabulary
+from start_llm.output.grammar.enforcer import Enforcer, Vocabulary, check_text_grammar
 from start_llm.output.grammar.reply import ReplyContext, reply_grammar
 from start_llm.output.splitter import Splitter, make_splitter
 
@@ -66,8 +66,10 @@ class StructuredOutput:
         """Return the guide of a reply, or None without an enforced constraint.
 
         Raises:
-            InvalidRequest: the constraint cannot be enforced; names the field.
+            InvalidRequest: the constraint cannot be enforced, or a tool's grammar is none; names the field.
         """
+        for grammar in request.grammars:
+            check_text_grammar(grammar)
         if not request.form.is_enforced:
             return None
         reply_context = ReplyContext(
@@ -113,7 +115,8 @@ def _callable(request: ChatRequest) -> list[CallableTool]:
     """Return the tools that an enforced reply may call. The model must have seen their definitions."""
     known = {name for message in request.messages for name in message.tool_references}
     shown = [*request.tools, *(tool for tool in request.late_tools if _name(tool) in known)]
-    tools = [_read(tool) for tool in shown if _may_be_called(request, _name(tool))]
+    grammars = {grammar.tool: grammar for grammar in request.grammars}
+    tools = [_read(tool, grammars.get(_name(tool))) for tool in shown if _may_be_called(request, _name(tool))]
     sayable = [tool for tool in tools if _SAYABLE.fullmatch(tool.name)]
     if request.form.calls == "must" and not sayable:
         problem = f"the model cannot say {tools[0].name!r}" if tools else "no such tool is offered"
@@ -121,10 +124,10 @@ def _callable(request: ChatRequest) -> list[CallableTool]:
     return sayable
 
 
-def _read(tool: Mapping[str, Json]) -> CallableTool:
+def _read(tool: Mapping[str, Json], grammar: TextGrammar | None) -> CallableTool:
     function = tool.get("function")
     parameters = function.get("parameters") if isinstance(function, dict) else None
-    return CallableTool(_name(tool), parameters if isinstance(parameters, dict) else {})
+    return CallableTool(_name(tool), parameters if isinstance(parameters, dict) else {}, grammar)
 
 
 def _name(tool: Mapping[str, Json]) -> str:

@@ -117,11 +117,16 @@ class Reply(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A parsed request body: the generation request, the encoder of its reply, and the stream flag."""
+    """A parsed request body: the generation request, the encoder of its reply, and the stream flag.
+
+    Attributes:
+        unavailable: what is answered in place of the model, because a tool is demanded that a vendor runs.
+    """
 
     request: GenerationRequest
     reply: Reply
     stream: bool
+    unavailable: str = ""
 
 
 type Parser = Callable[[Fields, Mapping[str, str], RequestContext], ParsedRequest]

@@ -34,7 +34,7 @@ from start_llm.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from start_llm.core.events import Event, Failed, Finished, Output, Piece, Usage
+from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.sessions import background
@@ -298,6 +298,9 @@ class Handler(BaseHTTPRequestHandler):
             if self.server.context.tenants.is_warm_up(headers):
                 self._send_json(200, call.reply.whole([], _NOTHING))
                 return
+            if call.unavailable:
+                self._answer_unavailable(call)
+                return
             program = self.server.context.tenants.caller(headers, self.command, self.path).program
             origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program)
             self._respond(model.service, call, request, origin)
@@ -312,6 +315,18 @@ class Handler(BaseHTTPRequestHandler):
                 self._stream(call.reply, answer)
             else:
                 self._send_whole(call.reply, answer)
+
+    def _answer_unavailable(self, call: ParsedRequest) -> None:
+        """Answer without the model: what is demanded is a tool that nobody can run here."""
+        said, end = Content(call.unavailable), replace(_NOTHING, reason="stop")
+        self._request_id = call.reply.id
+        if not call.stream:
+            self._send_json(200, call.reply.whole([said], end))
+            return
+        stream = self._begin_stream()
+        for frames in (call.reply.opening(0), call.reply.output(said), call.reply.closing(end)):
+            stream.send(frames)
+        stream.end()
 
     def _stream(self, reply: Reply, answer: Answer) -> None:
         stream = self._begin_stream()

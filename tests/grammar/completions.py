@@ -17,6 +17,8 @@ _CHAT, _TEXT = "chat.completion", "text_completion"
 _HEAD = ("id", "object", "created", "model", "system_fingerprint")
 _IDS = {_CHAT: r"chatcmpl-[A-Za-z0-9]{24}", _TEXT: r"cmpl-[A-Za-z0-9]{24}"}
 _BESIDE = {"index", "finish_reason", "logprobs", "token_ids"}
+_CALL_TEXTS = {"function": "arguments", "custom": "input"}
+"""For each type of call the member with its text."""
 _FINISHES = ("stop", "length", "tool_calls")
 _SIGNS_OF_LIFE: tuple[dict[str, Any], ...] = ({}, {"annotations": []})
 """Deltas that change nothing."""
@@ -143,23 +145,20 @@ class _Reading:
 
     def _call(self, part: Any) -> None:
         """The first part of a call names it; each of the others is a fragment of the call that began last."""
-        text = part["function"]["arguments"]
+        kind = part["type"] if "id" in part else self.calls[-1]["type"]
+        whole = _CALL_TEXTS[kind]
+        text = part[kind][whole]
         if "id" in part:
             assert re.fullmatch(r"[A-Za-z0-9]+", part["id"]), "some clients drop other characters"
             assert part["id"] not in [call["id"] for call in self.calls]
-            function = {"name": part["function"]["name"], "arguments": ""}
-            assert part == {
-                "index": len(self.calls),
-                "id": part["id"],
-                "type": "function",
-                "function": function,
-            }
-            self.calls.append({"id": part["id"], "type": "function", "function": function})
+            called = {"name": part[kind]["name"], whole: ""}
+            assert part == {"index": len(self.calls), "id": part["id"], "type": kind, kind: called}
+            self.calls.append({"id": part["id"], "type": kind, kind: called})
             self.parts.append((f"call {part['index']}", ""))
             return
-        assert part == {"index": len(self.calls) - 1, "function": {"arguments": text}}
+        assert part == {"index": len(self.calls) - 1, kind: {whole: text}}
         assert text, "an empty fragment is no change"
-        self.calls[-1]["function"]["arguments"] += text
+        self.calls[-1][kind][whole] += text
         self._add_part(f"call {part['index']}", text)
 
     def _note(self, choice: Any) -> None:

@@ -26,11 +26,18 @@ _USAGE = {
     "output_tokens",
     "output_tokens_details",
 }
-_STARTS = {"thinking": {"thinking": "", "signature": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
+_STARTS = {
+    "thinking": {"thinking": "", "signature": ""},
+    "text": {"text": ""},
+    "tool_use": {"input": {}},
+    "server_tool_use": {"input": {}},
+    "web_search_tool_result": {},
+}
 _DELTAS = {
     "thinking": {"thinking_delta": "thinking", "signature_delta": "signature"},
     "text": {"text_delta": "text"},
     "tool_use": {"input_json_delta": "partial_json"},
+    "server_tool_use": {"input_json_delta": "partial_json"},
 }
 
 
@@ -80,7 +87,9 @@ class Blocks:
 
     def _stop(self, event: Json) -> None:
         block = self._current(event)
-        if block["type"] == "tool_use":
+        if block["type"] == "web_search_tool_result":
+            assert block["tool_use_id"] in [one.get("id") for one in self.content[:-1]]
+        elif block["type"] in ("tool_use", "server_tool_use"):
             block["input"] = _complete(self._partial)
         elif block["type"] == "thinking":
             assert self._last == "signature", "reasoning is not sealed"

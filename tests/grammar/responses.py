@@ -24,6 +24,8 @@ _TEXTS: Mapping[str, tuple[str, str, str | None]] = {
     "custom_tool_call": ("custom_tool_call_input", "", None),
 }
 _WHOLE = {"function_call": "arguments", "custom_tool_call": "input"}
+_BUILT_IN = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
+"""Items without events of their text, and the member that holds their arguments."""
 _GROWS = {"status", "output", "usage", "error", "incomplete_details", "completed_at"}
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -115,6 +117,9 @@ def _read_whole_item(events: list[Event], items: list[dict[str, Any]]) -> list[E
     kind = added["item"]["type"]
     if kind == "reasoning" and rest[0]["type"].startswith("response.reasoning_summary"):
         kind = "summary"
+    if kind in _BUILT_IN:
+        items.append(_ended_built_in_item(rest.pop(0), added["item"], kind))
+        return rest
     text, part, place = _TEXTS[kind]
     where: dict[str, Any] = {"item_id": added["item"]["id"], "output_index": len(items)}
     where |= {place: 0} if place else {}
@@ -131,6 +136,14 @@ def _read_whole_item(events: list[Event], items: list[dict[str, Any]]) -> list[E
         expect(ended["part"], text=written, **scores)
     items.append(_ended_item(rest.pop(0), added["item"], kind, written))
     return rest
+
+
+def _ended_built_in_item(event: Event, added: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    assert event["type"] == "response.output_item.done"
+    item, member = event["item"], _BUILT_IN[kind]
+    assert re.fullmatch(r"[A-Za-z0-9]+", item["call_id"])
+    assert {**item, "status": "in_progress", member: added[member]} == added
+    return item
 
 
 def _deltas(events: list[Event], name: str, where: Mapping[str, Any]) -> Iterator[Event]:

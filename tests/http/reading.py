@@ -133,6 +133,12 @@ def said_whole(body: Fields) -> Said:
     return Said(
         content=message["content"],
         reasoning=message.get("reasoning_content", ""),
-        calls=tuple(Called(**one["function"], id=one["id"]) for one in calls),
+        calls=tuple(map(_called, calls)),
         finish=choice["finish_reason"],
     )
+
+
+def _called(call: Fields) -> Called:
+    if call["type"] == "custom":
+        return Called(call["custom"]["name"], call["custom"]["input"], id=call["id"])
+    return Called(**call["function"], id=call["id"])

@@ -248,8 +248,48 @@ def test_other_blocks_become_text(block, told):
 
 
 def test_an_unknown_block_of_a_reply_is_told_too():
-    told = reply(text("a"), {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}})
-    assert told.content == "a[server_tool_use: this model cannot read it]"
+    told = reply(text("a"), {"type": "tomorrows_use", "id": "s", "name": "web_search", "input": {}})
+    assert told.content == "a[tomorrows_use: this model cannot read it]"
+
+
+def test_calls_that_anthropic_ran_and_their_results_are_text():
+    found = {
+        "type": "web_search_result",
+        "title": "Seas",
+        "url": "https://sea.example",
+        "encrypted_content": "abc",
+        "page_age": None,
+    }
+    told = reply(
+        text("a"),
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "How deep?"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found]},
+        {"type": "server_tool_use", "id": "s2", "name": "code_execution", "input": {"code": "1\n2"}},
+        {
+            "type": "code_execution_tool_result",
+            "tool_use_id": "s2",
+            "content": {"type": "code_execution_result", "stdout": "two\n", "stderr": "", "return_code": 0},
+        },
+        {"type": "mcp_tool_use", "id": "m", "name": "find", "server_name": "sea", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": False, "content": [text("It is.")]},
+    )
+    assert told.content == (
+        "a[server_tool_use]\nname: web_search\nquery: How deep?\n"
+        '[web_search_tool_result]\ncontent:\n{"title": "Seas", "url": "https://sea.example"}\n'
+        "[server_tool_use]\nname: code_execution\ncode: 1\n2\n"
+        "[code_execution_tool_result]\nstdout: two\n\nstderr: \nreturn_code: 0\n"
+        "[mcp_tool_use]\nname: find\nserver_name: sea\n"
+        "[mcp_tool_result]\nis_error: false\ncontent:\nIt is.\n"
+    )
+    assert not told.tool_calls
+
+
+def test_a_result_that_is_nested_too_deeply_is_told_and_not_refused():
+    deep: Any = "x"
+    for _ in range(900):
+        deep = {"a": deep}
+    told = reply({"type": "web_search_tool_result", "tool_use_id": "s", "content": deep})
+    assert told.content.startswith("[web_search_tool_result")
 
 
 # --------------------------------------------------------------------------------------------------- refusals
@@ -305,6 +345,23 @@ def test_tools_of_anthropics_servers_are_left_out():
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     assert read_tools(body(tools=[search, {"type": "mcp_toolset"}])) == ((), ())
     assert read_tools(body()) == read_tools(body(tools=None)) == ((), ())
+
+
+def test_the_tools_that_the_client_runs_have_their_published_schemas():
+    tools, late = read_tools(
+        body(
+            tools=[
+                {"type": "bash_20250124", "name": "bash", "cache_control": {"type": "ephemeral"}},
+                {"type": "computer_20250124", "display_width_px": 640, "display_height_px": 480},
+                {"type": "memory_20250818", "name": "memory", "defer_loading": True},
+            ]
+        )
+    )
+    offered: Any = (*tools, *late)
+    bash, computer, memory = (tool["function"] for tool in offered)
+    assert (bash["name"], bash["parameters"]["required"]) == ("bash", ["command"])
+    assert (computer["name"], "640 x 480" in computer["description"]) == ("computer", True)
+    assert (memory["name"], len(late)) == ("memory", 1)
 
 
 def test_a_deferred_tool_is_late():

@@ -25,13 +25,16 @@ DONE = Finished("stop", USAGE)
 CALLED = Finished("tool_calls", USAGE)
 
 
-def reply(*, with_token_ids: bool = False, with_logprobs: bool = False) -> ChatReply:
+def reply(
+    *, with_token_ids: bool = False, with_logprobs: bool = False, custom_tools: frozenset[str] = frozenset()
+) -> ChatReply:
     return ChatReply(
         requested_model="m",
         model=MODEL,
         include_usage=False,
         with_token_ids=with_token_ids,
         with_logprobs=with_logprobs,
+        custom_tools=custom_tools,
     )
 
 
@@ -56,6 +59,30 @@ def test_a_call_opens_with_everything_but_its_arguments_which_follow_by_index():
     assert call["function"] == {"name": "read", "arguments": ""}
     assert first == {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]}
     assert second == {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]}
+
+
+def test_a_call_of_a_custom_tool_has_its_text():
+    outputs = [CallStarted(0, "read"), CallArguments(0, "{}"), CallEnded(0)]
+    outputs += [CallStarted(1, "note"), CallArguments(1, '{"input": "a '), CallArguments(1, '\\n🐟"}')]
+    for rest, text in ([CallEnded(1)], "a \n🐟"), ([], "a \n🐟"):
+        encoder = reply(custom_tools=frozenset({"note"}))
+        _, _, opening, told = deltas(encoder, *outputs, *rest)
+        (call,) = opening["tool_calls"]
+        assert (call["index"], call["type"], call["custom"]) == (1, "custom", {"name": "note", "input": ""})
+        assert told == {"tool_calls": [{"index": 1, "custom": {"input": text}}]}
+        plain, custom = message(encoder, *outputs, *rest)["tool_calls"]
+        assert plain["function"] == {"name": "read", "arguments": "{}"}
+        assert (custom["type"], custom["custom"]) == ("custom", {"name": "note", "input": text})
+
+
+def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():
+    cut = Finished("length", USAGE)
+    encoder = reply(custom_tools=frozenset({"note"}))
+    outputs = [CallStarted(0, "note"), CallArguments(0, '{"input": "ha')]
+    _, told = deltas(encoder, *outputs, end=cut)
+    assert told == {"tool_calls": [{"index": 0, "custom": {"input": "ha"}}]}
+    (call,) = message(encoder, *outputs, end=cut)["tool_calls"]
+    assert call["custom"] == {"name": "note", "input": "ha"}
 
 
 def test_a_call_without_arguments_is_complete_json_in_both_forms():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint, Thinking
+from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint, Thinking, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import (
     CallArguments,
@@ -213,8 +213,6 @@ def test_the_form_of_an_answer_arrives(form, answer):
         ({"tool_choice": {"type": "function"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "read"}}}, "tool_choice.type"),
         ({"tool_choice": WRITE}, "tool_choice.name"),
-        ({"tool_choice": allowed("never", READ)}, "tool_choice.allowed_tools.mode"),
-        ({"tool_choice": allowed("auto", READ, WRITE)}, "tool_choice.allowed_tools.tools[1].name"),
         ({"response_format": "text"}, "response_format"),
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -230,6 +228,51 @@ def test_a_form_that_makes_no_sense_is_refused_by_name(fields, param):
     error = refusal(tools=[TOOL], **fields)
     assert (error.param, error.status) == (param, 400)
     assert f"'{param}' " in error.message
+
+
+SAY = {"type": "custom", "custom": {"name": "say", "description": "Says it."}}
+
+
+def with_format(form: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "say", "format": form}}
+
+
+def test_a_custom_tool_has_one_text_and_is_chosen_by_its_name():
+    choice = {"type": "custom", "custom": {"name": "say"}}
+    asked = request(tools=[READ, SAY], tool_choice=choice)
+    function: Any = asked.tools[1]["function"]
+    assert (function["name"], function["description"]) == ("say", "Says it.")
+    assert function["parameters"]["properties"] == {"input": {"type": "string"}}
+    assert asked.form == OutputConstraint(calls="must", tools=frozenset({"say"}))
+    assert asked.grammars == ()
+    assert request(tools=[READ, SAY], tool_choice=allowed("auto", READ, choice)).form.tools == {"read", "say"}
+
+
+def test_the_grammar_of_a_custom_tool_arrives():
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    (grammar,) = request(tools=[with_format(form)]).grammars
+    assert (grammar.tool, grammar.syntax, grammar.definition) == ("say", "regex", "a+")
+    assert grammar.field == "tools[0].custom.format.grammar.definition"
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "custom"}, "tools[0].custom"),
+        ({"type": "custom", "custom": {}}, "tools[0].custom.name"),
+        (with_format({"type": "xml"}), "tools[0].custom.format.type"),
+        (with_format({"type": "grammar", "grammar": {}}), "tools[0].custom.format.grammar.syntax"),
+    ],
+    ids=str,
+)
+def test_the_field_of_a_custom_tool_at_fault_is_named(tool, param):
+    assert refusal(tools=[tool]).param == param
+
+
+def test_the_call_of_a_custom_tool_comes_back_with_its_text():
+    sent = {"id": "c1", "type": "custom", "custom": {"name": "say", "input": "a\nb"}}
+    (message,) = request(messages=[{"role": "assistant", "content": "", "tool_calls": [sent]}]).messages
+    assert message.tool_calls == (ToolCall("c1", "say", {"input": "a\nb"}),)
 
 
 def test_what_is_said_about_thinking_arrives():

@@ -163,6 +163,36 @@ def test_arguments_of_another_form_are_the_input_of_a_custom_call(arguments):
     assert call["input"] == arguments
 
 
+BUILT_IN: dict[str, Any] = {"tools": [{"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}]}
+
+
+def test_the_calls_of_tools_that_openai_defines_are_items_of_their_types():
+    local, shell, patch = output_of(
+        CallStarted(0, "local_shell"), CallArguments(0, '{"command": ["l'), CallArguments(0, 's"]}'),
+        CallEnded(0), CallStarted(1, "shell"), CallArguments(1, '{"commands": ["ls"]}'), CallEnded(1),
+        CallStarted(2, "apply_patch"), CallArguments(2, '{"type": "delete_file", "path": "a"}'), CallEnded(2),
+        reason="tool_calls", **BUILT_IN,
+    )  # fmt: skip
+    assert (local["type"], local["action"]) == (
+        "local_shell_call",
+        {"type": "exec", "command": ["ls"], "env": {}},
+    )
+    assert (shell["type"], shell["action"]) == ("shell_call", {"commands": ["ls"]})
+    assert (patch["type"], patch["operation"]) == ("apply_patch_call", {"type": "delete_file", "path": "a"})
+    assert not [one for one in (local, shell, patch) if "name" in one or "arguments" in one]
+
+
+@pytest.mark.parametrize("arguments", ['{"commands": ["rm', '"x"', ""])
+def test_a_call_whose_arguments_are_no_object_runs_nothing(arguments):
+    (call,) = output_of(CallStarted(0, "shell"), CallArguments(0, arguments), reason="length", **BUILT_IN)
+    assert (call["action"], call["status"]) == ({"commands": []}, "incomplete")
+
+
+def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():
+    (call,) = output_of(CallStarted(0, "note"), CallArguments(0, '{"input": "a\\nb'), reason="length")
+    assert (call["input"], call["status"]) == ("a\nb", "incomplete")
+
+
 def test_what_is_cut_is_incomplete():
     encoder = reply()
     events = streamed(

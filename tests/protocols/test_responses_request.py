@@ -195,13 +195,119 @@ def test_what_could_be_read_and_not_be_repeated_is_refused(field: str):
 
 def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():
     context, said = new_context()
-    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    search = {"type": "call_of_tomorrow", "id": "ws_1", "status": "completed"}
     for _ in range(2):
         assert request_of(context, input=[ASK, search, SAY]).messages == (
             USER,
             Message(role="assistant", content="Deep."),
         )
-    assert said == ["Items of type 'web_search_call' are not shown to the model."]
+    assert said == ["Items of type 'call_of_tomorrow' are not shown to the model."]
+
+
+# --------------------------------------------------------------------------------------------- vendors' items
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        (
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "Seas"}},
+            "[web_search_call]\nstatus: completed\nquery: Seas\n",
+        ),
+        (
+            {"type": "file_search_call", "queries": ["sea"], "results": [{"file_id": "1", "text": "x"}]},
+            "[file_search_call]\nqueries:\nsea\nresults:\nx\n",
+        ),
+        (
+            {"type": "code_interpreter_call", "id": "c", "container_id": "d", "code": "1", "outputs": None},
+            "[code_interpreter_call]\ncode: 1\n",
+        ),
+        (
+            {"type": "mcp_call", "server_label": "sea", "name": "f", "arguments": "{}", "output": "9"},
+            "[mcp_call]\nserver_label: sea\nname: f\narguments: {}\noutput: 9\n",
+        ),
+        (
+            {"type": "mcp_list_tools", "id": "m", "server_label": "sea", "tools": [{"name": "f"}]},
+            '[mcp_list_tools]\nserver_label: sea\ntools:\n{"name": "f"}\n',
+        ),
+        ({"type": "image_generation_call", "id": "i", "result": "AAAA"}, "[image_generation_call]\n"),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_a_vendor_ran_is_text_of_the_reply(item, told):
+    context, said = new_context()
+    (_, message) = request_of(context, input=[ASK, item]).messages
+    assert (message.role, message.content, message.tool_calls) == ("assistant", told, ())
+    assert said == []
+
+
+def test_an_approval_is_the_users():
+    response = {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True}
+    (_, message) = messages_of(ASK, response)
+    assert message.role == "user"
+    assert "approve: true" in message.content
+
+
+@pytest.mark.parametrize(
+    ("call", "called", "result", "told"),
+    [
+        (
+            {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+            ToolCall("c1", "local_shell", {"command": ["ls"]}),
+            {"type": "local_shell_call_output", "output": "a.txt"},
+            "a.txt",
+        ),
+        (
+            {"type": "shell_call", "action": {"commands": ["ls", "pwd"], "timeout_ms": None}},
+            ToolCall("c1", "shell", {"commands": ["ls", "pwd"]}),
+            {"type": "shell_call_output", "output": [
+                {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+                {"stdout": "b", "stderr": "c", "outcome": {"type": "timeout"}},
+            ]},
+            "a\n[Exit code 0]\nb\nc\n[It took too long]\n",
+        ),
+        (
+            {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
+            ToolCall("c1", "apply_patch", {"type": "delete_file", "path": "a"}),
+            {"type": "apply_patch_call_output", "status": "failed", "output": "No file."},
+            "[The call failed]\nNo file.",
+        ),
+        (
+            {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
+            ToolCall("c1", "apply_patch", {"type": "delete_file", "path": "a"}),
+            {"type": "apply_patch_call_output", "status": "completed"},
+            "Done.",
+        ),
+        (
+            {"type": "computer_call", "action": {"type": "click", "x": 1, "y": 2}},
+            ToolCall("c1", "computer", {"action": {"type": "click", "x": 1, "y": 2}}),
+            {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "x"}},
+            UNSEEN_IMAGE,
+        ),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_the_client_ran_is_a_call_with_its_result(call, called, result, told):
+    made, given = messages_of(ASK, {**call, "call_id": "c1"}, {**result, "call_id": "c1"})[1:]
+    assert made.tool_calls == (called,)
+    assert (given.role, given.tool_call_id, given.content) == ("tool", "c1", told)
+
+
+def test_the_tools_that_the_client_runs_are_offered_with_their_published_schemas():
+    context, said = new_context()
+    tools = [
+        {"type": "local_shell"},
+        {"type": "shell", "environment": {"type": "local"}},
+        {"type": "apply_patch"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "namespace", "name": "a", "tools": [{"type": "shell"}]},
+    ]
+    asked = request_of(context, tools=tools, tool_choice={"type": "shell"})
+    offered: Any = asked.tools
+    required = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in offered}
+    assert required == {"local_shell": ["command"], "shell": ["commands"], "apply_patch": ["type", "path"]}
+    assert asked.form == OutputConstraint(calls="must", tools=frozenset({"shell"}))
+    assert said == ["Tools of type 'shell' are not offered to the model."]
 
 
 # -------------------------------------------------------------------------------------------------- reasoning
@@ -329,6 +435,10 @@ def test_a_nested_call_is_read_under_its_flat_name_also_when_the_tool_is_gone():
         assert reply.tool_calls == (ToolCall("c1", "agents__close", {}),)
 
 
+def custom(name: str, form: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "custom", "name": name, "format": form}
+
+
 def test_a_custom_tool_has_one_text():
     (schema,) = schemas_of(
         {"type": "custom", "name": "note", "description": "Notes.", "format": {"type": "text"}}
@@ -341,24 +451,35 @@ def test_a_custom_tool_has_one_text():
     assert reply.tool_calls == (ToolCall("c1", "note", {"input": 'a "b"\n'}),)
 
 
+def test_a_custom_tool_with_a_grammar_shows_it_and_has_it_under_the_models_name():
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+    patch = {"type": "custom", "name": "patch", "description": "Edits.", "format": form}
+    asked = request_of(tools=[patch, namespace("files", patch)])
+    offered: Any = asked.tools
+    plain, nested = (tool["function"] for tool in offered)
+    assert plain["description"].startswith("Edits.\n\n")
+    assert plain["description"].endswith('Lark grammar:\nstart: "x"')
+    assert plain["parameters"]["required"] == ["input"]
+    assert [plain["name"], nested["name"]] == ["patch", "files__patch"]
+    assert [grammar.tool for grammar in asked.grammars] == ["patch", "files__patch"]
+    assert [grammar.field for grammar in asked.grammars] == [
+        "tools[0].format.definition",
+        "tools[1].tools[0].format.definition",
+    ]
+    assert {(grammar.syntax, grammar.definition) for grammar in asked.grammars} == {("lark", 'start: "x"')}
+
+
 def test_tools_that_cannot_be_offered_are_left_out_and_told_of_once():
     context, said = new_context()
-    patch = {
-        "type": "custom",
-        "name": "patch",
-        "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
-    }
     tools = [
         READ,
         {"type": "web_search", "external_web_access": True},
-        patch,
         namespace("a", {"type": "namespace", "name": "b"}),
     ]
     for _ in range(2):
         assert len(request_of(context, tools=tools).tools) == 1
     assert said == [
         "Tools of type 'web_search' are not offered to the model.",
-        "The tool 'patch' is not offered to the model: its input has a grammar.",
         "Tools of type 'namespace' are not offered to the model.",
     ]
 
@@ -483,6 +604,15 @@ def test_the_format_of_an_answer_arrives():
         ({"tools": [namespace("", READ)]}, "tools[0].name"),
         ({"tools": [namespace("a", {"type": "function"})]}, "tools[0].tools[0].name"),
         ({"tools": [{"type": "custom", "name": "x", "format": "x"}]}, "tools[0].format"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        (
+            {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "lark"}}]},
+            "tools[0].format.definition",
+        ),
+        (
+            {"tools": [custom("x", {"type": "grammar", "syntax": "ebnf", "definition": "x"})]},
+            "tools[0].format.syntax",
+        ),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "read"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),

@@ -189,6 +189,20 @@ def test_limits_and_stop_sequences_are_told(client: Client):
     assert read(client, stop_sequences=["today"])[1].stop_sequence == "today"
 
 
+def test_a_demanded_search_is_unavailable_in_the_sdks_own_types(client: Client):
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    asked = {"tools": [search], "tool_choice": {"type": "tool", "name": "web_search"}}
+    for message in (create(client, **asked), read(client, **asked)[1]):
+        used, result, text = message.content
+        assert isinstance(used, anthropic.types.ServerToolUseBlock)
+        assert used.input == {"query": QUESTION[0]["content"]}
+        assert isinstance(result.content, anthropic.types.WebSearchToolResultError)
+        assert result.content.error_code == "unavailable"
+        assert "not available" in text.text
+        again = [*QUESTION, {"role": "assistant", "content": message.content}, *QUESTION]
+        assert create(client, messages=again).content
+
+
 def test_no_tokens_at_all_fill_the_cache(client: Client):
     question = [{"role": "user", "content": "Something that nobody asked before."}]
     nothing = create(client, max_tokens=0, messages=question)

@@ -115,6 +115,25 @@ def test_the_sdks_own_stream_reader_puts_the_response_together(client):
     assert {"response.output_text.delta", "response.function_call_arguments.delta"} <= kinds
 
 
+def test_a_custom_call_has_its_own_events_and_goes_round(client, thinker):
+    """The model's text is not of the tool's form, so the text is all that it wrote."""
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+    tools = [{"type": "custom", "name": "depth", "description": "of a sea", "format": form}]
+    question = {"role": "user", "content": f"Custom, {client.endpoint.url}, {type(client).__name__}?"}
+    events = client.read("responses.create", **{**ASKED, "input": [question], "tools": tools})
+    told = [event for event in events if event.type.startswith("response.custom_tool_call_input")]
+    assert [type(event) for event in told] == [
+        types.ResponseCustomToolCallInputDeltaEvent,
+        types.ResponseCustomToolCallInputDoneEvent,
+    ]
+    *_, call = events[-1].response.output
+    assert isinstance(call, types.ResponseCustomToolCall)
+    assert (call.name, json.loads(call.input), told[0].delta) == ("depth", {"sea": "Baltic"}, told[1].input)
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "9 m"}
+    again = {**ASKED, "input": [question, *events[-1].response.output, result], "tools": tools}
+    assert client.call("responses.create", **again).status == "completed"
+
+
 def bound(server: Server) -> int:
     return server.get("/stats")["transcripts"]["bound"]
 

@@ -322,6 +322,26 @@ def test_reasoning_and_a_call_arrive_whole_and_streamed(chain_model):
     assert whole.usage.completion_tokens_details.reasoning_tokens == 3
 
 
+def test_a_custom_call_arrives_whole_and_streamed_and_goes_round(chain_model):
+    """The model's text is not of the tool's form, so the text is all that it wrote."""
+    tool = {"type": "custom", "custom": {"name": "depth", "description": "of a sea"}}
+    asked: dict[str, Any] = {"model": "x", "messages": QUESTION, "tools": [tool]}
+    with serving(chain_model({"\n": CALLING})) as server, OpenAI(**options(server)) as client:
+        message: Any = client.chat.completions.create(**asked).choices[0].message
+        chunks: Any = list(client.chat.completions.create(**asked, stream=True))
+        (call,) = message.tool_calls
+        result = {"role": "tool", "tool_call_id": call.id, "content": "9 m"}
+        turns: Any = {**asked, "messages": [*QUESTION, message, result]}
+        again: Any = client.chat.completions.create(**turns)
+    assert (call.type, call.custom.name) == ("custom", "depth")
+    assert json.loads(call.custom.input) == {"sea": "Baltic"}
+    parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+    assert [part.type for part in parts] == ["custom", None]
+    assert "".join(part.custom["input"] for part in parts) == call.custom.input
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert again.choices[0].finish_reason == "tool_calls"
+
+
 def test_four_at_once_get_what_each_gets_alone(random):
     async def run() -> list[tuple[str, str]]:
         async with AsyncOpenAI(**options(random)) as client:

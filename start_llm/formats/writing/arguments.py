@@ -9,7 +9,7 @@ from itertools import groupby
 
 import regex
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, TextGrammar
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.schema import (
     JSON_TYPES,
@@ -125,7 +125,9 @@ class _TaggedGrammar:
         types = self._tools.types(self._tool.name, name)
         schema = self._tool.properties.get(name)
         values = enum_values(schema, self._root)
-        if values and "string" in types:
+        if self._tool.grammar:
+            yield self._tags.types.get("string", ""), self._text_of(self._tool.grammar)
+        elif values and "string" in types:
             for word, group in groupby(sorted(values, key=self._tags.word), self._tags.word):
                 yield word, f"{self._lark.either(*map(self._constant, group))} {self._end()}"
         elif types and "string" not in types and isinstance(schema, dict):
@@ -157,6 +159,11 @@ class _TaggedGrammar:
 
     def _constant(self, value: Json) -> str:
         return self._lark.literal(_text(value)) or '""'
+
+    def _text_of(self, grammar: TextGrammar) -> str:
+        opening, closing = self._tags.wrapper or ("", self._tags.padding)
+        text = self._lark.text_until(grammar, closing + self._tags.value_end)
+        return f"{self._lark.literal(opening)} {text}"
 
     def _text(self) -> str:
         if self._tags.wrapper is None:

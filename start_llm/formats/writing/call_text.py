@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import CUSTOM_ARGUMENT, Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.schema import COMPOSING
@@ -44,6 +44,9 @@ class JsonArguments:
 
     def expression(self, lark: Lark, tool: CallableTool) -> str:
         """Return a grammar for an object, never null. A schema that only lists arguments allows no others."""
+        if tool.grammar:
+            before, after = written({CUSTOM_ARGUMENT: ""}).split('""')
+            return f"{lark.literal(before)} {lark.json_text(tool.grammar)} {lark.literal(after)}"
         is_list = _UNLISTED.isdisjoint(tool.parameters)
         closed: dict[str, Json] = {"additionalProperties": False} if is_list else {}
         stated = tool.parameters.get("type", "object")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, TextGrammar
 from start_llm.core.errors import InvalidRequest
 from start_llm.formats.writing.lark import SchemaOrigin
 
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A callable tool. `parameters` is the schema of its arguments."""
+    """A callable tool. `parameters` is the schema of its arguments, `grammar` what its only text follows."""
 
     name: str
     parameters: Mapping[str, Json]
+    grammar: TextGrammar | None = None
 
     @property
     def properties(self) -> Mapping[str, Json]:

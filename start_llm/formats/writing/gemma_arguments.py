@@ -106,6 +106,9 @@ class _GemmaGrammar:
                 return self._lark.pattern(_LITERALS[kind]) if kind in _LITERALS else self._any()
 
     def _text(self) -> str:
+        if self._tool.grammar:
+            text = self._lark.text_until(self._tool.grammar, self._quote)
+            return f"{self._lark.literal(self._quote)} {text}"
         return f"{self._lark.literal(self._quote)} {self._lark.until(self._quote)}"
 
     def _array(self, item: str) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import regex
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, TextGrammar
+from start_llm.formats.writing.client_grammar import expression_until, json_expression, plain_expression
 
 _SPACE = r"\n?[ \t]{0,32}"
 """Maximum white space between JSON tokens. Without a limit a model can write blanks forever."""
@@ -32,10 +33,12 @@ class Grammar:
 
     Attributes:
         schemas: the grammar's schemas as JSON texts with their origins, used to find a schema at fault.
+        texts: the clients' grammars that it contains.
     """
 
     text: str
     schemas: Sequence[tuple[SchemaOrigin, str]]
+    texts: Sequence[TextGrammar] = ()
 
 
 class Lark:
@@ -52,6 +55,7 @@ class Lark:
         self._rules: list[str] = []
         self._schemas: list[tuple[SchemaOrigin, str]] = []
         self._schema_rules: dict[str, str] = {}
+        self._texts: list[TextGrammar] = []
         self._names = 0
         self.define(_ANY, "/(?s:.*)/")
 
@@ -120,6 +124,19 @@ class Lark:
             self._schema_rules[text] = self.rule(f"%json {text}")
         return self._schema_rules[text]
 
+    def json_text(self, grammar: TextGrammar) -> str:
+        """Match a JSON string whose text follows a client's grammar."""
+        self._texts.append(grammar)
+        return self.rule(f'"\\"" {json_expression(grammar)} "\\""')
+
+    def text_until(self, grammar: TextGrammar, end: str) -> str:
+        """Match a text that follows a client's grammar, up to and including the first `end`."""
+        self._texts.append(grammar)
+        control = self._controls.search(end)
+        before = end[: control.start()] if control else end
+        text = expression_until(grammar, before) if before else plain_expression(grammar)
+        return self.rule(f"{text} {self.literal(end[len(before) :])}")
+
     def either(self, *expressions: str) -> str:
         return self.rule(" | ".join(expressions))
 
@@ -137,4 +154,5 @@ class Lark:
         self._rules.append(f"{name}: {body}")
 
     def grammar(self, start: str) -> Grammar:
-        return Grammar("\n".join([_NO_FORCING, f"start: {start}", *self._rules]), tuple(self._schemas))
+        text = "\n".join([_NO_FORCING, f"start: {start}", *self._rules])
+        return Grammar(text, tuple(self._schemas), tuple(self._texts))

@@ -94,6 +94,9 @@ class _NestedGrammar:
 
     def _ways(self, shape: Shape, closing: str, depth: int) -> Iterator[str]:
         """Yield the possible values, each with the closing tag."""
+        if self._tool.grammar:
+            yield self._lark.text_until(self._tool.grammar, closing)
+            return
         if values := enum_values(shape.schema, self._root):
             for value in values:
                 yield self._lark.literal(self._form.text(value) + closing)

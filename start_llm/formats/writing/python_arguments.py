@@ -71,6 +71,8 @@ class _PythonGrammar:
 
     def _value(self, name: str) -> str:
         schema = self._tool.properties.get(name)
+        if self._tool.grammar:
+            return self._lark.json_text(self._tool.grammar)
         values = enum_values(schema, self._root)
         if values and not any(isinstance(value, list | dict) for value in values):
             texts = dict.fromkeys(text for value in values for text in (repr(value), written(value)))

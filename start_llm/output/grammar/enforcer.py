@@ -12,16 +12,20 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Protocol
 
+import regex
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, TextGrammar
 from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.core.errors import ConstraintViolated, InvalidRequest
+from start_llm.formats.writing.client_grammar import levels, refused, standalone
 from start_llm.formats.writing.lark import Grammar, SchemaOrigin
 from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep
 from start_llm.output.grammar.validity import schema_error
 
 _MAX_CHARACTERS = 2**20
+_MAX_DEFINITION = 2**16
+"""Characters of a client's grammar for a text. Codex' has a thousand."""
 _LARGE = 2**15
 """Characters of a grammar that may take seconds. These are compiled one at a time; others do not wait."""
 _LARGE_GRAMMAR = threading.Lock()
@@ -131,6 +135,8 @@ class Enforcer:
             if alone.is_error():
                 problem = f"'{origin.field}': {origin.about} cannot be enforced: {_reason(alone)}"
                 return InvalidRequest(problem, param=origin.field)
+        if grammar.texts:
+            return refused(grammar.texts[0], _reason(matcher))
         field = grammar.schemas[0][0].field if grammar.schemas else None
         return InvalidRequest(
             f"What is asked of the reply cannot be enforced: {_reason(matcher)}", param=field
@@ -157,6 +163,22 @@ class _Bytes:
         return self._encode(text, as_document=False)
 
 
+def check_text_grammar(grammar: TextGrammar) -> None:
+    """Check a client's grammar by itself: what is wrong in it must not be read as a part of ours.
+
+    Raises:
+        InvalidRequest: it is not one; names the tool.
+    """
+    if len(grammar.definition) > _MAX_DEFINITION:
+        raise refused(grammar, f"it has more than {_MAX_DEFINITION} characters.")
+    alone = LLMatcher.grammar_from_lark(standalone(grammar))
+    if levels(grammar) > MAX_LEVELS:
+        raise refused(grammar, f"its rules refer to each other over more than {MAX_LEVELS} levels.")
+    problem = LLMatcher.validate_grammar(alone)
+    if problem:
+        raise refused(grammar, _without_source(problem))
+
+
 def _check(origin: SchemaOrigin, schema: Json) -> None:
     """Reject schemas that would crash llguidance."""
     problem = None
@@ -170,6 +192,10 @@ def _check(origin: SchemaOrigin, schema: Json) -> None:
 
 def _reason(matcher: LLMatcher) -> str:
     """Return the library's error message without our grammar and the position in it."""
-    said = matcher.get_error() or str(matcher.stop_reason())
-    said = said.partition("\n   1 | ")[0].partition("\n<backtrace>")[0].strip()
+    said = _without_source(matcher.get_error() or str(matcher.stop_reason()))
     return said.rpartition("failed to compile JSON schema: ")[2] or said
+
+
+def _without_source(said: str) -> str:
+    """Return the library's error message without the lines of the grammar below it."""
+    return regex.split(r"\n +\d+ \| |\n<backtrace>", said)[0].strip()

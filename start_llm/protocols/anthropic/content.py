@@ -13,6 +13,8 @@ from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.seal import Sealed
+from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block
+from start_llm.protocols.vendor_outputs import vendor_text
 
 type Opener = Callable[[str], Sealed | None]
 """Returns the contents of our signature; None if we did not create it."""
@@ -49,16 +51,30 @@ def read_conversation(body: Fields, open_reasoning: Opener, images: ImageParser)
 
 
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
-    """Return function schemas in the format of chat templates. Anthropic's server tools are left out.
+    """Return function schemas in the format of chat templates. Tools that Anthropic runs are left out.
 
-    Tools with `defer_loading` come second. They are not part of the prefix, so adding one does not change it.
+    Anthropic's client tools have their published schemas. Tools with `defer_loading` come second. They are
+    not part of the prefix, so adding one does not change it.
     """
     tools: list[Mapping[str, Json]] = []
     late: list[Mapping[str, Json]] = []
     for tool in body.objects("tools"):
-        if tool.text("type") in _FUNCTION_TYPES:
-            (late if tool.boolean("defer_loading") else tools).append(_function(tool))
+        schema = _function(tool) if tool.text("type") in _FUNCTION_TYPES else _client_tool(tool)
+        if schema is not None:
+            (late if tool.boolean("defer_loading") else tools).append(schema)
     return tuple(tools), tuple(late)
+
+
+def _client_tool(tool: Fields) -> dict[str, Json] | None:
+    """Return the schema of a tool that Anthropic defines and the client runs; None if Anthropic runs it."""
+    kind = anthropic_tool_type(tool.required_text("type"))
+    if kind.runs != "client":
+        return None
+    schema = kind.schema
+    width, height = tool.value("display_width_px"), tool.value("display_height_px")
+    if width is not None and height is not None:
+        schema["description"] = f"{kind.description} The screen has {width} x {height} pixels."
+    return {"type": "function", "function": {"name": tool.text("name") or kind.name, **schema}}
 
 
 def _function(tool: Fields) -> dict[str, Json]:
@@ -94,6 +110,8 @@ class _Reading:
         kind = block.required_text("type")
         if kind == _IMAGE:
             return self.images.read(block, is_refused=self.refuses_images)
+        if is_vendor_block(kind):
+            return vendor_text(kind, block.data)
         read = _TEXTS.get(kind)
         return read(block, self) if read is not None else text_or_note(block, kind)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from start_llm.core.chat import ChatRequest, Json
@@ -23,7 +23,20 @@ from start_llm.protocols.anthropic.blocks import (
 from start_llm.protocols.anthropic.constraints import read_form
 from start_llm.protocols.anthropic.content import read_conversation, read_tools
 from start_llm.protocols.anthropic.errors import anthropic_error, refuse_image
-from start_llm.protocols.base import FrameTemplate, ParsedRequest, RequestContext, SSEFrame, new_id
+from start_llm.protocols.anthropic.unavailable import (
+    demanded_tool,
+    unavailable_blocks,
+    unavailable_text,
+    with_notice,
+)
+from start_llm.protocols.base import (
+    FrameTemplate,
+    ParsedRequest,
+    RequestContext,
+    SSEFrame,
+    json_text,
+    new_id,
+)
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import TOKEN_COUNT, read_generation
@@ -72,8 +85,9 @@ def _limit(body: Fields) -> int:
 def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
     tools, late_tools = read_tools(body)
     images = ImageParser(context.model.images, context.tenant, refuse=refuse_image)
+    messages = read_conversation(body, partial(context.seal.open, tenant=context.tenant), images)
     request = ChatRequest(
-        messages=read_conversation(body, partial(context.seal.open, tenant=context.tenant), images),
+        messages=with_notice(body, (*tools, *late_tools), messages),
         images=images.images,
         tools=tools,
         late_tools=late_tools,
@@ -94,7 +108,13 @@ def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, 
         is_silent=limit == 0,
         shows_reasoning=_shows_reasoning(body),
     )
-    return ParsedRequest(request, reply, body.boolean("stream"))
+    parsed = ParsedRequest(request, reply, body.boolean("stream"))
+    demanded = demanded_tool(body, (*tools, *late_tools))
+    if demanded is None:
+        return parsed
+    context.notices.tell(f"The tool {demanded!r} runs on Anthropic's servers: it is answered as unavailable.")
+    reply.unavailable = unavailable_blocks(demanded, messages)
+    return replace(parsed, unavailable=unavailable_text(demanded))
 
 
 def _shows_reasoning(body: Fields) -> bool:
@@ -111,12 +131,14 @@ class MessagesReply:
         seal: creates the signature of reasoning, which contains the reply's name.
         is_silent: send nothing of the reply.
         shows_reasoning: send the text of reasoning, not only its signature.
+        unavailable: blocks at the beginning about a tool of Anthropic's that is not there.
     """
 
     requested_model: str
     seal: Callable[[str, str], str]
     is_silent: bool = False
     shows_reasoning: bool = True
+    unavailable: Sequence[Mapping[str, Json]] = ()
     id: str = field(default_factory=lambda: new_id("msg_"))
     _writer: BlockWriter = field(init=False)
     _blocks: int = 0
@@ -129,6 +151,8 @@ class MessagesReply:
         """Send the prompt's length: some clients read it here and ignore the final usage."""
         message = self._message([], None, None, _usage(Usage(prompt_tokens, cached=0, completion=0)))
         yield _frame("message_start", message=message)
+        for block in () if self.is_silent else self.unavailable:
+            yield from self._whole_block(block)
 
     def keep_alive(self) -> SSEFrame:
         return _frame("ping")
@@ -150,7 +174,16 @@ class MessagesReply:
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         writer = self._new_writer()
         steps = () if self.is_silent else _steps(writer, events)
-        return self._message(whole_blocks(steps), *_stopped(end), self._counts(end))
+        first: list[Json] = [] if self.is_silent else [dict(block) for block in self.unavailable]
+        return self._message([*first, *whole_blocks(steps)], *_stopped(end), self._counts(end))
+
+    def _whole_block(self, block: Mapping[str, Json]) -> Iterator[SSEFrame]:
+        """Yield the events of a block that is known as a whole. The input of a call comes in a delta."""
+        arguments = block.get("input")
+        yield self._step(BlockStarted(dict(block) if arguments is None else {**block, "input": {}}))
+        if isinstance(arguments, dict):
+            yield self._step(BlockGrew("input", json_text(arguments)))
+        yield self._step(BlockStopped())
 
     def _new_writer(self) -> BlockWriter:
         def signed(reasoning: str) -> str:

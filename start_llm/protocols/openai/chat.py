@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from start_llm.core.chat import ChatRequest, Json, OutputConstraint
 from start_llm.core.events import (
@@ -26,12 +27,19 @@ from start_llm.protocols.base import (
     new_id,
     openai_error,
 )
+from start_llm.protocols.custom_tools import custom_input
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai.constraints import read_answer, read_form
-from start_llm.protocols.openai.messages import ToolSchemas, read_messages, read_tools, tool_names
+from start_llm.protocols.openai.messages import (
+    ToolSchemas,
+    read_custom_tools,
+    read_messages,
+    read_tools,
+    tool_names,
+)
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
     read_options,
@@ -53,13 +61,15 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     top_logprobs = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
     wants_logprobs = body.boolean("logprobs")
     tools, late_tools = read_tools(body)
+    custom_tools = read_custom_tools(body)
     images = ImageParser(context.model.images, context.tenant)
     request = ChatRequest(
         messages=read_messages(body, images),
         images=images.images,
         tools=tools,
         late_tools=late_tools,
-        form=_read_form(body, (*tools, *late_tools)),
+        grammars=tuple(grammar for grammar in custom_tools.values() if grammar),
+        form=_read_form(body, (*tools, *late_tools), custom_tools),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=read_options(
@@ -75,34 +85,51 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         include_usage=include_usage,
         with_token_ids=body.boolean("return_token_ids"),
         with_logprobs=wants_logprobs,
+        custom_tools=frozenset(custom_tools),
     )
     return ParsedRequest(request, reply, stream)
 
 
-def _read_form(body: Fields, tools: ToolSchemas) -> OutputConstraint:
+def _read_form(body: Fields, tools: ToolSchemas, custom_tools: Collection[str]) -> OutputConstraint:
     answer = read_answer(body.object("response_format"), nested="json_schema")
-    return read_form(body, tool_names(tools), answer=answer, name_of=_chosen_name)
+    return read_form(body, tool_names(tools), answer=answer, name_of=partial(_chosen_name, custom_tools))
 
 
-def _chosen_name(tool: Fields) -> str | None:
-    function = tool.object("function")
-    if tool.required_text("type") != "function" or function is None:
+def _chosen_name(custom_tools: Collection[str], tool: Fields) -> str | None:
+    kind = tool.required_text("type")
+    chosen = tool.object(kind) if kind in ("function", "custom") else None
+    if chosen is None:
         return None
-    return function.required_text("name")
+    name = chosen.required_text("name")
+    return name if kind == "function" or name in custom_tools else None
+
+
+@dataclass(slots=True)
+class CustomCall:
+    """A call of a custom tool that is being written. Its text is known when the arguments are whole."""
+
+    index: int
+    written: list[str] = field(default_factory=list[str])
 
 
 @dataclass(slots=True)
 class ChatReply:
-    """Encodes one chat completion."""
+    """Encodes one chat completion.
+
+    Attributes:
+        custom_tools: the names of the tools whose calls have a text instead of arguments.
+    """
 
     requested_model: str
     model: ModelFacts
     include_usage: bool
     with_token_ids: bool
     with_logprobs: bool
+    custom_tools: Collection[str] = ()
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
     _frame_templates: Mapping[type[Output], FrameTemplate] = field(init=False)
+    _custom_call: CustomCall | None = None
 
     def __post_init__(self) -> None:
         self._frame_templates = {
@@ -120,7 +147,8 @@ class ChatReply:
     def output(self, event: Output) -> Iterable[SSEFrame]:
         if isinstance(event, Content | Reasoning) and not (self.with_token_ids or self.with_logprobs):
             return [self._frame_templates[type(event)].frame(event.text)] if event.text else []
-        delta = self._delta(event)
+        custom = self._custom_delta(event)
+        delta = self._delta(event) if custom is None else custom
         more = self._details([event])
         return [self._chunk(delta, **more)] if delta or more else []
 
@@ -140,6 +168,28 @@ class ChatReply:
             case CallEnded():
                 return {}
 
+    def _custom_delta(self, event: Output) -> dict[str, Json] | None:
+        """Return the message delta of an event of a custom call; None for all other events."""
+        match event:
+            case CallStarted(index, name, call_id) if name in self.custom_tools:
+                self._custom_call = CustomCall(index)
+                custom: Json = {"name": name, "input": ""}
+                head: dict[str, Json] = {"index": index, "id": f"call{call_id}", "type": "custom"}
+                return {"tool_calls": [{**head, "custom": custom}]}
+            case CallArguments(text=text) if self._custom_call:
+                self._custom_call.written.append(text)
+                return {}
+            case CallEnded() if self._custom_call:
+                return self._custom_text()
+            case _:
+                return None
+
+    def _custom_text(self) -> dict[str, Json]:
+        """Return the message delta with the text of the open custom call, if one is open."""
+        call, self._custom_call = self._custom_call, None
+        text = custom_input("".join(call.written)) if call else ""
+        return {"tool_calls": [{"index": call.index, "custom": {"input": text}}]} if call and text else {}
+
     def _details(self, events: list[Output]) -> dict[str, Json]:
         """Return the requested token ids and log-probabilities of every token, including markup."""
         details: dict[str, Json] = {}
@@ -151,9 +201,12 @@ class ChatReply:
         return details
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
+        rest = self._custom_text()
+        if rest:
+            yield self._chunk(rest)
         head = self._head("chat.completion.chunk")
         choice = _choice({}, end.reason)
-        return closing_frames(head, choice, end.usage, include_usage=self.include_usage)
+        yield from closing_frames(head, choice, end.usage, include_usage=self.include_usage)
 
     def failure(self, message: str) -> SSEFrame:
         return SSEFrame(openai_error(message, kind="server_error"))
@@ -185,7 +238,11 @@ class ChatReply:
         fragments = [
             event.text for event in events if isinstance(event, CallArguments) and event.index == start.index
         ]
-        function: Json = {"name": start.name, "arguments": "".join(fragments)}
+        arguments = "".join(fragments)
+        if start.name in self.custom_tools:
+            custom: Json = {"name": start.name, "input": custom_input(arguments)}
+            return {"id": f"call{start.id}", "type": "custom", "custom": custom}
+        function: Json = {"name": start.name, "arguments": arguments}
         return {"id": f"call{start.id}", "type": "function", "function": function}
 
     def _head(self, kind: str) -> dict[str, Json]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall
 from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_content
+from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 
@@ -19,6 +20,7 @@ _ROLES: Mapping[str, Role] = {
 }
 
 
+_CUSTOM = "custom"
 _TRANSPORT = ("defer_loading", "cache_control")
 """Members of a tool for the server, not for the model."""
 
@@ -79,6 +81,10 @@ def _tool_calls(item: Fields) -> tuple[ToolCall, ...]:
 
 
 def _tool_call(call: Fields) -> ToolCall:
+    custom = call.object("custom")
+    if call.value("type") == _CUSTOM and custom:
+        name = custom.required_text("name")
+        return ToolCall(id=call.text("id") or "", name=name, arguments=custom_arguments(custom))
     function = call.object("function")
     if function is None:
         raise call.fail("function", "is required and must be an object")
@@ -104,20 +110,46 @@ def _schema(tool: Fields) -> dict[str, Json]:
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
     """Return function schemas as the client sent them, without fields for the server.
 
-    Tools of other types are left out, because templates cannot express them. Tools with `defer_loading` come
-    second. They are not part of the prefix, so adding one does not change it.
+    A custom tool is a function with one text. Tools of other types are left out, because templates cannot
+    express them. Tools with `defer_loading` come second. They are not part of the prefix, so adding one does
+    not change it.
     """
     tools: list[Mapping[str, Json]] = []
     late: list[Mapping[str, Json]] = []
     for tool in body.objects("tools"):
-        if tool.required_text("type") != "function":
-            continue
-        function = tool.object("function")
-        if function is None:
-            raise tool.fail("function", "is required and must be an object")
-        function.required_text("name")
-        function.text("description")
-        function.object("parameters")
-        schema = {**_schema(tool), "function": _schema(function)}
-        (late if tool.boolean("defer_loading") else tools).append(schema)
+        read = _TOOL_READERS.get(tool.required_text("type"))
+        if read:
+            (late if tool.boolean("defer_loading") else tools).append(read(tool))
     return tuple(tools), tuple(late)
+
+
+def _function(tool: Fields) -> dict[str, Json]:
+    function = _required(tool, "function")
+    function.required_text("name")
+    function.text("description")
+    function.object("parameters")
+    return {**_schema(tool), "function": _schema(function)}
+
+
+def _custom(tool: Fields) -> dict[str, Json]:
+    custom = _required(tool, _CUSTOM)
+    return {
+        "type": "function",
+        "function": {"name": custom.required_text("name"), **custom_schema(custom)},
+    }
+
+
+def _required(tool: Fields, name: str) -> Fields:
+    found = tool.object(name)
+    if found is None:
+        raise tool.fail(name, "is required and must be an object")
+    return found
+
+
+_TOOL_READERS: Mapping[str, Callable[[Fields], dict[str, Json]]] = {"function": _function, _CUSTOM: _custom}
+
+
+def read_custom_tools(body: Fields) -> Mapping[str, TextGrammar | None]:
+    """Return the names of the custom tools, each with the grammar of its text."""
+    tools = (_required(tool, _CUSTOM) for tool in body.objects("tools") if tool.value("type") == _CUSTOM)
+    return {tool.required_text("name"): custom_grammar(tool) for tool in tools}

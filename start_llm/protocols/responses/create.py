@@ -30,6 +30,7 @@ from start_llm.protocols.responses.store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
+from start_llm.protocols.tool_types import responses_tool_type
 
 _TOP_LOGPROBS = Range(0, 20)
 _LOGPROBS = "message.output_text.logprobs"
@@ -82,6 +83,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         messages=_read_messages(body, conversation, toolbox, images, context),
         images=images.images,
         tools=toolbox.schemas,
+        grammars=toolbox.grammars,
         form=_read_form(body, toolbox),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
@@ -190,7 +192,10 @@ def _read_form(body: Fields, toolbox: Toolbox) -> OutputConstraint:
 
 
 def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:
-    if tool.required_text("type") not in ("function", "custom"):
+    kind = tool.required_text("type")
+    if responses_tool_type(kind).runs == "client":
+        return kind
+    if kind not in ("function", "custom"):
         return None
     return toolbox.flat(tool.text("namespace"), tool.required_text("name"))
 

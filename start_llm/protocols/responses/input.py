@@ -14,10 +14,14 @@ from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.core.ids import RANDOM_LENGTH, name_in
 from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
+from start_llm.protocols.custom_tools import custom_arguments
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
-from start_llm.protocols.responses.tools import CUSTOM_ARGUMENT, Tell, Toolbox
+from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
+from start_llm.protocols.responses.tools import Tell, Toolbox
 from start_llm.protocols.seal import Sealed
+from start_llm.protocols.tool_types import VENDOR_ITEMS
+from start_llm.protocols.vendor_outputs import vendor_text
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -115,7 +119,32 @@ class ItemReader:
 
     def custom_call(self, item: Fields) -> Message:
         name = self.toolbox.flat(item.text("namespace"), item.required_text("name"))
-        return _called(item, name, {CUSTOM_ARGUMENT: item.text("input") or ""})
+        return _called(item, name, custom_arguments(item))
+
+    def built_in_call(self, item: Fields) -> Message:
+        call = BUILT_IN_CALLS[kind_of(item)]
+        return _called(item, call.tool, call.arguments(item))
+
+    def built_in_result(self, item: Fields) -> Message:
+        content = BUILT_IN_OUTPUTS[kind_of(item)](item)
+        return Message(role="tool", content=content, tool_call_id=item.text("call_id") or item.text("id"))
+
+    def computer_call(self, item: Fields) -> Message:
+        members = {name: item.value(name) for name in ("action", "actions")}
+        return _called(item, "computer", {name: value for name, value in members.items() if value})
+
+    def screenshot(self, item: Fields) -> Message:
+        output = item.object("output")
+        content = self.images.read(output, is_refused=False) if output else ""
+        return Message(role="tool", content=content, tool_call_id=item.text("call_id"))
+
+    def vendor_item(self, item: Fields) -> Message:
+        """Return the text of a call that the vendor ran, which no template has a form for."""
+        kind = kind_of(item)
+        text = vendor_text(kind, item.data, hidden=VENDOR_ITEMS[kind].hidden)
+        if VENDOR_ITEMS[kind].is_question:
+            return Message(role="user", content=text)
+        return _of_reply(item, content=text)
 
     def result(self, item: Fields) -> Message:
         content = read_content(item, "output", images=self.images, may_hold_unseen=True)
@@ -128,6 +157,11 @@ _READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
     "function_call_output": ItemReader.result,
     "custom_tool_call": ItemReader.custom_call,
     "custom_tool_call_output": ItemReader.result,
+    "computer_call": ItemReader.computer_call,
+    "computer_call_output": ItemReader.screenshot,
+    **dict.fromkeys(BUILT_IN_CALLS, ItemReader.built_in_call),
+    **dict.fromkeys(BUILT_IN_OUTPUTS, ItemReader.built_in_result),
+    **dict.fromkeys(VENDOR_ITEMS, ItemReader.vendor_item),
 }
 
 

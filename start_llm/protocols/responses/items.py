@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
-from start_llm.protocols.fields import parse_embedded
-from start_llm.protocols.responses.tools import CUSTOM_ARGUMENT, ClientTool
+from start_llm.protocols.custom_tools import custom_input
+from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BuiltInCall
+from start_llm.protocols.responses.tools import CUSTOM_CALL, ClientTool
 
 type Event = tuple[str, dict[str, Json]]
 """The event's name without `response.`, and its own fields."""
@@ -19,7 +20,7 @@ class ItemEncoding:
     """The encoding of an item's text.
 
     Attributes:
-        text: prefix of the names of the text events.
+        text: prefix of the names of the text events; empty: there are none.
         whole: the field of the last text event that contains the whole text.
         place: position of the text in the item.
         is_scored: events include the log-probabilities of their tokens.
@@ -82,12 +83,13 @@ class OutputItem:
     def ends(self, status: str) -> Iterator[Event]:
         """Yield the last events. The final one has the whole item."""
         form, text = self._form, self._text()
-        if text and not form.is_live:
+        if text and form.text and not form.is_live:
             yield self._delta(text, self._scores)
-        yield (
-            f"{form.text}.done",
-            {**self._place, form.whole: text, **self._told(self._scores), **self._named},
-        )
+        if form.text:
+            yield (
+                f"{form.text}.done",
+                {**self._place, form.whole: text, **self._told(self._scores), **self._named},
+            )
         if form.part:
             yield f"{form.part}.done", {**self._place, "part": self._part(text)}
         yield "output_item.done", {"output_index": self._index, "item": self.json(status)}
@@ -133,16 +135,8 @@ _SUMMARY = ItemEncoding(
     part_fields={"type": "summary_text"},
 )
 _CALL = ItemEncoding(text="function_call_arguments", whole="arguments")
-
-
-def _custom_input(arguments: str) -> str:
-    """Return the text in the arguments. Arguments of any other form are the text."""
-    parsed = parse_embedded(arguments)
-    text = parsed.get(CUSTOM_ARGUMENT) if isinstance(parsed, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
-_CUSTOM_CALL = ItemEncoding(text="custom_tool_call_input", whole="input", is_live=False, read=_custom_input)
+_BUILT_IN_CALL = ItemEncoding(text="", is_live=False)
+_CUSTOM_CALL = ItemEncoding(text="custom_tool_call_input", whole="input", is_live=False, read=custom_input)
 
 
 def text_item(index: int, reply_name: str) -> OutputItem:
@@ -168,20 +162,26 @@ def reasoning_item(
 
 def call_item(index: int, reply_name: str, tool: ClientTool, call_id: str) -> OutputItem:
     """Return an item for a call, with the client's names for the tool."""
-    kind, form = ("custom_tool_call", _CUSTOM_CALL) if tool.is_custom else ("function_call", _CALL)
-    name: dict[str, Json] = {"name": tool.name}
-    told: dict[str, Json] = {"type": kind, "call_id": f"call{call_id}", **name}
+    told: dict[str, Json] = {"type": tool.call_item, "call_id": f"call{call_id}"}
+    if tool.call_item in BUILT_IN_CALLS:
+        return _built_in_call_item(index, reply_name, BUILT_IN_CALLS[tool.call_item], told)
+    is_custom = tool.call_item == CUSTOM_CALL
+    form = _CUSTOM_CALL if is_custom else _CALL
+    told["name"] = tool.name
     if tool.namespace is not None:
         told["namespace"] = tool.namespace
 
     def described(text: str, _: Parts) -> Mapping[str, Json]:
         return {**told, form.whole: text}
 
-    return OutputItem(
-        form,
-        index,
-        "ctc_" if tool.is_custom else "fc_",
-        reply_name,
-        described,
-        {} if tool.is_custom else name,
-    )
+    named: Mapping[str, Json] = {} if is_custom else {"name": tool.name}
+    return OutputItem(form, index, "ctc_" if is_custom else "fc_", reply_name, described, named)
+
+
+def _built_in_call_item(
+    index: int, reply_name: str, call: BuiltInCall, told: Mapping[str, Json]
+) -> OutputItem:
+    def described(text: str, _: Parts) -> Mapping[str, Json]:
+        return {**told, call.member: call.written(text)}
+
+    return OutputItem(_BUILT_IN_CALL, index, call.prefix, reply_name, described)

@@ -3,24 +3,21 @@
 {"type": "function", "name": "exec", …}                          exec
 {"type": "namespace", "name": "agents", "tools": [function …]}   agents__close
 {"type": "custom", "name": "note", …}                            note, with one text: {"input": …}
+{"type": "shell"}                                                shell, with its published schema
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, TextGrammar
+from start_llm.protocols.custom_tools import custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.tool_types import responses_tool_type
 
-CUSTOM_ARGUMENT = "input"
+FUNCTION_CALL, CUSTOM_CALL = "function_call", "custom_tool_call"
 _BETWEEN = "__"
-_CUSTOM_PARAMETERS: Mapping[str, Json] = {
-    "type": "object",
-    "properties": {CUSTOM_ARGUMENT: {"type": "string"}},
-    "required": [CUSTOM_ARGUMENT],
-    "additionalProperties": False,
-}
 
 type Tell = Callable[[str], None]
 type Reader = Callable[[Fields, Tell], Iterator[ClientTool]]
@@ -32,13 +29,15 @@ class ClientTool:
 
     Attributes:
         namespace: the namespace that contains it, if any.
-        is_custom: its calls have a text instead of arguments.
+        call_item: the type of the items that are its calls.
+        grammar: what that text has to follow.
         schema: the function schema for the model, without the name.
     """
 
     name: str
     namespace: str | None = None
-    is_custom: bool = False
+    call_item: str = FUNCTION_CALL
+    grammar: TextGrammar | None = None
     schema: Mapping[str, Json]
 
 
@@ -60,6 +59,11 @@ class Toolbox:
         return tuple(
             {"type": "function", "function": {"name": name, **tool.schema}} for name, tool in self._tools
         )
+
+    @property
+    def grammars(self) -> tuple[TextGrammar, ...]:
+        """The grammars of custom tools, by the model's names for these."""
+        return tuple(replace(tool.grammar, tool=name) for name, tool in self._tools if tool.grammar)
 
     @property
     def names(self) -> frozenset[str]:
@@ -101,6 +105,10 @@ def read_toolbox(body: Fields, tell: Tell) -> Toolbox:
 def _read(item: Fields, tell: Tell, readers: Mapping[str, Reader]) -> Iterator[ClientTool]:
     kind = item.required_text("type")
     reader = readers.get(kind)
+    built_in = responses_tool_type(kind, item.value("environment"))
+    if reader is None and built_in.runs == "client" and readers is _READERS:
+        yield ClientTool(name=built_in.name, call_item=built_in.call_item, schema=built_in.schema)
+        return
     if reader is None:
         tell(f"Tools of type {kind!r} are not offered to the model.")
         return
@@ -116,15 +124,9 @@ def _function(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001
     yield ClientTool(name=name, schema={key: item.data[key] for key in told if item.value(key) is not None})
 
 
-def _custom(item: Fields, tell: Tell) -> Iterator[ClientTool]:
-    name = item.required_text("name")
-    description = item.text("description")
-    form = item.object("format")
-    if form is not None and form.value("type") not in (None, "text"):
-        tell(f"The tool {name!r} is not offered to the model: its input has a grammar.")
-        return
-    told: dict[str, Json] = {} if description is None else {"description": description}
-    yield ClientTool(name=name, is_custom=True, schema={**told, "parameters": dict(_CUSTOM_PARAMETERS)})
+def _custom(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001 - one of `_READERS`
+    name, schema = item.required_text("name"), custom_schema(item)
+    yield ClientTool(name=name, call_item=CUSTOM_CALL, grammar=custom_grammar(item), schema=schema)
 
 
 def _namespace(item: Fields, tell: Tell) -> Iterator[ClientTool]:
@@ -136,7 +138,7 @@ def _namespace(item: Fields, tell: Tell) -> Iterator[ClientTool]:
             own = tool.schema.get("description")
             said = "\n\n".join(text for text in (about, own) if text and isinstance(text, str))
             schema = {"description": said, **_without_description(tool.schema)} if said else tool.schema
-            yield ClientTool(name=tool.name, namespace=namespace, is_custom=tool.is_custom, schema=schema)
+            yield replace(tool, namespace=namespace, schema=schema)
             about = None
 
 
