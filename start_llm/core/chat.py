@@ -139,12 +139,14 @@ class RequestOrigin:
         endpoint: the first of its paths.
         model: the loaded one.
         client: the program that sent it; empty if it does not say.
+        mended: paths of messages in which something was mended, because clients cannot take them back.
     """
 
     id: str
     endpoint: str
     model: str
     client: str = ""
+    mended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

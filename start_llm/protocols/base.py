@@ -117,11 +117,16 @@ class Reply(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A parsed request body: the generation request, the encoder of its reply, and the stream flag."""
+    """A parsed request body: the generation request, the encoder of its reply, and the stream flag.
+
+    Attributes:
+        mended: paths of messages in which something was mended (`protocols.history`).
+    """
 
     request: GenerationRequest
     reply: Reply
     stream: bool
+    mended: tuple[str, ...] = ()
 
 
 type Parser = Callable[[Fields, Mapping[str, str], RequestContext], ParsedRequest]

@@ -11,7 +11,7 @@ from start_llm.protocols.images import IMAGE_PARTS, ImageParser
 
 TOOL_REFERENCE = "tool_reference"
 UNSEEN_FILE = "[file: this model cannot read files]"
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _FILE_PARTS = ("file", "input_file")
 
 
@@ -49,10 +49,10 @@ def _part(part: Fields, images: ImageParser, *, may_hold_unseen: bool) -> str:
     kind = part.required_text("type")
     if kind == TOOL_REFERENCE:
         return ""
-    if kind in _TEXT_PARTS:
-        text = part.text(_TEXT_PARTS[kind])
+    if kind in TEXT_PARTS:
+        text = part.text(TEXT_PARTS[kind])
         if text is None:
-            raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
+            raise part.fail(TEXT_PARTS[kind], "is required and must be a string")
         return text
     if kind in IMAGE_PARTS:
         return images.read(part, is_refused=not may_hold_unseen)

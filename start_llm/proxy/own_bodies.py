@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest, RequestError
 from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.known_fields import IN_EXTRA_BODY, IN_METADATA, KNOWN_FIELDS, KnownFields
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
@@ -68,6 +69,9 @@ class OwnBodies:
 
     async def _own(self, path: str, raw: bytes) -> bytes:
         asked = await asyncio.to_thread(parse_body, raw) if len(raw) > _LONG_BYTES else parse_body(raw)
+        asked = with_mended_history(path, asked)
+        for place in told_paths(asked.mended):
+            self._tell(f"{path}: something in '{place}' was mended, because its client cannot take it back.")
         kept = self._kept(path, asked)
         if _GENERATING.fullmatch(path) and not kept.get("model") and (name := await self._default_name()):
             kept["model"] = name

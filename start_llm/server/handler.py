@@ -37,6 +37,7 @@ from start_llm.core.errors import (
 from start_llm.core.events import Event, Failed, Finished, Output, Piece, Usage
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
 from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.sessions import background
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.library_pages import LibraryRequest
@@ -228,7 +229,8 @@ class Handler(BaseHTTPRequestHandler):
         with self._lease(body.value("model"), streams=streams) as model:
             check_client()
             context = self._request_context(model)
-            call = wire.parse(body, self._lower_headers(), context)
+            body = with_mended_history(wire.path, body)
+            call = replace(wire.parse(body, self._lower_headers(), context), mended=told_paths(body.mended))
             is_background = background(self._lower_headers())
             yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
@@ -299,7 +301,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_json(200, call.reply.whole([], _NOTHING))
                 return
             program = self.server.context.tenants.caller(headers, self.command, self.path).program
-            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program)
+            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program, call.mended)
             self._respond(model.service, call, request, origin)
 
     def _respond(

@@ -8,6 +8,7 @@ from typing import cast
 
 from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
+from start_llm.core.half_characters import without_halves
 
 
 @dataclass(slots=True)
@@ -74,9 +75,9 @@ class ReplyEcho:
 
 
 def _call(name: str, arguments: str) -> ToolCall | None:
-    """Parse a call; None if the arguments are not a JSON object."""
+    """Parse a call as a request's is parsed; None if the arguments are not a JSON object."""
     try:
-        parsed = cast("Json", json.loads(arguments or "{}"))
+        parsed = without_halves(cast("Json", json.loads(arguments or "{}")))
     except (ValueError, RecursionError):
         return None
     return ToolCall("", name, parsed) if isinstance(parsed, dict) else None

@@ -111,6 +111,15 @@ def test_a_field_that_nobody_knows_is_told():
     assert ["'surprise'" in told[0], "'extra_body.odd'" in told[1], len(told)] == [True, True, 2]
 
 
+def test_a_history_goes_on_mended_and_the_terminal_is_told():
+    asked = {"role": "user", "content": "\ud83d"}
+    messages = [asked, {"role": "assistant", "content": 5}, {"role": "user", "content": "Go on"}]
+    written, _, error, told = passed(CHAT, json.dumps({"model": "m", "messages": messages}).encode())
+    assert error is None
+    assert [one["content"] for one in json.loads(written)["messages"]] == ["\ufffd", "5", "Go on"]
+    assert ["messages[0]" in told[0], "messages[1]" in told[1], len(told)] == [True, True, 2]
+
+
 def test_extra_body_keeps_what_the_server_looks_at():
     inside = {"session_id": "s", "messages": [], "model": "x"}
     assert kept(CHAT, {"model": "m", "extra_body": inside}) == {

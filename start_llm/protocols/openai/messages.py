@@ -9,7 +9,7 @@ from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_con
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 
-_ROLES: Mapping[str, Role] = {
+ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -41,9 +41,9 @@ def read_messages(body: Fields, images: ImageParser) -> tuple[Message, ...]:
 
 def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
     name = item.required_text("role")
-    role = _ROLES.get(name)
+    role = ROLES.get(name)
     if role is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
     content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
