@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from start_llm.core.access_policy import AccessPolicy, body_length, demand_json
+from start_llm.core.access_policy import AccessPolicy, body_length, demand_json, is_chunked
 from start_llm.core.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
 from start_llm.core.client_name import client_name
 from start_llm.core.errors import (
     InvalidRequest,
+    LengthRequired,
     MethodNotAllowed,
     NotFound,
     RequestError,
@@ -43,7 +44,7 @@ _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"/health|/stats|/metrics|/health/live(li)?ness", "GET HEAD"),
     )
 )
-_PASSED = frozenset({"host", "accept", "content-type", "content-length", *READ_HEADERS})
+_PASSED = frozenset({"host", "accept", "content-type", "content-length", "content-encoding", *READ_HEADERS})
 """Headers that are passed on. Besides these, the proxy adds its own."""
 _OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
@@ -101,6 +102,8 @@ class ProxyAccessPolicy:
         said = dict(headers)
         if scope["method"] == "POST":
             demand_json(said.get("content-type"))
+        elif is_chunked(said):
+            raise LengthRequired("The body of another method than POST needs Content-Length.")
         _refuse_control_headers(said)
         body_length(said, self._max_body_bytes)  # here, as all of the body is read into memory first
 

@@ -74,6 +74,7 @@ def _application() -> ProxyAccessPolicy:
     bodies = OwnBodies(
         ToStatusPage(Direct(litellm, backend), SERVER),
         control=litellm_names(),
+        max_body_bytes=int(os.environ["START_LLM_PROXY_MOST_BYTES"]),
         default_name=backend.default_model,
         tell=Notices(tell_server).tell,
     )

@@ -287,7 +287,7 @@ def test_values_that_ask_for_nothing_unbuilt_are_taken(fields):
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
-        ({"max_tokens": -1, "max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": -2, "max_completion_tokens": 5}, "max_tokens"),
         ({"temperature": 5.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"min_p": 1.1}, "min_p"),
