@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
+from typing import Protocol
 
 from start_llm.core.errors import ClientGone, InvalidRequest, body_too_large
 
@@ -12,7 +12,15 @@ _LONGEST_LINE = 4096
 _MOST_TRAILER_BYTES = 65536
 
 
-def read_chunked(stream: io.BufferedReader, max_bytes: int) -> bytes:
+class Stream(Protocol):
+    """A buffered stream of bytes. Reading waits until there is what was asked for, or the stream ends."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+def read_chunked(stream: Stream, max_bytes: int) -> bytes:
     """Read the chunks and what follows them. After an error the rest of the connection means nothing.
 
     Raises:
@@ -31,14 +39,14 @@ def read_chunked(stream: io.BufferedReader, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _size(stream: io.BufferedReader) -> int:
+def _size(stream: Stream) -> int:
     match = _SIZE.fullmatch(_line(stream))
     if match is None:
         raise InvalidRequest("A chunk of the body does not begin with its size.")
     return int(match[1], 16)
 
 
-def _skip_trailers(stream: io.BufferedReader) -> None:
+def _skip_trailers(stream: Stream) -> None:
     left = _MOST_TRAILER_BYTES
     while (line := _line(stream)) != b"\r\n":
         left -= len(line)
@@ -46,7 +54,7 @@ def _skip_trailers(stream: io.BufferedReader) -> None:
             raise InvalidRequest("The fields behind the body are too long.")
 
 
-def _line(stream: io.BufferedReader) -> bytes:
+def _line(stream: Stream) -> bytes:
     line = stream.readline(_LONGEST_LINE)
     if not line or (not line.endswith(b"\n") and len(line) < _LONGEST_LINE):
         raise ClientGone("the client hung up in the middle of its request")
@@ -55,7 +63,7 @@ def _line(stream: io.BufferedReader) -> bytes:
     return line
 
 
-def _exactly(stream: io.BufferedReader, count: int) -> bytes:
+def _exactly(stream: Stream, count: int) -> bytes:
     data = stream.read(count)
     if len(data) < count:
         raise ClientGone("the client hung up in the middle of its request")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import gzip
+import http.client
+import shutil
 import socket
 import subprocess
 from collections.abc import Generator
@@ -15,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from start_llm.core.errors import LaunchError
+from start_llm.core.loopback import IPV6_LOOPBACK, loopback_addresses
 from start_llm.launch.server_info import NO_KEY, Address, find
 from tests.conftest import TinyModel
 from tests.proxy.conftest import KEY, PROXIED, Proxied
@@ -131,6 +133,7 @@ def test_a_body_is_refused_by_its_headers(proxied: Proxied, headers: bytes, stat
 
 
 SAID = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
+SAYS_JSON = {"Content-Type": "application/json"}
 AS_JSON = HEAD + b"Content-Type: application/json\r\n"
 IN_CHUNKS = AS_JSON + b"Transfer-Encoding: chunked\r\n"
 
@@ -156,6 +159,17 @@ def in_chunks(data: bytes) -> bytes:
 def test_a_body_in_chunks_is_read_as_the_server_reads_it(proxied: Proxied, sent: bytes, status: bytes):
     assert first_line(proxied, sent).split()[1] == status
     assert serves(proxied)
+
+
+@pytest.mark.skipif(IPV6_LOOPBACK not in loopback_addresses(), reason="this system has no IPv6")
+def test_both_loopback_addresses_answer(proxied: Proxied):
+    for host in loopback_addresses():
+        connection = http.client.HTTPConnection(host, proxied.port, timeout=60)
+        connection.request(
+            "POST", "/v1/chat/completions", SAID, {"Authorization": f"Bearer {KEY}", **SAYS_JSON}
+        )
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 TOO_MUCH = {
