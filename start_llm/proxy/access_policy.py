@@ -22,6 +22,7 @@ from start_llm.core.errors import (
     NotFound,
     RequestError,
 )
+from start_llm.core.request_target import hint_about, origin_form
 from start_llm.core.tenants import key_of, tenant_of_key
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.control_fields import is_litellms_own
@@ -76,6 +77,7 @@ class ProxyAccessPolicy:
                 await self._inside(scope, receive, send)
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        scope = _in_origin_form(scope)
         path = scope["path"].rstrip("/") or "/"
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
@@ -119,10 +121,20 @@ class ProxyAccessPolicy:
         return encoded((kept | self._secret.signed(caller, method, path)).items())
 
 
+def _in_origin_form(scope: Any) -> Any:
+    """Return a scope whose path has no scheme and host. The host goes to the headers, beside the other one."""
+    path, host = origin_form(scope["path"])
+    if host is None:
+        return scope
+    headers = [*scope["headers"], (b"host", host.encode("latin-1", "replace"))]
+    raw_path, _ = origin_form(scope["raw_path"].decode("latin-1"))
+    return scope | {"path": path, "raw_path": raw_path.encode("latin-1"), "headers": headers}
+
+
 def _find(method: str, path: str) -> None:
     methods = next((methods for pattern, methods in _ROUTES if pattern.fullmatch(path)), None)
     if methods is None:
-        raise NotFound(f"There is nothing at {path[:200]}.")
+        raise NotFound(f"There is nothing at {path[:200]}.{hint_about(path)}")
     if method not in methods:
         raise MethodNotAllowed(
             f"{path[:200]} answers {' and '.join(methods)}, not {method}.", allowed=methods

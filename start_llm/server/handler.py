@@ -36,6 +36,7 @@ from start_llm.core.errors import (
     Unauthorized,
 )
 from start_llm.core.events import Event, Failed, Finished, Output, Piece, Usage
+from start_llm.core.request_target import origin_form
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.history import told_paths, with_mended_history
@@ -131,6 +132,9 @@ class Handler(BaseHTTPRequestHandler):
         """
         if self._reader.has_ended:
             raise ClientGone("the client hung up in the middle of its headers")
+        self.path, host = origin_form(self.path)
+        if host is not None:
+            self.headers.add_header("Host", host)  # beside the other one, so both have to be the same
         with self.server.connections.busy(self.connection):
             self._serve()
 

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
+from start_llm.core.request_target import hint_about, with_one_version
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
@@ -251,7 +252,7 @@ def pattern(target: str) -> str:
 
 def dialect(target: str) -> Dialect:
     """Return the dialect of replies to this target, even if the path does not exist."""
-    path = target.partition("?")[0]
+    path = with_one_version(target.partition("?")[0])
     found = (one for root, one in _DIALECTS.items() if path == root or path.startswith(f"{root}/"))
     return next(found, OPENAI)
 
@@ -266,9 +267,8 @@ def find(method: str, target: str) -> Endpoint:
     path, query = _path(target), target.partition("?")[2]
     endpoints = _endpoints(path, query)
     if not endpoints:
-        raise NotFound(
-            f"There is nothing at {path}. Endpoints: {', '.join({**POST_ROUTES, **STATUS_ROUTES})}."
-        )
+        hint = hint_about(path) or f" Endpoints: {', '.join({**POST_ROUTES, **STATUS_ROUTES})}."
+        raise NotFound(f"There is nothing at {path}.{hint}")
     if method not in endpoints:
         allowed = tuple(endpoints)
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)

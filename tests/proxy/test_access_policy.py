@@ -60,6 +60,7 @@ def knock(
         "type": kind,
         "method": method,
         "path": path,
+        "raw_path": path.encode(),
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
         "server": ("127.0.0.1", 4000),
     }
@@ -314,3 +315,20 @@ def test_a_header_of_litellm_is_refused_by_name(name: str):
     scopes, (start, body) = knock("POST", "/v1/responses", KEYED | {name: "1"})
     assert (start["status"], scopes) == (400, [])
     assert json.loads(body["body"])["error"]["param"] == name.lower()
+
+
+def test_a_target_in_absolute_form_goes_on_without_its_host():
+    scopes, _ = knock("POST", "http://127.0.0.1:4000/v1/messages", KEYED | {"host": "127.0.0.1:4000"})
+    assert (scopes[0]["path"], scopes[0]["raw_path"]) == ("/v1/messages", b"/v1/messages")
+
+
+def test_the_host_of_a_target_counts_like_the_header():
+    assert status("POST", "http://evil.example/v1/messages", KEYED) == 400
+    assert status("GET", "http://evil.example/health", {}) == 403
+
+
+def test_a_base_url_that_ends_in_v1_is_told_in_the_words_of_the_protocol():
+    _, (start, body) = knock("POST", "/v1/v1/messages", KEYED)
+    told = json.loads(body["body"])
+    assert (start["status"], told["type"]) == (404, "error")
+    assert "leave /v1 out" in told["error"]["message"]

@@ -302,7 +302,7 @@ def test_clients_that_have_left_take_no_room(few: Server):
         assert idle.ask("GET", "/health").status == 200
 
 
-# ---------------------------------------------------------------------------------------------- both loopbacks
+# --------------------------------------------------------------------------------------------- both loopbacks
 
 HAS_IPV6 = IPV6_LOOPBACK in loopback_addresses()
 

@@ -573,6 +573,16 @@ def test_a_body_in_chunks_is_read_and_the_next_request_too(scripted: Server, chu
         assert client.ask("GET", "/health").status == 200
 
 
+def test_a_target_in_absolute_form_is_served_for_its_own_host_alone(scripted: Server):
+    raw = message("POST", f"http://localhost:{scripted.port}{TEXT}", GOOD[TEXT])
+    other = raw.replace(b"Host: localhost", b"Host: localhost:%d" % scripted.port)
+    for sent, status in ((other, 200), (raw.replace(b"Host: localhost\r\n", b""), 200), (raw, 400)):
+        with Client(scripted.port) as client:
+            client.send(sent)
+            assert client.reply().status == status
+    assert ask(scripted.port, "GET", "http://evil.example/health").status == 400
+
+
 def test_a_compressed_body_is_read_also_in_chunks(scripted: Server):
     data = gzip.compress(json.dumps(GOOD[TEXT]).encode())
     coded = {"Content-Encoding": "gzip"}
