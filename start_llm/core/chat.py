@@ -164,6 +164,7 @@ class ChatRequest:
             other text.
         tenant: whose request it is; tenants share nothing that was computed.
         is_background: according to the client, nobody is waiting for it.
+        continues_reply: the last message is the beginning of the reply, which goes on from it.
     """
 
     messages: tuple[Message, ...]
@@ -179,6 +180,7 @@ class ChatRequest:
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
     is_background: bool = False
+    continues_reply: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, Message
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, parse_embedded, type_name
 from start_llm.protocols.images import IMAGE_PARTS, ImageParser
@@ -73,6 +73,12 @@ def _file(part: Fields, *, is_refused: bool) -> str:
     if is_refused:
         raise InvalidRequest(f"'{part.path}' is a file, and this model cannot read files.", param=part.path)
     return UNSEEN_FILE
+
+
+def begins_reply(messages: Sequence[Message]) -> bool:
+    """Return whether a reply can go on from the last message: it is the model's, with text and no calls."""
+    last = messages[-1]
+    return len(messages) > 1 and last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 def read_arguments(call: Fields) -> Mapping[str, Json]:

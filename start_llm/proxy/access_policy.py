@@ -122,7 +122,7 @@ class ProxyAccessPolicy:
 
 
 def _in_origin_form(scope: Any) -> Any:
-    """Return a scope whose path has no scheme and host. The host goes to the headers, beside the other one."""
+    """Return a scope whose path has no scheme and host. The host goes to the headers, to the other one."""
     path, host = origin_form(scope["path"])
     if host is None:
         return scope

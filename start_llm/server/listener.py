@@ -183,7 +183,7 @@ class _Twin(socketserver.TCPServer):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.request_queue_size = listener.request_queue_size
-        super().__init__((IPV6_LOOPBACK, listener.port), listener.RequestHandlerClass)
+        super().__init__((IPV6_LOOPBACK, listener.port), socketserver.BaseRequestHandler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return self._listener.verify_request(request, client_address)

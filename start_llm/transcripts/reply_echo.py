@@ -28,6 +28,15 @@ class ReplyEcho:
     ended: set[int] = field(default_factory=set[int])
     ids: list[str] = field(default_factory=list[str])
 
+    @classmethod
+    def begun_with(cls, message: Message | None) -> ReplyEcho:
+        """Return the echo of a reply that goes on from a message, if there is one: together they are one."""
+        echo = cls()
+        if message is not None:
+            echo.content[-1].append(message.content)
+            echo.reasoning += filter(None, [message.reasoning])
+        return echo
+
     def add(self, output: Output) -> None:
         match output:
             case Content(text=text):

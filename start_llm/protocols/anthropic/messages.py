@@ -24,6 +24,7 @@ from start_llm.protocols.anthropic.constraints import read_form
 from start_llm.protocols.anthropic.content import read_conversation, read_tools
 from start_llm.protocols.anthropic.errors import anthropic_error, refuse_image
 from start_llm.protocols.base import FrameTemplate, ParsedRequest, RequestContext, SSEFrame, new_id
+from start_llm.protocols.content import begins_reply
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import NO_LIMIT, TOKEN_COUNT, read_generation
@@ -72,8 +73,10 @@ def _limit(body: Fields) -> int:
 def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
     tools, late_tools = read_tools(body)
     images = ImageParser(context.model.images, context.tenant, refuse=refuse_image)
+    messages = read_conversation(body, partial(context.seal.open, tenant=context.tenant), images)
     request = ChatRequest(
-        messages=read_conversation(body, partial(context.seal.open, tenant=context.tenant), images),
+        messages=messages,
+        continues_reply=begins_reply(messages),
         images=images.images,
         tools=tools,
         late_tools=late_tools,

@@ -31,7 +31,13 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai.constraints import read_answer, read_form
-from start_llm.protocols.openai.messages import ToolSchemas, read_messages, read_tools, tool_names
+from start_llm.protocols.openai.messages import (
+    ToolSchemas,
+    continues_reply,
+    read_messages,
+    read_tools,
+    tool_names,
+)
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
     read_options,
@@ -54,8 +60,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     wants_logprobs = body.boolean("logprobs")
     tools, late_tools = read_tools(body)
     images = ImageParser(context.model.images, context.tenant)
+    messages = read_messages(body, images)
     request = ChatRequest(
-        messages=read_messages(body, images),
+        messages=messages,
+        continues_reply=continues_reply(body, messages),
         images=images.images,
         tools=tools,
         late_tools=late_tools,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
-from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_content
+from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 
@@ -87,6 +87,23 @@ def _tool_call(call: Fields) -> ToolCall:
 
 def _called(function: Fields, call_id: str) -> ToolCall:
     return ToolCall(id=call_id, name=function.required_text("name"), arguments=read_arguments(function))
+
+
+def continues_reply(body: Fields, messages: Sequence[Message]) -> bool:
+    """Return whether the reply is to go on from the last message, as vLLM's `continue_final_message` asks.
+
+    Raises:
+        InvalidRequest: it cannot, or the request also asks for a reply of its own.
+    """
+    if not body.boolean("continue_final_message"):
+        return False
+    if body.boolean("add_generation_prompt"):
+        raise body.fail("add_generation_prompt", "must be false beside 'continue_final_message'")
+    if not begins_reply(messages):
+        raise body.fail(
+            "continue_final_message", "needs a last message of the assistant that has text and no calls"
+        )
+    return True
 
 
 type ToolSchemas = tuple[Mapping[str, Json], ...]
