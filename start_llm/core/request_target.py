@@ -6,6 +6,7 @@ import re
 
 _ABSOLUTE = re.compile(r"https?://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _VERSION, _TWICE = "/v1", "/v1/v1/"
+_COMPACT = "/responses/compact"
 
 
 def origin_form(target: str) -> tuple[str, str | None]:
@@ -26,6 +27,11 @@ def with_one_version(path: str) -> str:
 
 def hint_about(path: str) -> str:
     """Return what helps a client that has found nothing at a path; empty if nothing is known."""
+    if path.endswith(_COMPACT):
+        return (
+            " This server does not compact conversations. Codex does so itself if its provider has another "
+            "name than OpenAI: set model_providers.ID.name in its configuration."
+        )
     if with_one_version(path) == path:
         return ""
     return " The base URL of this client ends in /v1, and the client adds that itself: leave /v1 out of it."

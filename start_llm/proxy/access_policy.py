@@ -133,7 +133,7 @@ def _in_origin_form(scope: Any) -> Any:
 
 def _find(method: str, path: str) -> None:
     methods = next((methods for pattern, methods in _ROUTES if pattern.fullmatch(path)), None)
-    if methods is None:
+    if methods is None or hint_about(path):
         raise NotFound(f"There is nothing at {path[:200]}.{hint_about(path)}")
     if method not in methods:
         raise MethodNotAllowed(

@@ -350,7 +350,7 @@ def _one_response(path: str, query: str) -> Mapping[str, Endpoint]:
         asked = Fields(dict(parse_qsl(query)))
         items = StoredRoute(lambda context: input_items(context, name, asked))
         return dict.fromkeys(_READING, items)
-    if "/" in quoted:
+    if "/" in quoted or hint_about(path):
         return {}
     told = StoredRoute(lambda context: openai_responses.stored_body(context, name))
     return dict.fromkeys(_READING, told) | {

@@ -27,3 +27,9 @@ def test_a_version_that_is_there_twice_is_one_and_gets_a_hint():
     assert "leave /v1 out" in hint_about("/v1/v1/messages")
     for path in ("/v1/messages", "/v1", "/messages"):
         assert (with_one_version(path), hint_about(path)) == (path, "")
+
+
+def test_compaction_gets_a_hint_for_codex():
+    for path in ("/v1/responses/compact", "/responses/compact"):
+        assert "model_providers.ID.name" in hint_about(path)
+    assert hint_about("/v1/responses/compacted") == ""

@@ -332,3 +332,10 @@ def test_a_base_url_that_ends_in_v1_is_told_in_the_words_of_the_protocol():
     told = json.loads(body["body"])
     assert (start["status"], told["type"]) == (404, "error")
     assert "leave /v1 out" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/compact", "/responses/compact"])
+def test_who_wants_a_conversation_compacted_is_told_what_to_set(path: str):
+    _, (start, body) = knock("POST", path, KEYED)
+    assert start["status"] == 404
+    assert "Codex" in json.loads(body["body"])["error"]["message"]

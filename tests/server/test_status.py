@@ -272,3 +272,10 @@ def test_who_waited_is_served_when_there_is_room_again(small_queue: Server):
         waiting = [wait_in_line(small_queue, stack, stream=False) for _ in range(QUEUE)]
         occupant.close()
         assert [client.reply().status for client in waiting] == [200] * QUEUE
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_compaction_is_not_taken_for_a_stored_response(scripted: Server, method: str):
+    reply = ask(scripted.port, method, "/v1/responses/compact", {"input": "Hi"} if method == "POST" else None)
+    assert reply.status == 404
+    assert "set model_providers.ID.name" in reply.error["message"]

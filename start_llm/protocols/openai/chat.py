@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from start_llm.core.chat import ChatRequest, Json, OutputConstraint
+from start_llm.core.chat import ChatRequest, Json, JsonAnswer, OutputConstraint
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -88,7 +88,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
 
 
 def _read_form(body: Fields, tools: ToolSchemas) -> OutputConstraint:
+    guided = body.object("guided_json")  # vLLM's name for the schema of an answer
     answer = read_answer(body.object("response_format"), nested="json_schema")
+    if answer is None and guided is not None:
+        answer = JsonAnswer(schema=guided.data, field=guided.path)
     return read_form(body, tool_names(tools), answer=answer, name_of=_chosen_name)
 
 
