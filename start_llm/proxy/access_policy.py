@@ -47,6 +47,8 @@ _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
 )
 _PASSED = frozenset({"host", "accept", "content-type", "content-length", "content-encoding", *READ_HEADERS})
 """Headers that are passed on. Besides these, the proxy adds its own."""
+_ABOUT_THE_FORM = frozenset({"anthropic-version"})
+"""Headers by which the server chooses the form of a list."""
 _OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
 
@@ -115,7 +117,8 @@ class ProxyAccessPolicy:
         """Return the headers that LiteLLM gets: those that the server reads, and the caller, signed."""
         said = dict(headers)
         caller = Caller(tenant_of_key(key_of(said)), client_name(said))
-        kept = {name: value for name, value in headers if name in _PASSED}
+        passed = _PASSED if method == "POST" else _PASSED | _ABOUT_THE_FORM
+        kept = {name: value for name, value in headers if name in passed}
         if said.get(WARM_UP_HEADER) == self._secret.warm_up:
             kept[WARM_UP_HEADER] = self._secret.warm_up
         return encoded((kept | self._secret.signed(caller, method, path)).items())

@@ -201,6 +201,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_page(status_page())
             case BrowserRoute(otherwise):
                 self._send_status(otherwise)
+            case StatusRoute(as_anthropic=render) if render and "anthropic-version" in self.headers:
+                self._send_json(*render(context.models))
             case StatusRoute(render, takes_time=False):
                 self._send_json(*render(context.models))
             case StatusRoute(render):

@@ -87,10 +87,12 @@ class StatusRoute:
 
     Attributes:
         takes_time: a model may be loaded or unloaded, so the server waits for it when it stops.
+        as_anthropic: what clients of Anthropic's protocol get in its place, if that is something else.
     """
 
     render: Callable[[ServedModels], tuple[int, Mapping[str, Json]]]
     takes_time: bool = False
+    as_anthropic: Callable[[ServedModels], tuple[int, Mapping[str, Json]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ _TOKENIZE = QueryRoute(
     GenerateRoute("/tokenize", tokenization.parse),
     lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
 )
-_MODELS = StatusRoute(model_pages.model_list)
+_MODELS = StatusRoute(model_pages.model_list, as_anthropic=model_pages.anthropic_model_list)
 
 _ACTIVITY = "/activity"
 _DOWNLOADS = "/downloads"
@@ -334,7 +336,11 @@ def _one_model(path: str) -> Mapping[str, Endpoint]:
         return {}
     name, action = unquote(match["name"]), match["action"]
     if action is None:
-        return dict.fromkeys(_READING, StatusRoute(lambda models: model_pages.one_model(models, name)))
+        one = StatusRoute(
+            lambda models: model_pages.one_model(models, name),
+            as_anthropic=lambda models: model_pages.anthropic_model(models, name),
+        )
+        return dict.fromkeys(_READING, one)
     change = model_pages.load_model if action == "/load" else model_pages.unload_model
     return {"POST": StatusRoute(lambda models: change(models, name), takes_time=True)}
 

@@ -339,3 +339,9 @@ def test_who_wants_a_conversation_compacted_is_told_what_to_set(path: str):
     _, (start, body) = knock("POST", path, KEYED)
     assert start["status"] == 404
     assert "Codex" in json.loads(body["body"])["error"]["message"]
+
+
+def test_the_form_of_a_list_is_chosen_by_the_server():
+    for method, path, passed in (("GET", "/v1/models", True), ("POST", "/v1/messages", False)):
+        (scope,), _ = knock(method, path, KEYED | {"anthropic-version": "2023-06-01"})
+        assert ((b"anthropic-version", b"2023-06-01") in scope["headers"]) == passed
