@@ -393,7 +393,7 @@ def test_the_documents_name_each_keyword_that_is_refused():
     values = {"$dynamicRef": "#a", "dependentRequired": {"a": ["b"]}, "dependentSchemas": {"a": {}}}
     values |= {"uniqueItems": True, "minContains": 1, "maxContains": 1}
     for keyword in UNSUPPORTED:
-        schema = {"type": ["array", "object"], keyword: values.get(keyword, {"type": "string"})}
+        schema: Any = {"type": ["array", "object"], keyword: values.get(keyword, {"type": "string"})}
         with pytest.raises(InvalidRequest) as refused:
             asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
         assert keyword in refused.value.message
