@@ -127,6 +127,11 @@ class RequestPreparer:
         self._demand_room(self._tokenizer.fewest_tokens(text), param)
 
     def _chat(self, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
+        if prompt.begun_reply and request.form.is_enforced:
+            raise InvalidRequest(
+                "A reply that goes on from the last of 'messages' cannot be held to a form or a tool call.",
+                param="messages",
+            )
         return PreparedRequest(
             request=request,
             prompt=prompt,
@@ -137,7 +142,7 @@ class RequestPreparer:
             logit_bias={**request.options.logit_bias, **self._structured_output.bias(request)},
             reasoning_limit=self._reasoning_limit(request, prompt),
             max_calls=1 if request.form.one_call else None,
-            trims_leading_space=self._tokenizer.trims_leading_space,
+            trims_leading_space=self._tokenizer.trims_leading_space and not prompt.begun_reply,
         )
 
     def _reasoning_limit(self, request: ChatRequest, prompt: Prompt) -> ReasoningLimit | None:

@@ -315,6 +315,7 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, ima
         model=origin.model,
         adapter=adapter_label(request.options.adapter),
         messages=prepared.messages,
+        mended=origin.mended,
         images=images,
         prompt_tokens=len(turn.tokens),
         stable_prefix_msg_count=prefix_match.seen,

@@ -132,8 +132,8 @@ class Settings:
     )  # fmt: skip
     mlx_host: str = _variable(
         "MLX_HOST", TEXT, "127.0.0.1",
-        "Address to listen on. Anything but loopback lets others on the network use the model, and needs "
-        "MLX_API_KEY.", _SERVER,
+        "Address to listen on; beside 127.0.0.1 also ::1. Anything but loopback lets others on the network "
+        "use the model, and needs MLX_API_KEY.", _SERVER,
     )  # fmt: skip
     mlx_port: int = _variable("MLX_PORT", PORT, 8080, "Port to listen on; 0 takes a free one.", _SERVER)
     keys: tuple[str, ...] = _variable(

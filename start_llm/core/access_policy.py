@@ -17,12 +17,11 @@ from urllib.parse import urlsplit
 
 from start_llm.core.cross_origin import NO_ORIGINS, AllowedOrigins
 from start_llm.core.errors import (
-    BodyTooLarge,
     Forbidden,
     InvalidRequest,
-    LengthRequired,
     Unauthorized,
     UnsupportedMediaType,
+    body_too_large,
 )
 from start_llm.core.tenants import key_of, tenant_of_key
 
@@ -135,6 +134,18 @@ def demand_json(content_type: str | None) -> None:
         raise UnsupportedMediaType(f"The Content-Type of a body must be application/json, {said}.")
 
 
+def is_chunked(headers: Mapping[str, str]) -> bool:
+    """Return whether the body comes in chunks, which tell its length as they come.
+
+    Raises:
+        InvalidRequest: Transfer-Encoding names something else.
+    """
+    coding = headers.get("transfer-encoding")
+    if coding is not None and coding.strip(" \t").lower() != "chunked":
+        raise InvalidRequest(f"The Transfer-Encoding of a request must be chunked, not {coding[:80]!r}.")
+    return coding is not None
+
+
 def body_length(headers: Mapping[str, str], max_body_bytes: int) -> int | None:
     """Return the length in bytes that a request declares for its body; None if it declares none.
 
@@ -142,19 +153,19 @@ def body_length(headers: Mapping[str, str], max_body_bytes: int) -> int | None:
         headers: lower-case names to values.
 
     Raises:
-        LengthRequired: the request uses Transfer-Encoding.
-        InvalidRequest: Content-Length is not a whole number.
+        InvalidRequest: Content-Length is not a whole number, or stands beside Transfer-Encoding: programs on
+            the way could not agree on where the request ends.
         BodyTooLarge: the body is longer than the limit.
     """
-    if "transfer-encoding" in headers:
-        raise LengthRequired("Transfer-Encoding is not supported for requests; send Content-Length.")
+    if is_chunked(headers) and "content-length" in headers:
+        raise InvalidRequest("A request has either Content-Length or Transfer-Encoding.")
     if "content-length" not in headers:
         return None
     text = headers["content-length"].strip()
     if not (text.isascii() and text.isdigit()):
         raise InvalidRequest("Content-Length must be one whole number of bytes.")
     if len(text) > _MAX_LENGTH_DIGITS or int(text) > max_body_bytes:
-        raise BodyTooLarge(f"The body is longer than the {max_body_bytes} bytes that MAX_BODY_BYTES allows.")
+        raise body_too_large(max_body_bytes)
     return int(text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 _SIZE = 16
@@ -172,6 +172,21 @@ class Conversation:
     session: str
     ignored: Sequence[tuple[Ignored, ...]]
     transient: tuple[Ignored, ...] = ()
+
+    def without_last(self) -> Conversation:
+        """Return the conversation as it was before its last message."""
+        return replace(
+            self,
+            roles=self.roles[:-1],
+            messages=self.messages[:-1],
+            keys=self.keys[:-1],
+            exact=self.exact[:-1],
+            echoed=self.echoed[:-1],
+            shown=self.shown[:-1],
+            ids=self.ids[:-1],
+            can_hold_note=self.can_hold_note[:-1],
+            ignored=self.ignored[:-1],
+        )
 
     @property
     def names(self) -> dict[str, None]:

@@ -156,12 +156,14 @@ class RequestOrigin:
         endpoint: the first of its paths.
         model: the loaded one.
         client: the program that sent it; empty if it does not say.
+        mended: paths of messages in which something was mended, because clients cannot take them back.
     """
 
     id: str
     endpoint: str
     model: str
     client: str = ""
+    mended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,7 @@ class ChatRequest:
             other text.
         tenant: whose request it is; tenants share nothing that was computed.
         is_background: according to the client, nobody is waiting for it.
+        continues_reply: the last message is the beginning of the reply, which goes on from it.
     """
 
     messages: tuple[Message, ...]
@@ -196,6 +199,7 @@ class ChatRequest:
     lineage: Lineage = field(default_factory=Lineage)
     tenant: bytes = b""
     is_background: bool = False
+    continues_reply: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

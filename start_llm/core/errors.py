@@ -225,8 +225,12 @@ class BodyTooLarge(RequestError):
     status = 413
 
 
+def body_too_large(max_body_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is longer than the {max_body_bytes} bytes that MAX_BODY_BYTES allows.")
+
+
 class UnsupportedMediaType(RequestError):
-    """The body's Content-Type is not JSON."""
+    """The body's Content-Type is not JSON, or its Content-Encoding is not known."""
 
     status = 415
 

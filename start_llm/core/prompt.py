@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from start_llm.core.canonical import Conversation
+from start_llm.core.chat import Message
 from start_llm.core.images import ImageRun
 
 
@@ -53,6 +54,7 @@ class Prompt:
         omitted_chars: number of characters of its messages that comparisons ignore.
         reasoning_is_open: the prompt ends inside reasoning.
         thinking: the model is asked to reason, or no setting forbids it.
+        begun_reply: the message that the prompt ends in and the reply goes on from, if it does.
     """
 
     tokens: ModelTokens
@@ -64,3 +66,4 @@ class Prompt:
     omitted_chars: int = 0
     reasoning_is_open: bool = False
     thinking: bool = True
+    begun_reply: Message | None = None

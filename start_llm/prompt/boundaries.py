@@ -19,7 +19,7 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.template import TemplateMessage
 
-_RARE = range(0x10600, 0x10737)
+RARE = range(0x10600, 0x10737)
 """Characters of Linear A, which texts do not use and which Python's string literals show unescaped."""
 # Kinds of marks: after a text, after the text of a message that also has calls, after a name.
 _TEXT, _BESIDE_CALLS, _NAME = "t", "b", "n"
@@ -151,7 +151,7 @@ def _spans(
     rendered: Rendered, render: Render, markings: Sequence[Marking]
 ) -> tuple[dict[int, _MessageSpan], Marking | None]:
     """Return the spans of the messages that can be marked, and the marking that worked."""
-    free = (char for char in map(chr, _RARE) if char not in rendered.text)
+    free = (char for char in map(chr, RARE) if char not in rendered.text)
     opening, closing = next(free, ""), next(free, "")
     if not closing:
         return {}, None

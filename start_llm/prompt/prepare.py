@@ -32,6 +32,7 @@ from start_llm.core.images import ImageRun, hide_images
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.audit import audit
+from start_llm.prompt.boundaries import RARE
 from start_llm.prompt.canonical import (
     DriftPolicy,
     canonical,
@@ -165,16 +166,12 @@ class Preparer:
             transient = tuple(looked.calls.copy().in_native_form(after)) if after else ()
             asked = self._conversation(request, transient, root, looked, now)
             shown = self._for_the_model(looked.looks, asked)
-            hidden, transient = (self._hidden(messages) for messages in (shown, transient))
-            options = self._client_marks.hidden_object(options)
-            text = self._render(replace(request, messages=hidden), transient, options, now)
+            text, is_shown = self._written(replace(request, messages=shown), transient, options, now)
             refuse_beyond_doubt(self._without_words(text.whole, request), "messages")
-            words = partial(self._words, request, transient, options, now)
-            is_shown = shown_reasoning(hidden, text, self._marks, words)
         runs = self._images.runs(request.images)
         encoded = self._encoded(text.whole, [place.offset for place in text.places], runs)
         ends = [place.message for place in text.places]
-        return Prompt(
+        prompt = Prompt(
             tokens=_tokens(encoded.ids, "messages"),
             images=tuple(runs.values()),
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
@@ -187,6 +184,23 @@ class Preparer:
             reasoning_is_open=self._opens_reasoning(text.tail or text.behind(len(shown) - 1)),
             thinking=self._thinks(request.thinking),
         )
+        return _going_on(prompt, request.messages[-1]) if request.continues_reply else prompt
+
+    def _written(
+        self,
+        request: ChatRequest,
+        transient: tuple[Message, ...],
+        options: Mapping[str, Json],
+        now: datetime,
+    ) -> tuple[RenderedText, list[bool]]:
+        """Return the prompt's text, with words for the marks of clients, and which reasoning it shows."""
+        request = replace(request, messages=self._hidden(request.messages))
+        transient = self._hidden(transient)
+        options = self._client_marks.hidden_object(options)
+        text = self._render(request, transient, options, now)
+        words = partial(self._words, request, transient, options, now)
+        is_shown = shown_reasoning(request.messages, text, self._marks, words)
+        return (_up_to_last(text, request.messages, words) if request.continues_reply else text), is_shown
 
     def _refuse_giants(
         self,
@@ -426,6 +440,35 @@ def _is_much_left_out(compared: Sequence[CanonicalMessage], messages: Sequence[M
     """Return whether the keys leave out more than a tenth of the text."""
     omitted_chars = sum(message.omitted_chars for message in compared)
     return 10 * omitted_chars > sum(len(message.content) for message in messages)
+
+
+def _up_to_last(
+    text: RenderedText, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
+) -> RenderedText:
+    """Return the text up to the end of the last message's content. A mark behind it shows where that is.
+
+    Raises:
+        InvalidRequest: the template does not show it.
+    """
+    mark = chr(RARE.start)
+    last = replace(messages[-1], content=messages[-1].content + mark)
+    before, found, _ = render([*messages[:-1], last]).rpartition(mark)
+    if not found or not text.whole.startswith(before):
+        problem = "The template of this model does not show where the last message ends: no reply can go on."
+        raise InvalidRequest(problem, param="messages")
+    places = [place for place in text.places if place.message < len(messages) - 1]
+    return RenderedText(before, "", places)
+
+
+def _going_on(prompt: Prompt, reply: Message) -> Prompt:
+    """Return a prompt whose last message is the beginning of the reply."""
+    return replace(
+        prompt,
+        conversation=prompt.conversation and prompt.conversation.without_last(),
+        reasoning_is_open=False,
+        thinking=False,
+        begun_reply=reply,
+    )
 
 
 def _first_question(roles: Sequence[str]) -> int:

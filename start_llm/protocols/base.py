@@ -121,12 +121,14 @@ class ParsedRequest:
 
     Attributes:
         unavailable: what is answered in place of the model, because a tool is demanded that a vendor runs.
+        mended: paths of messages in which something was mended (`protocols.history`).
     """
 
     request: GenerationRequest
     reply: Reply
     stream: bool
     unavailable: str = ""
+    mended: tuple[str, ...] = ()
 
 
 type Parser = Callable[[Fields, Mapping[str, str], RequestContext], ParsedRequest]

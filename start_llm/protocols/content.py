@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import Json, Message
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, parse_embedded, type_name
 from start_llm.protocols.images import IMAGE_PARTS, ImageParser
 
 TOOL_REFERENCE = "tool_reference"
 UNSEEN_FILE = "[file: this model cannot read files]"
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _FILE_PARTS = ("file", "input_file")
 
 
@@ -49,10 +49,10 @@ def _part(part: Fields, images: ImageParser, *, may_hold_unseen: bool) -> str:
     kind = part.required_text("type")
     if kind == TOOL_REFERENCE:
         return ""
-    if kind in _TEXT_PARTS:
-        text = part.text(_TEXT_PARTS[kind])
+    if kind in TEXT_PARTS:
+        text = part.text(TEXT_PARTS[kind])
         if text is None:
-            raise part.fail(_TEXT_PARTS[kind], "is required and must be a string")
+            raise part.fail(TEXT_PARTS[kind], "is required and must be a string")
         return text
     if kind in IMAGE_PARTS:
         return images.read(part, is_refused=not may_hold_unseen)
@@ -73,6 +73,12 @@ def _file(part: Fields, *, is_refused: bool) -> str:
     if is_refused:
         raise InvalidRequest(f"'{part.path}' is a file, and this model cannot read files.", param=part.path)
     return UNSEEN_FILE
+
+
+def begins_reply(messages: Sequence[Message]) -> bool:
+    """Return whether a reply can go on from the last message: it is the model's, with text and no calls."""
+    last = messages[-1]
+    return len(messages) > 1 and last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 def read_arguments(call: Fields) -> Mapping[str, Json]:

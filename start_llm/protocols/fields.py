@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import cast
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
+from start_llm.core.half_characters import may_have_halves, without_halves
 from start_llm.core.sampling import Range
 from start_llm.protocols.json_values import has_more_values
 from start_llm.protocols.long_texts import with_long_texts, without_long_texts
 
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONGEST_INTEGER = 1000
 MOST_VALUES = 2**22
 """Values of a body. While Python's parser makes them, and again when they go, no other thread runs: half a
@@ -35,17 +34,19 @@ _TYPE_NAMES: Mapping[type, str] = {
 
 
 def parse_body(raw: bytes) -> Fields:
-    """Parse a request body.
+    """Parse a request body. A half of a surrogate pair becomes U+FFFD.
 
     Raises:
-        InvalidRequest: not UTF-8, not JSON, not an object, too deep, of too many values, or text that is not
-            Unicode.
+        InvalidRequest: not UTF-8, not JSON, not an object, too deep, or of too many values.
     """
     if has_more_values(raw, MOST_VALUES):
         raise InvalidRequest(f"The body has more than {MOST_VALUES:,} values.")
     try:
         short, texts = without_long_texts(raw)
-        value = _parse_json(short.decode("utf-8-sig"))
+        text = short.decode("utf-8-sig")
+        sent = _parse_json(text)
+        value = without_halves(sent) if may_have_halves(text) else sent
+        mended = _differing(sent, value)
         value = with_long_texts(value, texts) if texts else value
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from error
@@ -55,22 +56,34 @@ def parse_body(raw: bytes) -> Fields:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"The body must be a JSON object, not {type_name(value)}.")
-    return Fields(value)
+    return Fields(value, mended=mended)
 
 
 def parse_embedded(text: str) -> Json:
-    """Parse JSON in a client's string. None: not JSON, nested too deeply, or not Unicode text."""
+    """Parse JSON in a client's string, as `parse_body` does. None: not JSON, or nested too deeply."""
     try:
-        return _parse_json(text)
-    except (InvalidRequest, RecursionError, ValueError):
+        value = _parse_json(text)
+        return without_halves(value) if may_have_halves(text) else value
+    except (RecursionError, ValueError):
         return None
 
 
 def _parse_json(text: str) -> Json:
-    value = cast("Json", _DECODER.decode(text))
-    if _ESCAPED_SURROGATE.search(text):
-        _refuse_lone_surrogates(value, "")
-    return value
+    return cast("Json", _DECODER.decode(text))
+
+
+def _differing(sent: Json, value: Json) -> frozenset[str]:
+    """Return the paths of the items in arrays of a body that are not as they were sent."""
+    if sent is value or not (isinstance(sent, dict) and isinstance(value, dict)):
+        return frozenset()
+    arrays = [(name, items, value.get(name)) for name, items in sent.items() if isinstance(items, list)]
+    return frozenset(
+        f"{name}[{index}]"
+        for name, items, others in arrays
+        if isinstance(others, list)
+        for index, (item, other) in enumerate(zip(items, others, strict=True))
+        if item != other
+    )
 
 
 def _parse_integer(digits: str) -> int | float:
@@ -93,41 +106,24 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _refuse_lone_surrogates(value: Json, path: str) -> None:
-    """Refuse half a surrogate pair: it cannot be encoded, so no tokenizer accepts it."""
-    if isinstance(value, str):
-        if not _is_unicode(value):
-            raise InvalidRequest(f"'{path}' holds a lone surrogate, which is not text.", param=path)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_lone_surrogates(item, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            name = key.encode("ascii", "backslashreplace").decode()
-            inside = f"{path}.{name}" if path else name
-            _refuse_lone_surrogates(key, inside)
-            _refuse_lone_surrogates(item, inside)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def type_name(value: Json) -> str:
     """Return the JSON type of a value, with its article."""
     return _TYPE_NAMES.get(type(value), "an object")
 
 
 class Fields:
-    """The members of one JSON object, and its path in the body."""
+    """The members of one JSON object, and its path in the body.
 
-    def __init__(self, data: Mapping[str, Json], path: str = "") -> None:
+    Attributes:
+        mended: of a whole body, the paths of items that are not as they were sent.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Json], path: str = "", *, mended: frozenset[str] = frozenset()
+    ) -> None:
         self.data = data
         self.path = path
+        self.mended = mended
 
     def path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name

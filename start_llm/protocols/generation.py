@@ -7,6 +7,9 @@ from start_llm.core.sampling import BIAS_RANGE, RANGES, SEED_RANGE, Range, Sampl
 from start_llm.protocols.fields import Fields
 
 TOKEN_COUNT = Range(1, 2**31 - 1)
+_LIMIT = Range(-1, TOKEN_COUNT.high)
+NO_LIMIT = -1
+"""What LM Studio and llama.cpp, and clients made for them, call no limit."""
 _MAX_STOPS = 16
 _LONGEST_STOP = 1000
 
@@ -30,6 +33,23 @@ def read_generation(
         top_logprobs=top_logprobs,
         adapter=body.text("adapter") or "",
     )
+
+
+def read_limit(body: Fields, *names: str) -> int | None:
+    """Return the limit of the reply, from the first of these fields that is given; None for no limit.
+
+    Raises:
+        InvalidRequest: names the first of them that is neither a number of tokens nor -1.
+    """
+    limits = [_limit(body, name) for name in names if body.value(name) is not None]
+    return limits[0] if limits and limits[0] != NO_LIMIT else None
+
+
+def _limit(body: Fields, name: str) -> int | None:
+    limit = body.integer(name, _LIMIT)
+    if limit == 0:
+        raise body.fail(name, f"must be {TOKEN_COUNT}, or {NO_LIMIT} for no limit")
+    return limit
 
 
 def _sampling(body: Fields) -> SamplingChoice:

@@ -55,6 +55,7 @@ _CHAT = KnownFields(
     _CONVERSATION
     | _WITHOUT_EFFECT
     | frozenset(
+        "add_generation_prompt continue_final_message guided_json "
         "logprobs max_completion_tokens max_tokens messages n parallel_tool_calls response_format "
         "return_token_ids stop stream_options top_logprobs".split()
     )

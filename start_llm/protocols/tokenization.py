@@ -18,15 +18,18 @@ def _is_true(value: Json) -> bool:
     return value is True
 
 
-_ALWAYS = (
-    UnsupportedField("add_special_tokens", _is_true, "must be true: the model reads them"),
-    UnsupportedField("add_generation_prompt", _is_true, "must be true: a reply follows"),
+_ALWAYS = (UnsupportedField("add_special_tokens", _is_true, "must be true: the model reads them"),)
+_A_REPLY_FOLLOWS = UnsupportedField(
+    "add_generation_prompt",
+    _is_true,
+    "must be true, or stand beside 'continue_final_message': a reply follows",
 )
 
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a request for the tokens of `messages` or of a `prompt`."""
-    refuse_unsupported(body, _ALWAYS)
+    goes_on = body.value("messages") is not None and body.boolean("continue_final_message")
+    refuse_unsupported(body, _ALWAYS if goes_on else (*_ALWAYS, _A_REPLY_FOLLOWS))
     if body.value("messages") is not None:
         return chat.parse(body, headers, context)
     return completions.parse(body, headers, context)

@@ -12,15 +12,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from start_llm.core.access_policy import AccessPolicy, body_length, demand_json
+from start_llm.core.access_policy import AccessPolicy, body_length, demand_json, is_chunked
 from start_llm.core.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
 from start_llm.core.client_name import client_name
 from start_llm.core.errors import (
     InvalidRequest,
+    LengthRequired,
     MethodNotAllowed,
     NotFound,
     RequestError,
 )
+from start_llm.core.request_target import hint_about, origin_form
 from start_llm.core.tenants import key_of, tenant_of_key
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.control_fields import is_litellms_own
@@ -43,8 +45,10 @@ _ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"/health|/stats|/metrics|/health/live(li)?ness", "GET HEAD"),
     )
 )
-_PASSED = frozenset({"host", "accept", "content-type", "content-length", *READ_HEADERS})
+_PASSED = frozenset({"host", "accept", "content-type", "content-length", "content-encoding", *READ_HEADERS})
 """Headers that are passed on. Besides these, the proxy adds its own."""
+_ABOUT_THE_FORM = frozenset({"anthropic-version"})
+"""Headers by which the server chooses the form of a list."""
 _OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
 
@@ -75,6 +79,7 @@ class ProxyAccessPolicy:
                 await self._inside(scope, receive, send)
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        scope = _in_origin_form(scope)
         path = scope["path"].rstrip("/") or "/"
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
@@ -101,6 +106,8 @@ class ProxyAccessPolicy:
         said = dict(headers)
         if scope["method"] == "POST":
             demand_json(said.get("content-type"))
+        elif is_chunked(said):
+            raise LengthRequired("The body of another method than POST needs Content-Length.")
         _refuse_control_headers(said)
         body_length(said, self._max_body_bytes)  # here, as all of the body is read into memory first
 
@@ -110,16 +117,27 @@ class ProxyAccessPolicy:
         """Return the headers that LiteLLM gets: those that the server reads, and the caller, signed."""
         said = dict(headers)
         caller = Caller(tenant_of_key(key_of(said)), client_name(said))
-        kept = {name: value for name, value in headers if name in _PASSED}
+        passed = _PASSED if method == "POST" else _PASSED | _ABOUT_THE_FORM
+        kept = {name: value for name, value in headers if name in passed}
         if said.get(WARM_UP_HEADER) == self._secret.warm_up:
             kept[WARM_UP_HEADER] = self._secret.warm_up
         return encoded((kept | self._secret.signed(caller, method, path)).items())
 
 
+def _in_origin_form(scope: Any) -> Any:
+    """Return a scope whose path has no scheme and host. The host goes to the headers, to the other one."""
+    path, host = origin_form(scope["path"])
+    if host is None:
+        return scope
+    headers = [*scope["headers"], (b"host", host.encode("latin-1", "replace"))]
+    raw_path, _ = origin_form(scope["raw_path"].decode("latin-1"))
+    return scope | {"path": path, "raw_path": raw_path.encode("latin-1"), "headers": headers}
+
+
 def _find(method: str, path: str) -> None:
     methods = next((methods for pattern, methods in _ROUTES if pattern.fullmatch(path)), None)
-    if methods is None:
-        raise NotFound(f"There is nothing at {path[:200]}.")
+    if methods is None or hint_about(path):
+        raise NotFound(f"There is nothing at {path[:200]}.{hint_about(path)}")
     if method not in methods:
         raise MethodNotAllowed(
             f"{path[:200]} answers {' and '.join(methods)}, not {method}.", allowed=methods

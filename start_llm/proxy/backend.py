@@ -24,7 +24,7 @@ _QUESTIONS: Mapping[str, str] = {
 }
 """For each path that generates, a path of the server that parses the same body and computes nothing."""
 
-_PASSED_ON = frozenset({"content-type", *READ_HEADERS})
+_PASSED_ON = frozenset({"content-type", "anthropic-version", *READ_HEADERS})
 
 type Headers = Iterable[tuple[bytes, bytes]]
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.backend_secret import BackendSecret
 from start_llm.core.cross_origin import AllowedOrigins
+from start_llm.core.loopback import bound_socket, loopback_addresses
 from start_llm.protocols.notices import Notices
 from start_llm.proxy.access_policy import ProxyAccessPolicy
 from start_llm.proxy.control_fields import litellm_names
@@ -41,14 +42,12 @@ def main(config_path: str, port: int) -> None:
     config = uvicorn.Config(
         _application(),
         http=KeptHalfOpen,
-        host="127.0.0.1",
-        port=port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
     servers.append(uvicorn.Server(config))
-    servers[0].run()
+    servers[0].run(sockets=[bound_socket(address, port) for address in loopback_addresses()])
     if is_orphan.is_set():
         _vanish()
 
@@ -74,6 +73,7 @@ def _application() -> ProxyAccessPolicy:
     bodies = OwnBodies(
         ToStatusPage(Direct(litellm, backend), SERVER),
         control=litellm_names(),
+        max_body_bytes=int(os.environ["START_LLM_PROXY_MOST_BYTES"]),
         default_name=backend.default_model,
         tell=Notices(tell_server).tell,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from start_llm.core.errors import anthropic_type
+from start_llm.core.request_target import with_one_version
 
 type Send = Callable[[Any], Awaitable[None]]
 type Receive = Callable[[], Awaitable[Any]]
@@ -45,6 +46,7 @@ def error_body(
 
 
 def _is_anthropics(path: str) -> bool:
+    path = with_one_version(path)
     return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
 
 

@@ -17,14 +17,18 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from start_llm.core.chat import Json
-from start_llm.core.errors import InvalidRequest, RequestError
+from start_llm.core.content_coding import IDENTITY, content_coding, decoded
+from start_llm.core.errors import InvalidRequest, RequestError, body_too_large
 from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.known_fields import IN_EXTRA_BODY, IN_METADATA, KNOWN_FIELDS, KnownFields
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
 from start_llm.proxy.refusing import refuse
 
 _GENERATING = re.compile(r"/v1/chat/completions|/v1/messages|/v1/responses")
+_OF_THE_BYTES = (b"content-length", b"content-encoding")
+"""Headers about the bytes of a body, which are other ones once it is written anew."""
 _LONG_BYTES = 100_000
 """A longer body is parsed on a thread, while other requests are served."""
 
@@ -37,15 +41,23 @@ class OwnBodies:
 
     Args:
         control: fields that steer LiteLLM, which are refused.
+        max_body_bytes: the longest body, also once it is decompressed.
         default_name: returns the model that answers a request that names none. LiteLLM would make up a name,
             and show it in the reply.
         tell: told of fields that are left out.
     """
 
     def __init__(
-        self, inside: Application, *, control: AbstractSet[str], default_name: DefaultName, tell: Tell
+        self,
+        inside: Application,
+        *,
+        control: AbstractSet[str],
+        max_body_bytes: int,
+        default_name: DefaultName,
+        tell: Tell,
     ) -> None:
         self._inside = inside
+        self._max_body_bytes = max_body_bytes
         self._control = control
         self._default_name = default_name
         self._tell = tell
@@ -55,19 +67,38 @@ class OwnBodies:
             await self._inside(scope, receive, send)
             return
         try:
-            raw = await Request(scope, receive).body()
+            raw = await self._received(Request(scope, receive))
             body = await self._own(served_path(scope["path"]), raw)
         except ClientDisconnect:
             return
         except RequestError as error:
             await refuse(scope, send, error)
             return
-        headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
+        headers = [pair for pair in scope["headers"] if pair[0] not in _OF_THE_BYTES]
         headers.append((b"content-length", str(len(body)).encode()))
         await self._inside(scope | {"headers": headers}, _replayed(body, receive), send)
 
+    async def _received(self, request: Request) -> bytes:
+        """Return the body, decompressed.
+
+        Raises:
+            BodyTooLarge: it is longer than the limit.
+        """
+        coding = content_coding(", ".join(request.headers.getlist("content-encoding")))
+        raw = bytearray()
+        async for piece in request.stream():
+            raw += piece
+            if len(raw) > self._max_body_bytes:
+                raise body_too_large(self._max_body_bytes)
+        if coding == IDENTITY:
+            return bytes(raw)
+        return await asyncio.to_thread(decoded, bytes(raw), coding, self._max_body_bytes)
+
     async def _own(self, path: str, raw: bytes) -> bytes:
         asked = await asyncio.to_thread(parse_body, raw) if len(raw) > _LONG_BYTES else parse_body(raw)
+        asked = with_mended_history(path, asked)
+        for place in told_paths(asked.mended):
+            self._tell(f"{path}: something in '{place}' was mended, because its client cannot take it back.")
         kept = self._kept(path, asked)
         if _GENERATING.fullmatch(path) and not kept.get("model") and (name := await self._default_name()):
             kept["model"] = name

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from start_llm.core.loopback import bound_socket, loopback_addresses
 from start_llm.core.private_files import private_folder, private_opener
 
 _GONE_WITHIN_S = 8.0
@@ -81,13 +81,12 @@ class ProcessRecord:
 
 
 def is_free(port: int) -> bool:
-    """Return True if a server could listen on this loopback port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+    """Return True if a server could listen on this port of loopback."""
+    try:
+        for address in loopback_addresses():
+            bound_socket(address, port).close()
+    except OSError:
+        return False
     return True
 
 

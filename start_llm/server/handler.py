@@ -16,10 +16,11 @@ from typing import cast
 from urllib.parse import parse_qsl
 
 from start_llm.core.accept import prefers_html
-from start_llm.core.access_policy import body_length, demand_json
+from start_llm.core.access_policy import body_length, demand_json, is_chunked
 from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.client_presence import LOOK_S, check_client, client_watched, held_in_turn
+from start_llm.core.content_coding import content_coding, decoded
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import (
     ClientGone,
@@ -35,9 +36,12 @@ from start_llm.core.errors import (
     Unauthorized,
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
+from start_llm.core.request_target import origin_form
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
 from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.sessions import background
+from start_llm.server.chunked_body import read_chunked
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.library_pages import LibraryRequest
 from start_llm.server.life_signs import repeated
@@ -128,6 +132,9 @@ class Handler(BaseHTTPRequestHandler):
         """
         if self._reader.has_ended:
             raise ClientGone("the client hung up in the middle of its headers")
+        self.path, host = origin_form(self.path)
+        if host is not None:
+            self.headers.add_header("Host", host)  # beside the other one, so both have to be the same
         with self.server.connections.busy(self.connection):
             self._serve()
 
@@ -194,6 +201,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_page(status_page())
             case BrowserRoute(otherwise):
                 self._send_status(otherwise)
+            case StatusRoute(as_anthropic=render) if render and "anthropic-version" in self.headers:
+                self._send_json(*render(context.models))
             case StatusRoute(render, takes_time=False):
                 self._send_json(*render(context.models))
             case StatusRoute(render):
@@ -228,7 +237,8 @@ class Handler(BaseHTTPRequestHandler):
         with self._lease(body.value("model"), streams=streams) as model:
             check_client()
             context = self._request_context(model)
-            call = wire.parse(body, self._lower_headers(), context)
+            body = with_mended_history(wire.path, body)
+            call = replace(wire.parse(body, self._lower_headers(), context), mended=told_paths(body.mended))
             is_background = background(self._lower_headers())
             yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
 
@@ -302,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer_unavailable(call)
                 return
             program = self.server.context.tenants.caller(headers, self.command, self.path).program
-            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program)
+            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program, call.mended)
             self._respond(model.service, call, request, origin)
 
     def _respond(
@@ -371,19 +381,32 @@ class Handler(BaseHTTPRequestHandler):
             check_client()
 
     def _read_body(self) -> bytes:
+        coding = content_coding(self._joined_header("content-encoding"))
         length = self._body_length()
         demand_json(self.headers.get("content-type"))
         self._reader.allow(self.server.limits.body_s)
         try:
             with self.server.connections.not_busy(self.connection):
-                body = self.rfile.read(length)
+                body = self._received(length)
         except TimeoutError as error:
             seconds = self.server.limits.body_s
             raise RequestTimeout(f"The body did not arrive within {seconds:g} seconds.") from error
         self._unread_body = False
+        return decoded(body, coding, self.server.limits.max_body_bytes)
+
+    def _received(self, length: int | None) -> bytes:
+        """Return the bytes of the body; of no length are those in chunks."""
+        if length is None:
+            return read_chunked(self._buffer, self.server.limits.max_body_bytes)
+        body = self.rfile.read(length)
         if len(body) < length:
             raise ClientGone("the client hung up in the middle of its request")
         return body
+
+    def _joined_header(self, name: str) -> str | None:
+        """Return the values of a header that may be given several times."""
+        values = self.headers.get_all(name)
+        return None if values is None else ", ".join(values)
 
     def _parsed(self, raw: bytes) -> Fields:
         """Parse a body. While Python's parser is at work, nobody else is, so large ones take turns."""
@@ -393,11 +416,16 @@ class Handler(BaseHTTPRequestHandler):
         with held_in_turn(_LARGE_PARSING):
             return parse_body(raw)
 
-    def _body_length(self) -> int:
+    def _body_length(self) -> int | None:
+        """Return the length of the body, None if it comes in chunks."""
         headers = {name.lower(): ", ".join(set(self.headers.get_all(name, []))) for name in self.headers}
+        if (coding := self._joined_header("transfer-encoding")) is not None:
+            headers["transfer-encoding"] = coding
+            if self.request_version != "HTTP/1.1":
+                raise InvalidRequest("Transfer-Encoding belongs to HTTP/1.1.")
         length = body_length(headers, self.server.limits.max_body_bytes)
-        if length is None:
-            raise LengthRequired("Content-Length is required.")
+        if length is None and not is_chunked(headers):
+            raise LengthRequired("The request needs Content-Length, or Transfer-Encoding: chunked.")
         return length
 
     def _refuse(self, error: RequestError) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.errors import ClientGone, PortError
+from start_llm.core.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
@@ -170,8 +171,35 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+class _Twin(socketserver.TCPServer):
+    """Accepts connections on the other loopback address, and hands them to its listener.
+
+    Some clients try only the first address of `localhost`, which is this one where the system has IPv6.
+    """
+
+    address_family = socket.AF_INET6
+    allow_reuse_address = True
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.request_queue_size = listener.request_queue_size
+        super().__init__((IPV6_LOOPBACK, listener.port), socketserver.BaseRequestHandler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._listener.verify_request(request, client_address)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._listener.process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._listener.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        self._listener.handle_error(request, client_address)
+
+
 class Listener(ThreadingHTTPServer):
-    """Accepts connections, with one thread each.
+    """Accepts connections, with one thread each. On loopback, at both addresses.
 
     The constructor binds the port, so that a busy port is found before a model is loaded. From `begin` on
     `/health` is answered, with `starting`; all other requests wait for `open`.
@@ -191,9 +219,12 @@ class Listener(ThreadingHTTPServer):
         self._context: ServerContext | None = None
         self._is_decided = threading.Event()
         self._accepts = False
+        self._twin: _Twin | None = None
         try:
             super().__init__((host, port), handler)
+            self._twin = self._twin_of(host, port)
         except OSError as error:
+            self.server_close()
             raise PortError(
                 f"MLX_HOST={host} MLX_PORT={port} cannot be listened on: {error.strerror}. "
                 "Another server may be running there; choose another with --mlx-port."
@@ -202,6 +233,25 @@ class Listener(ThreadingHTTPServer):
     @property
     def port(self) -> int:
         return int(self.server_address[1])
+
+    def _twin_of(self, host: str, port: int) -> _Twin | None:
+        """Return the twin of a listener on loopback.
+
+        Raises:
+            OSError: another server has the port there, and clients would find that one.
+        """
+        if host not in (IPV4_LOOPBACK, "localhost") or IPV6_LOOPBACK not in loopback_addresses():
+            return None
+        try:
+            return _Twin(self)
+        except OSError:
+            if port:
+                raise
+            return None  # the system chose a port that is free at the first address
+
+    @property
+    def _servers(self) -> tuple[socketserver.TCPServer, ...]:
+        return (self, self._twin) if self._twin else (self,)
 
     @property
     def is_starting(self) -> bool:
@@ -222,7 +272,10 @@ class Listener(ThreadingHTTPServer):
     def begin(self, policy: AccessPolicy) -> None:
         """Start accepting connections on a separate thread."""
         self.access_policy, self._accepts = policy, True
-        threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="listener", daemon=True).start()
+        for server in self._servers:
+            accept = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="listener")
+            accept.daemon = True
+            accept.start()
 
     def open(self, context: ServerContext) -> None:
         """Answer requests from now on."""
@@ -234,11 +287,12 @@ class Listener(ThreadingHTTPServer):
     def stop_accepting(self) -> None:
         """Accept no more connections. Open ones continue, if there is something to answer them with."""
         self._is_decided.set()
-        if self._accepts:
-            with suppress(OSError):  # macOS refuses; then the listening thread sees its end at the next poll
-                self.socket.shutdown(socket.SHUT_RDWR)
-            self.shutdown()
-        self.server_close()
+        for server in self._servers:
+            if self._accepts:
+                with suppress(OSError):  # macOS refuses; then its thread sees its end at the next poll
+                    server.socket.shutdown(socket.SHUT_RDWR)
+                server.shutdown()
+            server.server_close()
 
     def hang_up(self) -> None:
         """Close every connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
@@ -50,7 +51,23 @@ def model_list(models: ServedModels) -> Page:
     return 200, {"object": "list", "data": listed}
 
 
+def anthropic_model_list(models: ServedModels) -> Page:
+    """Return the models in the form of Anthropic's protocol, all on one page."""
+    listed: list[Json] = [_anthropic_entry(one, models.started_at) for one in models.listed()]
+    ids: list[Json] = [one.id for one in models.listed()]
+    ends: dict[str, Json] = {"first_id": ids[0], "last_id": ids[-1]} if ids else {}
+    return 200, {"data": listed, "has_more": False, **ends}
+
+
 def one_model(models: ServedModels, name: str) -> Page:
+    return 200, _entry(_found(models, name), models.started_at)
+
+
+def anthropic_model(models: ServedModels, name: str) -> Page:
+    return 200, _anthropic_entry(_found(models, name), models.started_at)
+
+
+def _found(models: ServedModels, name: str) -> ListedModel:
     """Return a model by its id or an alias, so a client can find out which ones there are."""
     found = next((one for one in models.listed() if name in (one.id, *one.aliases)), None)
     if found is None:
@@ -58,7 +75,7 @@ def one_model(models: ServedModels, name: str) -> Page:
             f"There is no model {name!r}; there is {', '.join(repr(one.id) for one in models.listed())}.",
             param="model",
         )
-    return 200, _entry(found, models.started_at)
+    return found
 
 
 def load_model(models: ServedModels, name: str) -> Page:
@@ -69,6 +86,11 @@ def load_model(models: ServedModels, name: str) -> Page:
 def unload_model(models: ServedModels, name: str) -> Page:
     models.unload(name)
     return one_model(models, name)
+
+
+def _anthropic_entry(model: ListedModel, started_at: int) -> dict[str, Json]:
+    created = datetime.fromtimestamp(started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": model.id, "display_name": model.id, "created_at": created}
 
 
 def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import MethodNotAllowed, NotFound, RequestError
+from start_llm.core.request_target import hint_about, with_one_version
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
@@ -86,10 +87,12 @@ class StatusRoute:
 
     Attributes:
         takes_time: a model may be loaded or unloaded, so the server waits for it when it stops.
+        as_anthropic: what clients of Anthropic's protocol get in its place, if that is something else.
     """
 
     render: Callable[[ServedModels], tuple[int, Mapping[str, Json]]]
     takes_time: bool = False
+    as_anthropic: Callable[[ServedModels], tuple[int, Mapping[str, Json]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ _TOKENIZE = QueryRoute(
     GenerateRoute("/tokenize", tokenization.parse),
     lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
 )
-_MODELS = StatusRoute(model_pages.model_list)
+_MODELS = StatusRoute(model_pages.model_list, as_anthropic=model_pages.anthropic_model_list)
 
 _ACTIVITY = "/activity"
 _DOWNLOADS = "/downloads"
@@ -251,7 +254,7 @@ def pattern(target: str) -> str:
 
 def dialect(target: str) -> Dialect:
     """Return the dialect of replies to this target, even if the path does not exist."""
-    path = target.partition("?")[0]
+    path = with_one_version(target.partition("?")[0])
     found = (one for root, one in _DIALECTS.items() if path == root or path.startswith(f"{root}/"))
     return next(found, OPENAI)
 
@@ -266,9 +269,8 @@ def find(method: str, target: str) -> Endpoint:
     path, query = _path(target), target.partition("?")[2]
     endpoints = _endpoints(path, query)
     if not endpoints:
-        raise NotFound(
-            f"There is nothing at {path}. Endpoints: {', '.join({**POST_ROUTES, **STATUS_ROUTES})}."
-        )
+        hint = hint_about(path) or f" Endpoints: {', '.join({**POST_ROUTES, **STATUS_ROUTES})}."
+        raise NotFound(f"There is nothing at {path}.{hint}")
     if method not in endpoints:
         allowed = tuple(endpoints)
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)
@@ -334,7 +336,11 @@ def _one_model(path: str) -> Mapping[str, Endpoint]:
         return {}
     name, action = unquote(match["name"]), match["action"]
     if action is None:
-        return dict.fromkeys(_READING, StatusRoute(lambda models: model_pages.one_model(models, name)))
+        one = StatusRoute(
+            lambda models: model_pages.one_model(models, name),
+            as_anthropic=lambda models: model_pages.anthropic_model(models, name),
+        )
+        return dict.fromkeys(_READING, one)
     change = model_pages.load_model if action == "/load" else model_pages.unload_model
     return {"POST": StatusRoute(lambda models: change(models, name), takes_time=True)}
 
@@ -350,7 +356,7 @@ def _one_response(path: str, query: str) -> Mapping[str, Endpoint]:
         asked = Fields(dict(parse_qsl(query)))
         items = StoredRoute(lambda context: input_items(context, name, asked))
         return dict.fromkeys(_READING, items)
-    if "/" in quoted:
+    if "/" in quoted or hint_about(path):
         return {}
     told = StoredRoute(lambda context: openai_responses.stored_body(context, name))
     return dict.fromkeys(_READING, told) | {

@@ -36,6 +36,7 @@ class TracedRequest:
     model: str
     adapter: str | None
     messages: int
+    mended: tuple[str, ...] = ()
     images: int
     prompt_tokens: int
     stable_prefix_msg_count: int

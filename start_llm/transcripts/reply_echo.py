@@ -8,6 +8,7 @@ from typing import cast
 
 from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
+from start_llm.core.half_characters import without_halves
 
 
 @dataclass(slots=True)
@@ -26,6 +27,15 @@ class ReplyEcho:
     calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict[int, tuple[str, list[str]]])
     ended: set[int] = field(default_factory=set[int])
     ids: list[str] = field(default_factory=list[str])
+
+    @classmethod
+    def begun_with(cls, message: Message | None) -> ReplyEcho:
+        """Return the echo of a reply that goes on from a message, if there is one: together they are one."""
+        echo = cls()
+        if message is not None:
+            echo.content[-1].append(message.content)
+            echo.reasoning += filter(None, [message.reasoning])
+        return echo
 
     def add(self, output: Output) -> None:
         match output:
@@ -74,9 +84,9 @@ class ReplyEcho:
 
 
 def _call(name: str, arguments: str) -> ToolCall | None:
-    """Parse a call; None if the arguments are not a JSON object."""
+    """Parse a call as a request's is parsed; None if the arguments are not a JSON object."""
     try:
-        parsed = cast("Json", json.loads(arguments or "{}"))
+        parsed = without_halves(cast("Json", json.loads(arguments or "{}")))
     except (ValueError, RecursionError):
         return None
     return ToolCall("", name, parsed) if isinstance(parsed, dict) else None

@@ -182,7 +182,7 @@ class Turn:
         self._beginning = _beginning(prompt, bound)
         self._prompt: Variant | None = None
         self._written: list[int] = []
-        self._said = ReplyEcho()
+        self._said = ReplyEcho.begun_with(prompt.begun_reply)
         self._claims = Claims(prompt.conversation.names if prompt.conversation else {}, is_delivered=True)
         self._has_left = False
         self._messages_read = 0

@@ -400,6 +400,14 @@ def test_every_error_has_anthropics_form_and_the_id_of_the_header(
     assert reply.json["request_id"] == reply.headers["request-id"]
 
 
+def test_a_base_url_that_ends_in_v1_is_told_in_a_sentence(family: FamilyServer):
+    for path in ("/v1/v1/messages", "/v1/v1/messages/count_tokens"):
+        reply = ask(family("hermes").port, "POST", path, {"messages": QUESTION})
+        assert (reply.status, reply.json["type"]) == (404, "error")
+        assert "leave /v1 out of it" in reply.json["error"]["message"]
+        assert "Endpoints" not in reply.json["error"]["message"]
+
+
 def test_a_message_is_known_by_one_id(family: FamilyServer):
     asked = {"messages": QUESTION, "thinking": {"type": "disabled"}, **asking("answer")}
     whole = post(family("hermes"), asked)

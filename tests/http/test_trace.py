@@ -196,6 +196,14 @@ def test_a_trace_that_cannot_be_written_fails_no_request_and_is_told_once(desk: 
     assert desk.root.read_text() == "in the way"
 
 
+def test_a_line_names_the_messages_in_which_something_was_mended(desk: Desk):
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": 5}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "cut \ud83d"}
+    desk.chat([user("Hello"), {"role": "assistant", "tool_calls": [call]}, result])
+    desk.chat([user("Hello")])
+    assert sorted(line["mended"] for line in desk.lines()) == [[], ["messages[1]", "messages[2]"]]
+
+
 def test_a_line_is_written_after_the_last_event(desk: Desk, tmp_path: Path):
     """However slow the disk is."""
 

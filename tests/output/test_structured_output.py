@@ -1,6 +1,7 @@
 """Every demand of a request holds, whatever the model says: in every family, by chance."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -363,6 +364,40 @@ STEPS: dict[str, Any] = {
     "references": lambda link: link,
     "objects": lambda link: {"type": "object", "properties": {"a": link, "b": link}, "required": ["a"]},
 }
+
+
+CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+UNSUPPORTED = """
+    uniqueItems contains minContains maxContains unevaluatedItems propertyNames dependentRequired
+    dependentSchemas unevaluatedProperties not if then else $dynamicRef
+""".split()
+"""Keywords that `docs/structured-output.md` names."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"oneOf": [{"type": "string", "format": "date"}, {"type": "string"}]}, "oneOf is not supported"),
+        (CIRCLE, "lead in a circle"),
+    ],
+)
+def test_a_refusal_has_no_word_of_the_library(schema: Any, reason: str):
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
+    for word in ("coerce_one_of", "NoExtensionBias"):
+        assert word not in refused.value.message
+
+
+def test_the_documents_name_each_keyword_that_is_refused():
+    documents = (Path(__file__).parents[2] / "docs" / "structured-output.md").read_text(encoding="utf-8")
+    values = {"$dynamicRef": "#a", "dependentRequired": {"a": ["b"]}, "dependentSchemas": {"a": {}}}
+    values |= {"uniqueItems": True, "minContains": 1, "maxContains": 1}
+    for keyword in UNSUPPORTED:
+        schema: Any = {"type": ["array", "object"], keyword: values.get(keyword, {"type": "string"})}
+        with pytest.raises(InvalidRequest) as refused:
+            asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
+        assert keyword in refused.value.message
+        assert f"`{keyword}`" in documents
 
 
 @pytest.mark.parametrize("step", STEPS)

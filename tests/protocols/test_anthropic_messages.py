@@ -214,7 +214,7 @@ def test_reasoning_of_ours_is_opened():
     ("fields", "param"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": "9"}, "max_tokens"),
         ({"temperature": 9}, "temperature"),
         ({"top_k": -1}, "top_k"),

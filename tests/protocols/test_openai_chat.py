@@ -330,7 +330,7 @@ def test_values_that_ask_for_nothing_unbuilt_are_taken(fields):
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
-        ({"max_tokens": -1, "max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": -2, "max_completion_tokens": 5}, "max_tokens"),
         ({"temperature": 5.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"min_p": 1.1}, "min_p"),
@@ -545,3 +545,22 @@ def test_calls_that_are_complete_have_arguments_that_are_json_objects(reply):
         assert all(
             isinstance(json.loads(one["function"]["arguments"]), dict) for one in message["tool_calls"]
         )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": {"type": "json_object", "schema": {"enum": ["v"]}}}, "response_format.schema"),
+        ({"guided_json": {"enum": ["v"]}}, "guided_json"),
+        ({"guided_json": {"enum": ["v"]}, "response_format": {"type": "text"}}, "guided_json"),
+    ],
+)
+def test_a_schema_is_obeyed_under_the_names_of_other_servers(fields, field):
+    assert request(**fields).form.answer == JsonAnswer(schema={"enum": ["v"]}, field=field)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"guided_json": 5}, {"response_format": {"type": "json_object", "schema": 5}}]
+)
+def test_a_schema_of_another_type_is_refused(fields):
+    assert "must be an object" in refusal(**fields).message

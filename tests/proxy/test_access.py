@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from start_llm.core.errors import LaunchError
+from start_llm.core.loopback import IPV6_LOOPBACK, loopback_addresses
 from start_llm.launch.server_info import NO_KEY, Address, find
 from tests.conftest import TinyModel
 from tests.proxy.conftest import KEY, PROXIED, Proxied
@@ -115,7 +118,11 @@ HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization:
         (b"Content-Type: text/plain\r\nContent-Length: 2\r\n", b"415"),
         (b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n", b"415"),
         (b"Content-Length: 2\r\n", b"415"),
-        (b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n", b"411"),
+        (b"Content-Type: application/json\r\nTransfer-Encoding: gzip\r\n", b"501"),
+        (
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n",
+            b"400",
+        ),
         (b"Content-Type: application/json\r\nContent-Length: 100000000\r\n", b"413"),
         (b"Content-Type: application/json\r\nContent-Length: 2\r\nHost: evil.example\r\n", b"400"),
     ],
@@ -123,6 +130,46 @@ HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization:
 def test_a_body_is_refused_by_its_headers(proxied: Proxied, headers: bytes, status: bytes):
     assert first_line(proxied, HEAD + headers + b"\r\n{}").split()[1] == status
     assert serves(proxied)
+
+
+SAID = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
+SAYS_JSON = {"Content-Type": "application/json"}
+AS_JSON = HEAD + b"Content-Type: application/json\r\n"
+IN_CHUNKS = AS_JSON + b"Transfer-Encoding: chunked\r\n"
+
+
+def in_chunks(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (IN_CHUNKS + b"\r\n" + in_chunks(SAID), b"200"),
+        (IN_CHUNKS + b"Content-Encoding: gzip\r\n\r\n" + in_chunks(gzip.compress(SAID)), b"200"),
+        (IN_CHUNKS + b"Content-Encoding: zstd\r\n\r\n" + in_chunks(SAID), b"415"),
+        (IN_CHUNKS + b"\r\nno size\r\n", b"400"),
+        (
+            IN_CHUNKS.replace(b"POST /v1/chat/completions", b"GET /v1/models") + b"\r\n" + in_chunks(SAID),
+            b"411",
+        ),
+    ],
+    ids=["chunks", "compressed", "zstd", "no size", "GET"],
+)
+def test_a_body_in_chunks_is_read_as_the_server_reads_it(proxied: Proxied, sent: bytes, status: bytes):
+    assert first_line(proxied, sent).split()[1] == status
+    assert serves(proxied)
+
+
+@pytest.mark.skipif(IPV6_LOOPBACK not in loopback_addresses(), reason="this system has no IPv6")
+def test_both_loopback_addresses_answer(proxied: Proxied):
+    for host in loopback_addresses():
+        connection = http.client.HTTPConnection(host, proxied.port, timeout=60)
+        connection.request(
+            "POST", "/v1/chat/completions", SAID, {"Authorization": f"Bearer {KEY}", **SAYS_JSON}
+        )
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 TOO_MUCH = {

@@ -60,6 +60,7 @@ def knock(
         "type": kind,
         "method": method,
         "path": path,
+        "raw_path": path.encode(),
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
         "server": ("127.0.0.1", 4000),
     }
@@ -165,7 +166,8 @@ def test_without_a_key_only_a_sign_of_life_is_given(method, path):
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
         ({"content-type": ""}, 415),
-        ({"transfer-encoding": "chunked"}, 411),
+        ({"transfer-encoding": "gzip, chunked"}, 400),
+        ({"transfer-encoding": "chunked", "content-length": "2"}, 400),
         ({"content-length": str(MOST + 1)}, 413),
         ({"content-length": "9" * 50}, 413),
         ({"content-length": "x"}, 400),
@@ -313,3 +315,33 @@ def test_a_header_of_litellm_is_refused_by_name(name: str):
     scopes, (start, body) = knock("POST", "/v1/responses", KEYED | {name: "1"})
     assert (start["status"], scopes) == (400, [])
     assert json.loads(body["body"])["error"]["param"] == name.lower()
+
+
+def test_a_target_in_absolute_form_goes_on_without_its_host():
+    scopes, _ = knock("POST", "http://127.0.0.1:4000/v1/messages", KEYED | {"host": "127.0.0.1:4000"})
+    assert (scopes[0]["path"], scopes[0]["raw_path"]) == ("/v1/messages", b"/v1/messages")
+
+
+def test_the_host_of_a_target_counts_like_the_header():
+    assert status("POST", "http://evil.example/v1/messages", KEYED) == 400
+    assert status("GET", "http://evil.example/health", {}) == 403
+
+
+def test_a_base_url_that_ends_in_v1_is_told_in_the_words_of_the_protocol():
+    _, (start, body) = knock("POST", "/v1/v1/messages", KEYED)
+    told = json.loads(body["body"])
+    assert (start["status"], told["type"]) == (404, "error")
+    assert "leave /v1 out" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/compact", "/responses/compact"])
+def test_who_wants_a_conversation_compacted_is_told_what_to_set(path: str):
+    _, (start, body) = knock("POST", path, KEYED)
+    assert start["status"] == 404
+    assert "Codex" in json.loads(body["body"])["error"]["message"]
+
+
+def test_the_form_of_a_list_is_chosen_by_the_server():
+    for method, path, passed in (("GET", "/v1/models", True), ("POST", "/v1/messages", False)):
+        (scope,), _ = knock(method, path, KEYED | {"anthropic-version": "2023-06-01"})
+        assert ((b"anthropic-version", b"2023-06-01") in scope["headers"]) == passed

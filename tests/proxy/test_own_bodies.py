@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -13,11 +14,12 @@ from start_llm.proxy.own_bodies import OwnBodies
 
 CONTROL = {"api_base", "num_retries", "tags", "timeout"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+MOST = 1_000_000
 DEFAULT = "the-loaded-one"
 
 
 def passed(
-    path: str, body: bytes, *, method: str = "POST"
+    path: str, body: bytes, *, method: str = "POST", coding: bytes = b"identity"
 ) -> tuple[bytes, dict[bytes, bytes], Any, list[str]]:
     """Return the body and headers that go on, the error that was sent back, and what was told."""
     bodies, scopes, sent, told = list[bytes](), list[Any](), list[Any](), list[str]()
@@ -42,12 +44,12 @@ def passed(
     async def name() -> str:
         return DEFAULT
 
-    application = OwnBodies(inside, control=CONTROL, default_name=name, tell=told.append)
+    application = OwnBodies(inside, control=CONTROL, max_body_bytes=MOST, default_name=name, tell=told.append)
     scope = {
         "type": "http",
         "method": method,
         "path": path,
-        "headers": [(b"content-length", b"%d" % len(body))],
+        "headers": [(b"content-length", b"%d" % len(body)), (b"content-encoding", coding)],
     }
     asyncio.run(application(scope, receive, send))
     if not bodies:
@@ -109,6 +111,37 @@ def test_null_is_no_field():
 def test_a_field_that_nobody_knows_is_told():
     *_, told = passed(CHAT, json.dumps({"model": "m", "surprise": 1, "extra_body": {"odd": 1}}).encode())
     assert ["'surprise'" in told[0], "'extra_body.odd'" in told[1], len(told)] == [True, True, 2]
+
+
+def test_a_history_goes_on_mended_and_the_terminal_is_told():
+    asked = {"role": "user", "content": "\ud83d"}
+    messages = [asked, {"role": "assistant", "content": 5}, {"role": "user", "content": "Go on"}]
+    written, _, error, told = passed(CHAT, json.dumps({"model": "m", "messages": messages}).encode())
+    assert error is None
+    assert [one["content"] for one in json.loads(written)["messages"]] == ["\ufffd", "5", "Go on"]
+    assert ["messages[0]" in told[0], "messages[1]" in told[1], len(told)] == [True, True, 2]
+
+
+def test_a_compressed_body_goes_on_as_it_was_before():
+    raw = gzip.compress(b'{"model": "m", "n": 1}')
+    written, headers, *_ = passed(CHAT, raw, coding=b"gzip")
+    assert written == b'{"model":"m","n":1}'
+    assert b"content-encoding" not in headers
+    assert headers[b"content-length"] == b"%d" % len(written)
+
+
+@pytest.mark.parametrize(
+    ("raw", "coding", "status"),
+    [
+        (b"{}", b"zstd", 415),
+        (b"{}", b"gzip", 400),
+        (gzip.compress(b" " * (MOST + 1)), b"gzip", 413),
+        (b" " * (MOST + 1), b"identity", 413),
+    ],
+)
+def test_a_body_that_cannot_be_decoded_or_is_too_long_is_refused(raw: bytes, coding: bytes, status: int):
+    _, _, error, _ = passed(CHAT, raw, coding=coding)
+    assert error["status"] == status
 
 
 def test_extra_body_keeps_what_the_server_looks_at():

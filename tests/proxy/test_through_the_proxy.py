@@ -59,6 +59,8 @@ KEPT: dict[str, Any] = {
     "response_format": {"type": "text"},
     "tools": [TOOL],
     "tool_choice": "auto",
+    "continue_final_message": False,
+    "add_generation_prompt": False,
 }
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +15,12 @@ from typing import Any
 
 import pytest
 
+from start_llm.core import loopback
+from start_llm.core.errors import PortError
+from start_llm.core.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, bound_socket, loopback_addresses
+from start_llm.proxy.ports import is_free
+from start_llm.server.handler import Handler
+from start_llm.server.listener import Listener, ServerLimits
 from tests.server.client import CHAT, TEXT, Client, CutOff, ask, engine_is_free, message, stats, wait_until
 from tests.serving import AS_JSON, Server, serving
 
@@ -291,3 +300,49 @@ def test_clients_that_have_left_take_no_room(few: Server):
                 assert client.ask("GET", "/health", headers={"Connection": "close"}).status == 200
                 assert client.is_closed()
         assert idle.ask("GET", "/health").status == 200
+
+
+# --------------------------------------------------------------------------------------------- both loopbacks
+
+HAS_IPV6 = IPV6_LOOPBACK in loopback_addresses()
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this system has no IPv6")
+def test_both_loopback_addresses_answer_until_the_server_stops(scripted_model: Path):
+    with serving(scripted_model) as server:
+        for host in (IPV4_LOOPBACK, IPV6_LOOPBACK, "localhost"):
+            connection = http.client.HTTPConnection(host, server.port, timeout=30)
+            connection.request("POST", CHAT, json.dumps(HELLO), AS_JSON)
+            assert connection.getresponse().status == 200
+            connection.close()
+    for host in (IPV4_LOOPBACK, IPV6_LOOPBACK):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, server.port), timeout=5)
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this system has no IPv6")
+def test_a_port_that_another_server_has_at_the_other_address_is_refused():
+    with bound_socket(IPV6_LOOPBACK, 0) as other:
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortError, match=f"MLX_PORT={port} cannot be listened on"):
+            Listener(IPV4_LOOPBACK, port, Handler, ServerLimits())
+        assert not is_free(port)
+    listener = Listener(IPV4_LOOPBACK, port, Handler, ServerLimits())
+    assert not is_free(port)
+    listener.stop_accepting()
+    assert is_free(port)
+
+
+def test_a_system_without_ipv6_has_one_address(monkeypatch: pytest.MonkeyPatch):
+    def without_ipv6(address: str, port: int) -> socket.socket:
+        if address == IPV6_LOOPBACK:
+            raise OSError(errno.EADDRNOTAVAIL, "no such address")
+        return bound_socket(address, port)
+
+    monkeypatch.setattr(loopback, "bound_socket", without_ipv6)
+    assert loopback_addresses() == (IPV4_LOOPBACK,)
+    listener = Listener(IPV4_LOOPBACK, 0, Handler, ServerLimits())
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((IPV6_LOOPBACK, listener.port), timeout=5)
+    listener.stop_accepting()

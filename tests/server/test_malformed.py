@@ -3,6 +3,7 @@ made no request; and the next good request is served."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import time
@@ -120,18 +121,6 @@ NESTED_CHAT_FIELDS: tuple[tuple[str, str, Callable[[Any], dict[str, Any]]], ...]
     ("messages[0].name", "string", lambda value: {"messages": [USER | {"name": value}]}),
     ("messages[1].tool_call_id", "string", lambda value: _turn(role="tool", tool_call_id=value)),
     ("messages[1].name", "string", lambda value: _turn(role="tool", name=value)),
-    ("messages[1].reasoning_content", "string", lambda value: _turn(reasoning_content=value)),
-    ("messages[1].reasoning", "string", lambda value: _turn(reasoning=value)),
-    ("messages[1].tool_calls", "array", lambda value: _turn(tool_calls=value)),
-    ("messages[1].tool_calls[0]", "object", lambda value: _turn(tool_calls=[value])),
-    ("messages[1].tool_calls[0].function", "object", lambda value: _turn(tool_calls=[{"function": value}])),
-    (
-        "messages[1].tool_calls[0].id",
-        "string",
-        lambda value: _turn(tool_calls=[{"id": value, "function": {"name": "f"}}]),
-    ),
-    ("messages[1].tool_calls[0].function.name", "string", lambda value: _call(name=value)),
-    ("messages[1].tool_calls[0].function.arguments", "string object", lambda value: _call(arguments=value)),
     ("tools[0]", "object", lambda value: {"tools": [value]}),
     ("tools[0].type", "string", lambda value: _tool(type=value)),
     ("tools[0].function", "object", lambda value: _tool(function=value)),
@@ -153,6 +142,23 @@ NESTED_CHAT_FIELDS: tuple[tuple[str, str, Callable[[Any], dict[str, Any]]], ...]
 )
 
 
+HISTORY_FIELDS: tuple[tuple[str, str, Callable[[Any], dict[str, Any]]], ...] = (
+    ("messages[1].reasoning_content", "string", lambda value: _turn(reasoning_content=value)),
+    ("messages[1].reasoning", "string", lambda value: _turn(reasoning=value)),
+    ("messages[1].tool_calls", "array", lambda value: _turn(tool_calls=value)),
+    ("messages[1].tool_calls[0]", "object", lambda value: _turn(tool_calls=[value])),
+    ("messages[1].tool_calls[0].function", "object", lambda value: _turn(tool_calls=[{"function": value}])),
+    (
+        "messages[1].tool_calls[0].id",
+        "string",
+        lambda value: _turn(tool_calls=[{"id": value, "function": {"name": "f"}}]),
+    ),
+    ("messages[1].tool_calls[0].function.name", "string", lambda value: _call(name=value)),
+    ("messages[1].tool_calls[0].function.arguments", "string object", lambda value: _call(arguments=value)),
+)
+"""Fields in front of the newest question."""
+
+
 def wrong_values(accepted: str) -> Iterator[Any]:
     return (value for kind, value in VALUES.items() if kind not in accepted.split())
 
@@ -170,8 +176,8 @@ def wrong_types() -> Iterator[Case]:
 
 HUGE = ("1e400", "-1e400", "9" * 400, "9" * 5000, "-" + "9" * 5000)
 OUT_OF_RANGE = {
-    "max_tokens": "0 -1 2147483648",
-    "max_completion_tokens": "0 -1 2147483648",
+    "max_tokens": "0 -2 2147483648",
+    "max_completion_tokens": "0 -2 2147483648",
     "temperature": "-0.1 5.1",
     "top_p": "-0.1 1.1",
     "top_k": "-1 2147483648",
@@ -222,9 +228,7 @@ def bad_contents() -> Iterator[Case]:
     yield case(CHAT, "messages[0].content[0].text", messages=[USER | {"content": [{"type": "text"}]}])
     for part in (IMAGE, IMAGE | {"type": "input_image"}, IMAGE | {"type": "image"}):
         yield case(CHAT, "messages[1].content[1]", messages=[USER, USER | {"content": ["x", part]}])
-    yield case(CHAT, "messages[1].tool_calls[0].function", **_turn(tool_calls=[{}]))
     for name in (None, ""):
-        yield case(CHAT, "messages[1].tool_calls[0].function.name", **_call(name=name))
         yield case(CHAT, "tools[0].function.name", **_tool(function={"name": name}))
         yield case(CHAT, "tools[0].type", **_tool(type=name))
     yield case(CHAT, "tools[0].function", tools=[{"type": "function"}])
@@ -262,21 +266,6 @@ def unbuilt_values() -> Iterator[Case]:
 
 
 def no_unicode() -> Iterator[Case]:
-    lone = "a\ud800b"
-    yield case(CHAT, "messages[0].content", messages=[USER | {"content": lone}])
-    yield case(CHAT, "messages[0].content", messages=[USER | {"content": "\udc00"}])
-    yield case(CHAT, "messages[0].content[0].text", messages=[USER | {"content": [{"text": lone}]}])
-    yield case(CHAT, "messages[0].name", messages=[USER | {"name": lone}])
-    yield case(CHAT, "tools[0].function.name", **_tool(function={"name": lone}))
-    yield case(CHAT, r"tools[0].function.parameters.\ud800", **_tool(function={"parameters": {"\ud800": 1}}))
-    yield case(CHAT, "messages[1].tool_calls[0].function.name", **_call(name=lone))
-    yield case(CHAT, "messages[1].tool_calls[0].function.arguments.a", **_call(arguments={"a": lone}))
-    yield case(CHAT, "chat_template_kwargs.a", chat_template_kwargs={"a": lone})
-    yield case(TEXT, "prompt", prompt=lone)
-    yield case(TEXT, r"\udfff", **{"\udfff": 1})
-    for path in ENDPOINTS:
-        yield case(path, "model", model=lone)
-        yield case(path, "stop[0]", stop=[lone])
     for not_utf8 in (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80"):
         yield Case(TEXT, b'{"prompt": "%b"}' % not_utf8, None)
     for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-16-be"):
@@ -332,6 +321,40 @@ def test_a_bad_body_is_refused_by_the_name_of_its_field(connection: Client, path
             assert reply.error["type"] == "invalid_request_error"
             assert names(reply.error["message"], param), bad
     assert connection.ask("POST", path, GOOD[path]).status == 200
+
+
+def mended() -> Iterator[Case]:
+    for name, accepted, fields_with in HISTORY_FIELDS:
+        yield from (case(CHAT, name, **fields_with(value)) for value in wrong_values(accepted))
+    yield case(CHAT, "messages[1].tool_calls[0].function", **_turn(tool_calls=[{}]))
+    for name in (None, ""):
+        yield case(CHAT, "messages[1].tool_calls[0].function.name", **_call(name=name))
+    lone = "a\ud800b"
+    yield case(CHAT, "messages[0].content", messages=[USER | {"content": lone}])
+    yield case(CHAT, "messages[0].content", messages=[USER | {"content": "\udc00"}])
+    yield case(
+        CHAT, "messages[0].content[0].text", messages=[USER | {"content": [{"type": "text", "text": lone}]}]
+    )
+    yield case(CHAT, "messages[0].name", messages=[USER | {"name": lone}])
+    yield case(CHAT, "tools[0].function.name", **_tool(function={"name": lone}))
+    yield case(
+        CHAT,
+        r"tools[0].function.parameters.\ud800",
+        **_tool(function={"parameters": {"\ud800": 1}, "name": "f"}),
+    )
+    yield case(CHAT, "messages[1].tool_calls[0].function.name", **_call(name=lone))
+    yield case(CHAT, "messages[1].tool_calls[0].function.arguments.a", **_call(arguments={"a": lone}))
+    yield case(CHAT, "chat_template_kwargs.a", chat_template_kwargs={"a": lone})
+    yield case(TEXT, "prompt", prompt=lone)
+    yield case(TEXT, r"\udfff", **{"\udfff": 1})
+    for path in ENDPOINTS:
+        yield case(path, "model", model=lone)
+        yield case(path, "stop[0]", stop=[lone])
+
+
+@pytest.mark.parametrize("bad", list(mended()), ids=lambda bad: f"{bad.path} {bad.param}")
+def test_what_no_session_can_take_back_is_mended_and_not_refused(connection: Client, bad: Case):
+    assert connection.ask("POST", bad.path, bad.body).status == 200
 
 
 def names(text: str, param: str | None) -> bool:
@@ -412,6 +435,7 @@ def test_null_inside_messages_means_absent(connection: Client):
 LONG = b"x" * 300_000
 MORE_THAN_BUFFERS_HOLD = b"x" * 20_000_000  # its sender is still sending when it is refused
 POST = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 NOT_HTTP: dict[str, tuple[bytes, int]] = {
     "one word": (b"garbage\r\n\r\n", 400),
     "four words": (b"GET / x HTTP/1.1\r\n\r\n", 400),
@@ -432,11 +456,23 @@ NOT_HTTP: dict[str, tuple[bytes, int]] = {
     "no length": (POST + b"\r\n", 411),
     "no length, and a body": (POST + b"\r\n{}\r\n\r\n", 411),
     "length after a line that is no header": (POST + b"nonsense\r\nContent-Length: 2\r\n\r\n{}", 411),
-    "chunked": (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411),
     "chunked and a length": (
         POST + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-        411,
+        400,
     ),
+    "chunked twice": (CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    "chunked and compressed on the way": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunked with a blank that is none": (POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", 400),
+    "chunked in HTTP/1.0": (CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"2\r\n{}\r\n0\r\n\r\n", 400),
+    "chunk without a size": (CHUNKED + b"\r\n{}\r\n0\r\n\r\n", 400),
+    "chunk with a sign": (CHUNKED + b"+2\r\n{}\r\n0\r\n\r\n", 400),
+    "chunk with a prefix": (CHUNKED + b"0x2\r\n{}\r\n0\r\n\r\n", 400),
+    "chunk longer than its size": (CHUNKED + b"1\r\n{}\r\n0\r\n\r\n", 400),
+    "chunk after a bare line feed": (CHUNKED + b"2\n{}\r\n0\r\n\r\n", 400),
+    "chunk with an endless extension": (CHUNKED + b"2;" + LONG, 400),
+    "chunk with a size of many digits": (CHUNKED + b"1" * 20 + b"\r\n", 400),
+    "endless trailers": (CHUNKED + b"0\r\n" + b"A: b\r\n" * 50_000, 400),
+    "chunk longer than allowed": (CHUNKED + b"%x\r\n" % 20_000_000, 413),
     "two lengths": (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
     "longer than allowed": (POST + b"Content-Length: 20000000\r\n\r\n" + MORE_THAN_BUFFERS_HOLD, 413),
     "longer than allowed, not sent": (POST + b"Content-Length: 2000000\r\n\r\n", 413),
@@ -518,6 +554,68 @@ def test_the_same_length_twice_is_one_length(scripted: Server):
         assert client.reply().status == 200
 
 
+CHUNKS = {
+    "one": lambda data: b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data),
+    "many": lambda data: b"".join(b"1\r\n%c\r\n" % one for one in data) + b"0\r\n\r\n",
+    "with extensions and trailers": lambda data: (
+        b"0%X ;a=b\r\n%b\r\n0;last\r\nA: b\r\nContent-Length: 9\r\n\r\n" % (len(data), data)
+    ),
+}
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_a_body_in_chunks_is_read_and_the_next_request_too(scripted: Server, chunks: str):
+    data = json.dumps(GOOD[TEXT]).encode()
+    with Client(scripted.port) as client:
+        client.send((CHUNKED + CHUNKS[chunks](data)) * 2)
+        replies = [client.reply(), client.reply()]
+        assert [reply.status for reply in replies] == [200, 200]
+        assert client.ask("GET", "/health").status == 200
+
+
+def test_a_target_in_absolute_form_is_served_for_its_own_host_alone(scripted: Server):
+    raw = message("POST", f"http://localhost:{scripted.port}{TEXT}", GOOD[TEXT])
+    other = raw.replace(b"Host: localhost", b"Host: localhost:%d" % scripted.port)
+    for sent, status in ((other, 200), (raw.replace(b"Host: localhost\r\n", b""), 200), (raw, 400)):
+        with Client(scripted.port) as client:
+            client.send(sent)
+            assert client.reply().status == status
+    assert ask(scripted.port, "GET", "http://evil.example/health").status == 400
+
+
+def test_a_compressed_body_is_read_also_in_chunks(scripted: Server):
+    data = gzip.compress(json.dumps(GOOD[TEXT]).encode())
+    coded = {"Content-Encoding": "gzip"}
+    with Client(scripted.port) as client:
+        client.send(message("POST", TEXT, data, coded))
+        client.send(CHUNKED[:-2] + b"Content-Encoding: gzip\r\n\r\n" + CHUNKS["one"](data))
+        assert [client.reply().status, client.reply().status] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("coding", "data", "status"),
+    [("zstd", b"{}", 415), ("gzip", b"{}", 400), ("gzip", gzip.compress(b" " * (2**20 + 1)), 413)],
+)
+def test_a_compressed_body_that_cannot_be_read_is_refused(
+    scripted: Server, coding: str, data: bytes, status: int
+):
+    reply = ask(scripted.port, "POST", TEXT, data, {"Content-Encoding": coding})
+    assert reply.status == status
+    assert coding in reply.error["message"] or status == 413
+    assert_serves(scripted)
+
+
+def test_chunks_may_be_as_long_as_a_body_and_no_longer(scripted: Server):
+    for length, status in ((2**20, 200), (2**20 + 1, 413)):
+        text = json.dumps(GOOD[TEXT]).encode()
+        data = text + b" " * (length - len(text))
+        pieces = [data[at : at + 1000] for at in range(0, length, 1000)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+        with Client(scripted.port) as client:
+            client.send(CHUNKED + chunks)
+            assert client.reply().status == status
+
+
 def test_http_0_9_is_answered_and_closed(scripted: Server):
     with Client(scripted.port) as client:
         client.send(b"GET /health\r\n\r\n")
@@ -527,7 +625,12 @@ def test_http_0_9_is_answered_and_closed(scripted: Server):
 
 def test_what_follows_a_refused_body_is_not_taken_for_a_request(scripted: Server):
     smuggled = message("POST", TEXT, GOOD[TEXT])
-    for framing in (b"", b"Transfer-Encoding: chunked\r\n", b"Content-Length: x\r\n"):
+    for framing in (
+        b"",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: x\r\n",
+        b"Content-Length: x\r\n",
+    ):
         with Client(scripted.port) as client:
             client.send(POST + framing + b"\r\n" + smuggled)
             assert client.reply().status in (400, 411)

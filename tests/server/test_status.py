@@ -272,3 +272,21 @@ def test_who_waited_is_served_when_there_is_room_again(small_queue: Server):
         waiting = [wait_in_line(small_queue, stack, stream=False) for _ in range(QUEUE)]
         occupant.close()
         assert [client.reply().status for client in waiting] == [200] * QUEUE
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_compaction_is_not_taken_for_a_stored_response(scripted: Server, method: str):
+    reply = ask(scripted.port, method, "/v1/responses/compact", {"input": "Hi"} if method == "POST" else None)
+    assert reply.status == 404
+    assert "set model_providers.ID.name" in reply.error["message"]
+
+
+def test_clients_of_anthropics_protocol_get_models_in_its_form(scripted: Server, scripted_model: Path):
+    asked = {"anthropic-version": "2023-06-01"}
+    listed = ask(scripted.port, "GET", "/v1/models?limit=1000", headers=asked).json
+    (entry,) = listed["data"]
+    assert (entry["type"], entry["id"], entry["display_name"]) == ("model", *[scripted_model.name] * 2)
+    assert entry["created_at"].endswith("Z")
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, entry["id"], entry["id"])
+    assert ask(scripted.port, "GET", f"/v1/models/{entry['id']}", headers=asked).json == entry
+    assert ask(scripted.port, "GET", "/v1/models/other", headers=asked).status == 404

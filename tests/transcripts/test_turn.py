@@ -207,6 +207,12 @@ def test_what_no_client_could_send_back_is_not_recorded(outputs, written, end, w
     assert known.store.metrics.variants == before
 
 
+def test_a_call_with_half_a_surrogate_pair_is_recorded_as_a_request_is_read():
+    known, written = kept(), '{"path": "x\\ud83d"}'
+    answered(known, (CallStarted(0, "read"), CallArguments(0, written)), f"read{written}{STOP}")
+    assert written in next_read(known, reply("", ToolCall("1", "read", {"path": "x\ufffd"})))
+
+
 def test_a_call_may_be_nested_deeper_than_any_request_may():
     """Some depths can be read, and not gone through."""
     for depth in range(800, 1000):

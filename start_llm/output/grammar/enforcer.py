@@ -31,6 +31,11 @@ _LARGE = 2**15
 _LARGE_GRAMMAR = threading.Lock()
 _LIMITS = LLParserLimits(verbose_errors=False)
 _SILENT = 0
+_IN_OUR_WORDS = {
+    "coerce_one_of": "oneOf is not supported where more than one of its schemas may fit; use anyOf.",
+    "NoExtensionBias": "its references lead in a circle, or it allows no value.",
+}
+"""Errors of llguidance that name something of its own, by a word in them."""
 
 
 class Vocabulary(Protocol):
@@ -193,7 +198,8 @@ def _check(origin: SchemaOrigin, schema: Json) -> None:
 def _reason(matcher: LLMatcher) -> str:
     """Return the library's error message without our grammar and the position in it."""
     said = _without_source(matcher.get_error() or str(matcher.stop_reason()))
-    return said.rpartition("failed to compile JSON schema: ")[2] or said
+    said = said.rpartition("failed to compile JSON schema: ")[2] or said
+    return next((ours for own, ours in _IN_OUR_WORDS.items() if own in said), said)
 
 
 def _without_source(said: str) -> str:

@@ -118,9 +118,9 @@ class _Reading:
 
 def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
     name = item.required_text("role")
-    read = _ROLES.get(name)
+    read = ROLES.get(name)
     if read is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
     return read(_blocks(item, "content"), reading)
 
 
@@ -171,7 +171,7 @@ def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     )
 
 
-_ROLES: Mapping[str, Callable[[Sequence[Fields], _Reading], Iterator[Message]]] = {
+ROLES: Mapping[str, Callable[[Sequence[Fields], _Reading], Iterator[Message]]] = {
     "user": _question,
     "assistant": _reply,
     "system": _system_in_place,

@@ -37,14 +37,15 @@ from start_llm.protocols.base import (
     json_text,
     new_id,
 )
+from start_llm.protocols.content import begins_reply
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.generation import TOKEN_COUNT, read_generation
+from start_llm.protocols.generation import NO_LIMIT, TOKEN_COUNT, read_generation
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 
-_COUNT_OR_NONE = Range(0, TOKEN_COUNT.high)
+_COUNT_OR_NONE = Range(NO_LIMIT, TOKEN_COUNT.high)
 _STOP_REASONS: Mapping[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -75,7 +76,7 @@ def count_json(tokens: int) -> dict[str, Json]:
 
 
 def _limit(body: Fields) -> int:
-    """Return the limit. 0 means: compute the prompt, but return no reply."""
+    """Return the limit, or NO_LIMIT. 0 means: compute the prompt, but return no reply."""
     limit = body.integer("max_tokens", _COUNT_OR_NONE)
     if limit is None:
         raise InvalidRequest("max_tokens: Field required", param="max_tokens")
@@ -88,6 +89,7 @@ def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, 
     messages = read_conversation(body, partial(context.seal.open, tenant=context.tenant), images)
     request = ChatRequest(
         messages=with_notice(body, (*tools, *late_tools), messages),
+        continues_reply=begins_reply(messages),
         images=images.images,
         tools=tools,
         late_tools=late_tools,
@@ -96,7 +98,10 @@ def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, 
         template_options=read_template_options(body),
         # At least one token must be generated. A client that asked for 0 does not receive it.
         options=read_generation(
-            body, max_tokens=limit or 1, stop="stop_sequences", vocabulary=context.model.vocabulary
+            body,
+            max_tokens=None if limit == NO_LIMIT else limit or 1,
+            stop="stop_sequences",
+            vocabulary=context.model.vocabulary,
         ),
         session_id=session_id(body, headers),
         conversation_id=conversation_id(body, headers),

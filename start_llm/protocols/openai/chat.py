@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from start_llm.core.chat import ChatRequest, Json, OutputConstraint
+from start_llm.core.chat import ChatRequest, Json, JsonAnswer, OutputConstraint
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -35,6 +35,7 @@ from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai.constraints import read_answer, read_form
 from start_llm.protocols.openai.messages import (
     ToolSchemas,
+    continues_reply,
     read_custom_tools,
     read_messages,
     read_tools,
@@ -63,8 +64,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     tools, late_tools = read_tools(body)
     custom_tools = read_custom_tools(body)
     images = ImageParser(context.model.images, context.tenant)
+    messages = read_messages(body, images)
     request = ChatRequest(
-        messages=read_messages(body, images),
+        messages=messages,
+        continues_reply=continues_reply(body, messages),
         images=images.images,
         tools=tools,
         late_tools=late_tools,
@@ -91,7 +94,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
 
 
 def _read_form(body: Fields, tools: ToolSchemas, custom_tools: Collection[str]) -> OutputConstraint:
+    guided = body.object("guided_json")  # vLLM's name for the schema of an answer
     answer = read_answer(body.object("response_format"), nested="json_schema")
+    if answer is None and guided is not None:
+        answer = JsonAnswer(schema=guided.data, field=guided.path)
     return read_form(body, tool_names(tools), answer=answer, name_of=partial(_chosen_name, custom_tools))
 
 

@@ -86,6 +86,9 @@ def read_answer(form: Fields | None, *, nested: str | None) -> JsonAnswer | None
         case "text":
             return None
         case "json_object":
+            schema = form.object("schema")  # as llama.cpp has it
+            if schema is not None:
+                return JsonAnswer(schema=schema.data, field=schema.path)
             return JsonAnswer(schema={"type": "object"}, field=form.path)
         case "json_schema":
             return _schema(form.object(nested) if nested else form, form, nested)

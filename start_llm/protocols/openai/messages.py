@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall
-from start_llm.protocols.content import TOOL_REFERENCE, read_arguments, read_content
+from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 
-_ROLES: Mapping[str, Role] = {
+ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -43,9 +43,9 @@ def read_messages(body: Fields, images: ImageParser) -> tuple[Message, ...]:
 
 def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
     name = item.required_text("role")
-    role = _ROLES.get(name)
+    role = ROLES.get(name)
     if role is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
     content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
@@ -93,6 +93,23 @@ def _tool_call(call: Fields) -> ToolCall:
 
 def _called(function: Fields, call_id: str) -> ToolCall:
     return ToolCall(id=call_id, name=function.required_text("name"), arguments=read_arguments(function))
+
+
+def continues_reply(body: Fields, messages: Sequence[Message]) -> bool:
+    """Return whether the reply is to go on from the last message, as vLLM's `continue_final_message` asks.
+
+    Raises:
+        InvalidRequest: it cannot, or the request also asks for a reply of its own.
+    """
+    if not body.boolean("continue_final_message"):
+        return False
+    if body.boolean("add_generation_prompt"):
+        raise body.fail("add_generation_prompt", "must be false beside 'continue_final_message'")
+    if not begins_reply(messages):
+        raise body.fail(
+            "continue_final_message", "needs a last message of the assistant that has text and no calls"
+        )
+    return True
 
 
 type ToolSchemas = tuple[Mapping[str, Json], ...]

@@ -9,15 +9,14 @@ from typing import cast
 from start_llm.core.chat import GenerationOptions, Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, type_name
-from start_llm.protocols.generation import TOKEN_COUNT, read_generation
+from start_llm.protocols.generation import read_generation, read_limit
 
 
 def read_options(body: Fields, *, vocabulary: int, top_logprobs: int | None) -> GenerationOptions:
     """Read every field that shapes the reply. `max_completion_tokens` wins over `max_tokens`."""
-    max_tokens = body.integer("max_tokens", TOKEN_COUNT)
     return read_generation(
         body,
-        max_tokens=body.integer("max_completion_tokens", TOKEN_COUNT) or max_tokens,
+        max_tokens=read_limit(body, "max_completion_tokens", "max_tokens"),
         stop="stop",
         vocabulary=vocabulary,
         top_logprobs=top_logprobs,

@@ -14,7 +14,7 @@ from start_llm.core.sampling import Range
 from start_llm.protocols.base import ParsedRequest, RequestContext, SSEFrame, new_id, openai_error
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.generation import TOKEN_COUNT
+from start_llm.protocols.generation import read_limit
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.openai.constraints import read_answer, read_form
 from start_llm.protocols.openai.options import (
@@ -33,6 +33,7 @@ from start_llm.protocols.template_options import read_template_options
 from start_llm.protocols.tool_types import responses_tool_type
 
 _TOP_LOGPROBS = Range(0, 20)
+_LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 """The `include` value that requests log-probabilities."""
 
@@ -207,8 +208,7 @@ def _read_options(body: Fields, context: RequestContext) -> GenerationOptions:
         vocabulary=context.model.vocabulary,
         top_logprobs=most if _LOGPROBS in body.array("include") else None,
     )
-    limit = body.integer("max_output_tokens", TOKEN_COUNT)
-    return replace(options, max_tokens=limit or options.max_tokens)
+    return replace(options, max_tokens=read_limit(body, *_LIMITS))
 
 
 # -------------------------------------------------------------------------------------------------- the reply

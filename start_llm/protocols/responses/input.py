@@ -23,13 +23,13 @@ from start_llm.protocols.seal import Sealed
 from start_llm.protocols.tool_types import VENDOR_ITEMS
 from start_llm.protocols.vendor_outputs import vendor_text
 
-_ROLES: Mapping[str, Role] = {
+ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
 }
-_REFERENCE = "item_reference"
+REFERENCE = "item_reference"
 
 type Item = Mapping[str, Json]
 
@@ -37,7 +37,7 @@ type Item = Mapping[str, Json]
 def kind_of(item: Fields) -> str:
     """Return the type of an item. Messages and references may leave it out."""
     if item.value("type") is None:
-        return "message" if item.value("role") is not None else _REFERENCE
+        return "message" if item.value("role") is not None else REFERENCE
     return item.required_text("type")
 
 
@@ -55,7 +55,7 @@ def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
     if not isinstance(value, list):
         raise body.expected("input", "a string or an array of items")
     return [
-        find(item.required_text("id"), item.path_of("id")) if kind_of(item) == _REFERENCE else item.data
+        find(item.required_text("id"), item.path_of("id")) if kind_of(item) == REFERENCE else item.data
         for item in body.objects("input")
     ]
 
@@ -167,9 +167,9 @@ _READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
 
 def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
     name = item.required_text("role")
-    role = _ROLES.get(name)
+    role = ROLES.get(name)
     if role is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(_ROLES)}")
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
     content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     return _of_reply(item, content=content) if role == "assistant" else Message(role=role, content=content)
 
