@@ -44,10 +44,12 @@ class CallReader(Protocol):
         state: `failed` if this is not a block of calls, always before any part is returned; `done` at the end
             of the block.
         rest: the text after the block, once it is done.
+        was_repaired: a call is not what the model wrote, character by character.
     """
 
     state: State
     rest: str
+    was_repaired: bool
 
     def feed(self, text: str) -> list[Part]: ...
 

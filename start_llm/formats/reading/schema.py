@@ -52,6 +52,10 @@ class Tools:
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
 
+    def declares(self, tool: str, argument: str) -> bool:
+        """Return True if the schema of a tool lists this argument."""
+        return argument in _object(self._parameters.get(tool, {}).get("properties"))
+
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """Return the JSON types that the schema allows for an argument; empty if the schema does not say."""
         return self.shape(tool, argument).types

@@ -87,10 +87,10 @@ class _Table:
     def cuts(self) -> Iterator[Case]:
         begin, value_end = self.begin, self.value_end
         yield self.case(
-            "a reply that ends in a value", f"{self.opener}\n{begin}", open_call=("read", '{"path": "a')
+            "a reply that ends in a value", f"{self.opener}\n{begin}", [A]
         )
         yield self.case(
-            "half the end of a value", f"{self.opener}\n{begin}</｜DS", open_call=("read", '{"path": "a')
+            "half the end of a value", f"{self.opener}\n{begin}</｜DS", [A]
         )
         yield self.case(
             "a cut after a parameter",

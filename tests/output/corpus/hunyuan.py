@@ -34,7 +34,7 @@ CASES = (
           [Call("read", {"path": "\na\n"})]),
     _case("no end of the block", f"{_OPENER}{_GOOD}", [A]),
     _case("no end of the call", f"{_OPENER}{_BEGIN}</arg_value>\n", [A]),
-    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", [A]),
     _case("all tags in a value", f"{_OPENER}{_GOOD}{_END}".replace(">a<", f">{_TAGS}<"),
           [Call("read", {"path": _TAGS})]),
     _case("a tool that was not offered in the middle", f"{_OPENER}{_GOOD}{_BAD}{_GOOD}{_END}", [A, A],

@@ -97,8 +97,8 @@ CASES = (
     _case("no end of the call", _block(_GOOD.removesuffix(_END)), [A]),
     _case("no ends at all", f"{_OPENER}{_GOOD.removesuffix(_END)}", [A]),
     _case("two blocks", _block(_GOOD) + _block(_GOOD), [A, A]),
-    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", open_call=("read", '{"path": "a')),
-    _case("half the end of a value", f"{_OPENER}{_BEGIN}<|close|>arg", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", [A]),
+    _case("half the end of a value", f"{_OPENER}{_BEGIN}<|close|>arg", [A]),
     _case(
         "a cut after a parameter",
         f"{_OPENER}{_BEGIN}{_VALUE_END}",

@@ -48,12 +48,12 @@ CASES = (
         f"{_BEGIN}</parameter></tool_call>\n{_GOOD}",
         [A, A],
     ),
-    _case("a reply that ends in a value", f"{_BEGIN}\nb", open_call=("read", '{"path": "a\\nb')),
-    _case("a reply that ends after a parameter's name", _BEGIN[:-2], open_call=("read", '{"path": ')),
+    _case("a reply that ends in a value", f"{_BEGIN}\nb", [Call("read", {"path": "a\nb"})]),
+    _plain("a reply that ends after a parameter's name", _BEGIN[:-2]),
     _case(
         "a reply that ends in a second parameter's name",
         f"{_BEGIN}\n</parameter>\n<parameter=lim",
-        open_call=("read", '{"path": "a'),
+        [A],
     ),
     _case(
         "a cut after a parameter",
@@ -64,7 +64,7 @@ CASES = (
     _case(
         "a value that no tag ends",
         f"{_BEGIN}\n</function>\n</tool_call>",
-        open_call=("read", '{"path": "a\\n</function>\\n</tool_call>'),
+        [A],
     ),
     _case(
         "prose after the end of a value",

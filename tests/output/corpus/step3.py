@@ -41,7 +41,7 @@ CASES = (
     _case("no end of the block", f"{_OPENER}{_GOOD}", [A]),
     _case("no end of the call", f"{_OPENER}{_BEGIN}</steptml:parameter></steptml:invoke>", [A]),
     _case("half an end of the block", _block(_GOOD)[:-5], [A]),
-    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", [A]),
     _case("tags in a value", _block(_GOOD.replace(">a<", f">{_TAGS}<")), [Call("read", {"path": _TAGS})]),
     _case("a tool that was not offered in the middle", _block(_GOOD, f"{_BAD}{_CALL_END}", _GOOD), [A, A],
           f"{_CALL_END}{_BAD}"),
