@@ -75,6 +75,11 @@ class CallBlock:
         return "".join(self._read)
 
     @property
+    def was_repaired(self) -> bool:
+        """True if a call is not what the model wrote, character by character."""
+        return any(reader.was_repaired for reader in self._readers)
+
+    @property
     def is_none(self) -> bool:
         """True once every reader has failed: the block contains no calls."""
         return not self._readers

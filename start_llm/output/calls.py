@@ -70,6 +70,8 @@ class CallFinder:
         self._was_cut = False
         self.was_cut_in_block = False
         """The reply was cut in an opener or a mark, or after an opener and before the end of its block."""
+        self.was_repaired = False
+        """A call is not what the model wrote, character by character."""
         self.is_silent = True
         """Only white space has arrived so far."""
 
@@ -212,6 +214,7 @@ class CallFinder:
             self._say(text[0], events)
             self._text.give_back(text[1:])
         elif block.rest is not None:
+            self.was_repaired |= block.was_repaired
             self._block = None
             self._text.give_back(block.rest)
 

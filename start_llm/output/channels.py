@@ -66,6 +66,7 @@ class ChannelSplitter:
         self._has_said = False
         self._was_cut = False
         self.has_loose_end = False
+        self.was_repaired = False
 
     @property
     def in_reasoning(self) -> bool:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from start_llm.core.events import Finished, Text, Usage
 from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.writing.arguments import TaggedArguments
-from tests.output.corpus.case import Call, Case, Outcome, outcome_of, split
+from start_llm.output.splitter import make_splitter
+from start_llm.output.stream import OutputStream
+from tests.output.corpus.case import TOOLS, Call, Case, Outcome, outcome_of, split
 from tests.output.corpus.writers import WRITERS
 
 TAGGED = sorted(name for name, writer in WRITERS.items() if writer.streams)
@@ -153,3 +156,22 @@ def test_no_argument_of_a_call_that_is_not_whole_is_another(name, changed):
     for text in changed(WRITERS[name].write([WRITE, READ])):
         outcome = outcome_of(split(Case(name="changed", text=text, family=family), [text]))
         assert all(is_right(call, text) for call in calls(outcome)), text
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_reasoning_that_ends_in_a_value_is_no_call(name):
+    parts = written(name)
+    half = parts.text[: parts.text.index("two") + 3]
+    outcome = said(parts.case(f"<think>I could {half}"))
+    assert calls(outcome) == []
+    assert outcome.reasoning == f"I could {half}"
+
+
+@pytest.mark.parametrize(("name", "is_recorded"), [("whole", True), ("half", False)])
+def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name, is_recorded):
+    text = {"whole": written("qwen_xml").text, "half": written("qwen_xml").text.replace("</parameter>", "", 1)}
+    splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
+    stream = OutputStream(splitter)
+    stream.feed(Text(text[name], (1,)))
+    stream.close(Finished("stop", Usage(1, 0, 1)))
+    assert stream.is_whole is is_recorded

@@ -180,6 +180,7 @@ class TaggedReader(BlockReader):
 
     def _read_value(self, parts: list[Part]) -> bool:
         end, after = self._ends.find(self._buffer)
+        self.was_repaired |= self._ends.was_forgotten
         self._give_value(parts, self._value.take(self._buffer[:end], is_last=after is not None))
         self._drop(end if after is None else after)
         if after is None:

@@ -73,6 +73,8 @@ class EndFinder:
         self._quoted: int | None = None
         self.is_blank = True
         """The text of the value is only white space so far."""
+        self.was_forgotten = False
+        """The value ended before another argument, without its marker."""
         self.has_ended = False
         """The value ends at its marker, although nothing follows it."""
 
@@ -125,6 +127,7 @@ class EndFinder:
                 self._quote(token.start())
         elif groups["due"]:
             if self._may_end and self._value.is_due(groups["key"]):
+                self.was_forgotten = True
                 return token.start(), token.start("due")
         elif groups["end"]:
             self._quote(token.start())
