@@ -16,6 +16,7 @@ import regex
 
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.almost_json import almost_json
 from start_llm.formats.reading.json_calls import arguments_of
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName
 from start_llm.formats.reading.schema import Tools
@@ -178,6 +179,9 @@ class ChannelSplitter:
             return
         body = "".join(message.body)
         arguments = _arguments(body, is_whole=is_whole)
+        if arguments is None and is_whole:
+            arguments = _almost_arguments(body)
+            self.was_repaired |= arguments is not None
         if arguments is None or message.name not in self._tools:
             self._say(message.header + body + end, events)
             return
@@ -192,6 +196,13 @@ def _arguments(body: str, *, is_whole: bool) -> str | None:
         return "{}"
     try:
         return arguments_of(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _almost_arguments(body: str) -> str | None:
+    try:
+        return arguments_of(almost_json(body))
     except (ValueError, RecursionError):
         return None
 

@@ -96,7 +96,9 @@ CASES = (
           [], "Done."),
     _case("a recipient that a header interrupts", f" to=functions.x{_FINAL}Done.", [], "Done."),
     _case("a text that a header follows", f"Hello{_FINAL}Done.", [], "HelloDone."),
-    _plain("malformed arguments", f'{_HEAD}{{"path": "a"<|call|>'),
+    _case("a brace too few", f'{_HEAD}{{"path": "a"<|call|>', [A]),
+    _case("an expression", f'{_HEAD}{{"path": "\\d"}}<|call|>', [Call("read", {"path": "\\d"})]),
+    _plain("malformed arguments", f'{_HEAD}{{"path" "a"}}<|call|>'),
     _case("a tool of the model's own", "<|channel|>analysis to=python code<|message|>print(1)<|call|>", [],
           "<|channel|>analysis to=python code<|message|>print(1)<|call|>"),
 )  # fmt: skip

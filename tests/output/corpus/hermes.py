@@ -122,9 +122,9 @@ CASES = (
     ),
     _case(
         "a good call after a malformed one",
-        '<tool_call>{"name": "read", "arguments": {"path": "a"}</tool_call>\n' + _WRITER.write([READ]),
+        '<tool_call>{"name": "read", "arguments": {"path": "a"]}</tool_call>\n' + _WRITER.write([READ]),
         [READ],
-        '<tool_call>{"name": "read", "arguments": {"path": "a"}</tool_call>',
+        '<tool_call>{"name": "read", "arguments": {"path": "a"]}</tool_call>',
     ),
     _case(
         "a good call after a text that does not end",
@@ -132,23 +132,30 @@ CASES = (
         [READ],
         '<tool_call>{"name": "read", "arguments": {"path": "a}}</tool_call>',
     ),
-    _plain("a comma too many", _wrapped('{"name": "read", "arguments": {"path": "a",}}')),
-    _plain("a comma after the arguments", _wrapped('{"name": "read", "arguments": {"path": "a"},}')),
+    _case("a comma too many", _wrapped('{"name": "read", "arguments": {"path": "a",}}'), [A]),
+    _case("a comma after the arguments", _wrapped('{"name": "read", "arguments": {"path": "a"},}'), [A]),
     _plain("a comma in front", _wrapped('{, "name": "list"}')),
-    _plain("a brace too few", _wrapped('{"name": "read", "arguments": {"path": "a"}')),
+    _case("a brace too few", _wrapped('{"name": "read", "arguments": {"path": "a"}'), [A]),
     _plain("a bracket for a brace", _wrapped('{"name": "read", "arguments": {"path": "a"]}')),
-    _plain("no number", _wrapped('{"name": "read", "arguments": {"limit": NaN}}')),
-    _plain("a number without end", _wrapped('{"name": "read", "arguments": {"limit": -Infinity}}')),
-    _plain("a number that is too large", _wrapped('{"name": "read", "arguments": {"limit": 1e999}}')),
-    _plain(
-        "a number that is too long", _wrapped(f'{{"name": "read", "arguments": {{"limit": {"1" * 5000}}}}}')
+    *(
+        _case(
+            name,
+            _wrapped(f'{{"name": "read", "arguments": {{"limit": {number}}}}}'),
+            [Call("read", {"limit": number})],
+        )
+        for name, number in {
+            "no number": "NaN",
+            "a number without end": "-Infinity",
+            "a number that is too large": "1e999",
+            "a number that is too long": "1" * 5000,
+        }.items()
     ),
     _plain("arguments too deep", _wrapped('{"name": "list", "arguments": ' + '{"a":' * 1_500 + "}" * 1_500)),
     _plain("a list of arguments", _wrapped('{"name": "read", "arguments": ["a"]}')),
     _plain("a list as a text", _wrapped('{"name": "read", "arguments": "[1]"}')),
     _plain("arguments beside the name", _wrapped('{"name": "read", "path": "a"}')),
-    _plain("single quotes", _wrapped("{'name': 'read', 'arguments': {}}")),
-    _plain("a comment", _wrapped('{"name": "list" /* all */}')),
+    _case("single quotes", _wrapped("{'name': 'read', 'arguments': {}}"), [Call("read", {})]),
+    _case("a comment", _wrapped('{"name": "list" /* all */}'), [LIST]),
     _plain("no name", _wrapped('{"arguments": {"path": "a"}}')),
     _plain("a name that is a number", _wrapped('{"name": 1, "arguments": {}}')),
     _plain("an empty list", _wrapped("[]")),
@@ -165,6 +172,6 @@ CASES = (
     _plain("nothing in the block", _wrapped("")),
     _plain("prose in the block", _wrapped("Please use tags like this")),
     _plain("spaces without end", "<tool_call>" + " " * 100 + _GOOD),
-    _plain("a cut object", "<tool_call>" + _GOOD[:-1]),
+    _case("a reply that ends before the last brace", "<tool_call>" + _GOOD[:-1], [A]),
     _plain("a cut opener", "I write <tool_ca"),
 )
