@@ -28,6 +28,7 @@ def tags_of_keys_and_values(prefix: str = "") -> Tags:
         key=rf"\s{{0,64}}<{key}>(?P<key>[^<>]{{1,256}})</{key}>\s{{0,64}}<{value}>",
         value_end=f"</{value}>",
         end=rf"\s{{0,64}}{end}",
+        has_bare_names=True,
         another=rf"<{call}\s{{0,64}}(?P<tool>[^\s<>{{][^\s<>]{{0,255}})",
     )
 

@@ -8,6 +8,7 @@ from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content
 from start_llm.core.markers import first_marker, longest_beginning
 from start_llm.formats.reading.parts import CallPart, ParsedArguments, ParsedEnd, ParsedName, ParsedText, Part
 from start_llm.output.blocks import CallBlock, CallFormats
+from start_llm.output.quotes import QuoteWatch
 from start_llm.output.rereading import RereadableText
 from start_llm.output.spacing import TrailingSpace
 
@@ -66,6 +67,7 @@ class CallFinder:
         self._text = text
         self._held = ""
         self._space = TrailingSpace()
+        self._quotes = QuoteWatch()
         self._after_call = False
         self._was_cut = False
         self.was_cut_in_block = False
@@ -198,7 +200,7 @@ class CallFinder:
 
     def _open(self, opener: str, after: str) -> None:
         self._text.begin_attempt()
-        self._block = self._formats.block(opener, after)
+        self._block = self._formats.block(opener, after, may_be_quoted=self._quotes.is_inside)
         self._text.give_back(after)
 
     def _read_block(self, block: CallBlock, piece: str, events: list[Output]) -> None:
@@ -231,6 +233,7 @@ class CallFinder:
 
     def _say(self, text: str, events: list[Output]) -> None:
         """Emit answer text. Hold back trailing white space if a call or a mark after it would drop it."""
+        self._quotes.note(text)
         may_be_dropped = self._formats.openers or self.is_silent
         said = self._space.pass_on(text) if may_be_dropped else self._space.release() + text
         if self._after_call:

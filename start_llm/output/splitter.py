@@ -127,7 +127,7 @@ class TagSplitter:
     ) -> None:
         self._marks = family.reasoning
         self._answer_marks = family.answer_marks
-        self._formats = CallFormats(all_notations(family.formats), tools)
+        self._formats = CallFormats(all_notations(family.formats), tools, family.formats)
         self._no_calls = CallFormats((), tools)
         self._text = RereadableText()
         in_answer = () if calls_come_first else (*_unmistakable(family.reasoning), *family.answer_marks)

@@ -117,7 +117,7 @@ class OutputStream:
 
     @property
     def is_whole(self) -> bool:
-        """True if the output so far is what the model wrote, and ends outside of reasoning, calls and markup."""
+        """True if the output so far is what the model wrote, and ends outside of reasoning and markup."""
         splitter = self._splitter
         if splitter.was_repaired:
             return False

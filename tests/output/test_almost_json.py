@@ -49,7 +49,9 @@ def test_arguments_that_are_almost_json_are_what_they_can_only_mean(name, what):
 @pytest.mark.parametrize("name", JSON)
 def test_a_call_without_its_last_brace_is_one_if_its_block_or_the_reply_ends_there(name):
     for outcome in (said(name, '{"text": "x"'), said(name, '{"text": "x"', ENDS[name])):
-        assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [("write", {"text": "x"})]
+        assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [
+            ("write", {"text": "x"})
+        ]
         assert outcome.content == ""
 
 
@@ -78,6 +80,8 @@ def test_a_text_that_breaks_off_before_a_value_is_refused(text):
         almost_json(text)
 
 
-@pytest.mark.parametrize("text", ['{"a": [1, {"b": "c"', '{"a": [1, {"b": "c"}', '{"a": [1, {"b": "c"}] // so'])
+@pytest.mark.parametrize(
+    "text", ['{"a": [1, {"b": "c"', '{"a": [1, {"b": "c"}', '{"a": [1, {"b": "c"}] // so']
+)
 def test_missing_brackets_close_at_the_end(text):
     assert json.loads(almost_json(text)) == {"a": [1, {"b": "c"}]}

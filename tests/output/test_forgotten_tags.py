@@ -1,4 +1,4 @@
-"""A call without some of its tags is the call that the model meant, or its words as they stand: never another."""
+"""A call without some of its tags is the call that the model meant, or its words: never another."""
 
 import json
 from collections.abc import Iterator
@@ -169,7 +169,10 @@ def test_reasoning_that_ends_in_a_value_is_no_call(name):
 
 @pytest.mark.parametrize(("name", "is_recorded"), [("whole", True), ("half", False)])
 def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name, is_recorded):
-    text = {"whole": written("qwen_xml").text, "half": written("qwen_xml").text.replace("</parameter>", "", 1)}
+    text = {
+        "whole": written("qwen_xml").text,
+        "half": written("qwen_xml").text.replace("</parameter>", "", 1),
+    }
     splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
     stream = OutputStream(splitter)
     stream.feed(Text(text[name], (1,)))

@@ -30,9 +30,9 @@ _BLANKS = frozenset("nrt")
 def almost_json(text: str) -> str:
     r"""Return the JSON of an object that is almost JSON.
 
-    It may have comments, a comma behind the last member, single quotes, names without quotes, Python's constants,
-    escapes that JSON does not know, and lack brackets at its end. A number that is none in JSON, or that no float
-    holds, stays a text.
+    It may have comments, a comma behind the last member, single quotes, names without quotes, Python's
+    constants, escapes that JSON does not know, and lack brackets at its end. A number that is none in JSON,
+    or that no float holds, stays a text.
 
     Raises:
         ValueError: the text is something else, or has two readings, such as the path `src\utils\new`.

@@ -103,6 +103,12 @@ class BlockReader:
         self._is_settled = self._has_given = True
         self._unsettled = []
 
+    def _meant(self, name: str) -> str | None:
+        """Return the tool that the model means, or None if there is none."""
+        meant = self._tools.meant(name)
+        self.was_repaired |= meant is not None and meant != name
+        return meant
+
     def _end_call(self) -> None:
         self._step = self._read_tail
 

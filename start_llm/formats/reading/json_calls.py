@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from typing import NoReturn, Protocol, cast
 
@@ -21,7 +21,12 @@ from start_llm.formats.reading.schema import Tools
 
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
 _INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
-_IN_COMMENT = {"/": re.compile(r"."), "//": re.compile(r"\n"), "/*": re.compile(r"\*"), "*": re.compile(r"[^*]")}
+_IN_COMMENT = {
+    "/": re.compile(r"."),
+    "//": re.compile(r"\n"),
+    "/*": re.compile(r"\*"),
+    "*": re.compile(r"[^*]"),
+}
 _COMMENTS = {("/", "/"): "//", ("/", "*"): "/*", ("//", "\n"): "", ("/*", "*"): "*", ("*", "/"): ""}
 """What a comment goes on as: the part that it is in, and the next character that matters."""
 _NOWHERE_OUTSIDE_STRINGS = re.compile(r"[^\s\w+\-.,:{}\[\]]")
@@ -290,7 +295,7 @@ class ObjectReader(BlockReader):
         return True
 
     def _read_missing_end(self, parts: list[Part]) -> bool:
-        """Read what follows an object without its last brackets: only the end of the block makes it a call."""
+        """Read what follows an object without its last brackets. Only the block's end makes it a call."""
         end = compiled(self._objects.block_end).match(self._buffer, partial=True)
         if end is not None and end.partial:
             return False
@@ -314,10 +319,11 @@ class ObjectReader(BlockReader):
 
     def _end_object(self, text: str, parts: list[Part]) -> None:
         call = self._call(text) or self._almost_call(text)
-        if call is None or call.name not in self._tools:
+        name = call and self._meant(call.name)
+        if call is None or name is None:
             self._refuse(parts)
             return
-        self._give_call(call, parts)
+        self._give_call(replace(call, name=name), parts)
 
     def _give_call(self, call: ParsedCall, parts: list[Part]) -> None:
         self._settle()
@@ -343,7 +349,6 @@ class ObjectReader(BlockReader):
                 call = ParsedCall(self._name, arguments_of(json))
         except (ValueError, RecursionError):
             return None
-        if call.name not in self._tools:
-            return None
-        self.was_repaired = True
-        return call
+        name = self._meant(call.name)
+        self.was_repaired |= name is not None
+        return None if name is None else replace(call, name=name)

@@ -4,9 +4,9 @@
     KEY value VALUE_END  <parameter=path>a</parameter>  <arg_key>path</arg_key><arg_value>a</arg_value>
     END                  </function>                    </tool_call>
 
-A value ends at a VALUE_END that a KEY or an END follows, and where the model forgot it (`value_end`). Any other
-VALUE_END is part of the value. So after the first KEY no text is malformed, and arguments are streamed as they
-arrive.
+A value ends at a VALUE_END that a KEY or an END follows, and where the model forgot it (`value_end`). Any
+other VALUE_END is part of the value. So after the first KEY no text is malformed, and arguments are streamed
+as they arrive.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Tags(Block):
         end: the end of a call.
         another: the start of another call up to its arguments, which a value may end before; group `tool` is
             its name; matches nothing by default.
+        has_bare_names: a name without arguments may be any word, so only that of an offered tool is a call.
         has_lines: the tags of a call stand at the start of lines.
         text_type: the stated type of a text; a value with any other stated type is JSON.
         padding: a newline on each side of a value is part of the format; `told`: only if one precedes it.
@@ -55,6 +56,7 @@ class Tags(Block):
     value_end: str
     end: str
     another: str = r"(?!)(?P<tool>)"
+    has_bare_names: bool = False
     has_lines: bool = True
     text_type: str = ""
     padding: Padding = "never"
@@ -86,14 +88,17 @@ class TaggedReader(BlockReader):
         self._another = compiled(rf"\s*(?:{tags.another})")
         self._name = ""
         self._is_offered = False
+        # Of a tool that is not offered: a call only if it is whole.
+        self._waiting: list[Part] | None = None
         self._given: set[str] = set()
         self._label = ""
         self._arguments = 0
         self._begin_value("", None)
 
     def _begin_arguments(self, name: str | None) -> Step:
-        self._name = name or ""
-        self._is_offered = self._name in self._tools
+        meant = self._meant(name or "")
+        self._name, self._is_offered = meant or "", meant is not None and meant in self._tools
+        self._waiting = None if meant is None or self._is_offered else []
         self._given = set()
         self._arguments = 0
         return self._read_argument
@@ -105,12 +110,18 @@ class TaggedReader(BlockReader):
         if match["key"] is not None:
             self._begin_value(self._tags.unescape(match["key"]), match.groupdict().get("type"))
             self._step = self._read_wrapper if self._tags.wrapper else self._read_value
-        elif self._is_offered:
+        elif self._may_be_call:
             parts += self._last_parts()
             self._end_call()
         else:
             self._refuse(parts)
         return True
+
+    @property
+    def _may_be_call(self) -> bool:
+        """True if a call that ends here goes out."""
+        is_named = bool(self._waiting) or not self._tags.has_bare_names
+        return self._is_offered or (self._waiting is not None and is_named)
 
     def _begin_value(self, key: str, stated: str | None) -> None:
         self._given.add(key)
@@ -135,7 +146,7 @@ class TaggedReader(BlockReader):
         return key not in self._given and self._tools.declares(self._name, self._tags.unescape(key))
 
     def _give_value(self, parts: list[Part], text: str) -> None:
-        """Emit a fragment of a value. The argument's name waits for the first, in case the reply ends before it."""
+        """Emit a fragment of a value. Its name waits for the first, in case the reply ends before."""
         if not text:
             return
         opening = ", " if self._arguments else "{"
@@ -144,14 +155,13 @@ class TaggedReader(BlockReader):
         self._label = ""
 
     def _give(self, parts: list[Part], text: str) -> None:
-        """Emit a fragment of the arguments; the first settles the call. Emit nothing for an unknown tool."""
-        if not self._is_offered:
-            return
-        if not self._arguments:
+        """Emit a fragment of the arguments; the first settles the call. Those of an unknown tool wait."""
+        if self._is_offered and not self._arguments:
             self._settle()
-            parts.append(ParsedName(self._name))
-        if text:
-            parts.append(ParsedArguments(text))
+        given = parts if self._is_offered else self._waiting
+        if given is not None:
+            given += [] if self._arguments else [ParsedName(self._name)]
+            given += [ParsedArguments(text)] if text else []
 
     def _stated(self, stated: str, types: frozenset[str]) -> Shape:
         """Return the shape for a type that the model states. It overrides a schema that allows text."""
@@ -221,6 +231,8 @@ class TaggedReader(BlockReader):
 
         A value is dropped if nothing of it has gone out and it is blank, or is no value of its type.
         """
+        if self._step == self._read_wrapper:
+            self._buffer = ""  # half the start of a wrapper
         self._ends.find(self._buffer)
         end, after = self._ends.last(self._buffer)
         is_ended = self._ends.has_ended
@@ -245,6 +257,9 @@ class TaggedReader(BlockReader):
     def _last_parts(self) -> list[Part]:
         parts: list[Part] = []
         self._give(parts, "}" if self._arguments else "{}")
+        if self._waiting is not None:
+            self._settle()
+            parts += self._waiting
         return [*parts, ParsedEnd()]
 
 

@@ -100,11 +100,12 @@ class EndFinder:
         return buffer[: self._place] if self._quoted is not None else ""
 
     def last(self, buffer: str) -> tuple[int, int]:
-        """Return where the value ends in a reply that ended without its marker, and where the text after it begins."""
+        """Return where the value ends because the reply did, and where the text after it begins."""
         if self._quoted is not None:
             return self._quoted, self._quoted
         self.has_ended = bool(self._marker.match(buffer, self._place))
-        is_markup = len(buffer[self._place :].strip()) >= _LEAST_MARKUP
+        least = 1 if self._value.is_wrapped else _LEAST_MARKUP
+        is_markup = len(buffer[self._place :].strip()) >= least
         return self._place if is_markup else len(buffer), len(buffer)
 
     def _certain(self, end: int) -> int:
@@ -158,5 +159,9 @@ class EndFinder:
 def _other_ends(patterns: TagPatterns) -> str:
     """Return the pattern of the tags that may end a value without its marker."""
     line, space = (_LINE, _LINE) if patterns.has_lines else ("", f"(?:{_LINE})?")
-    again, due, end = (rf"(?P<again>{patterns.call})", rf"(?P<due>{patterns.key})", rf"(?P<end>{patterns.end})")
+    again, due, end = (
+        rf"(?P<again>{patterns.call})",
+        rf"(?P<due>{patterns.key})",
+        rf"(?P<end>{patterns.end})",
+    )
     return rf"{space}{again}|{line}(?:{due}|{end})|(?P<late>{patterns.end})"

@@ -104,21 +104,21 @@ CASES = (
     _case("a brace too many", f"<tool_call>{_GOOD}}}</tool_call>", [A], "}</tool_call>"),
     _case(
         "a tool that was not offered in the middle",
-        _wrapped(f'{_GOOD}\n{{"name": "remove", "arguments": {{}}}}\n{_GOOD}'),
+        _wrapped(f'{_GOOD}\n{{"name": "remove!", "arguments": {{}}}}\n{_GOOD}'),
         [A, A],
-        '{"name": "remove", "arguments": {}}',
+        '{"name": "remove!", "arguments": {}}',
     ),
     _case(
         "a tool that was not offered first",
-        _wrapped(f'{{"name": "remove"}}\n{_GOOD}'),
+        _wrapped(f'{{"name": "remove!"}}\n{_GOOD}'),
         [A],
-        '<tool_call>\n{"name": "remove"}',
+        '<tool_call>\n{"name": "remove!"}',
     ),
     _case(
         "a tool that was not offered last",
-        _wrapped(f'{_GOOD}\n{{"name": "remove"}}'),
+        _wrapped(f'{_GOOD}\n{{"name": "remove!"}}'),
         [A],
-        '{"name": "remove"}\n</tool_call>',
+        '{"name": "remove!"}\n</tool_call>',
     ),
     _case(
         "a good call after a malformed one",

@@ -20,7 +20,7 @@ def _plain(name, text) -> Case:
 _OPENER, _END = "<tool_calls>\n", "</tool_calls>"
 _BEGIN = "<tool_call>read<tool_sep>\n<arg_key>path</arg_key>\n<arg_value>a"
 _GOOD = f"{_BEGIN}</arg_value>\n</tool_call>\n"
-_BAD = "<tool_call>remove<tool_sep>\n</tool_call>\n"
+_BAD = "<tool_call>remove!<tool_sep>\n</tool_call>\n"
 _BROKEN = "<tool_call>read<tool_sep>\npath a\n</tool_call>\n"
 _TAGS = "a</arg_value> <arg_key></tool_calls>"
 

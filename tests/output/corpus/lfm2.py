@@ -1,5 +1,6 @@
 """LFM2: a list of Python's calls between marks, or of JSON."""
 
+from tests.output.corpus.case import Call
 from tests.output.corpus.lists import A, ListForm, list_cases
 from tests.output.corpus.python_calls import BAD, GOOD, python_cases
 
@@ -9,6 +10,7 @@ _FORM = ListForm(
     closing="]<|tool_call_end|>",
     good=GOOD,
     bad=BAD,
+    bad_call=Call("remove", {"path": "/"}),
     malformed="read(path=)",
 )
 _JSON = ListForm(writer="lfm2_list", opening=_FORM.opening, closing=_FORM.closing)

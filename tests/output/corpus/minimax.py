@@ -20,7 +20,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _OPENER, _END = "<minimax:tool_call>", "</minimax:tool_call>"
 _BEGIN = '<invoke name="read">\n<parameter name="path">a'
 _GOOD = f"{_BEGIN}</parameter>\n</invoke>\n"
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = '<invoke name="read">hello</invoke>\n'
 
 

@@ -56,7 +56,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _END = _marked("</invoke>\n")
 _BEGIN = _marked('<invoke name="read"><path>a')
 _GOOD = _BEGIN + _marked("</path>") + _END
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = _marked('<invoke name="read">hello</invoke>\n')
 _OPENER = _marked("<tool_call>")
 _VALUES: tuple[tuple[str, str, Any], ...] = (
@@ -113,7 +113,7 @@ CASES = (
     _case(
         "a reply that ends in an array",
         f"{_OPENER}{_marked('<invoke name="go"><names><item>a</item>')}",
-        content=f"{_OPENER}{_marked('<invoke name="go"><names><item>a</item>')}",
+        [Call("go", {"names": ["a"]})],
         tools=_TOOLS,
     ),
     _case(

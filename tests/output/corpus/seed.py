@@ -25,7 +25,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _OPENER, _END = "<seed:tool_call>", "</seed:tool_call>"
 _BEGIN = "<function=read>\n<parameter=path>a"
 _GOOD = f"{_BEGIN}</parameter>\n</function>\n"
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = "<function=read>hello</function>\n"
 
 

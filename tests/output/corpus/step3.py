@@ -19,7 +19,7 @@ _OPENER, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _HEAD, _CALL_END = "<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"
 _BEGIN = f'{_HEAD}<steptml:invoke name="read"><steptml:parameter name="path">a'
 _GOOD = f"{_BEGIN}</steptml:parameter></steptml:invoke>{_CALL_END}"
-_BAD = f'{_HEAD}<steptml:invoke name="remove"></steptml:invoke>'
+_BAD = f'{_HEAD}<steptml:invoke name="remove!"></steptml:invoke>'
 _BROKEN = f'{_HEAD}<steptml:invoke name="read">path a</steptml:invoke>{_CALL_END}'
 _TAGS = "a</steptml:parameter> <steptml:invoke"
 
@@ -34,7 +34,7 @@ CASES = (
     _case("the name before the call", _block(_GOOD.replace("<steptml:inv", "read\n<steptml:inv")), [A]),
     _case("a mark between two calls", _block(_GOOD, _GOOD, between="<｜tool_sep｜>"), [A, A]),
     _case("calls side by side", _block(_GOOD, _GOOD), [A, A]),
-    _case("no arguments and no end of the call", _block(_BAD.replace("remove", "list")), [Call("list")]),
+    _case("no arguments and no end of the call", _block(_BAD.replace("remove!", "list")), [Call("list")]),
     _case("white space that belongs to a value", _block(_GOOD.replace(">a<", ">\n  a\n<")),
           [Call("read", {"path": "\n  a\n"})]),
     _case("text around calls", f"I look.\n\n{_block(_GOOD)}\n\nDone.", [A], "I look.Done."),
