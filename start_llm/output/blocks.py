@@ -23,6 +23,7 @@ class CallFormats:
         self._notations = tuple(notations) if tools else ()
         self._tools = tools
         self.openers = tuple(dict.fromkeys(opener for one in self._notations for opener in one.openers))
+        self.closers = tuple(dict.fromkeys(mark for one in self._notations for mark in one.closers))
         self.bare = tuple(dict.fromkeys(text for one in self._notations for text in one.bare))
 
     def block(self, opener: str, after: str, *, may_be_quoted: bool = True) -> CallBlock:

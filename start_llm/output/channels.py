@@ -110,7 +110,9 @@ class ChannelSplitter:
             before = self.calls
             self._end_message(events, is_whole=complete)
             self._was_cut = not complete and self._message.kind == "call" and self.calls == before
-        elif held and not any(mark in held for mark in _BEGINNINGS):
+        elif held and not (
+            any(mark in held for mark in _BEGINNINGS) or self._is_half_a_header(held, complete)
+        ):
             # Half a header is markup. Anything else is text of the answer, or a recipient that was cut.
             self._say(held, events)
             self.has_loose_end = not complete and _RECIPIENT.startswith(held.strip()[: len(_RECIPIENT)])
@@ -118,6 +120,12 @@ class ChannelSplitter:
             self.has_loose_end = True
         space = self._space.release()
         return [*events, *(_content(space) if self._has_said else [])]
+
+    def _is_half_a_header(self, held: str, complete: bool) -> bool:
+        """Return True if a reply that was cut behind a call may end in the start of another."""
+        return bool(not complete and self.calls) and any(
+            mark.startswith(held.strip()) for mark in _BEGINNINGS
+        )
 
     def _read_header(self, buffer: str, events: list[Output]) -> str:
         match = _HEADER.match(buffer, partial=True)

@@ -17,7 +17,7 @@ from start_llm.formats.reading.almost_json import almost_json
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
-from start_llm.formats.reading.schema import Tools
+from start_llm.formats.reading.schema import Tools, decode
 
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
 _INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
@@ -352,3 +352,25 @@ class ObjectReader(BlockReader):
         name = self._meant(call.name)
         self.was_repaired |= name is not None
         return None if name is None else replace(call, name=name)
+
+
+class TypedObjectReader(ObjectReader):
+    """Parses calls in which a value between quotes may be of any type, as templates write it."""
+
+    def _call(self, text: str) -> ParsedCall | None:
+        call = self._read_call(text)
+        if call is None:
+            return None
+        arguments = cast("dict[str, Json]", parsed(call.arguments))
+        name = self._tools.meant(call.name) or call.name
+        values = {key: self._typed(name, key, value) for key, value in arguments.items()}
+        return call if values == arguments else ParsedCall(call.name, written(values))
+
+    def _read_call(self, text: str) -> ParsedCall | None:
+        return super()._call(text)
+
+    def _typed(self, tool: str, argument: str, value: Json) -> Json:
+        """Return the value that a text stands for, if the schema does not allow texts."""
+        types = self._tools.types(tool, argument)
+        is_other = isinstance(value, str) and types and "string" not in types
+        return decode(value, types) if isinstance(value, str) and is_other else value

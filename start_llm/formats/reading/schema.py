@@ -87,7 +87,11 @@ class Tools:
 
     def declares(self, tool: str, argument: str) -> bool:
         """Return True if the schema of a tool lists this argument."""
-        return argument in _object(self._parameters.get(tool, {}).get("properties"))
+        return argument in self.arguments(tool)
+
+    def arguments(self, tool: str) -> Sequence[str]:
+        """Return the names of a tool's arguments in the order in which its schema lists them."""
+        return tuple(_object(self._parameters.get(tool, {}).get("properties")))
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """Return the JSON types that the schema allows for an argument; empty if the schema does not say."""

@@ -24,6 +24,8 @@ from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedNa
 from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode, is_text
 from start_llm.formats.reading.value_end import EndFinder, TagPatterns, ValueOf
 
+_ALL = frozenset({"arguments", "parameters"})
+"""Names under which models write all arguments as one object."""
 _SPACE = r"\s{0,64}"
 
 type Padding = Literal["never", "always", "told"]
@@ -125,6 +127,8 @@ class TaggedReader(BlockReader):
 
     def _begin_value(self, key: str, stated: str | None) -> None:
         self._given.add(key)
+        declared = self._tools.arguments(self._name)
+        self._is_all = key in _ALL and bool(declared) and key not in declared
         self._label = f"{written(key)}: "
         self._value = self._new_value(key, stated)
         self._ends = self._end_finder()
@@ -147,12 +151,19 @@ class TaggedReader(BlockReader):
 
     def _give_value(self, parts: list[Part], text: str) -> None:
         """Emit a fragment of a value. Its name waits for the first, in case the reply ends before."""
-        if not text:
-            return
-        opening = ", " if self._arguments else "{"
-        self._give(parts, f"{opening}{self._label}{text}" if self._label else text)
-        self._arguments += bool(self._label)
+        if self._is_all and text.startswith("{"):
+            self.was_repaired = True
+            self._give_argument(parts, text[1:-1])
+        elif self._label and text:
+            self._give_argument(parts, self._label + text)
+        elif text:
+            self._give(parts, text)
+
+    def _give_argument(self, parts: list[Part], text: str) -> None:
         self._label = ""
+        if text:
+            self._give(parts, f"{', ' if self._arguments else '{'}{text}")
+            self._arguments += 1
 
     def _give(self, parts: list[Part], text: str) -> None:
         """Emit a fragment of the arguments; the first settles the call. Those of an unknown tool wait."""

@@ -203,9 +203,9 @@ def _refusals(writer: Writer) -> Iterator[Case]:
         yield Case(name="no tools", text=text, content=text, tools=NO_TOOLS, family=writer.family)
     inner = Call("remove", {"text": f"{writer.call('list')} {WRITERS['qwen_xml'].call('list')}"})
     nested = writer.write([inner])
-    if not writer.starts_reply:
+    if not writer.starts_reply and not writer.family.channels:
         yield _calls(writer, "calls in the arguments of a tool that was not offered", [inner])
-    else:
+    elif writer.starts_reply:
         yield Case(
             name="calls in the arguments of a tool that was not offered",
             text=nested,

@@ -52,7 +52,10 @@ CASES = (
     _case("a list of calls", _wrapped(f"[{_GOOD}, {_GOOD}]"), [A, A]),
     _case("a list in the tag's line", f"<tool_call>[{_GOOD}]</tool_call>", [A]),
     _case("a list without the last tag", f"<tool_call> [{_GOOD}]", [A]),
-    _case("a list with something else", _wrapped(f'[{_GOOD}, "list"]'), [A], ', "list"]\n</tool_call>'),
+    _case("a list with something else", _wrapped(f'[{_GOOD}, "list"]'), [A]),
+    _case("a fence in a block", _wrapped(f"```json\n{_GOOD}\n```"), [A]),
+    _case("a fence and a list in a block", _wrapped(f"```\n[{_GOOD}]\n```"), [A]),
+    _case("the last tag twice", f"{_wrapped(_GOOD)}\n</tool_call>\n\nDone.", [A], "Done."),
     _case(
         "the form of a tool",
         _wrapped('{"type": "function", "function": {"name": "read", "arguments": {"path": "a"}}}'),
@@ -101,7 +104,7 @@ CASES = (
     _case("no last tag", f"<tool_call>\n{_GOOD}", [A]),
     _case("half a last tag", f"<tool_call>\n{_GOOD}\n</tool", [A]),
     _case("no tag between two calls", f"<tool_call>{_GOOD}\n<tool_call>{_GOOD}", [A, A]),
-    _case("a brace too many", f"<tool_call>{_GOOD}}}</tool_call>", [A], "}</tool_call>"),
+    _case("a brace too many", f"<tool_call>{_GOOD}}}</tool_call>", [A]),
     _case(
         "a tool that was not offered in the middle",
         _wrapped(f'{_GOOD}\n{{"name": "remove!", "arguments": {{}}}}\n{_GOOD}'),
