@@ -1,7 +1,6 @@
 """A call without some of its tags is the call that the model meant, or its words: never another."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -133,29 +132,6 @@ def test_a_call_that_a_text_quotes_is_text(name):
     call = Call("write", {"path": "c", "text": f"Like this:\n{quoted}\nor not"})
     case = Case(name="quoted", text=WRITERS[name].write([call]), family=WRITERS[name].family)
     assert calls(said(case)) == [call]
-
-
-def beginnings(text: str) -> Iterator[str]:
-    yield from (text[:end] for end in range(1, len(text)))
-
-
-def without_one(text: str) -> Iterator[str]:
-    yield from (text[:place] + text[place + 1 :] for place in range(len(text)))
-
-
-def is_right(call: Call, text: str) -> bool:
-    """Whether every argument is the intended one, or words that stand so in the text."""
-    intended = WRITE.arguments if call.name == "write" else READ.arguments
-    return all(value == intended.get(key) or str(value) in text for key, value in call.arguments.items())
-
-
-@pytest.mark.parametrize("name", TAGGED)
-@pytest.mark.parametrize("changed", [beginnings, without_one])
-def test_no_argument_of_a_call_that_is_not_whole_is_another(name, changed):
-    family = WRITERS[name].family
-    for text in changed(WRITERS[name].write([WRITE, READ])):
-        outcome = outcome_of(split(Case(name="changed", text=text, family=family), [text]))
-        assert all(is_right(call, text) for call in calls(outcome)), text
 
 
 @pytest.mark.parametrize("name", TAGGED)
