@@ -1,4 +1,4 @@
-"""The law of malformed calls, for every format: never a wrong argument, never an open call at a reply's own end."""
+"""The law of malformed calls in every format: no wrong argument, and no open call at a reply's own end."""
 
 import json
 from collections.abc import Callable, Iterator
