@@ -74,6 +74,7 @@ def _tags(mark: str, value_end: str, closer: str) -> Tags:
         rf"(?:\s{{1,64}}string{_QUOTED % 'type'})?\s{{0,64}}>",
         value_end=value_end,
         end=rf"\s{{0,64}}(?:</{mark}invoke>|{closer})",
+        another=rf"(?:<{mark}\w{{1,32}}>\s{{0,64}})?<{mark}invoke\s{{1,64}}name{_QUOTED % 'tool'}\s{{0,64}}>",
         next_call=rf"\s{{0,64}}(?=<{mark}invoke\s)",
         block_end=rf"\s{{0,64}}{closer}",
         text_type=_TYPES["string"],

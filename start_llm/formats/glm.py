@@ -21,12 +21,15 @@ def tags_of_keys_and_values(prefix: str = "") -> Tags:
     Args:
         prefix: prefix of all tag names.
     """
-    key, value, end = f"{prefix}arg_key", f"{prefix}arg_value", f"</{prefix}tool_call>"
+    key, value, call = f"{prefix}arg_key", f"{prefix}arg_value", f"{prefix}tool_call>"
+    end = f"</{call}"
     return Tags(
         head=rf"\s{{0,64}}(?P<name>[^\s<>{{][^\s<>]{{0,255}})(?=\s{{0,64}}(?:<{key}>|{end}))",
         key=rf"\s{{0,64}}<{key}>(?P<key>[^<>]{{1,256}})</{key}>\s{{0,64}}<{value}>",
         value_end=f"</{value}>",
         end=rf"\s{{0,64}}{end}",
+        has_bare_names=True,
+        another=rf"<{call}\s{{0,64}}(?P<tool>[^\s<>{{][^\s<>]{{0,255}})",
     )
 
 

@@ -23,6 +23,8 @@ _NAME = r"(?P<name>[^\s<>{][^\s<>]{0,255})"
 _TAGS = replace(
     tags_of_keys_and_values(),
     head=rf"\s{{0,64}}<tool_call>\s{{0,64}}{_NAME}\s{{0,64}}<tool_sep>",
+    has_bare_names=False,
+    another=rf"(?:{_OPENER}\s{{0,64}})?<tool_call>\s{{0,64}}(?P<tool>[^\s<>{{][^\s<>]{{0,255}})\s{{0,64}}<tool_sep>",
     next_call=r"\s{0,64}(?=<tool_call>)",
     block_end=rf"\s{{0,64}}{_END}",
 )

@@ -59,6 +59,8 @@ _TAGS = Tags(
     rf"(?:\s{{1,64}}type=\"(?P<type>\w{{1,64}})\")?{_SPACE}<\|sep\|>",
     value_end=_VALUE_END,
     end=rf"{_SPACE}<\|close\|>(?:call|tools)<\|sep\|>",
+    another=rf"(?:<\|open\|>tools<\|sep\|>{_SPACE})?<\|open\|>call\s{{1,64}}tool=\"(?P<tool>[^<>\"\n]{{1,256}})\"{_SEPARATOR}",
+    has_lines=False,
     next_call=_NEXT_CALL,
     block_end=rf"{_SPACE}<\|close\|>tools<\|sep\|>",
     text_type=_TYPES["string"],

@@ -19,6 +19,8 @@ _TAGS = Tags(
     key=r"\s{0,64}<param\s{1,64}name\s{0,64}=\s{0,64}[\"'](?P<key>[^<>\"'\n]{1,256})[\"']\s{0,64}>",
     value_end="</param>",
     end=r"\s{0,64}</function>",
+    another=r"<function\s{1,64}name\s{0,64}=\s{0,64}[\"'](?P<tool>[^<>\"'\n]{1,256})[\"']\s{0,64}>",
+    has_lines=False,
     wrapper=("<![CDATA[", "]]>"),
 )
 

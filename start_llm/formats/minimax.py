@@ -22,6 +22,7 @@ _TAGS = Tags(
     key=rf"\s{{0,64}}<parameter{_NAMED}(?P<key>[^<>\"'\n]{{1,256}})[\"']?\s{{0,64}}>",
     value_end="</parameter>",
     end=rf"\s{{0,64}}(?:</invoke>|{_END})",
+    another=rf"(?:{_OPENER}\s{{0,64}})?<invoke{_NAMED}(?P<tool>[^<>\"'\n]{{1,256}})[\"']?\s{{0,64}}>",
     next_call=r"\s{0,64}(?=<invoke\s)",
     block_end=rf"\s{{0,64}}{_END}",
 )

@@ -25,9 +25,11 @@ _OPENER, _END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _TAG = regex.escape(_MARK, literal_spaces=True)
 _TAGS = Tags(
     head=rf"\s{{0,64}}{_TAG}<invoke\s{{1,64}}name=\"(?P<name>[^<>\"\n]{{1,256}})\"\s{{0,64}}>",
-    key=rf"\s{{0,64}}{_TAG}<(?!/|invoke\s)(?P<key>[^<>\n]{{1,256}})>",
+    key=rf"\s{{0,64}}{_TAG}<(?!/|invoke\s|tool_call>)(?P<key>[^<>\n]{{1,256}})>",
     value_end=f"{_MARK}</KEY>",
     end=rf"\s{{0,64}}{_TAG}</(?:invoke|tool_call)>",
+    another=rf"(?:{_TAG}<tool_call>\s{{0,64}})?{_TAG}<invoke\s{{1,64}}name=\"(?P<tool>[^<>\"\n]{{1,256}})\"\s{{0,64}}>",
+    has_lines=False,
     next_call=rf"\s{{0,64}}(?={_TAG}<invoke\s)",
     block_end=rf"\s{{0,64}}{_TAG}</tool_call>",
     nested=(f"{_MARK}<", f"{_MARK}</"),

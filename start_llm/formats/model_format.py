@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import regex
+
 from start_llm.core.family import CallIds, Family, ReasoningMarks
 from start_llm.formats.reading.parts import CallReader
 from start_llm.formats.reading.schema import Tools
 from start_llm.formats.writing.call_text import CallText
+
+_MARKS = regex.compile(r"(?:\]<\]\w+\[>\[)?<[^<>\n]+>(?:\w+<\|sep\|>)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,7 @@ class Notation:
         reader: creates a reader for the block after an opener.
         bare: texts that also begin a block, but only at the start of an answer; they are part of the block.
         text: how calls are written; None for a notation that models only write by mistake.
+        after_call: other marks that models write after a call.
     """
 
     name: str
@@ -27,6 +32,13 @@ class Notation:
     reader: Callable[[Tools], CallReader]
     bare: tuple[str, ...] = ()
     text: CallText | None = None
+    after_call: tuple[str, ...] = ()
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """The marks that end a call or its block."""
+        marks = _MARKS.findall(f"{self.text.tail}\n{self.text.after}") if self.text else ()
+        return (*marks, *self.after_call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

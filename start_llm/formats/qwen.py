@@ -30,6 +30,7 @@ TAGS = Tags(
     end=r"\s{0,64}(?:</function>|</tool_call>)",
     next_call=r"\s{0,64}(?=<function=)",
     block_end=r"\s{0,64}</tool_call>",
+    another=r"(?:<tool_call>\s{0,64})?<function=(?P<tool>[^<>\n]{1,256})>",
     padding="always",
 )
 _BARE = replace(TAGS, head=r"(?:\s{0,64}<function=)?" + _NAME)

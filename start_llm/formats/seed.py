@@ -20,7 +20,11 @@ _REASONING = unmistakable("<seed:think>", "</seed:think>")
 _OPENER = "<seed:tool_call>"
 _END = "</seed:tool_call>"
 _TAGS = replace(
-    TAGS, end=rf"\s{{0,64}}(?:</function>|{_END})", block_end=rf"\s{{0,64}}{_END}", padding="told"
+    TAGS,
+    end=rf"\s{{0,64}}(?:</function>|{_END})",
+    another=rf"(?:{_OPENER}\s{{0,64}})?<function=(?P<tool>[^<>\n]{{1,256}})>",
+    block_end=rf"\s{{0,64}}{_END}",
+    padding="told",
 )
 
 SEED = ModelFormat(

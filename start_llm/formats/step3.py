@@ -26,6 +26,9 @@ _TAGS = Tags(
     key=rf"{_SPACE}<steptml:parameter{_NAMED % 'key'}",
     value_end=_VALUE_END,
     end=rf"{_SPACE}</steptml:invoke>",
+    another=rf"(?:{_OPENER}{_SPACE})?{_BEGIN}[^<]{{0,64}}(?:{_SEPARATOR})?[^<]{{0,64}}"
+    rf"<steptml:invoke{_NAMED % 'tool'}",
+    has_lines=False,
     next_call=rf"(?:{_SPACE}{_CALL_END})?{_SPACE}(?:{_SEPARATOR}{_SPACE})?(?={_BEGIN})",
     block_end=rf"(?:{_SPACE}{_CALL_END})?{_SPACE}{_END}",
 )

@@ -15,22 +15,36 @@ class CallFormats:
     Args:
         notations: the likeliest first.
         tools: the offered tools; without tools nothing is a call.
+        native: names of the notations that the model has learnt. In these a call of any tool is one.
     """
 
-    def __init__(self, notations: Sequence[Notation], tools: Tools) -> None:
+    def __init__(self, notations: Sequence[Notation], tools: Tools, native: Sequence[str] = ()) -> None:
+        self._native = frozenset(native)
         self._notations = tuple(notations) if tools else ()
         self._tools = tools
         self.openers = tuple(dict.fromkeys(opener for one in self._notations for opener in one.openers))
+        self.closers = tuple(dict.fromkeys(mark for one in self._notations for mark in one.closers))
         self.bare = tuple(dict.fromkeys(text for one in self._notations for text in one.bare))
 
-    def block(self, opener: str, after: str) -> CallBlock:
-        """Return the block after this opener. An empty opener means that `after` begins a bare block."""
+    def block(self, opener: str, after: str, *, may_be_quoted: bool = True) -> CallBlock:
+        """Return the block after this opener. An empty opener means that `after` begins a bare block.
+
+        Args:
+            may_be_quoted: only offered tools are called.
+        """
         fitting = [
             one
             for one in self._notations
             if (opener in one.openers if opener else after.startswith(one.bare))
         ]
-        return CallBlock(opener, [one.reader(self._tools) for one in fitting])
+        is_native = bool(opener) and not may_be_quoted
+        return CallBlock(
+            opener,
+            [
+                one.reader(self._tools.taking_any if is_native and one.name in self._native else self._tools)
+                for one in fitting
+            ],
+        )
 
 
 class CallBlock:
@@ -73,6 +87,11 @@ class CallBlock:
     def text(self) -> str:
         """Everything read so far, while the block may still turn out to be text."""
         return "".join(self._read)
+
+    @property
+    def was_repaired(self) -> bool:
+        """True if a call is not what the model wrote, character by character."""
+        return any(reader.was_repaired for reader in self._readers)
 
     @property
     def is_none(self) -> bool:

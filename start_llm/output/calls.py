@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import regex
+
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.block import compiled
 from start_llm.formats.reading.parts import CallPart, ParsedArguments, ParsedEnd, ParsedName, ParsedText, Part
 from start_llm.output.blocks import CallBlock, CallFormats
+from start_llm.output.quotes import QuoteWatch
 from start_llm.output.rereading import RereadableText
 from start_llm.output.spacing import TrailingSpace
 
+_REMAINS = r"\s*(?:,\s*(?:\"[^\"\n]{{0,64}}\"|\w{{1,64}})\s*(?=\]))?[}}\]\)`]{{0,4}}\s*(?:{})"
+"""What is left of a call after its end: another item of its list, brackets, and a mark that ends it."""
 _LEAST_MARKUP = 3
 """A cut mark of at least this many characters is markup; a shorter one may be text."""
 
@@ -65,11 +71,15 @@ class CallFinder:
         self._block: CallBlock | None = None
         self._text = text
         self._held = ""
+        self._remains = _remains(formats.closers) if formats.closers else None
         self._space = TrailingSpace()
+        self._quotes = QuoteWatch()
         self._after_call = False
         self._was_cut = False
         self.was_cut_in_block = False
         """The reply was cut in an opener or a mark, or after an opener and before the end of its block."""
+        self.was_repaired = False
+        """A call is not what the model wrote, character by character."""
         self.is_silent = True
         """Only white space has arrived so far."""
 
@@ -145,7 +155,10 @@ class CallFinder:
 
     def _read_text(self, piece: str, events: list[Output]) -> str | None:
         """Read text up to the next opener or mark."""
-        buffer, self._held = self._held + piece, ""
+        buffer, self._held = self._without_remains(self._held + piece), ""
+        if self._is_remains(buffer):
+            self._held = buffer
+            return None
         bare = self._formats.bare
         if self.is_silent and bare and (begun := buffer.lstrip()):
             if self._may_become_bare(begun):
@@ -170,6 +183,20 @@ class CallFinder:
             return marker
         self._open(marker, after)
         return None
+
+    def _without_remains(self, buffer: str) -> str:
+        """Drop marks that end a call once more, directly after one."""
+        while self._after_call and self._remains and (match := self._remains.match(buffer)):
+            self._space.drop()
+            self.was_repaired = True
+            buffer = buffer[match.end() :]
+        return buffer
+
+    def _is_remains(self, buffer: str) -> bool:
+        """Return True if more text is needed to tell the remains of a call from an answer."""
+        if not (self._after_call and self._remains and buffer.strip()):
+            return False
+        return self._remains.match(buffer, partial=True) is not None
 
     def _openers(self, buffer: str) -> tuple[str, ...]:
         """Return the openers that may begin a call here."""
@@ -196,7 +223,7 @@ class CallFinder:
 
     def _open(self, opener: str, after: str) -> None:
         self._text.begin_attempt()
-        self._block = self._formats.block(opener, after)
+        self._block = self._formats.block(opener, after, may_be_quoted=self._quotes.is_inside)
         self._text.give_back(after)
 
     def _read_block(self, block: CallBlock, piece: str, events: list[Output]) -> None:
@@ -212,6 +239,7 @@ class CallFinder:
             self._say(text[0], events)
             self._text.give_back(text[1:])
         elif block.rest is not None:
+            self.was_repaired |= block.was_repaired
             self._block = None
             self._text.give_back(block.rest)
 
@@ -228,6 +256,7 @@ class CallFinder:
 
     def _say(self, text: str, events: list[Output]) -> None:
         """Emit answer text. Hold back trailing white space if a call or a mark after it would drop it."""
+        self._quotes.note(text)
         may_be_dropped = self._formats.openers or self.is_silent
         said = self._space.pass_on(text) if may_be_dropped else self._space.release() + text
         if self._after_call:
@@ -235,6 +264,12 @@ class CallFinder:
         if said:
             self.is_silent = self._after_call = False
             events.append(Content(said))
+
+
+def _remains(closers: Sequence[str]) -> regex.Pattern[str]:
+    longest_first = sorted(closers, key=len, reverse=True)
+    marks = "|".join(regex.escape(mark, literal_spaces=True) for mark in longest_first)
+    return compiled(_REMAINS.format(marks))
 
 
 def is_half_a_mark(text: str, marks: Sequence[str]) -> bool:

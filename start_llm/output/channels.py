@@ -16,6 +16,7 @@ import regex
 
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.markers import first_marker, longest_beginning
+from start_llm.formats.reading.almost_json import almost_json
 from start_llm.formats.reading.json_calls import arguments_of
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName
 from start_llm.formats.reading.schema import Tools
@@ -35,6 +36,8 @@ _INTERRUPTED = regex.compile(
 """A header inside which another header begins."""
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _RECIPIENT = "to="
+_NO_TOOLS = ("assistant", "user", "all")
+"""Recipients whose messages are text."""
 _BEGINNINGS = ("<|start|>", "<|channel|>")
 _BEGINNING = regex.compile(r"\s{0,16}<\|(?:start|channel)\|>")
 
@@ -50,7 +53,6 @@ class _Message:
 
     kind: _Kind
     name: str = ""
-    header: str = ""
     body: list[str] = field(default_factory=list[str])
 
 
@@ -65,7 +67,9 @@ class ChannelSplitter:
         self._space = TrailingSpace()
         self._has_said = False
         self._was_cut = False
+        self._recipient: str | None = None
         self.has_loose_end = False
+        self.was_repaired = False
 
     @property
     def in_reasoning(self) -> bool:
@@ -104,9 +108,11 @@ class ChannelSplitter:
         if self._message.kind != "header":
             self._take(held, events)
             before = self.calls
-            self._end_message("", events, is_whole=complete)
+            self._end_message(events, is_whole=complete)
             self._was_cut = not complete and self._message.kind == "call" and self.calls == before
-        elif held and not any(mark in held for mark in _BEGINNINGS):
+        elif held and not (
+            any(mark in held for mark in _BEGINNINGS) or self._is_half_a_header(held, complete)
+        ):
             # Half a header is markup. Anything else is text of the answer, or a recipient that was cut.
             self._say(held, events)
             self.has_loose_end = not complete and _RECIPIENT.startswith(held.strip()[: len(_RECIPIENT)])
@@ -114,6 +120,12 @@ class ChannelSplitter:
             self.has_loose_end = True
         space = self._space.release()
         return [*events, *(_content(space) if self._has_said else [])]
+
+    def _is_half_a_header(self, held: str, complete: bool) -> bool:
+        """Return True if a reply that was cut behind a call may end in the start of another."""
+        return bool(not complete and self.calls) and any(
+            mark.startswith(held.strip()) for mark in _BEGINNINGS
+        )
 
     def _read_header(self, buffer: str, events: list[Output]) -> str:
         match = _HEADER.match(buffer, partial=True)
@@ -125,6 +137,9 @@ class ChannelSplitter:
             self._message = self._message_of(match)
             return buffer[match.end() :]
         if interrupted and interrupted.end():
+            # A recipient before a second channel belongs to the message; before a new message it is lost.
+            is_same = buffer.startswith("<|channel|>", interrupted.end())
+            self._recipient = (interrupted["to"] or self._recipient) if is_same else None
             return buffer[interrupted.end() :]
         self._message = _Message("answer")
         return self._read_no_header(buffer, events)
@@ -137,9 +152,9 @@ class ChannelSplitter:
         return buffer[end:]
 
     def _message_of(self, header: regex.Match[str]) -> _Message:
-        recipient = header["to"]
-        if recipient is not None:
-            return _Message("call", recipient.removeprefix("functions."), header[0])
+        recipient, self._recipient = header["to"] or self._recipient, None
+        if recipient is not None and recipient not in _NO_TOOLS and header["channel"] != "final":
+            return _Message("call", recipient)
         return _Message("reasoning" if header["channel"] == "analysis" else "answer")
 
     def _read_body(self, buffer: str, events: list[Output]) -> str:
@@ -152,7 +167,7 @@ class ChannelSplitter:
         start, marker = found
         self._take(buffer[:start], events)
         own_end = "" if marker in _BEGINNINGS else marker
-        self._end_message(own_end, events)
+        self._end_message(events)
         self._message = _Message("header")
         return buffer[start + len(own_end) :]
 
@@ -171,17 +186,23 @@ class ChannelSplitter:
         self._has_said = self._has_said or bool(said)
         events += _content(said)
 
-    def _end_message(self, end: str, events: list[Output], *, is_whole: bool = True) -> None:
+    def _end_message(self, events: list[Output], *, is_whole: bool = True) -> None:
+        """End a message. A call with other arguments is text, without the control tokens around it."""
         message = self._message
         if message.kind != "call":
             return
         body = "".join(message.body)
         arguments = _arguments(body, is_whole=is_whole)
-        if arguments is None or message.name not in self._tools:
-            self._say(message.header + body + end, events)
+        if arguments is None and is_whole:
+            arguments = _almost_arguments(body)
+            self.was_repaired |= arguments is not None
+        name = self._tools.taking_any.meant(message.name.removeprefix("functions."))
+        if arguments is None or name is None:
+            self._say(body if is_whole or not self.calls else "", events)
             return
+        self.was_repaired |= name != message.name.removeprefix("functions.")
         self._space.drop()
-        parts = (ParsedName(message.name), ParsedArguments(arguments), ParsedEnd())
+        parts = (ParsedName(name), ParsedArguments(arguments), ParsedEnd())
         events += [self._counter.event(part) for part in parts]
 
 
@@ -191,6 +212,13 @@ def _arguments(body: str, *, is_whole: bool) -> str | None:
         return "{}"
     try:
         return arguments_of(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _almost_arguments(body: str) -> str | None:
+    try:
+        return arguments_of(almost_json(body))
     except (ValueError, RecursionError):
         return None
 

@@ -146,7 +146,7 @@ class ReasoningReader:
         elif block.rest is not None:
             self._block, self._block_text = None, []
             self._waiting.append(text[: len(text) - len(block.rest)])
-            if any(isinstance(part, ParsedText) for part in self._parts):
+            if block.was_repaired or any(isinstance(part, ParsedText) for part in self._parts):
                 self._give_up_calls(events)
             self._give_back(block.rest)
 

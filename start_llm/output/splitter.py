@@ -32,6 +32,7 @@ class Splitter(Protocol):
         was_cut_in_call: the reply was cut inside a call, or inside text that might have become one.
         has_loose_end: the reply ended in markup that no event represents, or without the mark that an answer
             ends with.
+        was_repaired: a call is not what the model wrote, character by character.
     """
 
     @property
@@ -48,6 +49,9 @@ class Splitter(Protocol):
 
     @property
     def has_loose_end(self) -> bool: ...
+
+    @property
+    def was_repaired(self) -> bool: ...
 
     def feed(self, text: str) -> list[Output]: ...
 
@@ -85,6 +89,7 @@ class PlainSplitter:
     call_is_open = False
     was_cut_in_call = False
     has_loose_end = False
+    was_repaired = False
 
     def feed(self, text: str) -> list[Output]:
         return [Content(text)] if text else []
@@ -122,7 +127,7 @@ class TagSplitter:
     ) -> None:
         self._marks = family.reasoning
         self._answer_marks = family.answer_marks
-        self._formats = CallFormats(all_notations(family.formats), tools)
+        self._formats = CallFormats(all_notations(family.formats), tools, family.formats)
         self._no_calls = CallFormats((), tools)
         self._text = RereadableText()
         in_answer = () if calls_come_first else (*_unmistakable(family.reasoning), *family.answer_marks)
@@ -166,6 +171,10 @@ class TagSplitter:
     def has_loose_end(self) -> bool:
         was_cut_in_mark = self._finder.was_cut_in_block or self._was_cut_in_mark
         return was_cut_in_mark or self._was_cut_in_answer or self._around.was_cut
+
+    @property
+    def was_repaired(self) -> bool:
+        return self._finder.was_repaired
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []

@@ -125,8 +125,10 @@ class OutputStream:
 
     @property
     def is_whole(self) -> bool:
-        """True if the output so far ends outside of reasoning, calls and markup."""
+        """True if the output so far is what the model wrote, and ends outside of reasoning and markup."""
         splitter = self._splitter
+        if splitter.was_repaired:
+            return False
         is_in_call = splitter.call_is_open or splitter.was_cut_in_call
         return not (self.is_over or splitter.in_reasoning or is_in_call or splitter.has_loose_end)
 

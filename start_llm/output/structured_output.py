@@ -54,9 +54,10 @@ class StructuredOutput:
     def splitter(self, request: ChatRequest, prompt: Prompt) -> Splitter:
         """Return the splitter for a reply. Calls of tools that may not be called remain text."""
         is_enforced = request.form.is_enforced
+        tools = [tool for tool in _offered(request) if _may_be_called(request, _name(tool))]
         return make_splitter(
             self._family,
-            Tools([tool for tool in _offered(request) if _may_be_called(request, _name(tool))]),
+            Tools(tools, are_all=request.form.tools is None and not is_enforced),
             reasoning_is_open=prompt.reasoning_is_open,
             thinking=prompt.thinking and not is_enforced,
             calls_come_first=is_enforced,

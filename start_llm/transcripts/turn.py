@@ -294,7 +294,8 @@ class Turn:
         """Record the reply, if the client can send back everything that the model wrote.
 
         Args:
-            is_whole: the reply ends outside of reasoning and calls.
+            is_whole: the reply ends outside of reasoning and calls, and no call was repaired: the next prompt
+                shows the model the call as the client has it.
             reply_surprisal_bits, reasoning_surprisal_bits: surprisal of the visible reply and of its
                 reasoning in bits, see `OutputStream`.
         """

@@ -123,12 +123,18 @@ class Part:
     text: str
 
 
+def _refused(writer: Writer, word: str) -> str:
+    """A whole call that is none: its arguments are no object, or no tool is called, in a fence."""
+    call = writer.write([Call("remove", {"text": word})])
+    return call.replace("{", "[{").replace("}", "}]") if writer.family.channels else f"```\n{call}\n```"
+
+
 def _part(writer: Writer, kind: Kind, number: int) -> Part:
     word = f"w{number}w"
     call = writer.write([Call("write", {"path": "a", "text": f"\n<{word}>\n"})])
     text = {
         "call": call,
-        "refused": writer.write([Call("remove", {"text": word})]),
+        "refused": _refused(writer, word),
         "broken": call[: call.index(word) + len(word)],
         "prose": f"<|start|>assistant<|channel|>final<|message|>{word}<|end|>"
         if writer.family.channels

@@ -54,10 +54,16 @@ def test_a_call_is_told_when_its_message_ends():
     assert (splitter.calls, splitter.call_is_open) == (1, False)
 
 
-def test_prose_after_the_object_of_a_call_makes_it_text():
+def test_prose_after_the_object_of_a_call_makes_it_text_without_its_header():
     text = CALL.replace("}<", "} is it<")
     said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
-    assert (said.content, said.calls) == (text, [])
+    assert (said.content, said.calls) == ('{"path": "a"} is it', [])
+
+
+def test_behind_a_whole_call_nothing_of_a_cut_one_is_shown():
+    text = CALL + CALL.removesuffix("}<|call|>")
+    said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text], complete=False))
+    assert (said.content, [name for name, _ in said.closed_calls]) == ("", ["read"])
 
 
 @given(

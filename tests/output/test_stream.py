@@ -137,7 +137,7 @@ def test_the_tokens_of_reasoning_that_the_prompt_opened_are_counted():
         (f"<think>{CALL}", "stop", None, "tool_calls"),
         (f"<think>{CALL}", "length", None, "length"),
         (f"<think>{CALL}</think>", "stop", None, "stop"),
-        (CALL.replace("read", "remove"), "stop", None, "stop"),
+        (CALL.replace("read", "remove"), "stop", None, "tool_calls"),
     ],
 )
 def test_a_reply_ends_with_calls_only_if_there_are_some_and_none_is_open(text, reason, stop, told):

@@ -48,6 +48,7 @@ class BlockReader:
     def __init__(self, block: Block, tools: Tools) -> None:
         self.state: State = "reading"
         self.rest = ""
+        self.was_repaired = False
         self._block = block
         self._tools = tools
         self._buffer = ""
@@ -72,13 +73,17 @@ class BlockReader:
         if self._step == self._read_tail:
             self._finish(self._beyond_cut_end() if self._is_settled else self._buffer)
             return []
-        parts = self._close_call() if complete else []
-        if not self._is_settled:
+        parts = self._close_call() if complete else self._cut_call()
+        if self.state == "reading" and not self._is_settled:
             self._give_up()
         return parts
 
     def _close_call(self) -> list[Part]:
         """Close a call in which the model ended its reply. An override that returns parts settles it."""
+        return []
+
+    def _cut_call(self) -> list[Part]:
+        """Return the parts that were held back from a call that the limit cut."""
         return []
 
     def _begin_arguments(self, name: str | None) -> Step:
@@ -97,6 +102,12 @@ class BlockReader:
         """Mark the text as a call. It can no longer become text."""
         self._is_settled = self._has_given = True
         self._unsettled = []
+
+    def _meant(self, name: str) -> str | None:
+        """Return the tool that the model means, or None if there is none."""
+        meant = self._tools.meant(name)
+        self.was_repaired |= meant is not None and meant != name
+        return meant
 
     def _end_call(self) -> None:
         self._step = self._read_tail

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from start_llm.core.chat import Json
-from start_llm.formats.reading.block import Block, BlockReader, Step
+from start_llm.formats.reading.almost_json import almost_json
+from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
-from start_llm.formats.reading.schema import Tools
+from start_llm.formats.reading.schema import Tools, decode
 
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|[^\s\w+\-.,:]')
-_INSIDE_STRINGS = re.compile(r'["\\]')
+_INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+_IN_COMMENT = {
+    "/": re.compile(r"."),
+    "//": re.compile(r"\n"),
+    "/*": re.compile(r"\*"),
+    "*": re.compile(r"[^*]"),
+}
+_COMMENTS = {("/", "/"): "//", ("/", "*"): "/*", ("//", "\n"): "", ("/*", "*"): "*", ("*", "/"): ""}
+"""What a comment goes on as: the part that it is in, and the next character that matters."""
 _NOWHERE_OUTSIDE_STRINGS = re.compile(r"[^\s\w+\-.,:{}\[\]]")
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
@@ -53,16 +62,25 @@ def depth_after(structure: str, depth: int) -> int:
 
 
 class JsonScanner:
-    """Finds the end of a JSON object or array.
+    """Finds the end of a JSON object or array, also of one with single quotes or comments.
 
     Skips a piece at once if the end is not in it. Only the piece with the end is read step by step.
+
+    Attributes:
+        stopped_at: where the text stopped to be an object, once `feed` has raised.
     """
 
     def __init__(self) -> None:
         self._length = 0
         self._depth = 0
-        self._in_string = False
+        self._inside = ""
         self._escaped = False
+        self.stopped_at = 0
+
+    @property
+    def is_in_text(self) -> bool:
+        """True inside of a string or a comment."""
+        return bool(self._inside)
 
     def feed(self, text: str) -> int | None:
         if not text or self._pass_over(text):
@@ -70,24 +88,31 @@ class JsonScanner:
             return None
         place = 0
         while place < len(text):
-            place = self._skip_string(text, place) if self._in_string else self._skip_structure(text, place)
+            place = self._skip(text, place)
             if not self._depth:
                 return self._length + place
         self._length += len(text)
         return None
 
+    def _skip(self, text: str, place: int) -> int:
+        if self._inside in _INSIDE:
+            return self._skip_string(text, place)
+        return self._skip_comment(text, place) if self._inside else self._skip_structure(text, place)
+
     def _pass_over(self, text: str) -> bool:
         """Consume the text and return True if the object goes on to its end."""
+        if self._inside not in ("", '"'):
+            return False
         if self._escaped:
             text = " " + text[1:]
         # An escaped quote ends no string. The backslash stays, because it is an error outside of a string.
         parts = _ESCAPE.sub(r"\\ ", text).split('"') if "\\" in text else text.split('"')
-        structure = " ".join(parts[self._in_string :: 2])
+        structure = " ".join(parts[bool(self._inside) :: 2])
         depth = depth_after(structure, self._depth)
         if not depth or _NOWHERE_OUTSIDE_STRINGS.search(structure):
             return False
         self._depth = depth
-        self._in_string ^= len(parts) % 2 == 0
+        self._inside = '"' if (len(parts) % 2 == 0) ^ bool(self._inside) else ""
         self._escaped = parts[-1].endswith("\\")
         return True
 
@@ -95,11 +120,20 @@ class JsonScanner:
         if self._escaped:
             self._escaped = False
             return place + 1
-        match = _INSIDE_STRINGS.search(text, place)
+        match = _INSIDE[self._inside].search(text, place)
         if match is None:
             return len(text)
         self._escaped = match[0] == "\\"
-        self._in_string = self._escaped
+        self._inside = self._inside if self._escaped else ""
+        return match.end()
+
+    def _skip_comment(self, text: str, place: int) -> int:
+        match = _IN_COMMENT[self._inside].search(text, place)
+        if match is None:
+            return len(text)
+        if self._inside == "/" and match[0] not in "/*":
+            self._stop(place)
+        self._inside = _COMMENTS.get((self._inside, match[0]), "/*")
         return match.end()
 
     def _skip_structure(self, text: str, place: int) -> int:
@@ -107,13 +141,17 @@ class JsonScanner:
         if match is None:
             return len(text)
         match match[0]:
-            case '"':
-                self._in_string = True
+            case '"' | "'" | "/":
+                self._inside = match[0]
             case bracket if bracket in STEPS:
                 self._depth += STEPS[bracket]
-            case other:
-                raise ValueError(f"{other!r} stands outside a string")
+            case _:
+                self._stop(match.start())
         return match.end()
+
+    def _stop(self, place: int) -> NoReturn:
+        self.stopped_at = self._length + place
+        raise ValueError("a character stands outside a string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,20 +272,60 @@ class ObjectReader(BlockReader):
         try:
             end = self._span.feed(piece)
         except ValueError:
-            self._give_up()
-            return False
+            return self._stop_object()
         if end is None:
             return False
         text = "".join(self._pieces)
+        if text[0] == "{" and text[end - 1] == "]":
+            return self._leave_open(text, end - 1)
         self._buffer = text[end:]
         self._end_object(text[:end], parts)
         return True
 
+    def _stop_object(self) -> bool:
+        """Leave an object before a character that no object has. Its last brackets may be missing."""
+        if not isinstance(self._span, JsonScanner):
+            self._give_up()
+            return False
+        return self._leave_open("".join(self._pieces), self._span.stopped_at)
+
+    def _leave_open(self, text: str, end: int) -> bool:
+        self._pieces, self._buffer = [text[:end]], text[end:]
+        self._step = self._read_missing_end
+        return True
+
+    def _read_missing_end(self, parts: list[Part]) -> bool:
+        """Read what follows an object without its last brackets. Only the block's end makes it a call."""
+        end = compiled(self._objects.block_end).match(self._buffer, partial=True)
+        if end is not None and end.partial:
+            return False
+        call = None if end is None else self._almost_call("".join(self._pieces))
+        if call is None:
+            self._give_up()
+            return False
+        self._give_call(call, parts)
+        return True
+
+    def _close_call(self) -> list[Part]:
+        """Close an object that lacks its last brackets where the model ended its reply."""
+        parts: list[Part] = []
+        is_text = not isinstance(self._span, JsonScanner) or self._span.is_in_text
+        if is_text or self._step not in (self._read_object, self._read_missing_end):
+            return parts
+        if call := self._almost_call("".join(self._pieces)):
+            self._give_call(call, parts)
+            self._finish("")
+        return parts
+
     def _end_object(self, text: str, parts: list[Part]) -> None:
-        call = self._call(text)
-        if call is None or call.name not in self._tools:
+        call = self._call(text) or self._almost_call(text)
+        name = call and self._meant(call.name)
+        if call is None or name is None:
             self._refuse(parts)
             return
+        self._give_call(replace(call, name=name), parts)
+
+    def _give_call(self, call: ParsedCall, parts: list[Part]) -> None:
         self._settle()
         parts += [ParsedName(call.name), ParsedArguments(call.arguments), ParsedEnd()]
         self._end_call()
@@ -260,3 +338,39 @@ class ObjectReader(BlockReader):
             return ParsedCall(self._name, self._objects.arguments(text))
         except (ValueError, RecursionError):
             return None
+
+    def _almost_call(self, text: str) -> ParsedCall | None:
+        """Return the call of an offered tool that a text which is almost JSON can only mean."""
+        try:
+            json = almost_json(text)
+            if self._name is None:
+                call = named_call(json, may_lack_arguments=self._objects.may_lack_arguments)
+            else:
+                call = ParsedCall(self._name, arguments_of(json))
+        except (ValueError, RecursionError):
+            return None
+        name = self._meant(call.name)
+        self.was_repaired |= name is not None
+        return None if name is None else replace(call, name=name)
+
+
+class TypedObjectReader(ObjectReader):
+    """Parses calls in which a value between quotes may be of any type, as templates write it."""
+
+    def _call(self, text: str) -> ParsedCall | None:
+        call = self._read_call(text)
+        if call is None:
+            return None
+        arguments = cast("dict[str, Json]", parsed(call.arguments))
+        name = self._tools.meant(call.name) or call.name
+        values = {key: self._typed(name, key, value) for key, value in arguments.items()}
+        return call if values == arguments else ParsedCall(call.name, written(values))
+
+    def _read_call(self, text: str) -> ParsedCall | None:
+        return super()._call(text)
+
+    def _typed(self, tool: str, argument: str, value: Json) -> Json:
+        """Return the value that a text stands for, if the schema does not allow texts."""
+        types = self._tools.types(tool, argument)
+        is_other = isinstance(value, str) and types and "string" not in types
+        return decode(value, types) if isinstance(value, str) and is_other else value

@@ -31,7 +31,9 @@ def _in_class(mark: str, length: int) -> str:
 def json_list(mark: str = "") -> Objects:
     """Return the patterns for JSON objects in a list or side by side, and the mark that ends them."""
     return Objects(
-        head=rf"(?:{SPACE}[\[,])?{SPACE}(?=\{{)",
+        head=rf"(?:{SPACE}```(?:json)?)?(?:{SPACE}[\[,])?{SPACE}(?=\{{)",
         next_call=rf"(?:{SPACE},)?{SPACE}(?=\{{)",
-        block_end=list_end(mark),
+        block_end=rf"(?:{SPACE}\]?{SPACE}```{SPACE}{regex.escape(mark)}|{list_end(mark)})"
+        if mark
+        else list_end(),
     )

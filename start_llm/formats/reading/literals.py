@@ -35,6 +35,11 @@ def literal(text: str) -> Json:
     return parsed("".join(tokens))
 
 
+def literal_text(quoted: str) -> str:
+    """Return what a text between Python's quotes says."""
+    return _ESCAPE.sub(_unescaped, quoted[1:-1])
+
+
 def _tokens(text: str) -> Iterator[str]:
     """Yield the same value in JSON, token by token."""
     place = 0
@@ -49,7 +54,7 @@ def _tokens(text: str) -> Iterator[str]:
 def _as_json(token: regex.Match[str]) -> str:
     match token.lastgroup:
         case "text":
-            return written(_ESCAPE.sub(_unescaped, token[0][1:-1]))
+            return written(literal_text(token[0]))
         case "name":
             return _NAMES[token[0]]
         case "comma":

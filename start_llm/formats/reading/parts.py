@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """The name of an offered tool. From here on the text is a call, whatever follows."""
+    """The name of a tool. From here on the text is a call, whatever follows."""
 
     name: str
 
@@ -27,7 +27,7 @@ class ParsedEnd:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """A complete call with an unknown tool or the wrong shape: answer text, byte for byte."""
+    """A complete call of no tool or of the wrong shape: answer text, byte for byte."""
 
     text: str
 
@@ -44,10 +44,12 @@ class CallReader(Protocol):
         state: `failed` if this is not a block of calls, always before any part is returned; `done` at the end
             of the block.
         rest: the text after the block, once it is done.
+        was_repaired: a call is not what the model wrote, character by character.
     """
 
     state: State
     rest: str
+    was_repaired: bool
 
     def feed(self, text: str) -> list[Part]: ...
 

@@ -1,27 +1,25 @@
-"""Parses calls in Python's notation, `NAME(key='text', other=[1, None])`, with keywords and literals only.
+"""Parses calls in Python's notation, `NAME(key='text', other=[1, None])`, with literals only.
 
-Nothing is evaluated. Text with positional arguments, stars, other calls, names or string prefixes is not a
-call.
+Nothing is evaluated. Text with stars, other calls, names or string prefixes is not a call. Arguments without
+names are those of the tool's schema, in its order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.cursor import Cursor
-from start_llm.formats.reading.json_calls import ObjectReader, Objects, ParsedCall
+from start_llm.formats.reading.json_calls import Objects, ParsedCall, TypedObjectReader
 from start_llm.formats.reading.json_text import parsed, written
 from start_llm.formats.reading.lists import SPACE, list_end
-from start_llm.formats.reading.schema import decode
 
 KEY = r"[\w.\-]{1,256}"
 _DEEPEST = 64
 _NAME = rf"(?P<name>{KEY})"
-_ARGUMENTS = rf"\({SPACE}(?:\)|{KEY}{SPACE}=[^=])"
+_ARGUMENTS = rf"\({SPACE}(?:\)|{KEY}{SPACE}=[^=]|['\"])"
 
 _QUOTES = ('"""', "'''", '"', "'")
 _OUTSIDE = regex.compile(
@@ -106,15 +104,22 @@ def as_json(text: str) -> str:
 class _Literals(Cursor):
     """Parses Python literals up to a depth of 64."""
 
+    def __init__(self, text: str, order: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self._order = list(order)
+
     def arguments(self) -> dict[str, Json]:
         self.need("(")
         return dict(self.items(")", self._argument))
 
     def _argument(self) -> tuple[str, Json]:
         key = self.take(_ARGUMENT)
-        if key is None:
+        if key is not None:
+            self._order = []  # behind a name every argument has one
+            return key[1], self._value(_DEEPEST)
+        if not self._order:
             raise ValueError("an argument has no name")
-        return key[1], self._value(_DEEPEST)
+        return self._order.pop(0), self._value(_DEEPEST)
 
     def _value(self, depth: int) -> Json:
         if depth == 0:
@@ -179,19 +184,20 @@ def call_lines(mark: str) -> Objects:
     )
 
 
-class PythonCallReader(ObjectReader):
-    """Parses calls in Python's notation. A value between quotes may be of any type, as templates write it."""
+class PythonCallReader(TypedObjectReader):
+    """Parses calls in Python's notation."""
 
-    def _call(self, text: str) -> ParsedCall | None:
-        call = super()._call(text)
-        if call is None:
+    def _read_call(self, text: str) -> ParsedCall | None:
+        return super()._read_call(text) or self._positional_call(text)
+
+    def _positional_call(self, text: str) -> ParsedCall | None:
+        name = self._name and self._tools.meant(self._name)
+        if not name:
             return None
-        arguments = cast("dict[str, Json]", parsed(call.arguments))
-        values = {key: self._typed(call.name, key, value) for key, value in arguments.items()}
-        return ParsedCall(call.name, written(values))
-
-    def _typed(self, tool: str, argument: str, value: Json) -> Json:
-        """Return the value that a text stands for, if the schema does not allow texts."""
-        types = self._tools.types(tool, argument)
-        is_other = isinstance(value, str) and types and "string" not in types
-        return decode(value, types) if isinstance(value, str) and is_other else value
+        order = self._tools.arguments(name)
+        try:
+            call = ParsedCall(name, written(_Literals(text, order).arguments()))
+        except (ValueError, RecursionError):
+            return None
+        self.was_repaired = True
+        return call

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from urllib.parse import unquote
+
+import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import parsed
 from start_llm.formats.reading.literals import literal
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+_NAME = regex.compile(r"[\w.:/\-]{1,128}")
+_PREFIX = regex.compile(r"(?:functions?|tools?|default_api)[.:/]", regex.IGNORECASE)
 TEXT = frozenset({"string"})
 _DEEPEST_REFERENCE = 8
 COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
@@ -39,9 +44,11 @@ class Tools:
 
     Args:
         tools: function tools in the format of OpenAI's chat protocol.
+        are_all: the request has no other tools. Else another name may be that of one that may not be called.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Json]]) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Json]], *, are_all: bool = True) -> None:
+        self._are_all, self._takes_any = are_all, False
         functions = [(str(one["name"]), _object(one.get("parameters"))) for one in map(_function, tools)]
         self._roots = dict(functions)
         self._parameters = {name: flatten_arguments(parameters) for name, parameters in functions}
@@ -52,6 +59,40 @@ class Tools:
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
 
+    @cached_property
+    def taking_any(self) -> Tools:
+        """These tools, and every other name: the client answers that there is no such tool."""
+        tools = copy(self)
+        tools._takes_any = self._are_all and bool(self)
+        return tools
+
+    def meant(self, name: str) -> str | None:
+        """Return the tool that a model means by a name, or None if it is no tool.
+
+        It may have written the name in other letters, or with a prefix of its training.
+        """
+        if name in self._parameters:
+            return name
+        alike = self._alike.get(_bare_name(name), [])
+        if len(alike) == 1:
+            return alike[0]
+        return name if self._takes_any and _NAME.fullmatch(name) else None
+
+    @cached_property
+    def _alike(self) -> Mapping[str, list[str]]:
+        alike: dict[str, list[str]] = {}
+        for name in self._parameters:
+            alike.setdefault(_bare_name(name), []).append(name)
+        return alike
+
+    def declares(self, tool: str, argument: str) -> bool:
+        """Return True if the schema of a tool lists this argument."""
+        return argument in self.arguments(tool)
+
+    def arguments(self, tool: str) -> Sequence[str]:
+        """Return the names of a tool's arguments in the order in which its schema lists them."""
+        return tuple(_object(self._parameters.get(tool, {}).get("properties")))
+
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """Return the JSON types that the schema allows for an argument; empty if the schema does not say."""
         return self.shape(tool, argument).types
@@ -60,6 +101,10 @@ class Tools:
         """Return the part of the schema that describes an argument."""
         parameters = self._parameters.get(tool, {})
         return Shape(dict(parameters), self._roots.get(tool, {})).member(argument)
+
+
+def _bare_name(name: str) -> str:
+    return _PREFIX.sub("", name.strip()).casefold()
 
 
 @dataclass(frozen=True, slots=True)

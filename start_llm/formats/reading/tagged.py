@@ -4,8 +4,9 @@
     KEY value VALUE_END  <parameter=path>a</parameter>  <arg_key>path</arg_key><arg_value>a</arg_value>
     END                  </function>                    </tool_call>
 
-A value ends at a VALUE_END that a KEY or an END follows. Any other VALUE_END is part of the value. So after
-the first KEY no text is malformed, and arguments are streamed as they arrive.
+A value ends at a VALUE_END that a KEY or an END follows, and where the model forgot it (`value_end`). Any
+other VALUE_END is part of the value. So after the first KEY no text is malformed, and arguments are streamed
+as they arrive.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import regex
+
 from start_llm.core.chat import Json
-from start_llm.core.markers import longest_beginning
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
 from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode, is_text
+from start_llm.formats.reading.value_end import EndFinder, TagPatterns, ValueOf
+
+_ALL = frozenset({"arguments", "parameters"})
+"""Names under which models write all arguments as one object."""
+_SPACE = r"\s{0,64}"
 
 type Padding = Literal["never", "always", "told"]
 
@@ -36,6 +43,10 @@ class Tags(Block):
         key: the start of an argument; group `key` is its name, group `type` the type that the model states.
         value_end: literal text, with `KEY` for the argument's name.
         end: the end of a call.
+        another: the start of another call up to its arguments, which a value may end before; group `tool` is
+            its name; matches nothing by default.
+        has_bare_names: a name without arguments may be any word, so only that of an offered tool is a call.
+        has_lines: the tags of a call stand at the start of lines.
         text_type: the stated type of a text; a value with any other stated type is JSON.
         padding: a newline on each side of a value is part of the format; `told`: only if one precedes it.
         wrapper: literal texts around a value that contains markup, such as CDATA.
@@ -46,11 +57,26 @@ class Tags(Block):
     key: str
     value_end: str
     end: str
+    another: str = r"(?!)(?P<tool>)"
+    has_bare_names: bool = False
+    has_lines: bool = True
     text_type: str = ""
     padding: Padding = "never"
     wrapper: tuple[str, str] | None = None
     nested: tuple[str, str] | None = None
     decode: Callable[[str, Shape], Json] = _by_types
+
+    @property
+    def in_value(self) -> TagPatterns:
+        """The patterns of the tags that end a value."""
+        key, end = self.key.removeprefix(_SPACE), self.end.removeprefix(_SPACE)
+        return TagPatterns(
+            key=key,
+            end=end,
+            tail=rf"{end}(?:{self.block_end})?\s*",
+            call=rf"(?:{self.another}){_SPACE}(?:{key}|{end})",
+            has_lines=self.has_lines,
+        )
 
 
 class TaggedReader(BlockReader):
@@ -61,14 +87,21 @@ class TaggedReader(BlockReader):
         self._tags = tags
         self._follow = compiled(f"(?:{tags.key}|{tags.end})")
         self._end = compiled(tags.end)
+        self._another = compiled(rf"\s*(?:{tags.another})")
         self._name = ""
         self._is_offered = False
+        # Of a tool that is not offered: a call only if it is whole.
+        self._waiting: list[Part] | None = None
+        self._given: set[str] = set()
+        self._label = ""
         self._arguments = 0
-        self._value: _Value = _Text("", "never")
+        self._begin_value("", None)
 
     def _begin_arguments(self, name: str | None) -> Step:
-        self._name = name or ""
-        self._is_offered = self._name in self._tools
+        meant = self._meant(name or "")
+        self._name, self._is_offered = meant or "", meant is not None and meant in self._tools
+        self._waiting = None if meant is None or self._is_offered else []
+        self._given = set()
         self._arguments = 0
         return self._read_argument
 
@@ -77,30 +110,69 @@ class TaggedReader(BlockReader):
         if match is None:
             return False
         if match["key"] is not None:
-            self._begin_value(match["key"], match.groupdict().get("type"), parts)
-        elif self._is_offered:
+            self._begin_value(self._tags.unescape(match["key"]), match.groupdict().get("type"))
+            self._step = self._read_wrapper if self._tags.wrapper else self._read_value
+        elif self._may_be_call:
             parts += self._last_parts()
             self._end_call()
         else:
             self._refuse(parts)
         return True
 
-    def _begin_value(self, key: str, stated: str | None, parts: list[Part]) -> None:
-        key, opening = self._tags.unescape(key), ", " if self._arguments else "{"
-        self._give(parts, f"{opening}{written(key)}: ")
-        self._arguments += 1
+    @property
+    def _may_be_call(self) -> bool:
+        """True if a call that ends here goes out."""
+        is_named = bool(self._waiting) or not self._tags.has_bare_names
+        return self._is_offered or (self._waiting is not None and is_named)
+
+    def _begin_value(self, key: str, stated: str | None) -> None:
+        self._given.add(key)
+        declared = self._tools.arguments(self._name)
+        self._is_all = key in _ALL and bool(declared) and key not in declared
+        self._label = f"{written(key)}: "
         self._value = self._new_value(key, stated)
-        self._step = self._read_wrapper if self._tags.wrapper else self._read_value
+        self._ends = self._end_finder()
+
+    def _end_finder(self, wrapper_end: str = "") -> EndFinder:
+        marker = regex.escape(self._value.end, literal_spaces=True)
+        if wrapper_end:
+            marker = rf"{regex.escape(wrapper_end)}(?:{marker}|(?={self._follow.pattern}))"
+        value = ValueOf(
+            marker=marker,
+            is_due=self._is_due,
+            is_offered=self._tools.__contains__,
+            levels=self._value.levels,
+            is_wrapped=bool(wrapper_end),
+        )
+        return EndFinder(self._tags.in_value, value)
+
+    def _is_due(self, key: str) -> bool:
+        return key not in self._given and self._tools.declares(self._name, self._tags.unescape(key))
+
+    def _give_value(self, parts: list[Part], text: str) -> None:
+        """Emit a fragment of a value. Its name waits for the first, in case the reply ends before."""
+        if self._is_all and text.startswith("{"):
+            self.was_repaired = True
+            self._give_argument(parts, text[1:-1])
+        elif self._label and text:
+            self._give_argument(parts, self._label + text)
+        elif text:
+            self._give(parts, text)
+
+    def _give_argument(self, parts: list[Part], text: str) -> None:
+        self._label = ""
+        if text:
+            self._give(parts, f"{', ' if self._arguments else '{'}{text}")
+            self._arguments += 1
 
     def _give(self, parts: list[Part], text: str) -> None:
-        """Emit a fragment of the arguments; the first settles the call. Emit nothing for an unknown tool."""
-        if not self._is_offered:
-            return
-        if not self._arguments:
+        """Emit a fragment of the arguments; the first settles the call. Those of an unknown tool wait."""
+        if self._is_offered and not self._arguments:
             self._settle()
-            parts.append(ParsedName(self._name))
-        if text:
-            parts.append(ParsedArguments(text))
+        given = parts if self._is_offered else self._waiting
+        if given is not None:
+            given += [] if self._arguments else [ParsedName(self._name)]
+            given += [ParsedArguments(text)] if text else []
 
     def _stated(self, stated: str, types: frozenset[str]) -> Shape:
         """Return the shape for a type that the model states. It overrides a schema that allows text."""
@@ -123,50 +195,82 @@ class TaggedReader(BlockReader):
             return False
         if self._buffer.startswith(opening):
             self._buffer = self._buffer[len(opening) :]
-            self._value.end = closing + self._tags.value_end
+            self._ends = self._end_finder(closing)
         self._step = self._read_value
         return True
 
     def _read_value(self, parts: list[Part]) -> bool:
-        end, after = self._find_value_end()
-        text = self._value.take(self._buffer[:end], is_last=after is not None)
-        self._give(parts, text)
-        self._buffer = self._buffer[end if after is None else after :]
+        end, after = self._ends.find(self._buffer)
+        self.was_repaired |= self._ends.was_forgotten
+        self._give_value(parts, self._value.take(self._buffer[:end], is_last=after is not None))
+        self._drop(end if after is None else after)
         if after is None:
             return False
         self._step = self._read_argument
         return True
 
-    def _find_value_end(self) -> tuple[int, int | None]:
-        """Return the end of the certain value text, and the index after the end marker or None."""
-        marker, depth, place = self._value.end, 0, 0
-        start = self._buffer.find(marker)
-        while start >= 0:
-            depth, place = depth + self._value.levels(self._buffer[place:start]), start
-            after = start + len(marker)
-            match = self._follow.match(self._buffer, after, partial=True)
-            if match is not None and self._value.depth + depth <= 0:
-                return start, None if match.partial else after
-            start = self._buffer.find(marker, after)
-        return len(self._buffer) - longest_beginning(self._buffer, (marker,)), None
+    def _drop(self, length: int) -> None:
+        self._buffer = self._buffer[length:]
+        self._ends.forget(length)
 
     def _close_call(self) -> list[Part]:
-        """Close the call if only closing tags are missing. Otherwise the call stays open."""
+        """Finish a call of which only closing tags are missing, and one of which something has gone out."""
         parts: list[Part] = []
-        after = self._buffer
-        if self._step == self._read_value and after.startswith(self._value.end):
-            parts.append(ParsedArguments(self._value.take("", is_last=True)))
-            after = after.removeprefix(self._value.end)
-        elif self._step != self._read_argument:
-            return []
-        if not self._is_offered or self._end.fullmatch(after, partial=True) is None:
-            return []
-        self._finish("")
-        return [*parts, *self._last_parts()]
+        if self._is_in_value:
+            rest, is_closed = self._close_value(parts), False
+        else:
+            rest, is_closed = self._buffer, self._end.fullmatch(self._buffer, partial=True) is not None
+            self.was_repaired |= not is_closed
+        if self._is_offered and (self._is_settled or is_closed):
+            parts += self._last_parts()
+            self._close_block(rest, parts)
+        return parts
+
+    def _cut_call(self) -> list[Part]:
+        parts: list[Part] = []
+        if self._is_in_value:
+            held = self._ends.held(self._buffer)
+            self._give_value(parts, self._value.take(held, is_last=False))
+        return parts
+
+    @property
+    def _is_in_value(self) -> bool:
+        return self._step in (self._read_value, self._read_wrapper)
+
+    def _close_value(self, parts: list[Part]) -> str:
+        """End the value where the reply ended, and return the text after it.
+
+        A value is dropped if nothing of it has gone out and it is blank, or is no value of its type.
+        """
+        if self._step == self._read_wrapper:
+            self._buffer = ""  # half the start of a wrapper
+        self._ends.find(self._buffer)
+        end, after = self._ends.last(self._buffer)
+        is_ended = self._ends.has_ended
+        self.was_repaired |= not is_ended
+        text = self._value.take(self._buffer[:end], is_last=True)
+        if is_ended or (self._value.fits and not self._ends.is_blank):
+            self._give_value(parts, text)
+        return self._buffer[after:]
+
+    def _close_block(self, rest: str, parts: list[Part]) -> None:
+        """Read what follows a call that ended without its tags: the other calls of its block, or text."""
+        end = self._end.match(rest)
+        if end is None:
+            self._finish(rest if self._another.match(rest) else "")
+            return
+        self._buffer = rest[end.end() :]
+        self._end_call()
+        while self.state == "reading" and self._step(parts):
+            pass
+        parts += self.close(complete=True)
 
     def _last_parts(self) -> list[Part]:
         parts: list[Part] = []
         self._give(parts, "}" if self._arguments else "{}")
+        if self._waiting is not None:
+            self._settle()
+            parts += self._waiting
         return [*parts, ParsedEnd()]
 
 
@@ -175,11 +279,11 @@ class _Value(Protocol):
 
     Attributes:
         end: literal text that ends the value.
-        depth: number of open nested elements in the text taken so far.
+        fits: the whole value has a type that the schema allows.
     """
 
     end: str
-    depth: int
+    fits: bool
 
     def levels(self, text: str) -> int:
         """Return how many more elements begin in the text than end."""
@@ -195,26 +299,27 @@ class _Text:
 
     def __init__(self, end: str, padding: Padding) -> None:
         self.end = end
-        self.depth = 0
+        self.fits = True
         self._padding: Padding = padding
         self._held = ""
         self._begun = False
+        self._opening = '"'
 
     def levels(self, text: str) -> int:  # noqa: ARG002 - a text has no parts
         return 0
 
     def take(self, text: str, *, is_last: bool) -> str:
         text = self._held + text
-        opening = ""
-        if not self._begun:
-            if not text and not is_last:
-                return ""
-            opening, self._begun = '"', True
+        if not self._begun and (text or is_last):
+            self._begun = True
             self._padding = _padding_of(text, self._padding)
             text = text.removeprefix("\n") if self._padding == "always" else text
         # A newline at the end may belong to the format.
         self._held = "\n" if self._padding == "always" and text.endswith("\n") else ""
         ready = written(text[: len(text) - len(self._held)])[1:-1]
+        if not ready and not is_last:
+            return ""
+        opening, self._opening = self._opening, ""
         return opening + ready + ('"' if is_last else "")
 
 
@@ -223,7 +328,7 @@ class _Typed:
 
     def __init__(self, end: str, tags: Tags, shape: Shape) -> None:
         self.end = end
-        self.depth = 0
+        self.fits = False
         self._tags = tags
         self._shape = shape
         self._pieces: list[str] = []
@@ -235,14 +340,15 @@ class _Typed:
         return text.count(every) - 2 * text.count(closing)
 
     def take(self, text: str, *, is_last: bool) -> str:
-        self.depth += self.levels(text)
         self._pieces.append(text)
         if not is_last:
             return ""
         raw = "".join(self._pieces)
         if _padding_of(raw, self._tags.padding) == "always":
             raw = raw.removeprefix("\n").removesuffix("\n")
-        return written(self._tags.decode(raw, self._shape))
+        value = self._tags.decode(raw, self._shape)
+        self.fits = not isinstance(value, str) or not self._shape.types or "string" in self._shape.types
+        return written(value)
 
 
 def _padding_of(value: str, padding: Padding) -> Padding:

@@ -9,15 +9,13 @@ _FORM = ListForm(
     closing="]<|tools_suffix|>",
     good='{"read": {"path": "a"}}',
     bad='{"remove": {}}',
+    bad_call=Call("remove"),
     malformed='{"read": {"path": }}',
 )
-_GOOD, _BAD = _FORM.good, _FORM.bad
+_GOOD = _FORM.good
 
 CASES = (
-    *[case for case in list_cases(_FORM) if not case.name.startswith("a bad call ")],
-    _FORM.case("a bad call first", _FORM.of(_BAD, _GOOD), A, content='<|tools_prefix|>[{"remove": {}'),
-    _FORM.case("a bad call last", _FORM.of(_GOOD, _BAD), A, content='}, {"remove": {}}]<|tools_suffix|>'),
-    _FORM.case("a bad call in the middle", _FORM.of(_GOOD, _BAD, _GOOD), A, A, content='}, {"remove": {}'),
+    *list_cases(_FORM),
     _FORM.case("white space everywhere",
                '<|tools_prefix|> [ { "read" : {"path": "a"} } ,\n{"list":{}} ] <|tools_suffix|>',
                A, Call("list")),

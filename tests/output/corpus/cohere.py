@@ -9,7 +9,7 @@ _FORM = ListForm(
     closing="\n]<|END_ACTION|>",
     between=",\n    ",
     good='{"tool_call_id": "0", "tool_name": "read", "parameters": {"path": "a"}}',
-    bad='{"tool_call_id": "0", "tool_name": "remove", "parameters": {}}',
+    bad='{"tool_call_id": "0", "tool_name": "remove!", "parameters": {}}',
     malformed='{"tool_call_id": "0", "tool_name": "read", "parameters": {"path": }}',
 )
 _GOOD = _FORM.good

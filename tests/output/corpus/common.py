@@ -194,13 +194,18 @@ def _open_reasoning(writer: Writer, name: str, text: str, reasoning: str = "", *
 
 def _refusals(writer: Writer) -> Iterator[Case]:
     unknown = writer.write([UNKNOWN])
-    yield Case(name="a tool that was not offered", text=unknown, content=unknown, family=writer.family)
+    if writer.starts_reply:
+        yield Case(name="a tool that was not offered", text=unknown, content=unknown, family=writer.family)
+    else:
+        yield _calls(writer, "a tool that was not offered", [UNKNOWN])
     text = writer.write([READ])
     if not writer.family.channels:
         yield Case(name="no tools", text=text, content=text, tools=NO_TOOLS, family=writer.family)
     inner = Call("remove", {"text": f"{writer.call('list')} {WRITERS['qwen_xml'].call('list')}"})
     nested = writer.write([inner])
-    if not writer.family.channels:
+    if not writer.starts_reply and not writer.family.channels:
+        yield _calls(writer, "calls in the arguments of a tool that was not offered", [inner])
+    elif writer.starts_reply:
         yield Case(
             name="calls in the arguments of a tool that was not offered",
             text=nested,
@@ -209,9 +214,14 @@ def _refusals(writer: Writer) -> Iterator[Case]:
         )
     if not writer.starts_reply and not writer.family.channels:
         yield Case(
-            name="good calls beside a bad one",
+            name="a tool that was not offered in a fence",
+            text=f"So:\n```\n{unknown}\n```",
+            content=f"So:\n```\n{unknown}\n```",
+            family=writer.family,
+        )
+        yield Case(
+            name="a tool that was not offered beside others",
             text=f"{writer.write([READ])}\n{unknown}\n{writer.write([LIST])}",
-            content=unknown,
-            calls=(READ, LIST),
+            calls=(READ, UNKNOWN, LIST),
             family=writer.family,
         )

@@ -63,7 +63,7 @@ class _Table:
             _block(good.replace('"a"', '"a", "path": "b"')),
             [Call("read", {"path": "b"}, '{"path": "a", "path": "b"}')],
         )
-        yield self.case("a bad call first", _block(bad + good), [A], f"{_OPENER}{bad}".removesuffix(self.end))
+        yield self.case("another tool first", _block(bad + good), [Call("remove", {"path": "a"}), A])
         yield self.case(
             "a good call after a malformed one",
             _block(broken + good),
@@ -77,7 +77,7 @@ class _Table:
 
     def refusals(self) -> Iterator[Case]:
         good = self.good
-        yield self.plain("a tool that was not offered", _block(self.bad))
+        yield self.case("a tool that was not offered", _block(self.bad), [Call("remove", {"path": "a"})])
         yield self.plain("an empty block", _block(""))
         yield self.plain("a malformed call", _block(self.broken))
         yield self.plain("a list of arguments", _block(good.replace('{"path": "a"}', "[1]")))

@@ -51,7 +51,7 @@ class _Table:
         self.begin = self.good[: self.good.index("a</") + 1]
         self.tag = self.begin.split("invoke")[0].removeprefix("<")
         self.value_end, self.end = f"</{self.tag}parameter>", f"</{self.tag}invoke>\n"
-        self.bad = self.good.replace("read", "remove")
+        self.bad = self.good.replace("read", "remove!")
         self.broken = f'<{self.tag}invoke name="read">hello</{self.tag}invoke>\n'
 
     def case(self, name, text, calls=(), content="", **more) -> Case:
@@ -86,12 +86,8 @@ class _Table:
 
     def cuts(self) -> Iterator[Case]:
         begin, value_end = self.begin, self.value_end
-        yield self.case(
-            "a reply that ends in a value", f"{self.opener}\n{begin}", open_call=("read", '{"path": "a')
-        )
-        yield self.case(
-            "half the end of a value", f"{self.opener}\n{begin}</｜DS", open_call=("read", '{"path": "a')
-        )
+        yield self.case("a reply that ends in a value", f"{self.opener}\n{begin}", [A])
+        yield self.case("half the end of a value", f"{self.opener}\n{begin}</｜DS", [A])
         yield self.case(
             "a cut after a parameter",
             f"{self.opener}\n{begin}{value_end}",

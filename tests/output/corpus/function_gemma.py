@@ -23,6 +23,9 @@ _GOOD = "<start_function_call>call:read{path:<escape>a<escape>}<end_function_cal
 _NESTED = {"options": {"a": [1, -2.5, True, None, '<|"|>x,y}'], "b": {}}, "tags": [], "count": 3}
 
 CASES = (
+    _case("a number between the marks of a text",
+          "<start_function_call>call:typed{count:<escape>-3<escape>}<end_function_call>",
+          [Call("typed", {"count": -3})]),
     _case("values of every kind", _WRITER.write([Call("typed", _NESTED)]), [Call("typed", _NESTED)]),
     _case("white space everywhere",
           "<start_function_call> call:read { path : <escape>a<escape> } <end_function_call>", [A]),

@@ -19,5 +19,5 @@ CASES = (
     _MARK.case("a mark: text around it", f"I look.\n{_MARK.of(_GOOD)}\nDone.", A, content="I look.Done."),
     _MARK.case("a mark: a bad call first", _MARK.of(_MARK.bad, _GOOD), A, content=_MARK.of(_MARK.bad)),
     _MARK.plain("a mark: a malformed call", _MARK.of(_MARK.malformed)),
-    _MARK.plain("a mark: a cut call", _MARK.of(_GOOD)[:-2]),
+    _MARK.case("a mark: a reply that ends before the last braces", _MARK.of(_GOOD)[:-2], A),
 )  # fmt: skip

@@ -30,12 +30,12 @@ CASES = (
     ),
     _case("no last tag", f"{_BEGIN}</arg_value>\n", [A]),
     _case("half a last tag", f"{_BEGIN}</arg_value>\n</tool_", [A]),
-    _case("a reply that ends in a value", _BEGIN, open_call=("read", '{"path": "a')),
-    _case("half the end of a value", f"{_BEGIN}</arg_va", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", _BEGIN, [A]),
+    _case("half the end of a value", f"{_BEGIN}</arg_va", [A]),
     _case(
         "a reply that ends in a number",
         "<tool_call>read<arg_key>limit</arg_key><arg_value>2",
-        open_call=("read", '{"limit": '),
+        [Call("read", {"limit": 2})],
     ),
     _case(
         "all tags in a value",

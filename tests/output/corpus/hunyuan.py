@@ -20,7 +20,7 @@ def _plain(name, text) -> Case:
 _OPENER, _END = "<tool_calls>\n", "</tool_calls>"
 _BEGIN = "<tool_call>read<tool_sep>\n<arg_key>path</arg_key>\n<arg_value>a"
 _GOOD = f"{_BEGIN}</arg_value>\n</tool_call>\n"
-_BAD = "<tool_call>remove<tool_sep>\n</tool_call>\n"
+_BAD = "<tool_call>remove!<tool_sep>\n</tool_call>\n"
 _BROKEN = "<tool_call>read<tool_sep>\npath a\n</tool_call>\n"
 _TAGS = "a</arg_value> <arg_key></tool_calls>"
 
@@ -34,7 +34,7 @@ CASES = (
           [Call("read", {"path": "\na\n"})]),
     _case("no end of the block", f"{_OPENER}{_GOOD}", [A]),
     _case("no end of the call", f"{_OPENER}{_BEGIN}</arg_value>\n", [A]),
-    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", [A]),
     _case("all tags in a value", f"{_OPENER}{_GOOD}{_END}".replace(">a<", f">{_TAGS}<"),
           [Call("read", {"path": _TAGS})]),
     _case("a tool that was not offered in the middle", f"{_OPENER}{_GOOD}{_BAD}{_GOOD}{_END}", [A, A],

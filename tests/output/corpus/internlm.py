@@ -17,7 +17,7 @@ def _plain(name, text) -> Case:
 A = Call("read", {"path": "a"}, '{"path": "a"}')
 _MARKS, _END = "<|action_start|><|plugin|>", "<|action_end|>"
 _GOOD = f'{_MARKS}{{"name": "read", "parameters": {{"path": "a"}}}}{_END}'
-_BAD = f'{_MARKS}{{"name": "remove", "parameters": {{}}}}'
+_BAD = f'{_MARKS}{{"name": "remove!", "parameters": {{}}}}'
 _MALFORMED = f'{_MARKS}{{"name": "read", "parameters": {{"path": }}}}'
 
 CASES = (

@@ -15,6 +15,7 @@ def _plain(name, text) -> Case:
     return _case(name, text, content=text)
 
 
+REMOVE = Call("remove")
 A = Call("read", {"path": "a"}, '{"path": "a"}')
 _END = "<|tool_call_end|>"
 _GOOD = '<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{"path": "a"}<|tool_call_end|>'
@@ -35,18 +36,16 @@ CASES = (
     _case("no end of the call", _section(_GOOD.removesuffix(_END)), [A]),
     _case("no ends at all", f"<|tool_calls_section_begin|>{_GOOD.removesuffix(_END)}", [A]),
     _case(
-        "a bad call in the middle",
+        "a call of another tool in the middle",
         _section(f"{_GOOD}{_BAD}{_GOOD}"),
-        [A, A],
-        f"{_END}{_BAD}".removesuffix(_END),
+        [A, REMOVE, A],
     ),
     _case(
-        "a bad call first",
+        "a call of another tool first",
         _section(f"{_BAD}{_GOOD}"),
-        [A],
-        f"<|tool_calls_section_begin|>{_BAD}".removesuffix(_END),
+        [REMOVE, A],
     ),
-    _case("a bad call last", _section(f"{_GOOD}{_BAD}"), [A], f"{_END}{_BAD}<|tool_calls_section_end|>"),
+    _case("a call of another tool last", _section(f"{_GOOD}{_BAD}"), [A, REMOVE]),
     _case(
         "a good call after a malformed one",
         _section(f"{_BROKEN}{_GOOD}"),

@@ -34,7 +34,7 @@ _HEAD = '<|open|>call tool="read" index="1"<|sep|>'
 _BEGIN = f"{_HEAD}{_argument('path', 'string', 'a')}".removesuffix(_VALUE_END)
 _GOOD = f"{_BEGIN}{_VALUE_END}{_END}"
 _JSON = f'{_HEAD}<|open|>json type="object"<|sep|>{{"path": "a"}}<|close|>json<|sep|>{_END}'
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = f"{_HEAD}hello{_END}"
 _TYPED: tuple[tuple[str, str, str, Any], ...] = (
     ("count", "number", "5", 5),
@@ -97,8 +97,8 @@ CASES = (
     _case("no end of the call", _block(_GOOD.removesuffix(_END)), [A]),
     _case("no ends at all", f"{_OPENER}{_GOOD.removesuffix(_END)}", [A]),
     _case("two blocks", _block(_GOOD) + _block(_GOOD), [A, A]),
-    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", open_call=("read", '{"path": "a')),
-    _case("half the end of a value", f"{_OPENER}{_BEGIN}<|close|>arg", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}{_BEGIN}", [A]),
+    _case("half the end of a value", f"{_OPENER}{_BEGIN}<|close|>arg", [A]),
     _case(
         "a cut after a parameter",
         f"{_OPENER}{_BEGIN}{_VALUE_END}",
@@ -121,7 +121,7 @@ CASES = (
     _plain("a line break in a name", _block(_GOOD.replace("read", "re\nad"))),
     _plain("a parameter without a name", _block(_GOOD.replace('"path"', '""'))),
     _plain("an object that is none", _block(_JSON.replace('"a"', ""))),
-    _plain("an object that was not offered", _block(_JSON.replace("read", "remove"))),
+    _plain("an object that was not offered", _block(_JSON.replace("read", "remove!"))),
     _plain("nothing but the opener", _OPENER),
     _plain("a cut head", f"{_OPENER}{_HEAD[:22]}"),
 )

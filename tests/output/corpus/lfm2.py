@@ -1,5 +1,6 @@
 """LFM2: a list of Python's calls between marks, or of JSON."""
 
+from tests.output.corpus.case import Call
 from tests.output.corpus.lists import A, ListForm, list_cases
 from tests.output.corpus.python_calls import BAD, GOOD, python_cases
 
@@ -9,6 +10,7 @@ _FORM = ListForm(
     closing="]<|tool_call_end|>",
     good=GOOD,
     bad=BAD,
+    bad_call=Call("remove", {"path": "/"}),
     malformed="read(path=)",
 )
 _JSON = ListForm(writer="lfm2_list", opening=_FORM.opening, closing=_FORM.closing)
@@ -23,10 +25,9 @@ CASES = (
     _FORM.case("prose after half the end", f"<|tool_call_start|>[{GOOD}] Done.", A, content=" Done."),
     _FORM.case("another mark for the end", f"<|tool_call_start|>[{GOOD}]<|tool_end|>", A,
                content="<|tool_end|>"),
-    _FORM.case("no call after the comma", f"<|tool_call_start|>[{GOOD}, 5]<|tool_call_end|>", A,
-               content=", 5]<|tool_call_end|>"),
+    _FORM.case("no call after the comma", f"<|tool_call_start|>[{GOOD}, 5]<|tool_call_end|>", A),
     _FORM.case("a position in the second call", _FORM.of(GOOD, "read('b')"), A,
-               content=", read('b')]<|tool_call_end|>"),
+               Call("read", {"path": "b"})),
     _FORM.plain("markup in prose", "`<|tool_call_start|>[read(path=…)]<|tool_call_end|>` makes a call."),
     _JSON.case("JSON: two calls", _JSON.of(_JSON.good, _JSON.good), A, A),
     _JSON.case("JSON: no brackets", f"<|tool_call_start|>{_JSON.good}<|tool_call_end|>", A),

@@ -18,6 +18,7 @@ class ListForm:
         opening, closing: what stands around the calls, brackets included.
         between: two of them.
         good, bad, malformed: a call of an offered tool, of another one, and what is no call.
+        bad_call: the call of the other tool; None where its name can be none, so that it is text.
     """
 
     writer: str
@@ -25,7 +26,8 @@ class ListForm:
     closing: str
     between: str = ", "
     good: str = '{"name": "read", "arguments": {"path": "a"}}'
-    bad: str = '{"name": "remove", "arguments": {}}'
+    bad: str = '{"name": "remove!", "arguments": {}}'
+    bad_call: Call | None = None
     malformed: str = '{"name": "read", "arguments": {"path": }}'
 
     def of(self, *calls: str) -> str:
@@ -42,7 +44,8 @@ def list_cases(form: ListForm) -> Iterator[Case]:
     """Of which family the cases are, the writer's name says."""
     yield from _neighbours(form)
     yield from _ends(form)
-    yield form.plain("a tool that was not offered alone", form.of(form.bad))
+    if form.bad_call is None:
+        yield form.plain("a tool that was not offered alone", form.of(form.bad))
     yield form.plain("a malformed call alone", form.of(form.malformed))
     yield form.plain("an empty list", f"{form.opening}{form.closing}")
     yield form.plain("prose in a list", form.of("read the file"))
@@ -53,6 +56,11 @@ def _neighbours(form: ListForm) -> Iterator[Case]:
     good, bad, comma = form.good, form.bad, form.between.rstrip("\n")
     yield form.case("two calls in a list", form.of(good, good), A, A)
     yield form.case("prose after a list", f"{form.of(good)}\n\nDone.", A, content="Done.")
+    if form.bad_call is not None:
+        yield form.case("another tool first", form.of(bad, good), form.bad_call, A)
+        yield form.case("another tool last", form.of(good, bad), A, form.bad_call)
+        yield form.case("another tool in the middle", form.of(good, bad, good), A, form.bad_call, A)
+        return
     yield form.case("a bad call first", form.of(bad, good), A, content=f"{form.opening}{bad}")
     yield form.case(
         "a bad call last", form.of(good, bad), A, content=f"{comma}{bad}{form.closing}".lstrip("\n")

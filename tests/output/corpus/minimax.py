@@ -20,7 +20,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _OPENER, _END = "<minimax:tool_call>", "</minimax:tool_call>"
 _BEGIN = '<invoke name="read">\n<parameter name="path">a'
 _GOOD = f"{_BEGIN}</parameter>\n</invoke>\n"
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = '<invoke name="read">hello</invoke>\n'
 
 
@@ -68,12 +68,12 @@ CASES = (
     _case("two blocks with nothing between them", _block(_GOOD) + _block(_GOOD), [A, A]),
     _case("text between two blocks", f"{_block(_GOOD)}\nThen\n{_block(_GOOD)}", [A, A], "Then"),
     _case("a block in a block that does not end", f"{_OPENER}\n{_GOOD}{_block(_GOOD)}", [A, A]),
-    _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", open_call=("read", '{"path": "a')),
-    _case("half the end of a value", f"{_OPENER}\n{_BEGIN}</para", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", [A]),
+    _case("half the end of a value", f"{_OPENER}\n{_BEGIN}</para", [A]),
     _case(
         "a reply that ends in a second parameter's name",
         f'{_OPENER}\n{_BEGIN}</parameter>\n<parameter name="lim',
-        open_call=("read", '{"path": "a'),
+        [A],
     ),
     _case(
         "a cut after a parameter",
@@ -84,7 +84,7 @@ CASES = (
     _case(
         "a value that no tag ends",
         _block(f"{_BEGIN}\n</invoke>\n"),
-        open_call=("read", f'{{"path": "a\\n</invoke>\\n{_END}'),
+        [A],
     ),
     _case(
         "prose after the end of a value",

@@ -56,7 +56,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _END = _marked("</invoke>\n")
 _BEGIN = _marked('<invoke name="read"><path>a')
 _GOOD = _BEGIN + _marked("</path>") + _END
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = _marked('<invoke name="read">hello</invoke>\n')
 _OPENER = _marked("<tool_call>")
 _VALUES: tuple[tuple[str, str, Any], ...] = (
@@ -108,12 +108,12 @@ CASES = (
     _case("no end of the call", _block(_GOOD.replace(_END, "\n")), [A]),
     _case("half the mark of the end", f"{_OPENER}\n{_GOOD.replace(_END, _MARK[:5])}", [A]),
     _case("two blocks", _block(_GOOD) + _block(_GOOD), [A, A]),
-    _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", open_call=("read", '{"path": "a')),
-    _case("half the end of a value", f"{_OPENER}\n{_BEGIN}{_MARK}</pa", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", [A]),
+    _case("half the end of a value", f"{_OPENER}\n{_BEGIN}{_MARK}</pa", [A]),
     _case(
         "a reply that ends in an array",
         f"{_OPENER}{_marked('<invoke name="go"><names><item>a</item>')}",
-        open_call=("go", '{"names": '),
+        [Call("go", {"names": ["a"]})],
         tools=_TOOLS,
     ),
     _case(

@@ -1,5 +1,6 @@
 """Olmo 3: Python's calls line by line between tags."""
 
+from tests.output.corpus.case import Call
 from tests.output.corpus.lists import A, ListForm, list_cases
 from tests.output.corpus.python_calls import BAD, GOOD, python_cases
 
@@ -10,6 +11,7 @@ _FORM = ListForm(
     between="\n",
     good=GOOD,
     bad=BAD,
+    bad_call=Call("remove", {"path": "/"}),
     malformed="read(path=)",
 )
 

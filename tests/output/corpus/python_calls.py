@@ -98,7 +98,14 @@ def _calls(form: ListForm) -> Iterator[Case]:
     yield form.case(
         "names of any letters", form.of("note(b-c='1', é='2')"), Call("note", {"b-c": "1", "é": "2"})
     )
-    yield form.plain("an argument by its position", form.of("read('a')"))
+    yield form.case(
+        "arguments by their position", form.of("read('a', 5)"), Call("read", {"path": "a", "limit": 5})
+    )
+    yield form.case(
+        "a name after a position", form.of("read('a', limit=5)"), Call("read", {"path": "a", "limit": 5})
+    )
+    yield form.plain("more positions than arguments", form.of("read('a', 5, 6)"))
+    yield form.plain("a position for a tool without arguments", form.of("list('a')"))
     yield form.plain("a position after a name", form.of("read(path='a', 5)"))
     yield form.plain("arguments in a mapping", form.of("read(**{'path': 'a'})"))
     yield form.plain("arguments in a list", form.of("read(*['a'])"))

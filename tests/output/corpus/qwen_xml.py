@@ -19,7 +19,7 @@ def _plain(name, text) -> Case:
 A = Call("read", {"path": "a"}, '{"path": "a"}')
 _BEGIN = "<tool_call>\n<function=read>\n<parameter=path>\na"
 _GOOD = "<function=read>\n<parameter=path>\na\n</parameter>\n</function>\n"
-_BAD = "<function=remove>\n<parameter=path>\na\n</parameter>\n</function>\n"
+_BAD = "<function=remove!>\n<parameter=path>\na\n</parameter>\n</function>\n"
 
 CASES = (
     _case("no line breaks", _WRITER.write([A]).replace("\n", ""), [A]),
@@ -48,12 +48,12 @@ CASES = (
         f"{_BEGIN}</parameter></tool_call>\n{_GOOD}",
         [A, A],
     ),
-    _case("a reply that ends in a value", f"{_BEGIN}\nb", open_call=("read", '{"path": "a\\nb')),
-    _case("a reply that ends after a parameter's name", _BEGIN[:-2], open_call=("read", '{"path": ')),
+    _case("a reply that ends in a value", f"{_BEGIN}\nb", [Call("read", {"path": "a\nb"})]),
+    _plain("a reply that ends after a parameter's name", _BEGIN[:-2]),
     _case(
         "a reply that ends in a second parameter's name",
         f"{_BEGIN}\n</parameter>\n<parameter=lim",
-        open_call=("read", '{"path": "a'),
+        [A],
     ),
     _case(
         "a cut after a parameter",
@@ -64,7 +64,7 @@ CASES = (
     _case(
         "a value that no tag ends",
         f"{_BEGIN}\n</function>\n</tool_call>",
-        open_call=("read", '{"path": "a\\n</function>\\n</tool_call>'),
+        [A],
     ),
     _case(
         "prose after the end of a value",
@@ -97,9 +97,9 @@ CASES = (
     ),
     _case(
         "a good call after a malformed one",
-        f"<tool_call><function=remove>all\n{_WRITER.write([READ])}",
+        f"<tool_call><function=remove!>all\n{_WRITER.write([READ])}",
         [READ],
-        "<tool_call><function=remove>all",
+        "<tool_call><function=remove!>all",
     ),
     _plain("text for parameters", "<tool_call><function=read>hello</function></tool_call>"),
     _plain("no name", "<tool_call><function=></function></tool_call>"),
@@ -107,7 +107,7 @@ CASES = (
         "a parameter without a name",
         "<tool_call><function=read><parameter=>a</parameter></function></tool_call>",
     ),
-    _plain("spaces without end", "<tool_call>" + " " * 100 + _GOOD.replace("read", "remove")),
+    _plain("spaces without end", "<tool_call>" + " " * 100 + _GOOD.replace("read", "remove!")),
     _plain("nothing but the opener", "<tool_call>"),
     _plain("a cut function", "<tool_call>\n<function=rea"),
     Case(

@@ -25,7 +25,7 @@ A = Call("read", {"path": "a"}, '{"path": "a"}')
 _OPENER, _END = "<seed:tool_call>", "</seed:tool_call>"
 _BEGIN = "<function=read>\n<parameter=path>a"
 _GOOD = f"{_BEGIN}</parameter>\n</function>\n"
-_BAD = _GOOD.replace("read", "remove")
+_BAD = _GOOD.replace("read", "remove!")
 _BROKEN = "<function=read>hello</function>\n"
 
 
@@ -76,8 +76,8 @@ CASES = (
     _case("half the end of the block", f"{_OPENER}\n{_GOOD}</seed:to", [A]),
     _case("no end of the function", _block(_GOOD.replace("</function>\n", "")), [A]),
     _case("no ends at all", f"{_OPENER}\n{_BEGIN}</parameter>\n", [A]),
-    _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", open_call=("read", '{"path": "a')),
-    _case("half the end of a value", f"{_OPENER}\n{_BEGIN}</para", open_call=("read", '{"path": "a')),
+    _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", [A]),
+    _case("half the end of a value", f"{_OPENER}\n{_BEGIN}</para", [A]),
     _case(
         "a cut after a parameter",
         f"{_OPENER}\n{_BEGIN}</parameter>",
