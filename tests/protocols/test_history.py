@@ -31,6 +31,8 @@ FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 """The field with the conversation, and what else a request must have."""
 HALF = "x\ud83d"
 SOME = 7
+FOREIGN_SHARE = 0.2
+"""Of the damaged histories, which the few foreign ones would otherwise hardly be among."""
 ASK: dict[str, Any] = {"role": "user", "content": "Go on"}
 
 
@@ -91,11 +93,62 @@ def replies(every: int) -> list[list[Output]]:
     return [split(case, [case.text]) for case in list(CORPUS.values())[::every]]
 
 
+def call_item(kind: str, result: Any, **members: Any) -> list[Any]:
+    call = {"type": kind, "call_id": "c", "status": "completed", **members}
+    return [call, {"type": f"{kind}_output", "call_id": "c", "output": result}]
+
+
+SHELL_OUTPUT = [{"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+PATCH = {"type": "update_file", "path": "a", "diff": "+b"}
+FOREIGN: dict[str, list[list[Any]]] = {
+    CHAT: [
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "custom", "custom": custom}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "Late."},
+        ]
+        for custom in ({"name": "at", "input": "12:00"}, {"name": "at", "input": ""})
+    ],
+    MESSAGES: [
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+                    {
+                        "type": "web_search_tool_result",
+                        "tool_use_id": "s",
+                        "content": [{"type": "web_search_result", "url": "u", "title": "t"}],
+                    },
+                    {"type": "text", "text": "x"},
+                ],
+            }
+        ]
+    ],
+    RESPONSES: [
+        call_item("custom_tool_call", "ok", name="at", input="12:00"),
+        call_item("local_shell_call", "ok", action={"type": "exec", "command": ["ls"], "env": {}}),
+        call_item("shell_call", SHELL_OUTPUT, action={"commands": ["ls"]}),
+        call_item("apply_patch_call", "ok", operation=PATCH),
+        call_item(
+            "computer_call", {"type": "computer_screenshot", "image_url": "x"}, action={"type": "click"}
+        ),
+        [{"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}}],
+        [{"type": "mcp_approval_response", "approval_request_id": "m", "approve": True}],
+    ],
+}
+"""Calls of custom tools, of tools that a vendor defines, and of those that a vendor ran."""
+
+
 @cache
 def corpus(path: str, every: int) -> list[list[Any]]:
-    """Conversations with every so-manieth reply of the corpus, and a newest question."""
+    """Conversations with every so-manieth reply of the corpus, with foreign ones, and a newest question."""
     tail = [{"role": "assistant", "content": "Done"}, ASK]
-    return [[ASK, *sent(path, outputs), *tail] for outputs in replies(every)]
+    own = [sent(path, outputs) for outputs in replies(every)]
+    return [[ASK, *items, *tail] for items in (*own, *FOREIGN[path])]
 
 
 @pytest.mark.parametrize("every", [SOME, pytest.param(1, marks=pytest.mark.thorough)])
@@ -139,7 +192,12 @@ def damaged(random: Random, items: list[Any]) -> list[Any]:
 def check_damaged(path: str, count: int, every: int) -> None:
     random = Random(path)
     for _ in range(count):
-        items = damaged(random, random.choice(corpus(path, every)))
+        talks = (
+            corpus(path, every)[-len(FOREIGN[path]) :]
+            if random.random() < FOREIGN_SHARE
+            else corpus(path, every)
+        )
+        items = damaged(random, random.choice(talks))
         try:
             parsed(path, items)
         except InvalidRequest as error:

@@ -46,10 +46,17 @@ def _calls(value: Json) -> Json:
 
 
 def _call(call: Json) -> Json:
-    """Return a call, None if it names no function."""
-    if not isinstance(call, dict) or _function(call.get("function")) is None:
+    """Return a call, None if it names neither a function nor a custom tool."""
+    if not isinstance(call, dict):
         return None
-    return with_members(call, {"id": text, "function": _function})
+    function, custom = _function(call.get("function")), _custom(call.get("custom"))
+    if not (function or custom):
+        return None
+    is_custom = bool(custom) and (call.get("type") == "custom" or not function)
+    mended = with_members(call, {"id": text, "function": _function, "custom": _custom})
+    return (
+        {**mended, "type": "custom" if is_custom else "function"} if "type" in call or is_custom else mended
+    )
 
 
 def _function(function: Json) -> Json:
@@ -57,6 +64,13 @@ def _function(function: Json) -> Json:
     if isinstance(function, dict) and is_name(function.get("name")):
         return with_members(function, {"arguments": arguments})
     return None
+
+
+def _custom(tool: Json) -> Json:
+    """Return the custom tool of a call, None without a name."""
+    return (
+        with_members(tool, {"input": text}) if isinstance(tool, dict) and is_name(tool.get("name")) else None
+    )
 
 
 _MEMBERS: Mapping[str, Mend] = {

@@ -17,11 +17,22 @@ from start_llm.protocols.mending import (
     text_part,
     with_members,
 )
+from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
 from start_llm.protocols.responses.input import REFERENCE, ROLES
+from start_llm.protocols.tool_types import VENDOR_ITEMS
 
 _MESSAGE = "message"
 _CALLS = ("function_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
+_OF_THE_USER = frozenset(
+    {
+        *_RESULTS,
+        *BUILT_IN_OUTPUTS,
+        "computer_call_output",
+        *(kind for kind, item in VENDOR_ITEMS.items() if item.is_question),
+    }
+)
+_OF_REFERENCES = frozenset({"id", "type"})
 _SUGGESTING = {
     "role": _MESSAGE,
     "output": _RESULTS[0],
@@ -29,7 +40,6 @@ _SUGGESTING = {
     "summary": "reasoning",
     "encrypted_content": "reasoning",
     "content": _MESSAGE,
-    "id": REFERENCE,
 }
 """Members by which an item without a type is known."""
 
@@ -37,7 +47,7 @@ _SUGGESTING = {
 def role_of(item: Item) -> str | None:
     """Return whose item it is; None if nothing tells."""
     kind, role = _kind(item), item.get("role")
-    if kind in _RESULTS:
+    if kind in _OF_THE_USER:
         return "user"
     if kind != _MESSAGE:
         return "assistant"
@@ -47,7 +57,8 @@ def role_of(item: Item) -> str | None:
 def mended_item(item: Item, role: str) -> Item:
     """Return an item that can be read. One that cannot be becomes a message with its text."""
     kind = _kind(item)
-    if kind in _NAMES and not is_name(item.get(_NAMES[kind])):
+    is_nameless = kind in _NAMES and not is_name(item.get(_NAMES[kind]))
+    if is_nameless or (kind == _MESSAGE and "content" not in item):
         return {"type": _MESSAGE, "role": role, "content": [text_part(item)]}
     mended = with_members(item, _MEMBERS.get(kind, {}))
     if kind == _MESSAGE:
@@ -60,6 +71,8 @@ def _kind(item: Item) -> str:
     kind = item.get("type")
     if isinstance(kind, str) and kind:
         return kind
+    if item.keys() <= _OF_REFERENCES:
+        return REFERENCE
     return next((kind for member, kind in _SUGGESTING.items() if member in item), _MESSAGE)
 
 
@@ -69,19 +82,35 @@ def _may_omit_type(item: Item) -> bool:
 
 def _texts(value: Json) -> Json:
     """Mend the parts of reasoning."""
-    return value and [_reasoning_part(part) for part in listed(value)]
+    return None if value is None else [_reasoning_part(part) for part in listed(value)]
 
 
 def _reasoning_part(part: Json) -> Json:
     return with_members(part, {"text": text}) if isinstance(part, dict) else text_part(part)
 
 
+def _object(value: Json) -> Json:
+    return value if isinstance(value, dict) else None
+
+
+def _outputs(value: Json) -> Json:
+    """Mend what commands wrote: a text, or an object for each of them."""
+    if not isinstance(value, list):
+        return text(value)
+    return [with_members(one, _OF_OUTPUTS) for one in value if isinstance(one, dict)]
+
+
+_OF_OUTPUTS: Mapping[str, Mend] = {"stdout": text, "stderr": text, "outcome": _object}
 _MEMBERS: Mapping[str, Mapping[str, Mend]] = {
     _MESSAGE: {"content": content_of(openai_part), "id": text},
     "reasoning": {"encrypted_content": text, "content": _texts, "summary": _texts, "id": text},
     "function_call": {"namespace": text, "arguments": arguments, "call_id": text, "id": text},
     "custom_tool_call": {"namespace": text, "input": text, "call_id": text, "id": text},
     **{kind: {"call_id": text, "output": content_of(openai_part), "id": text} for kind in _RESULTS},
+    **dict.fromkeys((*VENDOR_ITEMS, "computer_call"), {"call_id": text, "id": text}),
+    "computer_call_output": {"call_id": text, "id": text, "output": _object},
+    **{kind: {"call_id": text, "id": text, call.member: _object} for kind, call in BUILT_IN_CALLS.items()},
+    **{kind: {"call_id": text, "id": text, "output": _outputs} for kind in BUILT_IN_OUTPUTS},
 }
 """What mends the members of an item, by its type."""
 _NAMES = {**dict.fromkeys(_CALLS, "name"), REFERENCE: "id"}
