@@ -107,7 +107,7 @@ _MEMBERS: Mapping[str, Mapping[str, Mend]] = {
     "function_call": {"namespace": text, "arguments": arguments, "call_id": text, "id": text},
     "custom_tool_call": {"namespace": text, "input": text, "call_id": text, "id": text},
     **{kind: {"call_id": text, "output": content_of(openai_part), "id": text} for kind in _RESULTS},
-    **dict.fromkeys((*VENDOR_ITEMS, "computer_call"), {"call_id": text, "id": text}),
+    **{key: {"call_id": text, "id": text} for key in (*VENDOR_ITEMS, "computer_call")},
     "computer_call_output": {"call_id": text, "id": text, "output": _object},
     **{kind: {"call_id": text, "id": text, call.member: _object} for kind, call in BUILT_IN_CALLS.items()},
     **{kind: {"call_id": text, "id": text, "output": _outputs} for kind in BUILT_IN_OUTPUTS},
