@@ -32,6 +32,15 @@ def test_one_tool_of_that_name_in_other_letters_or_behind_a_prefix_is_meant(name
     assert outcome.content == ""
 
 
+@pytest.mark.parametrize("offered", ["files__read", "files.read", "memory/read", "memory:read", "a__b__read"])
+def test_a_tool_without_its_namespace_is_meant_if_no_other_has_the_name(offered):
+    assert Tools([tool(offered)]).meant("read") == offered
+    assert Tools([tool(offered)]).meant("functions.READ") == offered
+    assert Tools([tool(offered), tool("read")]).meant("read") == "read"
+    assert Tools([tool(offered), tool("more__read")]).meant("read") is None
+    assert Tools([tool(offered)]).meant("files") is None
+
+
 def test_of_several_tools_that_are_alike_none_is_meant():
     tools = Tools([tool("Read"), tool("read")])
     assert tools.meant("READ") is None

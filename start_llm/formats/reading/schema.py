@@ -16,7 +16,9 @@ from start_llm.formats.reading.literals import literal
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _NAME = regex.compile(r"[\w.:/\-]{1,128}")
-_PREFIX = regex.compile(r"(?:functions?|tools?|default_api)[.:/]", regex.IGNORECASE)
+_NAMESPACE = regex.compile(r"\A.*(?:__|[./:])(?=.)")
+"""Of a tool: what stands in front of its own name."""
+_PREFIX = regex.compile(r"\A(?:functions?|tools?|default_api)[.:/]", regex.IGNORECASE)
 TEXT = frozenset({"string"})
 _DEEPEST_REFERENCE = 8
 COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
@@ -69,7 +71,8 @@ class Tools:
     def meant(self, name: str) -> str | None:
         """Return the tool that a model means by a name, or None if it is no tool.
 
-        It may have written the name in other letters, or with a prefix of its training.
+        It may have written the name in other letters, with a prefix of its training, or without the
+        namespace of the offered one.
         """
         if name in self._parameters:
             return name
@@ -82,7 +85,8 @@ class Tools:
     def _alike(self) -> Mapping[str, list[str]]:
         alike: dict[str, list[str]] = {}
         for name in self._parameters:
-            alike.setdefault(_bare_name(name), []).append(name)
+            for form in {_bare_name(name), _bare_name(_NAMESPACE.sub("", name))}:
+                alike.setdefault(form, []).append(name)
         return alike
 
     def declares(self, tool: str, argument: str) -> bool:
