@@ -25,8 +25,7 @@ from tests.server.test_access import trap, with_images
 from tests.serving import serving
 
 LOOPBACK, LOOPBACK_6 = "0100007F", "00000000000000000000000001000000"
-"""As `/proc/net` writes 127.0.0.1 and ::1."""
-"""127.0.0.1, as the kernel's tables write it."""
+"""127.0.0.1 and ::1, as the kernel's tables write them."""
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
