@@ -291,7 +291,7 @@ def test_the_loaded_model_is_listed(client: Client, scripted: Server):
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages.0.content.0.image: ",
         ),
-        ({"max_tokens": -1}, "'max_tokens'"),
+        ({"max_tokens": -2}, "'max_tokens'"),
         ({"tools": [{}]}, "'tools[0].name'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
