@@ -5,6 +5,8 @@
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
 @examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
+rounds(50, checked=12, few=1)   rounds of the same: all where nothing is left out, `few` by default, and `checked`
+                                where only what is `long` is left out (`scripts/check --all`, CI)
 """
 
 from __future__ import annotations
@@ -26,16 +28,24 @@ class _Run:
     """The present run of pytest; `tests/conftest.py` says what it leaves out."""
 
     leaves_out = False
+    leaves_out_long = False
 
 
 def begin(marks: str) -> None:
     """Note which marks this run selects (`pytest -m`), before any test is imported."""
     _Run.leaves_out = "not thorough" in marks
+    _Run.leaves_out_long = "not long" in marks
 
 
 def is_thorough() -> bool:
     """Return whether this run leaves nothing out."""
     return not _Run.leaves_out
+
+
+def rounds(count: int, *, checked: int, few: int = 1) -> int:
+    if _Run.leaves_out:
+        return few
+    return checked if _Run.leaves_out_long else count
 
 
 def examples(count: int, *, few: int) -> hypothesis.settings:

@@ -14,6 +14,7 @@ from tests.cache.conversations import Talkers, memory_for, reference, talk, toke
 from tests.cache.disk import on_disk, resources_of
 from tests.conftest import TinyModel
 from tests.engine.harness import Stepper, Watched
+from tests.slices import rounds
 from tests.ties import Tally
 
 FAMILIES = ["qwen3_5", "gemma3_text", "qwen3", "glm4_moe_lite", "gpt_oss"]
@@ -58,7 +59,7 @@ def test_random_conversations_with_restarts_are_what_they_are_without_a_cache(
 ):
     plain, talkers = Stepper(resources), Talkers(random.Random(11))
     restored = 0
-    for round_ in range(8):
+    for round_ in range(rounds(8, checked=4)):
         budget = {} if round_ % 2 else {"budget": memory_for(resources, 600)}
         with on_disk(resources, tmp_path, idle_s=0, **budget) as engine:
             for _ in range(4):

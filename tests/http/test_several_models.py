@@ -24,6 +24,7 @@ from start_llm.model_runtime import MemoryNeeds, start_model, together
 from start_llm.wiring import usable_share
 from tests.conftest import TinyModel
 from tests.serving import Server, serving
+from tests.slices import rounds
 
 FAMILIES = ("qwen3", "llama", "gemma3_text", "glm4_moe_lite", "qwen3_5")
 
@@ -232,17 +233,18 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
 
 
 @pytest.mark.thorough
-def test_memory_comes_back_over_fifty_switches(folder: Path):
+def test_memory_comes_back_over_many_switches(folder: Path):
     (prompt, *_) = prompts(6)
     with hosting(folder, max_loaded=1) as server:
         sizes = []
-        for number in range(50):
+        for number in range(rounds(50, checked=24)):
             said(server, ("qwen3", "llama")[number % 2], prompt)
             if number % 2 == 0:
                 gc.collect()
                 sizes.append(mx.get_active_memory())
         # Single ones have arrays of the step behind the last token, which nobody waits for.
-        assert statistics.median(sizes[12:]) <= statistics.median(sizes[:12]) * 1.01
+        half = len(sizes) // 2
+        assert statistics.median(sizes[half:]) <= statistics.median(sizes[:half]) * 1.01
 
 
 @pytest.mark.thorough

@@ -24,9 +24,9 @@ from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving
-from tests.slices import is_thorough
+from tests.slices import rounds
 
-STARTS = 50 if is_thorough() else 1
+STARTS = rounds(50, checked=12)
 FIRST, OTHER = "qwen3", "llama"
 
 

@@ -11,10 +11,11 @@ import pytest
 from tests.cache.conversations import PLENTY, Cached, Talkers, memory_for, reference, talk
 from tests.cache.disk import on_disk
 from tests.engine.harness import Stepper
+from tests.slices import rounds
 from tests.ties import Tally
 from tests.vision.seeing import FAMILIES, model_of, pictures, resources_of
 
-ROUNDS = 12
+ROUNDS = rounds(12, checked=6)
 
 
 @pytest.fixture(scope="module")
