@@ -5,8 +5,8 @@
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
 @examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
-rounds(50, checked=12, few=1)   rounds of the same: all where nothing is left out, `few` by default, and `checked`
-                                where only what is `long` is left out (`scripts/check --all`, CI)
+rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
+                                where what is `long` is left out (`scripts/check --all`, CI)
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ values.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
@@ -48,3 +49,21 @@ MINIMAX = ModelFormat(
         ),
     ),
 )
+_CALLS = "<function_calls>"
+_CALLS_END = "</function_calls>"
+MINIMAX_READ_ONLY = (
+    Notation(
+        name="function_calls",
+        openers=(_CALLS,),
+        reader=partial(
+            TaggedReader,
+            replace(
+                _TAGS,
+                end=rf"\s{{0,64}}(?:</invoke>|{_CALLS_END})",
+                another=_TAGS.another.replace(_OPENER, _CALLS),
+                block_end=rf"\s{{0,64}}{_CALLS_END}",
+            ),
+        ),
+    ),
+)
+"""What models write that have learnt from Claude's replies."""

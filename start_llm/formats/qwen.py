@@ -23,14 +23,22 @@ from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
 _NAME = r"(?P<name>[^<>\n]{1,256})>"
+
+
+def _tag(tag: str, group: str) -> str:
+    """Match `<tag=NAME>`, and `<tag name="NAME">`, which models write by mistake."""
+    attribute = rf"\s{{1,8}}name\s{{0,8}}=\s{{0,8}}[\"'](?P<{group}>[^<>\"'\n]{{1,256}})[\"']\s{{0,8}}>"
+    return rf"<{tag}(?:=(?P<{group}>[^<>\n]{{1,256}})>|{attribute})"
+
+
 TAGS = Tags(
-    head=r"\s{0,64}<function=" + _NAME,
-    key=r"\s{0,64}<parameter=(?P<key>[^<>\n]{1,256})>",
+    head=r"\s{0,64}" + _tag("function", "name"),
+    key=r"\s{0,64}" + _tag("parameter", "key"),
     value_end="</parameter>",
     end=r"\s{0,64}(?:</function>|</tool_call>)",
-    next_call=r"\s{0,64}(?=<function=)",
+    next_call=r"\s{0,64}(?=<function[=\s])",
     block_end=r"\s{0,64}</tool_call>",
-    another=r"(?:<tool_call>\s{0,64})?<function=(?P<tool>[^<>\n]{1,256})>",
+    another=r"(?:<tool_call>\s{0,64})?" + _tag("function", "tool"),
     padding="always",
 )
 _BARE = replace(TAGS, head=r"(?:\s{0,64}<function=)?" + _NAME)

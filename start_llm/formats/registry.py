@@ -28,7 +28,7 @@ from start_llm.formats.lfm2 import LFM2
 from start_llm.formats.llama import LLAMA, LLAMA_READ_ONLY
 from start_llm.formats.longcat import LONGCAT
 from start_llm.formats.minicpm import MINICPM
-from start_llm.formats.minimax import MINIMAX
+from start_llm.formats.minimax import MINIMAX, MINIMAX_READ_ONLY
 from start_llm.formats.minimax_m1 import MINIMAX_M1
 from start_llm.formats.minimax_m3 import MINIMAX_M3
 from start_llm.formats.mistral import MISTRAL
@@ -87,7 +87,7 @@ _OWN_MARKS = tuple(one.reasoning for one in MODEL_FORMATS if one.reasoning and o
 REASONING_MARKS: tuple[ReasoningMarks, ...] = (*_OWN_MARKS, *OTHER_MARKS)
 """Those that any model may have, whatever its calls are: the more unmistakable first."""
 
-_READ_ONLY = (*QWEN_READ_ONLY, *DSML_READ_ONLY, *LLAMA_READ_ONLY)
+_READ_ONLY = (*QWEN_READ_ONLY, *MINIMAX_READ_ONLY, *DSML_READ_ONLY, *LLAMA_READ_ONLY)
 """Notations that models write without being shown them."""
 
 NOTATIONS: Mapping[str, Notation] = {

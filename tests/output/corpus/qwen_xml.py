@@ -21,7 +21,17 @@ _BEGIN = "<tool_call>\n<function=read>\n<parameter=path>\na"
 _GOOD = "<function=read>\n<parameter=path>\na\n</parameter>\n</function>\n"
 _BAD = "<function=remove!>\n<parameter=path>\na\n</parameter>\n</function>\n"
 
+_ATTRIBUTES = _GOOD.replace("=read", ' name="read"').replace("=path", " name='path'")
+_INVOKED = '<invoke name="read">\n<parameter name="path">a</parameter>\n</invoke>\n'
+
 CASES = (
+    _case("names as attributes", f"<tool_call>\n{_ATTRIBUTES}</tool_call>", [A]),
+    _case("names as attributes, twice", f"<tool_call>\n{_ATTRIBUTES}{_ATTRIBUTES}</tool_call>", [A, A]),
+    _case("calls as Claude writes them", f"So.\n<function_calls>\n{_INVOKED}</function_calls>", [A], "So."),
+    _case(
+        "two calls as Claude writes them", f"<function_calls>\n{_INVOKED}{_INVOKED}</function_calls>", [A, A]
+    ),
+    _plain("a block of Claude's without a call", "<function_calls>\nnone\n</function_calls>"),
     _case("no line breaks", _WRITER.write([A]).replace("\n", ""), [A]),
     _case("no first tag", f"I look.\n{_GOOD}</tool_call>\n", [A], "I look."),
     _case("two functions in a block", f"<tool_call>\n{_GOOD}{_GOOD}</tool_call>", [A, A]),
