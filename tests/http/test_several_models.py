@@ -106,7 +106,7 @@ def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[
 def test_eight_clients_and_five_models_get_what_each_would_get_alone(
     folder: Path, alone: dict[tuple[str, str], str], limit: int
 ):
-    asked = [key for key in alone for _ in range(2)]
+    asked = [key for key in alone for _ in range(rounds(2, checked=1))]
     random.Random(limit).shuffle(asked)
     with hosting(folder, max_loaded=limit) as server, ThreadPoolExecutor(8) as clients:
         answers = list(clients.map(lambda key: said(server, *key), asked))
