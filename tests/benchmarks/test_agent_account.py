@@ -137,6 +137,7 @@ OPENING_OF_ALL = 8
 """Tokens with which every prompt opens: they are never computed again, and the account does not say so."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("trait", ["no_system", "tools_before_last_user"])
 @pytest.mark.parametrize("shape", ["turns", "branch", "results"])
 def test_a_template_whose_roles_alternate_gets_what_the_server_makes_of_a_conversation(

@@ -29,11 +29,12 @@ from tests.cache.conversations import (
 )
 from tests.conftest import TinyModel
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, engine_request
+from tests.slices import rounds
 from tests.ties import Reference, Tally
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 """Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""
-ROUNDS = 24
+ROUNDS = rounds(24, checked=12, few=12)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

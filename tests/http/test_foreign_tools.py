@@ -120,6 +120,7 @@ TIME = {
 DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_tool_calls": False}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):
     server = babbling(name)

@@ -205,6 +205,7 @@ def test_white_space_in_an_answer_has_an_end(schema: str, wish: str):
         assert longest_run(answer, said, wish) <= LONGEST_RUN, said
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", JSON_CALLS)
 def test_the_arguments_of_a_call_may_be_indented_and_their_white_space_has_an_end(name: str):
     text = JSON_CALLS[name]
