@@ -44,7 +44,7 @@ def test_no_tests_leaves_the_tests_out(sandbox, check):
 
 def test_all_runs_what_is_left_out_by_default(sandbox, check):
     assert check("--all").returncode == 0
-    assert sandbox.calls()[-1] == f"{TESTS} -m not clients and not real"
+    assert sandbox.calls()[-1] == f"{TESTS} -m not clients and not real and not long"
 
 
 def test_changed_runs_the_tests_and_the_mutants_of_a_change(sandbox, check):
@@ -54,7 +54,7 @@ def test_changed_runs_the_tests_and_the_mutants_of_a_change(sandbox, check):
     done = check("--changed", "v1")
     assert sandbox.calls()[4:] == [
         "-m scripts.changed_tests v1",
-        f"{TESTS} -m not clients and not real tests/a.py tests/b.py",
+        f"{TESTS} -m not clients and not real and not long tests/a.py tests/b.py",
         f"{TESTS} -m  tests/m.py::test[one]",
     ]
     assert "== the change concerns 2 test files and 1 mutants" in done.stdout

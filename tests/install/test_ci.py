@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-EVERY_TEST = "install_and_run.py --test -n 2 --dist loadfile -m not clients and not real"
+EVERY_TEST = "install_and_run.py --test -n 2 --dist loadfile -m not clients and not real and not long"
 REAL_TESTS = "install_and_run.py --test -m real and not thorough tests/real"
 
 
