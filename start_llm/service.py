@@ -25,7 +25,7 @@ from start_llm.core.repetition import (
     RUNAWAY_TOKENS,
     RepetitionPolicy,
     RunawayDetector,
-    is_worth_telling,
+    is_worth_reporting,
     repeated_calls,
 )
 from start_llm.core.sampling import Sampling, SamplingChoice, first_set
@@ -175,15 +175,17 @@ class Service:
         check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
-        circles = self._circles(request, is_guided=guide is not None)
-        return Answer(generation, output, turn, account, circles)
+        repetition = self._repetition_handling(request, is_guided=guide is not None)
+        return Answer(generation, output, turn, account, repetition)
 
-    def _circles(self, request: GenerationRequest, *, is_guided: bool) -> Circles:
+    def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
         if self._traits.repetition == "off":
-            return Circles()
+            return RepetitionHandling()
         calls, count = repeated_calls(request.messages) if isinstance(request, ChatRequest) else ("", 0)
-        told = _REPEATED_CALLS.format(calls, count) if is_worth_telling(count) else ""
-        return Circles(told, RunawayDetector(), may_stop=self._traits.repetition == "stop" and not is_guided)
+        notice = _REPEATED_CALLS.format(calls, count) if is_worth_reporting(count) else ""
+        return RepetitionHandling(
+            notice, RunawayDetector(), may_stop=self._traits.repetition == "stop" and not is_guided
+        )
 
     def _decode_images(self, spans: Sequence[ImageSpan], request: EngineRequest) -> None:
         """Decode the images that the cache does not have, so that the engine does not have to.
@@ -328,17 +330,17 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, ima
 
 
 @dataclass(frozen=True, slots=True)
-class Circles:
+class RepetitionHandling:
     """What is done about a model that goes round in circles (`REPETITION`).
 
     Attributes:
-        calls: what the user is told of calls that the conversation repeats; empty if it repeats none.
-        runaway: looks for a piece that the reply repeats; None: nobody looks.
+        calls_notice: what the terminal says of calls that the conversation repeats; empty if it repeats none.
+        detector: looks for a piece that the reply repeats; None: nothing does.
         may_stop: a reply that runs away is ended, unless it is inside a call.
     """
 
-    calls: str = ""
-    runaway: RunawayDetector | None = None
+    calls_notice: str = ""
+    detector: RunawayDetector | None = None
     may_stop: bool = False
 
 
@@ -355,20 +357,20 @@ class Answer:
         output: OutputStream,
         turn: Turn,
         account: RequestAccount,
-        circles: Circles,
+        repetition: RepetitionHandling,
     ) -> None:
         self._generation = generation
         self._output = output
         self._turn = turn
         self._account = account
-        self._circles = circles
-        self._is_told = False
+        self._repetition = repetition
+        self._repetition_was_reported = False
         self._cached = 0
 
     def __enter__(self) -> Self:
         self._account.begin()
-        if self._circles.calls:
-            self._account.note_repetition(self._circles.calls)
+        if self._repetition.calls_notice:
+            self._account.note_repetition(self._repetition.calls_notice)
         return self
 
     def __exit__(
@@ -468,12 +470,16 @@ class Answer:
 
     def _runs_away(self, piece: Text) -> bool:
         """Tell the user, once, that the reply repeats itself. Returns whether it is ended for that."""
-        circles = self._circles
-        period = circles.runaway.feed(piece.tokens) if circles.runaway and not self._is_told else 0
+        repetition = self._repetition
+        period = (
+            repetition.detector.feed(piece.tokens)
+            if repetition.detector and not self._repetition_was_reported
+            else 0
+        )
         if not period:
             return False
-        self._is_told = True
-        is_ended = circles.may_stop and not self._output.may_be_in_call
+        self._repetition_was_reported = True
+        is_ended = repetition.may_stop and not self._output.may_be_in_call
         end = "it was ended" if is_ended else "it goes on"
         self._account.note_repetition(_RUNAWAY.format(period, RUNAWAY_TOKENS, end))
         return is_ended

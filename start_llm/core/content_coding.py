@@ -37,14 +37,14 @@ def decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
         return body
     inflating = zlib.decompressobj(_window(body, coding))
     try:
-        told = inflating.decompress(body, max_bytes + 1)
+        decompressed = inflating.decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise InvalidRequest(f"The body is not what its Content-Encoding, {coding}, says.") from error
-    if len(told) > max_bytes:
+    if len(decompressed) > max_bytes:
         raise body_too_large(max_bytes)
     if not inflating.eof or inflating.unused_data:
         raise InvalidRequest(f"The body is not one whole stream of its Content-Encoding, {coding}.")
-    return told
+    return decompressed
 
 
 def _window(body: bytes, coding: str) -> int:

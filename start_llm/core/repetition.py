@@ -16,7 +16,7 @@ RUNAWAY_TOKENS = 2000
 LONGEST_PERIOD = 200
 """Tokens. A reply runs away once it has repeated a piece of at most `LONGEST_PERIOD` for `RUNAWAY_TOKENS`."""
 _BETWEEN_LOOKS = 100
-_FIRST_TOLD = 4
+_FIRST_REPORTED = 4
 
 
 class RunawayDetector:
@@ -69,9 +69,9 @@ def repeated_calls(messages: Sequence[Message]) -> tuple[str, int]:
     return ", ".join(name for name, _ in last[0]), count
 
 
-def is_worth_telling(count: int) -> bool:
+def is_worth_reporting(count: int) -> bool:
     """Return whether so many repetitions are told: four, and every time that they have doubled."""
-    return count >= _FIRST_TOLD and count & (count - 1) == 0
+    return count >= _FIRST_REPORTED and count & (count - 1) == 0
 
 
 type _Round = tuple[list[tuple[str, str]], list[str]]

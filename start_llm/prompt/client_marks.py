@@ -74,9 +74,9 @@ class ClientMarks:
         """Return a text with words in place of its marks."""
         return self._any.sub(lambda mark: self._words[mark[0]], text)
 
-    def hidden_object(self, said: Mapping[str, Json]) -> dict[str, Json]:
+    def hidden_object(self, members: Mapping[str, Json]) -> dict[str, Json]:
         """Return a JSON object with words in place of the marks in its texts and names."""
-        return {self.hidden(name): self._hidden_value(value) for name, value in said.items()}
+        return {self.hidden(name): self._hidden_value(value) for name, value in members.items()}
 
     def _hidden_value(self, value: Json) -> Json:
         match value:

@@ -15,7 +15,7 @@ from start_llm.core.repetition import (
     LONGEST_PERIOD,
     RUNAWAY_TOKENS,
     RunawayDetector,
-    is_worth_telling,
+    is_worth_reporting,
     repeated_calls,
 )
 from start_llm.models.loader import read
@@ -136,4 +136,4 @@ def test_several_calls_at_once_are_one_turn():
 
 
 def test_it_is_told_at_four_and_whenever_it_has_doubled():
-    assert [count for count in range(40) if is_worth_telling(count)] == [4, 8, 16, 32]
+    assert [count for count in range(40) if is_worth_reporting(count)] == [4, 8, 16, 32]
