@@ -145,15 +145,21 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def build_model(folder: Path) -> Bare:
-    """A random model, the smallest of a few whose bare decode step takes at least 10 ms."""
+    """A random model, the smallest of a few whose bare decode step takes at least 10 ms, or else the largest.
+
+    Beside steps that are much shorter than those of models in use the server's own time weighs more.
+    """
+    step_s = 0.0
     for layers in (4, 8, 12, 16, 24, 32):
         tiny_models.build("qwen3", folder, hidden=768, layers=layers, vocab=8192)
         network, tokenizer = load(str(folder))[:2]
         bare = Bare(network, tokenizer)
         bare.decode()
-        if 1 / bare.decode() >= LEAST_STEP_S:
+        step_s = 1 / bare.decode()
+        if step_s >= LEAST_STEP_S:
             return bare
-    raise SystemExit("This machine is too fast for the largest model that this benchmark builds.")
+    print(f"The largest model that is built here has steps of {1000 * step_s:.1f} ms; few in use have such.")
+    return bare
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
 import mlx.core as mx  # noqa: E402 - found through the line above
 

@@ -90,7 +90,7 @@ class Kept:
     def restore(self, ids: tuple[int, ...]) -> tuple[float, int]:
         """Restore a prompt from the disk. Returns seconds, and the tokens that were restored."""
         began = time.perf_counter()
-        while wait := self.cache.wait_for_disk(ids, b"", len(ids)):
+        while wait := self.cache.wait_for_disk(ids, b"", len(ids), speed=1.0):
             while not wait.is_over:
                 time.sleep(0.0005)
                 self.cache.collect_from_disk()

@@ -32,6 +32,7 @@ anything is wrong. On Linux start it with the BLAS that install_and_run.py prelo
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shlex
 import sys
@@ -45,6 +46,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models, tiny_vision_models  # noqa: E402

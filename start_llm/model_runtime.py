@@ -16,6 +16,7 @@ from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import KVAtRest, Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.config.paths import kernels_folder
 from start_llm.config.settings import Settings
 from start_llm.core.database import Database, DatabaseMetrics
 from start_llm.core.errors import ModelError
@@ -33,7 +34,7 @@ from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
 from start_llm.kv_bits import quantize_pages
 from start_llm.model_adapters import AdapterFolders, ModelAdapters
 from start_llm.models.adapters import Adapters
-from start_llm.models.device import this_device, wire_memory
+from start_llm.models.device import keep_kernels, this_device, wire_memory
 from start_llm.models.footprint import Footprint, measure
 from start_llm.models.identity import digest_of, identity, transcripts_identity
 from start_llm.models.known_digests import WeightFiles, weight_files_of
@@ -292,10 +293,17 @@ class EngineLoader:
     def _load(self) -> LoadedModel:
         # Whether weights are converted must not depend on what other models take.
         most = float32_bytes(self._shared.settings)
+        self._keep_kernels()
         model = load(self._folder, image_max_tokens=self._settings.image_tokens, most_float32_bytes=most)
         wire_memory()
         self._say(model.precision.notice(this_device(), most))
         return model
+
+    def _keep_kernels(self) -> None:
+        try:
+            keep_kernels(kernels_folder(self._shared.settings.state_root))
+        except OSError as error:
+            self._say(f"Kernels are compiled anew at each start: {error}")
 
     def _measured(self, model: LoadedModel, layers: Layers) -> tuple[PrefillProfile, SequenceCost, list[Any]]:
         """Return the cost of prefill and of a sequence, and caches that hold some tokens."""

@@ -27,6 +27,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A server that a test starts in a process of its own would write its trace into this checkout.
 os.environ["ENABLE_REQUEST_LOGGING"] = "false"
+# Expectations are float32's; a GPU's matrices otherwise have the 10 bits of TF32.
+os.environ["MLX_ENABLE_TF32"] = "0"
 # Nobody asks the hub: nothing listens there.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 # Nor is what any server of a test keeps to stand there.

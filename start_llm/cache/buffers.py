@@ -6,9 +6,11 @@ evaluated and that nobody changes meanwhile.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -143,22 +145,38 @@ def _zeros(layout: TensorLayout) -> mx.array:
 
 
 @dataclass(slots=True)
+class _StagedPage:
+    """A page that is read into buffers beside the caches.
+
+    Attributes:
+        is_packed: it is quantised.
+        contents: one buffer for each tensor, from the moment at which it is read.
+    """
+
+    start: int
+    layouts: list[TensorLayout]
+    is_packed: bool
+    contents: list[bytearray] = field(default_factory=list[bytearray])
+
+
+@dataclass(slots=True)
 class Incoming:
     """Buffers for files that are read into the caches of a sequence.
 
+    Quantised pages are read beside the caches everywhere.
+
     Args:
         is_in_place: bytes are read straight into the arrays. If not (the memory of a CUDA device), they are
-            read into buffers beside them, and `finish` copies them.
+            read into buffers beside them, and `take` copies them.
     """
 
     layers: Layers
     caches: list[Any]
     is_in_place: bool = True
     _views: list[_View] = field(default_factory=list["_View"])
-    _packed: list[tuple[int, list[tuple[TensorLayout, bytearray]]]] = field(
-        default_factory=list[tuple[int, "list[tuple[TensorLayout, bytearray]]"]]
-    )
-    _staged: list[tuple[int, list[bytearray]]] = field(default_factory=list[tuple[int, "list[bytearray]"]])
+    _pages: list[_StagedPage | None] = field(default_factory=list["_StagedPage | None"])
+    _taken: int = 0
+    _spare: deque[list[bytearray]] = field(default_factory=deque["list[bytearray]"])
     _state: list[tuple[TensorLayout, mx.array | bytearray]] = field(
         default_factory=list[tuple[TensorLayout, "mx.array | bytearray"]]
     )
@@ -171,16 +189,25 @@ class Incoming:
         arrays = [array for leaf in self.layers.trimmable_arrays(self.caches) for array in leaf]
         if self.is_in_place:
             self._views = self._views or [_View.of(array) for array in arrays]
+            self._pages.append(None)
             return partial(_rows_of_all, self._views, start, tokens)
-        staged = [bytearray(_resized(_layout(array), tokens).nbytes) for array in arrays]
-        self._staged.append((start, staged))
-        return lambda: [[memoryview(one)] for one in staged]
+        return self._beside(start, [_resized(_layout(array), tokens) for array in arrays], is_packed=False)
 
     def packed_page(self, start: int, tensors: Tensors) -> Callable[[], Targets]:
-        """Return what gives the buffers for a quantised page. `finish` restores it into the caches."""
-        staged = [(layout, bytearray(layout.nbytes)) for layout in tensors.values()]
-        self._packed.append((start, staged))
-        return lambda: [[memoryview(content)] for _, content in staged]
+        """Return what makes the buffers for a quantised page."""
+        return self._beside(start, list(tensors.values()), is_packed=True)
+
+    def _beside(self, start: int, layouts: list[TensorLayout], *, is_packed: bool) -> Callable[[], Targets]:
+        page = _StagedPage(start, layouts, is_packed)
+        self._pages.append(page)
+        return partial(self._stage, page)
+
+    def _stage(self, page: _StagedPage) -> Targets:
+        """Give a page buffers. Runs on the disk thread, since fresh memory is as slow as a disk."""
+        sizes = [layout.nbytes for layout in page.layouts]
+        spare = self._spare.pop() if self._spare else []
+        page.contents = spare if list(map(len, spare)) == sizes else list(map(bytearray, sizes))
+        return [[memoryview(content)] for content in page.contents]
 
     def state(self, layouts: Sequence[TensorLayout]) -> Targets:
         """Return the buffers for the state of all non-trimmable leaves."""
@@ -189,52 +216,57 @@ class Incoming:
         ]
         return [[_bytes(one) if isinstance(one, mx.array) else memoryview(one)] for _, one in self._state]
 
-    def finish(self, length: int, state: Sequence[tuple[int, tuple[int, ...]]] = ()) -> None:
+    @property
+    def takes_early(self) -> bool:
+        """True if `take` may be called before all is read: nothing is read in place meanwhile."""
+        return not self._views
+
+    def take(self, done: int) -> None:
+        """Copy what is read beside the caches into them.
+
+        Args:
+            done: number of pages, in their order, that were read and are right.
+        """
+        for index in range(self._taken, min(done, len(self._pages))):
+            page, self._pages[index], self._taken = self._pages[index], None, index + 1
+            if page:
+                self._copy_page(page)
+                self._spare.append(page.contents)
+
+    def finish(self, done: int, length: int, state: Sequence[tuple[int, tuple[int, ...]]] = ()) -> None:
         """Make the caches hold `length` tokens.
 
         Args:
+            done: see `take`.
             state: for each non-trimmable leaf the number of its arrays and its numbers, if there is state.
         """
         self._views.clear()
-        self._copy_staged(length)
-        self._restore_packed(length)
+        self.take(done)
+        self._pages.clear()
+        self._spare.clear()
         self.layers.trim(self.caches, length)
         if state:
             arrays = iter([_array(layout, content) for layout, content in self._state])
             leaves = [(tuple(next(arrays) for _ in range(count)), numbers) for count, numbers in state]
             self.layers.give_state(self.caches, StateSnapshot(tuple(leaves)))
 
-    def _restore_packed(self, length: int) -> None:
-        """Dequantise pages into the caches, one leaf after the other, as far as they were read."""
-        if not self._packed or self.layers.quantizer is None:
-            return
-        pages = [(start, iter(staged)) for start, staged in self._packed if start < length]
+    def _copy_page(self, page: _StagedPage) -> None:
+        """Copy a page into the caches. Its buffers are free afterwards."""
         leaves = self.layers.trimmable_arrays(self.caches)
+        stored = map(_array, page.layouts, page.contents)
         for index, leaf in enumerate(leaves):
-            for start, staged in pages:
-                packed = self.layers.quantizer.packed_count(index)
-                arrays = tuple(_array(*next(staged)) for _ in range(packed or len(leaf)))
-                for whole, part in zip(leaf, self.layers.quantizer.unpacked(index, arrays), strict=True):
-                    whole[..., start : start + part.shape[-2], :] = part
-            mx.eval(leaf)
+            for whole, part in zip(leaf, self._parts(page, index, len(leaf), stored), strict=True):
+                if part.size:
+                    whole[..., page.start : page.start + part.shape[-2], :] = part
+        mx.eval(leaves)
         self.layers.put_trimmable_arrays(self.caches, leaves)
-        self._packed.clear()
 
-    def _copy_staged(self, length: int) -> None:
-        if not self._staged:
-            return
-        leaves = self.layers.trimmable_arrays(self.caches)
-        flat = [array for leaf in leaves for array in leaf]
-        for start, contents in self._staged:
-            for place, (array, content) in enumerate(zip(flat, contents, strict=True)):
-                tokens = len(content) * array.shape[-2] // max(array.nbytes, 1)
-                if start < length and content:
-                    part = _array(_resized(_layout(array), tokens), content)
-                    flat[place][..., start : start + tokens, :] = part
-        mx.eval(flat)
-        arrays = iter(flat)
-        self.layers.put_trimmable_arrays(self.caches, [tuple(next(arrays) for _ in leaf) for leaf in leaves])
-        self._staged.clear()
+    def _parts(self, page: _StagedPage, index: int, arrays: int, stored: Iterator[mx.array]) -> Arrays:
+        """Return the arrays of one leaf of a page, as the caches hold them."""
+        quantizer = self.layers.quantizer
+        if not page.is_packed or quantizer is None:
+            return tuple(islice(stored, arrays))
+        return quantizer.unpacked(index, tuple(islice(stored, quantizer.packed_count(index) or arrays)))
 
 
 class _View(NamedTuple):

@@ -7,22 +7,28 @@ like any other. Owned by the engine thread; the disk thread fills the buffers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from start_llm.cache.buffers import Incoming
 from start_llm.cache.disk_plan import DiskPlan, PageChain, is_worth_it, plan_from_disk
-from start_llm.cache.disk_tier import DiskAccess, DiskRead, DiskWait, FilePart
+from start_llm.cache.disk_reads import DiskRead, DiskWait, FilePart
+from start_llm.cache.disk_tier import DiskAccess
 from start_llm.cache.page_file import TensorLayout
 from start_llm.cache.pages import Page, SequenceCache
+from start_llm.cache.restore_pace import RestorePace
 
 if TYPE_CHECKING:
     from start_llm.cache.buffers import Targets
     from start_llm.cache.disk_index import CachedFile
     from start_llm.cache.layers import Layers
     from start_llm.cache.restore import Restorer
+
+_MOST_AHEAD_BYTES = 256 * 2**20
+"""Of a prompt, that are read and not yet copied, where files are read beside the caches."""
 
 
 class FromDisk(NamedTuple):
@@ -92,9 +98,18 @@ class DiskRestorer:
         self._drop = drop
         self._running: list[DiskRestore] = []
         self._looks: list[DiskWait] = []
+        self._pace = RestorePace()
 
-    def begin(
-        self, root: Page, matched: list[Page], ids: tuple[int, ...], *, kept: int, room: int, may_look: bool
+    def begin(  # noqa: PLR0913 (keywords)
+        self,
+        root: Page,
+        matched: list[Page],
+        ids: tuple[int, ...],
+        *,
+        kept: int,
+        room: int,
+        may_look: bool,
+        speed: float,
     ) -> DiskRestore | DiskWait | None:
         """Begin to restore what memory does not have of a prompt.
 
@@ -106,6 +121,7 @@ class DiskRestorer:
             kept: tokens that a restore from memory gives.
             room: tokens that its caches can hold before they grow.
             may_look: headers of files may be read first.
+            speed: tokens that are computed in a second.
         """
         tier = self._tier
         if self._is_hanging() or not tier.is_on:
@@ -119,6 +135,9 @@ class DiskRestorer:
         if not is_worth_it(plan, kept):
             return None
         saves = plan.length - kept
+        if self._pace.is_slower(sum(file.nbytes for file in plan.files), saves / speed):
+            tier.metrics.computed_instead += 1
+            return None
         return self._follow(plan, saves) or self._read(plan, root, ids, room, saves)
 
     def leave(self, wait: DiskWait | DiskRestore) -> None:
@@ -187,7 +206,7 @@ class DiskRestorer:
                 ids=ids,
                 seq_cache=seq_cache,
                 buffers=buffers,
-                read=DiskRead(parts=parts),
+                read=DiskRead(parts=parts, most_ahead=_most_ahead(parts) if buffers.takes_early else None),
                 began=time.perf_counter(),
                 saves=saves,
             )
@@ -224,11 +243,34 @@ class DiskRestorer:
         return FilePart(file, parent, tokens, tuple(layouts.values()), targets)
 
     def collect(self) -> None:
-        """Complete the restores whose files are read, and let go of what was written."""
+        """Take what is read, complete the restores whose files are read, and let go of what was written."""
         self._tier.release_written()
-        for restore in [one for one in self._running if one.read.is_over]:
-            self._running.remove(restore)
-            self._complete(restore)
+        for restore in list(self._running):
+            if restore.read.is_over:
+                self._running.remove(restore)
+                self._complete(restore)
+            elif restore.buffers.takes_early:
+                self._take(restore)
+
+    def _take(self, restore: DiskRestore) -> None:
+        """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
+        done = restore.read.done
+        with ExitStack() as failed, self._restorer.rollback_on_error(restore.seq_cache):
+            failed.callback(self._abandon, restore, done)
+            restore.buffers.take(done)
+            failed.pop_all()
+        self._tier.take(restore.read, done)
+
+    def _abandon(self, restore: DiskRestore, done: int) -> None:
+        restore.give_up()
+        self._running.remove(restore)
+        self._tier.take(restore.read, done)
+        self._tell_over(restore)
+
+    def _tell_over(self, restore: DiskRestore) -> None:
+        restore.is_over = True
+        for one in restore.followers:
+            one.is_over = True
 
     def _complete(self, restore: DiskRestore) -> None:
         plan, read = restore.plan, restore.read
@@ -239,12 +281,10 @@ class DiskRestorer:
         is_whole = len(done) == len(plan.files)
         nbytes = sum(file.nbytes for file in done)
         read.parts.clear()  # with the buffers
-        restore.is_over = True
-        for one in restore.followers:
-            one.is_over = True
+        self._tell_over(restore)
         tokens = list(restore.ids[:length])
         with self._restorer.rollback_on_error(restore.seq_cache):
-            restore.buffers.finish(length, _state_of(plan) if is_whole else ())
+            restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
             if self._layers.has_state and not is_whole:
                 self._drop(restore.seq_cache, tokens)
                 return
@@ -253,11 +293,16 @@ class DiskRestorer:
 
     def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
         restore.got = FromDisk(tokens, time.perf_counter() - restore.began)
+        self._pace.note(nbytes, restore.got.seconds)
         metrics = self._tier.metrics
         metrics.hits += tokens > 0
         metrics.restored_tokens += tokens
         metrics.restored_bytes += nbytes
         metrics.restored_s += restore.got.seconds
+
+
+def _most_ahead(parts: Sequence[FilePart]) -> int:
+    return max(2, _MOST_AHEAD_BYTES // max(1, *(sum(one.nbytes for one in part.tensors) for part in parts)))
 
 
 def _both(tail: Callable[[], Targets], state: Targets) -> Targets:

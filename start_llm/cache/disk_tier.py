@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,14 +31,15 @@ from start_llm.cache.disk_index import (
     ScannedFile,
     scan,
 )
-from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, TensorLayout, opened_file, write_file
+from start_llm.cache.disk_reads import DiskRead, DiskWait, FilePart
+from start_llm.cache.page_file import FileHeader, HurtFile, OpenedFile, opened_file, write_file
 from start_llm.cache.write_limit import DailyWriteLimit
 from start_llm.core.disk_thread import DiskThread
 from start_llm.core.private_files import Lock, private_folder
 from start_llm.telemetry.metrics import DiskMetrics
 
 if TYPE_CHECKING:
-    from start_llm.cache.buffers import KVShape, Outgoing, Targets
+    from start_llm.cache.buffers import KVShape, Outgoing
 
 MOST_IN_FLIGHT = 3
 """Files that may wait for the disk at once. Their arrays take memory."""
@@ -74,52 +75,6 @@ type Reader = Callable[[CachedFile], FileHeader | None]
 
 type Superseded = Callable[[DiskIndex, Reader], list[CachedFile]]
 """Returns the files that are worth nothing beside a new one."""
-
-
-@dataclass(slots=True)
-class FilePart:
-    """A file that is read for a prompt.
-
-    Attributes:
-        parent, tokens: what it must say of itself.
-        tensors: the layouts that it must have.
-        targets: returns the buffers for its tensors. Called on the disk thread.
-    """
-
-    file: CachedFile
-    parent: bytes
-    tokens: tuple[int, ...]
-    tensors: tuple[TensorLayout, ...]
-    targets: Callable[[], Targets]
-
-
-@dataclass(eq=False, slots=True)
-class DiskWait:
-    """Something that a prompt waits for.
-
-    Attributes:
-        is_over: set on the disk thread.
-        is_late: the prompt did not wait any longer.
-        saves: tokens that it is to give beyond what memory has, if that is known.
-    """
-
-    is_over: bool = False
-    is_late: bool = False
-    saves: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class DiskRead(DiskWait):
-    """Files that are read one after the other, up to the first that cannot be used.
-
-    Attributes:
-        done: number of parts that were read and are right.
-        is_given_up: nobody waits for it any more.
-    """
-
-    parts: list[FilePart] = field(default_factory=list[FilePart])
-    done: int = 0
-    is_given_up: bool = False
 
 
 class DiskTier:
@@ -368,7 +323,7 @@ class DiskTier:
     def read(self, job: DiskRead) -> None:
         """Read files for a prompt. Several prompts take turns, file by file."""
         self._reads.add(job)
-        if not self._thread.submit(lambda: self._read(job), is_urgent=True):
+        if not self._read_on(job):
             self._end(job)
 
     def _read(self, job: DiskRead) -> None:
@@ -378,11 +333,20 @@ class DiskTier:
                 pass
             elif self._read_part(job.parts[job.done]):
                 job.done += 1
-                is_left = job.done < len(job.parts)
-                has_more = is_left and self._thread.submit(lambda: self._read(job), is_urgent=True)
+                has_more = job.done < len(job.parts) and (job.pauses() or self._read_on(job))
+                if has_more and job.most_ahead is not None:
+                    self.notify()
         finally:
             if not has_more:
                 self._end(job)
+
+    def take(self, job: DiskRead, parts: int) -> None:
+        """Note that the first `parts` files of a job are where they belong: their buffers are free again."""
+        if job.take(parts) and not self._read_on(job):
+            self._end(job)
+
+    def _read_on(self, job: DiskRead) -> bool:
+        return self._thread.submit(lambda: self._read(job), is_urgent=True)
 
     def _read_part(self, part: FilePart) -> bool:
         def read(opened: OpenedFile) -> None:

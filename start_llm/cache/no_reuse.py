@@ -74,7 +74,7 @@ class NoReuse:
         seq_cache.set_caches([])
 
     def wait_for_disk(
-        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, may_look: bool = True
+        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, speed: float, may_look: bool = True
     ) -> None:
         pass
 

@@ -30,8 +30,9 @@ from start_llm.cache.checkpoints import (
     step_in_text,
 )
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
+from start_llm.cache.disk_reads import DiskWait
 from start_llm.cache.disk_restore import DiskRestore, DiskRestorer
-from start_llm.cache.disk_tier import DiskAccess, DiskWait
+from start_llm.cache.disk_tier import DiskAccess
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
@@ -271,7 +272,7 @@ class PromptCache:
     # --------------------------------------------------------------------------------------------------- disk
 
     def wait_for_disk(
-        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, may_look: bool = True
+        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, speed: float, may_look: bool = True
     ) -> DiskWait | DiskRestore | None:
         """Begin to restore from the disk what memory does not have of a prompt.
 
@@ -280,6 +281,7 @@ class PromptCache:
 
         Args:
             capacity: tokens that the caches should take without growing.
+            speed: tokens that are computed in a second; nothing is restored that is computed faster.
             may_look: headers of files may be read first.
         """
         if self._disk_restorer is None:
@@ -287,7 +289,9 @@ class PromptCache:
         root = self._root(salt)
         matched = self._store.tree.match(root, ids[:-1])
         kept = plan_restore(root, matched, ids, has_state=self._layers.has_state).length
-        wait = self._disk_restorer.begin(root, matched, ids, kept=kept, room=capacity, may_look=may_look)
+        wait = self._disk_restorer.begin(
+            root, matched, ids, kept=kept, room=capacity, may_look=may_look, speed=speed
+        )
         self._metrics.cut_images += isinstance(wait, DiskRestore) and wait.plan.is_cut
         return wait
 

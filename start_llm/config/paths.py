@@ -61,6 +61,11 @@ def servers_folder(state_root: str) -> Path:
     return from_root(state_root) / "servers"
 
 
+def kernels_folder(state_root: str) -> Path:
+    """Return the folder of the kernels that were compiled for this machine's device."""
+    return from_root(state_root) / "kernels"
+
+
 def program() -> str:
     """Return how this installation is called from a shell in any folder."""
     if IS_CHECKOUT:

@@ -54,7 +54,9 @@ class DiskWaits:
             first.waits += 1
             try:
                 may_look = first.waits <= _MOST_LOOKS
-                first.wait = self._cache.wait_for_disk(first.ids, request.salt, capacity, may_look=may_look)
+                first.wait = self._cache.wait_for_disk(
+                    first.ids, request.salt, capacity, speed=speed, may_look=may_look
+                )
             except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
                 self._metrics.failures += 1
                 first.wait = None

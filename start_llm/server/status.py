@@ -196,6 +196,7 @@ class Status:
             "restored_bytes": disk.restored_bytes,
             "restored_seconds": round(disk.restored_s, 3),
             "late": disk.late,
+            "computed_instead": disk.computed_instead,
             "rejected_files": {reason: disk.rejected[reason] for reason in sorted(disk.rejected)},
             "queue": disk.queue,
             "written_files": disk.written_files,

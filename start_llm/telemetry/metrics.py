@@ -126,6 +126,7 @@ class DiskMetrics:
         restored_tokens, restored_bytes, restored_s: tokens and bytes that were read for prompts, and the
             seconds that these prompts waited.
         late: prompts that did not wait for the disk any longer, because it took more time than computing.
+        computed_instead: prompts that were computed though the disk had them, because that is faster.
         rejected: files that could not be used, by reason; see `cache.page_file.HurtFile`.
         queue: files that wait to be written.
         written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
@@ -144,6 +145,7 @@ class DiskMetrics:
     restored_bytes: int = 0
     restored_s: float = 0.0
     late: int = 0
+    computed_instead: int = 0
     rejected: Counter[str] = field(default_factory=Counter[str])
     queue: int = 0
     written_files: int = 0

@@ -19,7 +19,8 @@ from mlx_lm.generate import generation_stream
 
 from start_llm.cache.disk_index import LOCK, WRITTEN, CachedFile
 from start_llm.cache.disk_maintenance import clear, report
-from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits, DiskRead, FilePart
+from start_llm.cache.disk_reads import DiskRead, FilePart
+from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits
 from start_llm.core.events import Failed, Finished, Restored
 from start_llm.core.private_files import Lock
 from start_llm.engine.inbox import StopRequest

@@ -541,7 +541,7 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
     second = OnDisk(resources, tmp_path, kv=form, is_in_place=is_in_place)
     try:
         settled(lambda: second.tier.scanned.is_over)
-        while wait := second.cache.wait_for_disk(question, b"", len(question)):
+        while wait := second.cache.wait_for_disk(question, b"", len(question), speed=1.0):
             settled(lambda wait=wait: second.cache.collect_from_disk() or wait.is_over)
         assert second.cache.peek(question, b"", ()).tokens == known
         assert mx.array_equal(log_probabilities(second, question, known), memory)
@@ -579,7 +579,9 @@ def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
         engine = OnDisk(resources, tmp_path, kv=kv)
         try:
             settled(lambda engine=engine: engine.tier.scanned.is_over)
-            assert engine.cache.wait_for_disk((*prompt, 1), b"", 300) is None, "pages of another format"
+            assert engine.cache.wait_for_disk((*prompt, 1), b"", 300, speed=1.0) is None, (
+                "pages of another format"
+            )
             written(engine, prompt)
         finally:
             engine.stop()

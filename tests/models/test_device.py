@@ -1,5 +1,6 @@
 """The memory that models may use, on each kind of device."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from start_llm.models import device
-from start_llm.models.device import Device, this_device, wire_memory
+from start_llm.models.device import Device, keep_kernels, this_device, wire_memory
 
 GIB = 2**30
 METAL = {"device_name": "Apple M3 Max", "memory_size": 64 * GIB, "max_recommended_working_set_size": 48 * GIB}
@@ -63,3 +64,38 @@ def test_where_there_is_no_such_limit_nothing_is_wired(info: dict[str, Any], mon
     monkeypatch.setattr(device.mx, "device_info", lambda: info)
     monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
     wire_memory()
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: CUDA)
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")  # as it was before, once the test is over
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_kernels_of_a_cuda_device_are_kept_where_nobody_else_writes(tmp_path: Path):
+    keep_kernels(tmp_path / "state" / "kernels")
+    assert os.environ["MLX_PTX_CACHE_DIR"] == str(tmp_path / "state" / "kernels")
+    assert (tmp_path / "state" / "kernels").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_kernels_are_kept_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "/elsewhere")
+    keep_kernels(tmp_path / "kernels")
+    assert os.environ["MLX_PTX_CACHE_DIR"] == "/elsewhere"
+    assert not (tmp_path / "kernels").exists()
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_a_folder_of_kernels_that_cannot_be_made_is_told_of(tmp_path: Path):
+    (tmp_path / "kernels").write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        keep_kernels(tmp_path / "kernels")
+    assert not os.environ["MLX_PTX_CACHE_DIR"]
+
+
+def test_where_nothing_is_compiled_no_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mx, "device_info", lambda: METAL)
+    keep_kernels(tmp_path / "kernels")
+    assert not list(tmp_path.iterdir())
