@@ -8,6 +8,7 @@ _LEAST_BYTES = 2**24
 """Less says more of waiting than of reading."""
 _REMEMBERED = 8
 _WORTH = 1.5
+_UNNOTICED_S = 0.25
 """A restore may take so much longer than computing: it leaves the device to other prompts."""
 
 
@@ -28,4 +29,4 @@ class RestorePace:
         It goes by the fastest of the last restores: the others may have waited for a busy disk. As long as
         none is known, restoring is better.
         """
-        return bool(self._rates) and nbytes / max(self._rates) > _WORTH * computing_s
+        return bool(self._rates) and nbytes / max(self._rates) > _WORTH * computing_s + _UNNOTICED_S

@@ -181,6 +181,9 @@ class _Examination:
 
     def _restart_finding(self, comparison: Comparison) -> Finding:
         found = self._judged("restart", comparison, f"{comparison.disk_tokens:,} tokens from the disk")
+        if self._server.runtime.disk.metrics.computed_instead:
+            text = f"{found.text}; some were computed, which is faster than this disk"
+            return replace(found, text=text)
         if found.verdict == "fine" and not comparison.disk_tokens:
             return replace(found, verdict="fault", text=f"{comparison}: nothing came back from the disk")
         return found

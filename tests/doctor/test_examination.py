@@ -14,6 +14,7 @@ import mlx.nn
 import pytest
 
 from start_llm.cache.layers import Layers
+from start_llm.cache.restore_pace import RestorePace
 from start_llm.config.settings import Settings
 from start_llm.doctor.examination import Extent, examine
 from start_llm.doctor.findings import Finding, Findings
@@ -135,6 +136,14 @@ def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, m
     found = faults(examined(model))
     assert "not read as they were written" in found["disk tier"]
     assert "nothing came back from the disk" in found["restart"]
+
+
+@pytest.mark.thorough
+def test_a_disk_that_is_slower_than_computing_is_told_and_no_fault(model: Path, monkeypatch):
+    monkeypatch.setattr(RestorePace, "is_slower", lambda *_: True)
+    found = {one.topic: one for one in examined(model)}
+    assert found["restart"].verdict == "fine"
+    assert found["restart"].text.endswith("some were computed, which is faster than this disk")
 
 
 @pytest.mark.thorough
