@@ -26,7 +26,7 @@ PAGES = 1500 // 32
 
 @pytest.fixture(scope="module")
 def resources(tmp_path_factory: pytest.TempPathFactory) -> EngineResources:
-    def built(family: str, **size: int) -> Path:
+    def built(family: str, **size: Any) -> Path:
         return tiny_models.build(family, tmp_path_factory.mktemp("model"), **size)
 
     return resources_of(built, "qwen3")
