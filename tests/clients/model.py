@@ -46,6 +46,9 @@ CALLS: Mapping[str, Call] = {
 """By the name of the tool."""
 DELEGATE = "Let two others look at the note at once."
 SEARCH = "Which tool edits notebooks?"
+PATCH = "Please add a second note by a patch."
+PATCHED, PATCHED_TEXT = "second.txt", "Sing with the kettle."
+WRITE, EDIT = "Please write a second note.", "Please mend the second note."
 _DELEGATED = {"prompt": f"{QUESTION} (by another)", "subagent_type": "claude", "run_in_background": False}
 ERRANDS: Mapping[str, tuple[Call, ...]] = {
     DELEGATE: (
@@ -53,6 +56,14 @@ ERRANDS: Mapping[str, tuple[Call, ...]] = {
         ("Agent", {"description": "Read two", **_DELEGATED}),
     ),
     SEARCH: (("ToolSearch", {"query": "select:NotebookEdit", "max_results": 5}),),
+    WRITE: (("Write", {"file_path": PATCHED, "content": f"{PATCHED_TEXT}\n"}),),
+    EDIT: (("Edit", {"file_path": PATCHED, "old_string": "Sing", "new_string": "Hum"}),),
+    PATCH: (
+        (
+            "apply_patch",
+            {"input": f"*** Begin Patch\n*** Add File: {PATCHED}\n+{PATCHED_TEXT}\n*** End Patch\n"},
+        ),
+    ),
 }
 """Calls by the question that they follow."""
 _FORM = FORMS["glm"]
