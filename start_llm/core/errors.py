@@ -124,6 +124,8 @@ class ContextOverflow(InvalidRequest):
     Attributes:
         prompt_tokens: length of the prompt.
         window: tokens that prompt and reply may have together.
+
+    Args:
         is_counted: False if the prompt was not encoded, because it surely has at least that many.
     """
 

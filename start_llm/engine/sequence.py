@@ -34,7 +34,7 @@ class EngineSequence:
         excluded_from_batches: it joins no batch, because a batch that it was in has failed and it may be the
             cause.
         due: see `engine.schedule`.
-        since: when it last started or continued, in seconds on the engine's clock.
+        running_since: when it last started or continued, in seconds on the engine's clock.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Handles one request and its reply: binds the prompt before it is computed, records the reply at its end.
 
-`Transcripts.begin` returns a `Turn`. The service calls `asked` when the prompt is submitted, `computed`,
-`wrote` and `said` while the request runs, `ended` when the reply is finished, and in any case `left`.
+`Transcripts.begin` returns a `Turn`. The service calls `record_submitted` when the prompt is submitted,
+`note_prefilled`, `add_generated_tokens` and `add_output` while the request runs, `record_reply` when the
+reply is finished, and in any case `note_delivered`.
 """
 
 from __future__ import annotations
