@@ -183,7 +183,7 @@ def test_what_is_gone_is_found():
         "gone_long_ago",
         "Nothing.of_it",
     ]
-    text = "Sum.\n\nArgs:\n    first, *rest: numbers.\n    gone: not there,\n        at all.\n\nRaises:\n    X."
+    text = "Sum.\n\nArgs:\n    first, *rest: numbers.\n    gone: not\n        there.\n\nRaises:\n    X"
     assert entries(text, "Args") == ["first", "rest", "gone"]
     assert entries(text, "Attributes") == []
     function = ast.parse("def f(first, /, second, *rest, third, **more): ...").body[0]
