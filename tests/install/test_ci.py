@@ -18,7 +18,7 @@ def ci(sandbox):
     """`ci(69)` runs the copied script where building the real weights ends with that status."""
     (sandbox.root / ".ci").mkdir()
     script = shutil.copy(REPOSITORY / ".ci" / "run", sandbox.root / ".ci")
-    sandbox.write_script(sandbox.root / "scripts" / "check", "exit 0")
+    sandbox.write_script(sandbox.root / "scripts" / "check", 'echo "seven files are formatted"')
     sandbox.add_python(sandbox.bin / "python")
     for program in ("apt-get", "sudo"):
         sandbox.write_script(sandbox.bin / program, "exit 1")
@@ -35,6 +35,19 @@ def ci(sandbox):
 def test_the_tests_with_real_weights_come_before_all_others(sandbox, ci):
     assert ci(0).returncode == 0
     assert sandbox.calls()[-3:] == ["scripts/real_model.py float32", REAL_TESTS, EVERY_TEST]
+
+
+def test_format_lint_and_types_are_checked_meanwhile(sandbox, ci):
+    assert "seven files are formatted" in ci(0).stdout.splitlines()
+
+
+def test_what_is_not_right_stops_it_before_the_other_tests(sandbox, ci):
+    sandbox.write_script(sandbox.root / "scripts" / "check", "echo three errors; exit 1")
+    done = ci(0)
+    assert done.returncode == 1
+    assert "three errors" in done.stdout.splitlines()
+    assert ".ci/run: format, lint or types are not right" in done.stderr.splitlines()
+    assert EVERY_TEST not in sandbox.calls()
 
 
 def test_without_the_weights_it_says_so_and_passes(sandbox, ci):
