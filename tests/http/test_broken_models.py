@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case
         assert reason in message
         assert running.result() == whole
         assert loaded(server) == {"qwen3"}
-        assert memory() <= before * 1.01
+        wait_until(lambda: memory() <= before * 1.01, within_s=10)  # behind the step after the last token
 
 
 @pytest.mark.sample(4)
