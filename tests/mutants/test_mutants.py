@@ -227,9 +227,26 @@ def test_the_tests_that_find_mutants_pass_without_them(outcomes, file):
     assert outcome.status == 0, outcome.output
 
 
-def test_every_patch_applies():
-    for patch in PATCHES:
-        apply(ROOT, patch, "--check")
+def hunks(patch: Path) -> Iterator[tuple[str, str]]:
+    """The file that each hunk of a patch changes, and the lines that it expects there."""
+    for name, changes in re.findall(
+        r"^\+\+\+ b/(\S+)\n((?:[-+ @\\].*\n|\n)+?)(?=--- a/|\Z)", patch.read_text(), re.M
+    ):
+        for hunk in re.split(r"^@@ .*\n", changes, flags=re.M)[1:]:
+            yield (
+                name,
+                "".join(line[1:] or "\n" for line in hunk.splitlines(keepends=True) if line[0] not in "+\\"),
+            )
+
+
+def test_every_patch_finds_its_lines():
+    """The runs of all mutants apply them."""
+    found = {patch: list(hunks(patch)) for patch in PATCHES}
+    assert all(len(each) == patch.read_text().count("\n@@ ") for patch, each in found.items())
+    sources = {name: (ROOT / name).read_text() for each in found.values() for name, _ in each}
+    assert [
+        patch.name for patch, each in found.items() if any(lines not in sources[name] for name, lines in each)
+    ] == []
 
 
 @pytest.mark.thorough

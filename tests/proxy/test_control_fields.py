@@ -119,7 +119,7 @@ def test_a_field_that_nobody_knows_is_left_out_and_told_once(proxied: Proxied):
 
 
 @pytest.mark.parametrize("path", ASKED)
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_no_name_that_litellm_knows_steers_it(proxied: Proxied, names: set[str], path: str):
     expected = usual(proxied, path)
     with trap() as (url, caught):
