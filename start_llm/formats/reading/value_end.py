@@ -119,18 +119,17 @@ class EndFinder:
 
     def _ended(self, buffer: str, token: regex.Match[str]) -> tuple[int, int | None] | None:
         """Return the value's end if it is at this token. Else pass the token, unless more text decides."""
-        groups = token.groupdict()
-        if groups["marker"]:
+        if token["marker"]:
             return self._ended_at_marker(buffer, token)
-        if groups["again"]:
-            if self._value.is_offered(groups["tool"]):
-                self._quoted_calls += groups["key"] is not None
+        if token["again"]:
+            if self._value.is_offered(token["tool"]):
+                self._quoted_calls += token["key"] is not None
                 self._quote(token.start())
-        elif groups["due"]:
-            if self._may_end and self._value.is_due(groups["key"]):
+        elif token["due"]:
+            if self._may_end and self._value.is_due(token["key"]):
                 self.was_forgotten = True
                 return token.start(), token.start("due")
-        elif groups["end"]:
+        elif token["end"]:
             self._quote(token.start())
         elif self._tail.fullmatch(buffer, token.start(), partial=True):
             return None
