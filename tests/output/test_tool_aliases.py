@@ -1,6 +1,7 @@
 """A tool whose name a notation cannot write has another name for the model, and its own for the client."""
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,10 @@ FAMILIES = [model.family for model in MODEL_FORMATS]
 
 def aliases_of(family: Family, *names: str) -> ToolAliases:
     return AliasChooser(family, "").choose(names)
+
+
+def names_of(tools: Any) -> list[str]:
+    return [one["function"]["name"] for one in tools]
 
 
 def first_writer(family: Family) -> Writer:
@@ -84,8 +89,8 @@ def test_a_request_has_the_alias_wherever_a_tool_is_named():
         ("plain", {}),
     ]
     assert (result.name, result.tool_references, result.content) == ("a__b", ("a__b",), odd)
-    assert [one["function"]["name"] for one in renamed.tools] == ["a__b", "plain"]
-    assert [one["function"]["name"] for one in renamed.late_tools] == ["a__b"]
+    assert names_of(renamed.tools) == ["a__b", "plain"]
+    assert names_of(renamed.late_tools) == ["a__b"]
     assert (renamed.grammars[0].tool, renamed.form.tools) == ("a__b", frozenset({"a__b"}))
     assert ToolAliases().in_prompt(request) is request
 
