@@ -169,7 +169,7 @@ class RequestPreparer:
         return ReasoningLimit(
             max_reasoning_tokens=budget,
             starts_open=prompt.reasoning_is_open,
-            opening=marks.opening,
+            opening=marks.mark,
             closing=marks.closing,
             closing_tokens=tuple(self._tokenizer.encode(closing, as_document=False)),
         )

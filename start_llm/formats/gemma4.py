@@ -19,7 +19,7 @@ from start_llm.formats.writing.gemma_arguments import GemmaArguments
 _QUOTE = '<|"|>'
 _REASONING = replace(
     unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>"),
-    misspelt=("<|channel><|channel>thought",),
+    label="thought",
 )
 
 GEMMA4 = ModelFormat(

@@ -149,7 +149,7 @@ class TagSplitter:
         self._after_reasoning = False
         self._was_cut_in_mark = self._was_cut_in_answer = False
         if reasoning_is_open and family.reasoning:
-            self._reasoning = self._opened(family.reasoning)
+            self._reasoning = self._opened(family.reasoning, is_after_mark=False)
 
     @property
     def in_reasoning(self) -> bool:
@@ -200,19 +200,20 @@ class TagSplitter:
             else:
                 self._read_answer(piece, events)
 
-    def _opened(self, marks: ReasoningMarks) -> ReasoningReader:
-        return ReasoningReader(marks, self._text, self._formats, self._answer_marks)
+    def _opened(self, marks: ReasoningMarks, *, is_after_mark: bool = True) -> ReasoningReader:
+        return ReasoningReader(
+            marks, self._text, self._formats, self._answer_marks, is_after_mark=is_after_mark
+        )
 
     def _read_start(self, marks: ReasoningMarks, piece: str, events: list[Output]) -> None:
         """Read white space, then perhaps a mark of reasoning."""
         buffer, self._held = self._held + piece, ""
         begun = buffer.lstrip()
         self._space.pass_on(buffer[: len(buffer) - len(begun)])
-        opening = next((one for one in marks.openings if begun.startswith(one)), None)
-        if opening is not None:
+        if begun.startswith(marks.mark):
             self._space.drop()
             self._reasoning = self._opened(marks)
-            self._text.give_back(begun.removeprefix(opening))
+            self._text.give_back(begun.removeprefix(marks.mark))
         elif begun.startswith(marks.closing):
             self._space.drop()
             self._end_reasoning()
@@ -230,9 +231,7 @@ class TagSplitter:
     def _may_become_mark(self, begun: str, marks: ReasoningMarks) -> bool:
         """Return True if the next character is needed to tell a mark, or a call from assumed reasoning."""
         calls = self._formats.openers if self._may_assume else ()
-        return any(
-            mark.startswith(begun) and mark != begun for mark in (*marks.openings, marks.closing, *calls)
-        )
+        return any(mark.startswith(begun) and mark != begun for mark in (marks.mark, marks.closing, *calls))
 
     def _begin_answer(self, events: list[Output]) -> None:
         """Begin the answer, without the newlines between reasoning and answer."""
@@ -242,7 +241,7 @@ class TagSplitter:
 
     def _read_answer(self, piece: str, events: list[Output]) -> None:
         mark = self._finder.read(piece, events)
-        if self._marks and mark in self._marks.openings:
+        if self._marks and mark == self._marks.mark:
             self._reasoning = self._opened(self._marks)
         elif mark in self._mark_after:
             self._missing_mark = self._mark_after[mark]
@@ -291,7 +290,7 @@ class TagSplitter:
         """Close a reply that ends where reasoning might have begun."""
         held, self._held = self._held, ""
         is_text = complete and not marks.is_unmistakable
-        if not is_text and is_half_a_mark(held, (*marks.openings, marks.closing)):
+        if not is_text and is_half_a_mark(held, (marks.mark, marks.closing)):
             self._was_cut_in_mark = not complete
             return
         self._begin_answer(events)
@@ -299,4 +298,4 @@ class TagSplitter:
 
 
 def _unmistakable(marks: ReasoningMarks | None) -> tuple[str, ...]:
-    return (*marks.openings, marks.closing) if marks and marks.is_unmistakable else ()
+    return (marks.mark, marks.closing) if marks and marks.is_unmistakable else ()
