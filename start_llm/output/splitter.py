@@ -221,12 +221,15 @@ class TagSplitter:
         elif begun and self._may_become_mark(begun, marks):
             self._held = begun
         elif begun and self._may_assume and not begun.startswith(self._formats.openers):
-            self._assumed = []
-            self._reasoning = ReasoningReader(marks, self._text, self._no_calls)
-            self._read_reasoning(self._reasoning, self._space.release() + begun, events)
+            self._begin_assumed(marks, begun, events)
         elif begun:
             self._begin_answer(events)
             self._text.give_back(begun)
+
+    def _begin_assumed(self, marks: ReasoningMarks, begun: str, events: list[Output]) -> None:
+        self._assumed = []
+        self._reasoning = ReasoningReader(marks, self._text, self._no_calls)
+        self._read_reasoning(self._reasoning, self._space.release() + begun, events)
 
     def _may_become_mark(self, begun: str, marks: ReasoningMarks) -> bool:
         """Return True if the next character is needed to tell a mark, or a call from assumed reasoning."""
@@ -267,10 +270,10 @@ class TagSplitter:
 
     def _end_part(self, complete: bool, events: list[Output]) -> bool:
         """Close the last part of the reply. Return True if there is text to be read again."""
+        if self._may_begin_reasoning and self._marks and not self._reasoning:
+            self._close_start(self._marks, complete, events)
         if self._reasoning:
             return self._close_reasoning(self._reasoning, complete, events)
-        if self._may_begin_reasoning and self._marks:
-            self._close_start(self._marks, complete, events)
         return self._finder.end_block(complete, events)
 
     def _close_reasoning(self, reasoning: ReasoningReader, complete: bool, events: list[Output]) -> bool:
@@ -292,6 +295,9 @@ class TagSplitter:
         is_text = complete and not marks.is_unmistakable
         if not is_text and is_half_a_mark(held, (marks.mark, marks.closing)):
             self._was_cut_in_mark = not complete
+            return
+        if held and self._may_assume and not any(one.startswith(held) for one in (marks.mark, marks.closing)):
+            self._begin_assumed(marks, held, events)  # half the opener of a call is no mark of reasoning
             return
         self._begin_answer(events)
         self._finder.read(held, events)

@@ -205,6 +205,14 @@ def test_a_text_without_an_opener_passes_whatever_tools_there_are(case):
         assert split(case, [case.text]) == split(untooled(case), [case.text], complete=case.complete)
 
 
+@pytest.mark.parametrize("text", ["<|", "<to", "<tool_ca", "\n<|tool", "[TOOL"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_reply_that_ends_in_half_an_opener_is_the_same_with_and_without_tools(text, complete):
+    case = Case(name="half", text=text, family=FAMILIES["glm4"], complete=complete)
+    assert split(case, [text]) == split(untooled(case), [text], complete=complete)
+    assert split(case, text) == split(case, [text])
+
+
 def remove_all(text: str, parts: tuple[str, ...]) -> str:
     while any(part in text for part in parts):
         for part in parts:

@@ -159,6 +159,8 @@ class EndFinder:
             if not self._quoted_calls:
                 return token.span()
             self._quoted_calls -= follow["key"] is None
+        elif self._value.is_wrapped:
+            return token.span()
         self._pass(buffer, token.end())
         return None
 
