@@ -200,8 +200,9 @@ def is_right(value: object, text: str) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    """The text as it is, and with line breaks for their escapes."""
-    return "\0".join((text, text.replace("\\n", "\n"), text.replace("\\\n", "")))
+    """The text as it is, with line breaks for their escapes, and with Python's escapes read."""
+    as_python = text.encode("latin-1", "backslashreplace").decode("unicode_escape", "ignore")
+    return "\0".join((text, text.replace("\\n", "\n"), as_python))
 
 
 @dataclass(frozen=True)
