@@ -49,6 +49,12 @@ _MARK = regex.compile(
 _PUT_IN = ("<", ">", '"', "'", "{", "}", "[", "]", ",", "\n", "\\", "é")
 _CONTROL = regex.compile(r"<\|(?:start|end|message|channel|call|return|constrain)\|>")
 
+_ESCAPES = {
+    "\n": "", "\\": "\\", "'": "'", '"': '"',
+    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+}  # fmt: skip
+"""Of Python's texts."""
+
 type Damage = Callable[[str], Iterator[str]]
 
 
@@ -201,7 +207,7 @@ def is_right(value: object, text: str) -> bool:
 
 def _unescaped(text: str) -> str:
     """The text as it is, with line breaks for their escapes, and with Python's escapes read."""
-    as_python = text.encode("latin-1", "backslashreplace").decode("unicode_escape", "ignore")
+    as_python = regex.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), text, flags=regex.DOTALL)
     return "\0".join((text, text.replace("\\n", "\n"), as_python))
 
 
