@@ -10,6 +10,10 @@ token than a short one.
 The second table is of replies that are nothing but calls that never end: what the dearest token costs, and
 the end of the reply, at which all of it turns out to be text. The mark is an end under 100 ms after 200 kB;
 the exit status is 1 if one is missed.
+
+The third table is of time, in tokens: how long each notation holds back the text of an argument, from the
+token that has it to the event with it. `quoted`: the text quotes a call of the same notation in its middle;
+`-`: such a call has several readings.
 """
 
 from __future__ import annotations
@@ -32,13 +36,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from start_llm.core.chat import Json  # noqa: E402 - found through the line above
-from start_llm.core.events import Content, Finished, Reasoning, Text, Usage  # noqa: E402
+from start_llm.core.events import CallArguments, Content, Finished, Reasoning, Text, Usage  # noqa: E402
 from start_llm.core.family import Family, ReasoningMarks  # noqa: E402
 from start_llm.engine.detokenize import Detokenizer  # noqa: E402
 from start_llm.formats.reading.schema import Tools  # noqa: E402
 from start_llm.formats.registry import family_by_name  # noqa: E402
 from start_llm.output.splitter import make_splitter  # noqa: E402
 from start_llm.output.stream import OutputStream  # noqa: E402
+from tests.output.corpus.writers import WRITERS, Writer  # noqa: E402
 
 LETTERS_PER_TOKEN = 4
 TOKENS_PER_SECOND = 500
@@ -52,6 +57,7 @@ WRITE: dict[str, Json] = {
     "parameters": {"properties": {"text": {"type": "string"}, "optional": {"type": ["string", "null"]}}},
 }
 TOOLS = Tools([{"type": "function", "function": WRITE}])
+ARGUMENT_LETTERS = 4_000
 UNCLOSED_LETTERS = 200_000
 MAX_CLOSING_SECONDS = 0.1
 UNCLOSED: Mapping[str, tuple[str, str, str]] = {
@@ -197,6 +203,61 @@ def unclosed(rounds: int) -> bool:
     return all_kept
 
 
+def held_tokens(writer: Writer, text: str) -> list[int] | None:
+    """For each token of a text argument, the tokens that come before the event with its last letter.
+
+    None: the text is not read as it was written.
+    """
+    reply = writer.call("write", text=text)
+    tokens = tokens_of(reply)
+    detokenizer = Detokenizer(tokens.__getitem__)
+    stream = OutputStream(make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True))
+    sent: list[str] = []
+    lengths: list[int] = []
+    for token in range(len(tokens)):
+        outputs = stream.feed(Text(detokenizer.feed(token), (token,)))
+        sent += [output.text for output in outputs if isinstance(output, CallArguments)]
+        lengths.append(sum(map(len, sent)))
+    outputs, _ = stream.close(Finished("stop", Usage(prompt=1, cached=0, completion=len(tokens))))
+    sent += [output.text for output in outputs if isinstance(output, CallArguments)]
+    arguments = "".join(sent)
+    if json.dumps({"text": text}, ensure_ascii=False) != arguments:
+        return None
+    return _waits(reply, text, lengths, arguments.index(json.dumps(text, ensure_ascii=False)) + 1)
+
+
+def _waits(reply: str, text: str, lengths: list[int], opening: int) -> list[int]:
+    """Compare when a letter's token came with when the JSON up to that letter had been sent."""
+    written = json.dumps(text, ensure_ascii=False)[1:-1]
+    plain = text if text in reply else written if written in reply else None
+    begin = 0 if plain is None else len(reply[: reply.index(plain)].encode())
+    data = (plain or text).encode()
+    waits: list[int] = []
+    for place in range(LETTERS_PER_TOKEN, len(data), LETTERS_PER_TOKEN):
+        before = data[:place].decode(errors="ignore")
+        needed = opening + len(before if plain == written else json.dumps(before, ensure_ascii=False)[1:-1])
+        came = (begin + place - 1) // LETTERS_PER_TOKEN
+        out = next((token for token, length in enumerate(lengths) if length >= needed), len(lengths))
+        waits.append(out - came)
+    return waits
+
+
+def held_back() -> None:
+    """Print for how many tokens the text of an argument waits."""
+    plain = prose(ARGUMENT_LETTERS)
+    tokens = ARGUMENT_LETTERS // LETTERS_PER_TOKEN
+    print(f"\n| text argument of {tokens:,} tokens | median | most | quoted: median | quoted: most |")
+    print("|---|---|---|---|---|")
+    for name, writer in sorted(WRITERS.items()):
+        half = len(plain) // 2
+        quoting = f"{plain[:half]}\n{writer.call('write', text='a')}\n{plain[half:]}"
+        columns: list[str] = []
+        for text in (plain, quoting):
+            waits = held_tokens(writer, text)
+            columns += [f"{statistics.median(waits):.0f}", f"{max(waits)}"] if waits else ["-", "-"]
+        print(f"| {name} | {' | '.join(columns)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
@@ -212,7 +273,9 @@ def main() -> None:
         tokens = tokens_of(make(options.tokens * LETTERS_PER_TOKEN))
         read(tokens)
         print(row(name, [read(tokens) for _ in range(options.rounds)]), flush=True)
-    if not unclosed(options.rounds):
+    is_kept = unclosed(options.rounds)
+    held_back()
+    if not is_kept:
         sys.exit(1)
 
 

@@ -14,7 +14,8 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.output.splitter import PlainSplitter, Splitter
-from start_llm.output.structured_output import StructuredOutput, StructuredOutputTokenizer
+from start_llm.output.structured_output import StructuredOutput, StructuredOutputTokenizer, offered_names
+from start_llm.output.tool_aliases import AliasChooser, ToolAliases
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
 
@@ -25,6 +26,9 @@ class RequestTokenizer(TemplateTokenizer, StructuredOutputTokenizer, Protocol):
     def fewest_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without encoding it; 0 if nothing is known."""
         ...
+
+
+_NO_ALIASES = ToolAliases()
 
 
 def _unconstrained() -> None:
@@ -48,6 +52,7 @@ class PreparedRequest:
         max_calls: The most tool calls to report; None without a limit.
         trims_leading_space: The tokenizer puts a space before every text; the reply has none.
         adapters: The adapters under which it is computed.
+        aliases: The model's names for tools; the request and its prompt have them.
     """
 
     request: GenerationRequest
@@ -61,6 +66,7 @@ class PreparedRequest:
     max_calls: int | None = None
     trims_leading_space: bool = False
     adapters: AdapterStack = BASE_MODEL
+    aliases: ToolAliases = _NO_ALIASES
 
     @property
     def session(self) -> str:
@@ -94,6 +100,7 @@ class RequestPreparer:
         self._adapters = adapters
         self._demand_room = demand_room
         self._structured_output = StructuredOutput(tokenizer, family, vocabulary)
+        self._aliases = AliasChooser(family, tokenizer.chat_template)
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Render and tokenize the prompt, and choose how the reply is read.
@@ -102,13 +109,21 @@ class RequestPreparer:
             RequestError: The prompt cannot be made.
         """
         adapters = self._adapters.stack(request.options.adapter)
+        aliases, request = self._with_aliases(request)
         prepared = self._prepare(replace(request, tenant=adapters.scope(request.tenant)))
         if adapters.digest and prepared.prompt.images:
             raise InvalidRequest(
                 "'adapter' cannot be used with images: another network reads them, without the adapter.",
                 param="adapter",
             )
-        return replace(prepared, adapters=adapters)
+        return replace(prepared, adapters=adapters, aliases=aliases)
+
+    def _with_aliases(self, request: GenerationRequest) -> tuple[ToolAliases, GenerationRequest]:
+        """Give names that the model can write to the tools that have others."""
+        if not isinstance(request, ChatRequest):
+            return _NO_ALIASES, request
+        aliases = self._aliases.choose(offered_names(request))
+        return aliases, aliases.in_prompt(request)
 
     def _prepare(self, request: GenerationRequest) -> PreparedRequest:
         prompt = self._preparer.prepare(request, self._refuse_beyond_doubt)
@@ -154,7 +169,7 @@ class RequestPreparer:
         return ReasoningLimit(
             max_reasoning_tokens=budget,
             starts_open=prompt.reasoning_is_open,
-            opening=marks.opening,
+            opening=marks.mark,
             closing=marks.closing,
             closing_tokens=tuple(self._tokenizer.encode(closing, as_document=False)),
         )

@@ -23,6 +23,7 @@ from start_llm.core.ids import name_in
 from start_llm.core.images import ImageSpan, image_spans
 from start_llm.core.repetition import (
     RUNAWAY_TOKENS,
+    RepetitionHandling,
     RepetitionPolicy,
     RunawayDetector,
     is_worth_reporting,
@@ -30,6 +31,7 @@ from start_llm.core.repetition import (
 )
 from start_llm.core.sampling import Sampling, SamplingChoice, first_set
 from start_llm.output.stream import OutputStream, merge_adjacent
+from start_llm.output.tool_aliases import ToolAliases
 from start_llm.prompt.prepare import Preparer
 from start_llm.request_preparation import PreparedRequest, RequestPreparer, RequestTokenizer
 from start_llm.telemetry.account import Reports, RequestAccount
@@ -176,7 +178,7 @@ class Service:
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
         repetition = self._repetition_handling(request, is_guided=guide is not None)
-        return Answer(generation, output, turn, account, repetition)
+        return Answer(generation, output, turn, account, repetition, prepared.aliases)
 
     def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
         if self._traits.repetition == "off":
@@ -329,21 +331,6 @@ def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, ima
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RepetitionHandling:
-    """What is done about a model that goes round in circles (`REPETITION`).
-
-    Attributes:
-        calls_notice: what the terminal says of calls that the conversation repeats; empty if it repeats none.
-        detector: looks for a piece that the reply repeats; None: nothing does.
-        may_stop: a reply that runs away is ended, unless it is inside a call.
-    """
-
-    calls_notice: str = ""
-    detector: RunawayDetector | None = None
-    may_stop: bool = False
-
-
 class Answer:
     """The reply to one request while it is generated. Leaving the context cancels what is unfinished.
 
@@ -358,12 +345,14 @@ class Answer:
         turn: Turn,
         account: RequestAccount,
         repetition: RepetitionHandling,
+        aliases: ToolAliases,
     ) -> None:
         self._generation = generation
         self._output = output
         self._turn = turn
         self._account = account
         self._repetition = repetition
+        self._aliases = aliases
         self._repetition_was_reported = False
         self._cached = 0
 
@@ -393,7 +382,8 @@ class Answer:
         Text that is held back, because it may begin a mark or a stop string, counts as silence.
         """
         while True:
-            for event in list(self._outputs(self._generation.take(_POLL_TIMEOUT_S))) or [Idle()]:
+            outputs = map(self._aliases.for_client, self._outputs(self._generation.take(_POLL_TIMEOUT_S)))
+            for event in list(outputs) or [Idle()]:
                 self._account.note(event)  # as the client gets it; `Text` and `Restored` were noted before
                 yield event
                 if isinstance(event, Finished | Failed):

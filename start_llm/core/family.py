@@ -16,7 +16,7 @@ class ReasoningMarks:
         cut: text that the server writes to close reasoning that has used up its budget.
         is_unmistakable: ordinary text never contains these markers, so they are markers wherever they occur.
         ended_by: texts that only start tool calls; they end reasoning that is still open.
-        misspelt: openings that models write by mistake.
+        label: the word that `opening` ends with. Models leave it out, so the mark is what stands before it.
     """
 
     opening: str
@@ -24,11 +24,12 @@ class ReasoningMarks:
     cut: str
     is_unmistakable: bool = False
     ended_by: tuple[str, ...] = ()
-    misspelt: tuple[str, ...] = ()
+    label: str = ""
 
     @property
-    def openings(self) -> tuple[str, ...]:
-        return (self.opening, *self.misspelt)
+    def mark(self) -> str:
+        """The opening marker without its label."""
+        return self.opening.removesuffix(self.label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

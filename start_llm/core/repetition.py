@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from start_llm.core.chat import Message
@@ -35,6 +36,21 @@ class RunawayDetector:
         self._unseen = 0
         period = _period(list(self._tail))
         return period if period <= LONGEST_PERIOD else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionHandling:
+    """What is done about a model that goes round in circles (`REPETITION`).
+
+    Attributes:
+        calls_notice: what the terminal says of calls that the conversation repeats; empty if it repeats none.
+        detector: looks for a piece that the reply repeats; None: nothing does.
+        may_stop: a reply that runs away is ended, unless it is inside a call.
+    """
+
+    calls_notice: str = ""
+    detector: RunawayDetector | None = None
+    may_stop: bool = False
 
 
 def _period(tokens: Sequence[int]) -> int:

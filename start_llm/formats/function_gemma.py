@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.gemma import gemma_calls
-from start_llm.formats.reading.json_calls import TypedObjectReader
+from start_llm.formats.reading.almost_gemma import GemmaReader
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.gemma_arguments import GemmaArguments
 
@@ -23,7 +22,7 @@ FUNCTION_GEMMA = ModelFormat(
         Notation(
             name="function_gemma",
             openers=("<start_function_call>",),
-            reader=partial(TypedObjectReader, gemma_calls(_QUOTE, "<end_function_call>")),
+            reader=partial(GemmaReader, _QUOTE, "<end_function_call>"),
             text=CallText(
                 mark="<start_function_call>",
                 head="<start_function_call>call:NAME",

@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.gemma import gemma_calls
-from start_llm.formats.reading.json_calls import TypedObjectReader
+from start_llm.formats.reading.almost_gemma import GemmaReader
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.gemma_arguments import GemmaArguments
@@ -19,7 +18,7 @@ from start_llm.formats.writing.gemma_arguments import GemmaArguments
 _QUOTE = '<|"|>'
 _REASONING = replace(
     unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>"),
-    misspelt=("<|channel><|channel>thought",),
+    label="thought",
 )
 
 GEMMA4 = ModelFormat(
@@ -33,7 +32,7 @@ GEMMA4 = ModelFormat(
             openers=("<|tool_call>",),
             bare=("call:",),
             after_call=("<|tool_response>",),
-            reader=partial(TypedObjectReader, gemma_calls(_QUOTE, "<tool_call|>")),
+            reader=partial(GemmaReader, _QUOTE, "<tool_call|>"),
             text=CallText(
                 mark="<|tool_call>",
                 head="<|tool_call>call:NAME",

@@ -6,7 +6,8 @@
 Own parser: mlx_lm's parser reads only finished blocks, ends a value at the first `</parameter>`, and
 converts the text "null" to None. The first tag may be missing: Qwen3-Coder drops it in up to half of the
 turns that contain text before the call (measured in ollama/ollama#17742). Granite 3.1 and xLAM put a JSON
-list into the tag; Qwen2.5-Coder often repeats the tag of its prompt's tools, `<tools>`.
+list into the tag; Qwen2.5-Coder often repeats the tag of its prompt's tools, `<tools>`. Models of Hermes'
+family also write `<function_call>`, `<function_calls>`, and `<function name="NAME">` around an object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.reading.lists import json_list
 from start_llm.formats.reading.tagged import TaggedReader, Tags
 from start_llm.formats.reasoning_marks import THINK
@@ -76,7 +77,23 @@ QWEN = ModelFormat(
         ),
     ),
 )
+_ATTRIBUTE = r"\s{0,8}name\s{0,8}=\s{0,8}[\"'](?P<name>[^<>\"'\n]{1,256})[\"']\s{0,8}>"
+_NAMED = replace(TAGS, head=_ATTRIBUTE)
+_NAMED_OBJECT = Objects(head=rf"{_ATTRIBUTE}\s{{0,64}}(?=\{{)", block_end=r"\s{0,64}</function>")
+_OBJECT = Objects(
+    head=r"\s{0,64}" + _tag("function", "name") + r"\s{0,64}(?=\{)",
+    block_end=r"\s{0,64}</function>(?:\s{0,64}</tool_call>)?",
+)
+_IN_OTHER_TAGS = ("tools", "function_call", "function_calls")
 QWEN_READ_ONLY = (
     Notation(name="qwen_bare", openers=("<function=",), reader=partial(TaggedReader, _BARE)),
-    Notation(name="qwen_tools", openers=("<tools>",), reader=partial(ObjectReader, json_list("</tools>"))),
+    Notation(name="qwen_named", openers=("<function ",), reader=partial(TaggedReader, _NAMED)),
+    Notation(name="hermes_named", openers=("<function ",), reader=partial(ObjectReader, _NAMED_OBJECT)),
+    Notation(name="hermes_function", openers=("<tool_call>",), reader=partial(ObjectReader, _OBJECT)),
+    *(
+        Notation(
+            name=f"hermes_{tag}", openers=(f"<{tag}>",), reader=partial(ObjectReader, json_list(f"</{tag}>"))
+        )
+        for tag in _IN_OTHER_TAGS
+    ),
 )

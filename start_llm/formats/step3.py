@@ -25,7 +25,7 @@ _TAGS = Tags(
     rf"<steptml:invoke{_NAMED % 'name'}",
     key=rf"{_SPACE}<steptml:parameter{_NAMED % 'key'}",
     value_end=_VALUE_END,
-    end=rf"{_SPACE}</steptml:invoke>",
+    end=rf"{_SPACE}(?:</steptml:invoke>|{_CALL_END})",
     another=rf"(?:{_OPENER}{_SPACE})?{_BEGIN}[^<]{{0,64}}(?:{_SEPARATOR})?[^<]{{0,64}}"
     rf"<steptml:invoke{_NAMED % 'tool'}",
     has_lines=False,

@@ -25,16 +25,21 @@ from start_llm.output.spacing import TrailingSpace
 
 _TO = r"(?:\s{0,16}to=(?P<to>[^\s<]{1,256}))?"
 _WORDS = (
-    r"(?:\s{0,16}<\|start\|>(?:\s{0,16}\w{1,32})?)?"
-    rf"{_TO}(?:\s{{0,16}}<\|channel\|>\s{{0,16}}(?P<channel>\w{{1,32}}))?{_TO}"
-    r"(?:\s{0,16}<\|constrain\|>)?(?:\s{0,16}\w{1,32})?\s{0,16}"
+    r"(?:(?:\s{0,16}<\|start\|>){1,4}(?:\s{0,16}\w{1,32})?)?"
+    rf"{_TO}(?:(?:\s{{0,16}}<\|channel\|>){{1,4}}\s{{0,16}}(?P<channel>\w{{1,32}}))?{_TO}"
+    r"(?:\s{0,16}<\|constrain\|>){0,4}(?:\s{0,16}\w{1,32})?\s{0,16}"
 )
 _HEADER = regex.compile(rf"{_WORDS}<\|message\|>")
+_UNFINISHED = regex.compile(rf"{_WORDS}(?=\{{)")
+"""A header without its last mark, before the arguments of a call."""
 _INTERRUPTED = regex.compile(
     rf"(?=\s{{0,16}}(?:<\|(?:start|channel)\|>|to=))(?>{_WORDS})(?=<\|(?:start|channel)\|>)"
 )
 """A header inside which another header begins."""
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_INSIDE = ("<|message|>", "<|constrain|>")
+"""Control tokens inside a message; they are never text."""
+_CONTROL = regex.compile("|".join(map(regex.escape, (*_ENDS, *_INSIDE))))
 _RECIPIENT = "to="
 _NO_TOOLS = ("assistant", "user", "all")
 """Recipients whose messages are text."""
@@ -97,7 +102,7 @@ class ChannelSplitter:
         buffer, self._held = self._held + piece, ""
         while buffer:
             if self._message.kind == "header":
-                buffer = self._read_header(buffer, events)
+                buffer = self._read_header(buffer)
             else:
                 buffer = self._read_body(buffer, events)
 
@@ -114,7 +119,7 @@ class ChannelSplitter:
             any(mark in held for mark in _BEGINNINGS) or self._is_half_a_header(held, complete)
         ):
             # Half a header is markup. Anything else is text of the answer, or a recipient that was cut.
-            self._say(held, events)
+            self._say(_CONTROL.sub("", held), events)
             self.has_loose_end = not complete and _RECIPIENT.startswith(held.strip()[: len(_RECIPIENT)])
         else:
             self.has_loose_end = True
@@ -127,7 +132,7 @@ class ChannelSplitter:
             mark.startswith(held.strip()) for mark in _BEGINNINGS
         )
 
-    def _read_header(self, buffer: str, events: list[Output]) -> str:
+    def _read_header(self, buffer: str) -> str:
         match = _HEADER.match(buffer, partial=True)
         interrupted = None if match else _INTERRUPTED.match(buffer, partial=True)
         if (match and match.partial) or (interrupted and interrupted.partial):
@@ -141,15 +146,20 @@ class ChannelSplitter:
             is_same = buffer.startswith("<|channel|>", interrupted.end())
             self._recipient = (interrupted["to"] or self._recipient) if is_same else None
             return buffer[interrupted.end() :]
-        self._message = _Message("answer")
-        return self._read_no_header(buffer, events)
+        return self._read_malformed_header(buffer)
 
-    def _read_no_header(self, buffer: str, events: list[Output]) -> str:
-        """Emit a marker that begins no valid header as text. Read again, it would end the answer."""
+    def _read_malformed_header(self, buffer: str) -> str:
+        """Drop a marker that begins no valid header. Read again, it would end the answer."""
+        unfinished = _UNFINISHED.match(buffer)
+        message = self._message_of(unfinished) if unfinished else _Message("answer")
+        if unfinished and message.kind == "call":
+            self.was_repaired = True
+            self._message = message
+            return buffer[unfinished.end() :]
+        self._message = _Message("answer")
         marker = _BEGINNING.match(buffer)
-        end = marker.end() if marker else 0
-        self._say(buffer[:end], events)
-        return buffer[end:]
+        self.was_repaired |= marker is not None
+        return buffer[marker.end() :] if marker else buffer
 
     def _message_of(self, header: regex.Match[str]) -> _Message:
         recipient, self._recipient = header["to"] or self._recipient, None
@@ -158,14 +168,17 @@ class ChannelSplitter:
         return _Message("reasoning" if header["channel"] == "analysis" else "answer")
 
     def _read_body(self, buffer: str, events: list[Output]) -> str:
-        found = first_marker(buffer, _ENDS)
+        found = first_marker(buffer, (*_ENDS, *_INSIDE))
         if found is None:
-            keep = longest_beginning(buffer, _ENDS)
+            keep = longest_beginning(buffer, (*_ENDS, *_INSIDE))
             self._take(buffer[: len(buffer) - keep], events)
             self._held = buffer[len(buffer) - keep :]
             return ""
         start, marker = found
         self._take(buffer[:start], events)
+        if marker in _INSIDE:
+            self.was_repaired = True
+            return buffer[start + len(marker) :]
         own_end = "" if marker in _BEGINNINGS else marker
         self._end_message(events)
         self._message = _Message("header")

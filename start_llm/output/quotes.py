@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import regex
 
-_TOKENS = regex.compile(r"`+|\n")
+_TICKS = regex.compile("`+")
 _FENCE = 3
 _QUOTES = ("`", '"', "'")
 
@@ -25,16 +25,19 @@ class QuoteWatch:
 
     def note(self, text: str) -> None:
         """Read the next text. A row of backticks may go on in the text after it."""
-        for token in _TOKENS.finditer(text):
-            if token.start() or token[0] == "\n":
-                self._end_ticks()
-            if token[0] == "\n":
-                self._in_code = False
-            else:
-                self._ticks += len(token[0])
-        if not text.endswith("`"):
-            self._end_ticks()
+        place = 0
+        for ticks in _TICKS.finditer(text):
+            self._pass(text, place, ticks.start())
+            self._ticks += len(ticks[0])
+            place = ticks.end()
+        self._pass(text, place, len(text))
         self._last = text[-1:] or self._last
+
+    def _pass(self, text: str, start: int, end: int) -> None:
+        """Read text without backticks. Inline code ends with its line."""
+        if start < end:
+            self._end_ticks()
+            self._in_code = self._in_code and text.find("\n", start, end) < 0
 
     def _end_ticks(self) -> None:
         self._in_fence, self._in_code = self._after_ticks()

@@ -28,6 +28,7 @@ class ReasoningReader:
         text: the source of the pieces; takes back text that has to be read again.
         formats: notations of the calls that the reasoning may end with.
         answer_marks: marks that are dropped from reasoning too.
+        is_after_mark: the reply has the opening mark, so its label may follow.
     """
 
     def __init__(
@@ -36,11 +37,15 @@ class ReasoningReader:
         text: RereadableText,
         formats: CallFormats,
         answer_marks: Sequence[str] = (),
+        *,
+        is_after_mark: bool = False,
     ) -> None:
-        self._opening, self._closing = marks.opening, marks.closing
+        self._mark, self._closing = marks.mark, marks.closing
+        self._label = marks.label
+        self._whole_label = regex.compile(rf"{regex.escape(marks.label)}(?!\w)")
+        self._label_is_due = is_after_mark and bool(marks.label)
         self._ends = (marks.closing, *(marks.ended_by if formats.openers else ()))
-        self._dropped = (*answer_marks, *((marks.opening,) if marks.is_unmistakable else ()))
-        self._openings = regex.compile(rf"(?:\n|{regex.escape(marks.opening)})*")
+        self._dropped = (*answer_marks, *((marks.mark,) if marks.is_unmistakable else ()))
         self._text = text
         self._formats = formats
         self._held = ""
@@ -55,7 +60,7 @@ class ReasoningReader:
 
     def read(self, piece: str, events: list[Output]) -> bool:
         """Read the start of a piece and give back the rest. Return True if the reasoning ends there."""
-        buffer, self._held = self._without_more_openings(self._held + piece), ""
+        buffer, self._held = self._without_openings(self._held + piece), ""
         markers = self._markers
         found = first_marker(buffer, markers)
         if found is None:
@@ -97,13 +102,30 @@ class ReasoningReader:
     def _is_silent(self) -> bool:
         return self._is_first and not self._waiting and not self._block
 
-    def _without_more_openings(self, text: str) -> str:
-        """Remove repeated opening marks: models repeat the mark of their prompt or their own."""
-        return self._openings.sub("", text, count=1) if self._is_silent else text
+    def _without_openings(self, text: str) -> str:
+        """Remove the label of a mark, and repeated marks: models repeat that of their prompt or their own."""
+        while True:
+            text = self._without_label(text)
+            begun = text.lstrip("\n") if self._is_silent else text
+            if self._may_be_label(text) or not (self._is_silent and begun.startswith(self._mark)):
+                return begun
+            text, self._label_is_due = begun.removeprefix(self._mark), bool(self._label)
+
+    def _without_label(self, text: str) -> str:
+        if self._may_be_label(text):
+            return "" if self._is_closing else text
+        if self._label_is_due and self._whole_label.match(text):
+            text = text.removeprefix(self._label)
+        self._label_is_due = False
+        return text
+
+    def _may_be_label(self, text: str) -> bool:
+        """Return True if more text is needed to tell the label of a mark from reasoning."""
+        return self._label_is_due and self._label.startswith(text)
 
     def _undecided(self, buffer: str, markers: Sequence[str]) -> int:
         """Return the number of characters at the end that depend on the next piece."""
-        may_be_opening = self._is_silent and self._opening.startswith(buffer)
+        may_be_opening = self._may_be_label(buffer) or (self._is_silent and self._mark.startswith(buffer))
         return len(buffer) if may_be_opening else longest_beginning(buffer, markers)
 
     def _read_marker(self, marker: str, after: str, events: list[Output]) -> bool:
@@ -116,6 +138,7 @@ class ReasoningReader:
         if marker in self._dropped:
             if self._block:
                 self._give_up_calls(events)
+            self._label_is_due = marker == self._mark and bool(self._label)
         else:
             self._text.begin_attempt()
             self._block, self._block_text = self._formats.block(marker, after), [marker]

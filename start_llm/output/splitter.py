@@ -149,7 +149,7 @@ class TagSplitter:
         self._after_reasoning = False
         self._was_cut_in_mark = self._was_cut_in_answer = False
         if reasoning_is_open and family.reasoning:
-            self._reasoning = self._opened(family.reasoning)
+            self._reasoning = self._opened(family.reasoning, is_after_mark=False)
 
     @property
     def in_reasoning(self) -> bool:
@@ -200,19 +200,20 @@ class TagSplitter:
             else:
                 self._read_answer(piece, events)
 
-    def _opened(self, marks: ReasoningMarks) -> ReasoningReader:
-        return ReasoningReader(marks, self._text, self._formats, self._answer_marks)
+    def _opened(self, marks: ReasoningMarks, *, is_after_mark: bool = True) -> ReasoningReader:
+        return ReasoningReader(
+            marks, self._text, self._formats, self._answer_marks, is_after_mark=is_after_mark
+        )
 
     def _read_start(self, marks: ReasoningMarks, piece: str, events: list[Output]) -> None:
         """Read white space, then perhaps a mark of reasoning."""
         buffer, self._held = self._held + piece, ""
         begun = buffer.lstrip()
         self._space.pass_on(buffer[: len(buffer) - len(begun)])
-        opening = next((one for one in marks.openings if begun.startswith(one)), None)
-        if opening is not None:
+        if begun.startswith(marks.mark):
             self._space.drop()
             self._reasoning = self._opened(marks)
-            self._text.give_back(begun.removeprefix(opening))
+            self._text.give_back(begun.removeprefix(marks.mark))
         elif begun.startswith(marks.closing):
             self._space.drop()
             self._end_reasoning()
@@ -220,19 +221,20 @@ class TagSplitter:
         elif begun and self._may_become_mark(begun, marks):
             self._held = begun
         elif begun and self._may_assume and not begun.startswith(self._formats.openers):
-            self._assumed = []
-            self._reasoning = ReasoningReader(marks, self._text, self._no_calls)
-            self._read_reasoning(self._reasoning, self._space.release() + begun, events)
+            self._begin_assumed(marks, begun, events)
         elif begun:
             self._begin_answer(events)
             self._text.give_back(begun)
 
+    def _begin_assumed(self, marks: ReasoningMarks, begun: str, events: list[Output]) -> None:
+        self._assumed = []
+        self._reasoning = ReasoningReader(marks, self._text, self._no_calls)
+        self._read_reasoning(self._reasoning, self._space.release() + begun, events)
+
     def _may_become_mark(self, begun: str, marks: ReasoningMarks) -> bool:
         """Return True if the next character is needed to tell a mark, or a call from assumed reasoning."""
         calls = self._formats.openers if self._may_assume else ()
-        return any(
-            mark.startswith(begun) and mark != begun for mark in (*marks.openings, marks.closing, *calls)
-        )
+        return any(mark.startswith(begun) and mark != begun for mark in (marks.mark, marks.closing, *calls))
 
     def _begin_answer(self, events: list[Output]) -> None:
         """Begin the answer, without the newlines between reasoning and answer."""
@@ -242,7 +244,7 @@ class TagSplitter:
 
     def _read_answer(self, piece: str, events: list[Output]) -> None:
         mark = self._finder.read(piece, events)
-        if self._marks and mark in self._marks.openings:
+        if self._marks and mark == self._marks.mark:
             self._reasoning = self._opened(self._marks)
         elif mark in self._mark_after:
             self._missing_mark = self._mark_after[mark]
@@ -268,10 +270,10 @@ class TagSplitter:
 
     def _end_part(self, complete: bool, events: list[Output]) -> bool:
         """Close the last part of the reply. Return True if there is text to be read again."""
+        if self._may_begin_reasoning and self._marks and not self._reasoning:
+            self._close_start(self._marks, complete, events)
         if self._reasoning:
             return self._close_reasoning(self._reasoning, complete, events)
-        if self._may_begin_reasoning and self._marks:
-            self._close_start(self._marks, complete, events)
         return self._finder.end_block(complete, events)
 
     def _close_reasoning(self, reasoning: ReasoningReader, complete: bool, events: list[Output]) -> bool:
@@ -291,12 +293,15 @@ class TagSplitter:
         """Close a reply that ends where reasoning might have begun."""
         held, self._held = self._held, ""
         is_text = complete and not marks.is_unmistakable
-        if not is_text and is_half_a_mark(held, (*marks.openings, marks.closing)):
+        if not is_text and is_half_a_mark(held, (marks.mark, marks.closing)):
             self._was_cut_in_mark = not complete
+            return
+        if held and self._may_assume and not any(one.startswith(held) for one in (marks.mark, marks.closing)):
+            self._begin_assumed(marks, held, events)  # half the opener of a call is no mark of reasoning
             return
         self._begin_answer(events)
         self._finder.read(held, events)
 
 
 def _unmistakable(marks: ReasoningMarks | None) -> tuple[str, ...]:
-    return (*marks.openings, marks.closing) if marks and marks.is_unmistakable else ()
+    return (marks.mark, marks.closing) if marks and marks.is_unmistakable else ()

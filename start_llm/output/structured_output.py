@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
-import regex
-
 from start_llm.core.chat import ChatRequest, Json, TextGrammar
 from start_llm.core.engine_request import Guide
 from start_llm.core.errors import InvalidRequest
@@ -23,8 +21,6 @@ from start_llm.output.splitter import Splitter, make_splitter
 
 _UNLIKELY = -100.0
 """Added to the logit of an unwanted token; also the lower limit of the API's `logit_bias`."""
-_SAYABLE = regex.compile(r"[\w.\-]{1,256}")
-"""Tool names that every call notation can express."""
 
 
 class StructuredOutputTokenizer(Vocabulary, Protocol):
@@ -107,6 +103,11 @@ def _offered(request: ChatRequest) -> Sequence[Mapping[str, Json]]:
     return (*request.tools, *request.late_tools)
 
 
+def offered_names(request: ChatRequest) -> Sequence[str]:
+    """Return the names of all tools of a request."""
+    return [_name(tool) for tool in _offered(request)]
+
+
 def _may_be_called(request: ChatRequest, name: str) -> bool:
     form = request.form
     return form.calls != "none" and (form.tools is None or name in form.tools)
@@ -118,11 +119,11 @@ def _callable(request: ChatRequest) -> list[CallableTool]:
     shown = [*request.tools, *(tool for tool in request.late_tools if _name(tool) in known)]
     grammars = {grammar.tool: grammar for grammar in request.grammars}
     tools = [_read(tool, grammars.get(_name(tool))) for tool in shown if _may_be_called(request, _name(tool))]
-    sayable = [tool for tool in tools if _SAYABLE.fullmatch(tool.name)]
-    if request.form.calls == "must" and not sayable:
-        problem = f"the model cannot say {tools[0].name!r}" if tools else "no such tool is offered"
-        raise InvalidRequest(f"'tool_choice' demands a call, and {problem}.", param="tool_choice")
-    return sayable
+    if request.form.calls == "must" and not tools:
+        raise InvalidRequest(
+            "'tool_choice' demands a call, and no such tool is offered.", param="tool_choice"
+        )
+    return tools
 
 
 def _read(tool: Mapping[str, Json], grammar: TextGrammar | None) -> CallableTool:

@@ -125,6 +125,10 @@ class Fields:
         self.path = path
         self.mended = mended
 
+    def note_mended(self, path: str) -> None:
+        """Note that something at this path is not read as the client sent it."""
+        self.mended |= {path}
+
     def path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidImage
 from start_llm.core.images import Image
 from start_llm.images.door import ImageDoor
@@ -57,7 +58,21 @@ class ImageParser:
     refuse: Refuse = refuse_as_openai
     images: dict[bytes, Image] = field(default_factory=dict[bytes, Image])
     _count: int = 0
+    _excess: int = 0
     _deadline: float | None = None
+
+    def make_room(self, body: Fields, items: Sequence[Fields]) -> None:
+        """Leave out the oldest images of the history if there are too many, and note their messages.
+
+        Args:
+            items: the messages or items in the order in which they are read.
+        """
+        counts = [count_images(dict(item.data)) for item in items]
+        self._excess = excess = max(0, sum(counts) - self.door.max_count) if self.door else 0
+        for item, count in zip(items, counts, strict=True):
+            if count and excess > 0:
+                body.note_mended(item.path)
+            excess -= count
 
     def read(self, part: Fields, *, is_refused: bool) -> str:
         """Return the word of an image, or a note that it was there.
@@ -67,15 +82,15 @@ class ImageParser:
                 Others become the note, because clients would send them again in every turn.
 
         Raises:
-            InvalidImage: names an image that is refused, or the first one that is too many.
+            InvalidImage: names an image that is refused.
         """
         name = ""
         try:
             if self.door is None:
                 raise is_unseen()
             self._count += 1
-            if self._count > self.door.max_count:
-                raise self.refuse(part, "", are_too_many(self.door.max_count))
+            if self._count <= self._excess:
+                raise are_too_many(self.door.max_count)
             name, text, is_url = _source(part)
             image = self._from_url(self.door, text) if is_url else self.door.from_base64(text)
         except ImageProblem as problem:
@@ -90,6 +105,26 @@ class ImageParser:
         if self._deadline is None:
             self._deadline = time.monotonic() + PATIENCE_S
         return door.from_url(url, self.tenant, self._deadline)
+
+
+def question_among(roles: Sequence[Json]) -> int:
+    """Return the index of the newest message of the user, or -1 if the model has replied to it.
+
+    The last message, if it is the model's, is the beginning of a reply that goes on.
+    """
+    newest = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
+    return -1 if "assistant" in roles[newest + 1 : -1] else newest
+
+
+def count_images(value: Json) -> int:
+    """Return the number of image parts in a message or an item, those of results included."""
+    if isinstance(value, list):
+        return sum(map(count_images, value))
+    if not isinstance(value, dict):
+        return 0
+    if value.get("type") in IMAGE_PARTS:
+        return 1
+    return sum(count_images(value.get(name)) for name in ("content", "output"))
 
 
 def _source(part: Fields) -> _Source:

@@ -83,6 +83,19 @@ def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
         assert len(heard.said.calls) == 1
 
 
+@pytest.mark.parametrize("name", ["hermes", "gemma4"])
+def test_a_tool_keeps_its_name_for_the_client_whatever_the_notation_can_write(name, babbling: Random):
+    server, tool = babbling(name), "mcp:fish/catch"
+    asked = {"tools": [{"type": "function", "function": {"name": tool, "parameters": FISH}}], **BRIEF}
+    chosen = {"type": "function", "function": {"name": tool}}
+    heard = hear(server, **asked, tool_choice=chosen, parallel_tool_calls=False, seed=1)
+    check_call(heard, tool)
+    said = heard.body["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "name": tool, "content": "done"}
+    after = post(server, {"messages": [*QUESTION, said, result], **asked, "max_tokens": 1}).json["usage"]
+    assert after["prompt_tokens_details"]["cached_tokens"] >= heard.usage["total_tokens"] - 2
+
+
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.sample(4)
 def test_an_answer_is_what_its_schema_says(name, babbling: Random):

@@ -5,12 +5,16 @@ the reply. `benchmarks/output.py` has the times.
 """
 
 import gc
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import pytest
 
+from benchmarks import output as benchmark
 from start_llm.core.family import Family
+from start_llm.formats.registry import family_by_name
+from start_llm.output.quotes import QuoteWatch
 from start_llm.output.splitter import make_splitter
 from tests.output.corpus.case import TOOLS
 from tests.output.corpus.writers import HARMONY, WRITERS
@@ -21,6 +25,9 @@ pytestmark = pytest.mark.sample(3)
 TOKENS = 2_000
 MAX_LETTERS = 400
 """Longer than any marker or pattern, much shorter than a reply."""
+LETTERS = 20_000
+MAX_CALLS_OF_THE_END = 2.5
+"""Calls of functions for each character of an unclosed call of 40 kB, of which four fifths are read again."""
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
@@ -90,3 +97,40 @@ def test_a_text_that_grows_would_be_found():
             self.inner = {"a": [("b", "x" * 500)]}
 
     assert longest_text(Holder()) >= 500
+
+
+def calls_in(action: Callable[[], object]) -> int:
+    """Number of functions, Python's and the library's, that an action calls."""
+    made = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal made
+        made += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+def _calls_of_the_end(name: str, letters: int) -> int:
+    family, unit, last = benchmark.UNCLOSED[name]
+    splitter = make_splitter(family_by_name(family), benchmark.TOOLS, reasoning_is_open=False, thinking=True)
+    text = unit * (letters // len(unit)) + last
+    for start in range(0, len(text), 4):
+        splitter.feed(text[start : start + 4])
+    return calls_in(lambda: splitter.close(complete=True))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", benchmark.UNCLOSED)
+def test_the_end_of_an_unclosed_call_takes_work_in_proportion_to_its_length(name):
+    short, long = _calls_of_the_end(name, LETTERS), _calls_of_the_end(name, 2 * LETTERS)
+    assert long <= 2.2 * short + 200
+    assert long <= MAX_CALLS_OF_THE_END * 2 * LETTERS
+
+
+def test_releasing_line_breaks_takes_no_work_for_each_of_them():
+    assert calls_in(lambda: QuoteWatch().note("\n" * LETTERS)) < 20

@@ -163,3 +163,25 @@ def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name, is_record
     stream.feed(Text(text[name], (1,)))
     stream.close(Finished("stop", Usage(1, 0, 1)))
     assert stream.is_whole is is_recorded
+
+
+@pytest.mark.parametrize("name", [name for name in TAGGED if name != "minimax_m3"])
+def test_the_tag_of_an_argument_is_no_part_of_its_value_if_it_comes_twice(name):
+    text = WRITERS[name].write([READ])
+    tag = text[text.rindex("<", 0, text.index("path")) : text.index("b", text.index("path") + 4)]
+    doubled = text.replace(tag, tag + tag)
+    case = Case(name="twice", text=doubled, family=WRITERS[name].family)
+    whole = split(case, [doubled])
+    assert split(case, doubled) == whole
+    assert [json.loads(given) for _, given in outcome_of(whole).closed_calls] == [READ.arguments]
+
+
+def test_behind_a_wrapper_that_ended_a_call_may_lack_its_tag():
+    good = WRITERS["minicpm"].write([WRITE, READ])
+    case = Case(name="wrapped", text=good.replace("</function>", "", 1), family=WRITERS["minicpm"].family)
+    whole = split(case, [case.text])
+    assert split(case, case.text) == whole
+    assert [json.loads(given) for _, given in outcome_of(whole).closed_calls] == [
+        WRITE.arguments,
+        READ.arguments,
+    ]

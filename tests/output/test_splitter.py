@@ -1,6 +1,7 @@
 """A reply is split into reasoning, answer and calls as the corpus says, however its text is cut."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -126,12 +127,11 @@ class _Law:
     def __init__(self, case: Case, complete: bool) -> None:
         assert case.family.reasoning
         self.marks, self.complete = case.family.reasoning, complete
-        self.opening, self.closing = self.marks.opening, self.marks.closing
-        self.openings = (*self.marks.misspelt, self.opening)
+        self.opening, self.closing = self.marks.mark, self.marks.closing
         self.in_answer = (self.opening, self.closing, *case.family.answer_marks)
         self.may_assume = case.family.orphan_close and case.thinking and not case.reasoning_is_open
         self.state = "reasoning" if case.reasoning_is_open else "start"
-        self.text = case.text
+        self.text = unlabelled(case.text, self.opening, self.marks.label)
         self.is_after_reasoning = False
         self.reasoning, self.answer = "", ""
 
@@ -155,11 +155,11 @@ class _Law:
     def read_start(self) -> None:
         begun = self.text.lstrip()
         space = self.text[: len(self.text) - len(begun)]
-        if opening := next(filter(begun.startswith, self.openings), ""):
-            self.state, self.text = "reasoning", begun.removeprefix(opening)
+        if begun.startswith(self.opening):
+            self.state, self.text = "reasoning", begun.removeprefix(self.opening)
         elif begun.startswith(self.closing):
             self.is_after_reasoning, self.text = True, begun.removeprefix(self.closing)
-        elif begun and any(mark.startswith(begun) for mark in (*self.openings, self.closing)):
+        elif begun and any(mark.startswith(begun) for mark in (self.opening, self.closing)):
             is_text = len(begun) < 3 or (self.complete and not self.marks.is_unmistakable)
             self.answer += self.inner(space) + begun if is_text else ""
             self.state = "end"
@@ -179,7 +179,7 @@ class _Law:
         self.reasoning, self.answer, self.state = assumed, assumed if self.complete else "", "end"
 
     def read_answer(self) -> None:
-        marks = (*self.marks.misspelt, *self.in_answer) if self.marks.is_unmistakable else ()
+        marks = self.in_answer if self.marks.is_unmistakable else ()
         start, mark = first_marker(self.text, marks) or (len(self.text), "")
         said, self.text = self.text[:start], self.text[start + len(mark) :]
         if not mark and (half := longest_beginning(said, marks)) > 2:
@@ -187,7 +187,13 @@ class _Law:
         self.answer += said
         if mark and not self.answer.strip():
             self.answer = ""
-        self.state = "reasoning" if mark in self.openings else "answer" if mark else "end"
+        self.state = "reasoning" if mark == self.opening else "answer" if mark else "end"
+
+
+def unlabelled(text: str, mark: str, label: str) -> str:
+    """The text without the labels of marks, and without half a label at its end."""
+    halves = "|".join(label[:length] for length in range(1, len(label) + 1))
+    return re.sub(rf"({re.escape(mark)})(?:{label}(?!\w)|(?:{halves})\Z)", r"\1", text) if label else text
 
 
 OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *one.bare))
@@ -197,6 +203,14 @@ OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *o
 def test_a_text_without_an_opener_passes_whatever_tools_there_are(case):
     if not case.family.channels:
         assert split(case, [case.text]) == split(untooled(case), [case.text], complete=case.complete)
+
+
+@pytest.mark.parametrize("text", ["<|", "<to", "<tool_ca", "\n<|tool", "[TOOL"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_reply_that_ends_in_half_an_opener_is_the_same_with_and_without_tools(text, complete):
+    case = Case(name="half", text=text, family=FAMILIES["glm4"], complete=complete)
+    assert split(case, [text]) == split(untooled(case), [text], complete=complete)
+    assert split(case, text) == split(case, [text])
 
 
 def remove_all(text: str, parts: tuple[str, ...]) -> str:
@@ -213,7 +227,7 @@ def test_reasoning_and_an_answer_go_out_as_they_come(name):
     splitter = make_splitter(FAMILIES[name], TOOLS, reasoning_is_open=False, thinking=True)
     said = [
         splitter.feed(piece)
-        for piece in (marks.opening, "Hm", ".\n", marks.closing, "\n\n", "Yes", " ", "we can")
+        for piece in (marks.opening, "\nHm", ".\n", marks.closing, "\n\n", "Yes", " ", "we can")
     ]
     hm, point, yes, can = Reasoning("Hm"), Reasoning("."), Content("Yes"), Content(" we can")
     assert said == [[], [hm], [point], [], [], [yes], [], [can]]

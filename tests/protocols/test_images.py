@@ -253,16 +253,30 @@ def test_anthropics_words_are_those_that_claude_code_knows():
     assert "Could not process image" in damaged.message
 
 
-def test_an_image_too_many_is_refused_wherever_it_stands():
+def test_of_too_many_images_the_oldest_are_left_out_and_those_of_the_question_are_refused():
     for name, form in FORMS.items():
-        image = form.image(data_url(PNG))
-        sent = (user(image), form.calling, form.result([image]), user(form.text("hi")))
-        assert len(form.request(*sent, with_=context(max_count=2)).images) == 1
-        error = form.refused(*sent, with_=context(max_count=1))
+        image, other = form.image(data_url(PNG)), form.image(data_url(JPEG))
+        sent = (user(image), form.calling, form.result([image]), user(form.text("see"), other))
+        (last,) = form.request(*sent, with_=context(max_count=1)).images.values()
+        assert last == next(iter(form.request(user(other)).images.values()))
+        request = form.request(*sent, with_=context(max_count=2))
+        assert "too many images" in request.messages[0].content
+        assert len(request.images) == 2
+        error = form.refused(
+            user(image), form.calling, form.result([]), user(other, image), with_=context(max_count=1)
+        )
         assert error.code == "too_many_images"
         assert "IMAGE_MAX_COUNT" in error.message or name == "messages"
-        if name == "messages":
-            assert error.message.startswith("messages.2.content.0.tool_result.content.0.image: ")
+
+
+def test_an_image_before_the_models_last_message_is_history_for_a_model_without_sight():
+    for form in FORMS.values():
+        image = form.image(data_url(PNG))
+        sent = (user(form.text("see"), image), form.calling, form.result([form.text("done")]))
+        request = form.request(*sent, with_=context(sees=False))
+        assert not request.images
+        assert "see" in request.messages[0].content
+        form.refused(user(form.text("see"), image), with_=context(sees=False))
 
 
 @pytest.mark.parametrize(

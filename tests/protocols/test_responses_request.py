@@ -174,8 +174,10 @@ def test_what_the_model_cannot_see_is_refused_in_the_newest_question_alone():
     old = {"role": "user", "content": [image, {"type": "input_file", "file_id": "x"}]}
     assert messages_of(old, ASK)[0].content == UNSEEN_IMAGE + UNSEEN_FILE
     with pytest.raises(InvalidRequest) as refused:
-        messages_of(ASK, {"role": "user", "content": [image]}, CALL, RESULT)
-    assert refused.value.param == "input[1].content[0]"
+        messages_of(ASK, CALL, RESULT, {"role": "user", "content": [image]})
+    assert refused.value.param == "input[3].content[0]"
+    answered = messages_of({"role": "user", "content": [image]}, CALL, RESULT)
+    assert answered[0].content == UNSEEN_IMAGE
 
 
 @pytest.mark.sample(2)
@@ -719,6 +721,12 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
     with pytest.raises(NotFound) as missing:
         call_of(context, input=[ASK, {"type": "item_reference", "id": "gone"}])
     assert missing.value.param == "input[1].id"
+
+
+def test_a_reference_to_nothing_is_left_out_where_a_question_follows():
+    context, _ = new_context()
+    gone = {"type": "item_reference", "id": "gone"}
+    assert [one.content for one in request_of(context, input=[gone, ASK]).messages] == ["How deep?"]
 
 
 def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():

@@ -31,7 +31,8 @@ class _Patterns(NamedTuple):
 @cache
 def _patterns(quote: str) -> _Patterns:
     mark = regex.escape(quote)
-    key = rf"\s*([^\s:,{{}}\[\]<>\"]+|{mark}.*?{mark})\s*:"
+    word = r"[^\s:,{}\[\]<>\"]++"
+    key = rf"\s*({word}(?:\s++{word})*+|\"[^\"\\]++\"|{mark}.*?{mark})\s*:"
     text = rf"\s*{mark}(.*?){mark}"
     return _Patterns(regex.compile(key, regex.DOTALL), regex.compile(text, regex.DOTALL))
 
@@ -79,14 +80,16 @@ def as_json(quote: str, text: str) -> str:
     Raises:
         ValueError: the text is not such an object.
     """
-    cursor = _Values(text, quote)
+    cursor = GemmaValues(text, quote)
     value = cursor.value()
     if not isinstance(value, dict) or cursor.rest.strip():
         raise ValueError("the arguments are no object")
     return written(value)
 
 
-class _Values(Cursor):
+class GemmaValues(Cursor):
+    """Takes values in Gemma's notation from the front of a text."""
+
     def __init__(self, text: str, quote: str) -> None:
         super().__init__(text)
         self._quote = quote
@@ -109,10 +112,13 @@ class _Values(Cursor):
         return None if literal[1] == "None" else parsed(literal[1])
 
     def _member(self) -> tuple[str, Json]:
+        return self._key(), self.value()
+
+    def _key(self) -> str:
         key = self.take(self._patterns.key)
         if key is None:
             raise ValueError("a member has no name")
-        return key[1].replace(self._quote, ""), self.value()
+        return key[1].replace(self._quote, "").strip('"')
 
 
 def gemma_calls(quote: str, mark: str) -> Objects:

@@ -359,8 +359,9 @@ class TypedObjectReader(ObjectReader):
 
     def _call(self, text: str) -> ParsedCall | None:
         call = self._read_call(text)
-        if call is None:
-            return None
+        return call and self._with_types(call)
+
+    def _with_types(self, call: ParsedCall) -> ParsedCall:
         arguments = cast("dict[str, Json]", parsed(call.arguments))
         name = self._tools.meant(call.name) or call.name
         values = {key: self._typed(name, key, value) for key, value in arguments.items()}

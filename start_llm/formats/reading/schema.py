@@ -47,10 +47,14 @@ class Tools:
     Args:
         tools: function tools in the format of OpenAI's chat protocol.
         are_all: the request has no other tools. Else another name may be that of one that may not be called.
+
+    Attributes:
+        is_unquoted: calls of them stand in the model's own notation and outside of quotation.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Json]], *, are_all: bool = True) -> None:
         self._are_all, self._takes_any = are_all, False
+        self.is_unquoted = False
         functions = [(str(one["name"]), _object(one.get("parameters"))) for one in map(_function, tools)]
         self._roots = dict(functions)
         self._parameters = {name: flatten_arguments(parameters) for name, parameters in functions}
@@ -65,6 +69,7 @@ class Tools:
     def taking_any(self) -> Tools:
         """These tools, and every other name: the client answers that there is no such tool."""
         tools = copy(self)
+        tools.is_unquoted = True
         tools._takes_any = self._are_all and bool(self)
         return tools
 

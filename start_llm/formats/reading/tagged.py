@@ -86,6 +86,7 @@ class TaggedReader(BlockReader):
         super().__init__(tags, tools)
         self._tags = tags
         self._follow = compiled(f"(?:{tags.key}|{tags.end})")
+        self._key_again = compiled(tags.key)
         self._end = compiled(tags.end)
         self._another = compiled(rf"\s*(?:{tags.another})")
         self._name = ""
@@ -106,17 +107,38 @@ class TaggedReader(BlockReader):
         return self._read_argument
 
     def _read_argument(self, parts: list[Part]) -> bool:
+        if self._is_settled and not self._follow.match(self._buffer, partial=True):
+            return self._end_without_tag(parts)
         match = self._match(self._follow)
         if match is None:
             return False
         if match["key"] is not None:
             self._begin_value(self._tags.unescape(match["key"]), match.groupdict().get("type"))
-            self._step = self._read_wrapper if self._tags.wrapper else self._read_value
+            self._step = self._read_key_again
         elif self._may_be_call:
             parts += self._last_parts()
             self._end_call()
         else:
             self._refuse(parts)
+        return True
+
+    def _end_without_tag(self, parts: list[Part]) -> bool:
+        """End a call behind a value that has ended for certain."""
+        self.was_repaired = True
+        parts += self._last_parts()
+        self._finish(self._buffer)
+        return False
+
+    def _read_key_again(self, parts: list[Part]) -> bool:  # noqa: ARG002 - the signature of a step
+        """Drop the tag of an argument that the model wrote twice. Parts of a value may have such tags."""
+        match = None if self._tags.nested else self._key_again.match(self._buffer, partial=True)
+        if match is not None and match.partial:
+            return False
+        if match is not None and self._tags.unescape(match["key"]) == self._key:
+            self.was_repaired = True
+            self._buffer = self._buffer[match.end() :]
+            return True
+        self._step = self._read_wrapper if self._tags.wrapper else self._read_value
         return True
 
     @property
@@ -127,6 +149,7 @@ class TaggedReader(BlockReader):
 
     def _begin_value(self, key: str, stated: str | None) -> None:
         self._given.add(key)
+        self._key = key
         declared = self._tools.arguments(self._name)
         self._is_all = key in _ALL and bool(declared) and key not in declared
         self._label = f"{written(key)}: "
@@ -235,14 +258,15 @@ class TaggedReader(BlockReader):
 
     @property
     def _is_in_value(self) -> bool:
-        return self._step in (self._read_value, self._read_wrapper)
+        return self._step in (self._read_value, self._read_wrapper, self._read_key_again)
 
     def _close_value(self, parts: list[Part]) -> str:
         """End the value where the reply ended, and return the text after it.
 
         A value is dropped if nothing of it has gone out and it is blank, or is no value of its type.
         """
-        if self._step == self._read_wrapper:
+        opening = self._tags.wrapper[0] if self._tags.wrapper else ""
+        if self._step != self._read_value and opening.startswith(self._buffer):
             self._buffer = ""  # half the start of a wrapper
         self._ends.find(self._buffer)
         end, after = self._ends.last(self._buffer)

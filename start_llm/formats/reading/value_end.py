@@ -11,6 +11,9 @@ from start_llm.formats.reading.block import compiled
 
 _LEAST_MARKUP = 3
 """Half a tag of at least this many characters is markup; a shorter one may be text."""
+_FIRST = frozenset("<]\n")
+"""The characters that the tags of all formats, and the lines that they stand on, begin with."""
+_SHORT = 64
 _LINE = r"\n[ \t]{0,16}"
 
 
@@ -80,6 +83,8 @@ class EndFinder:
 
     def find(self, buffer: str) -> tuple[int, int | None]:
         """Return the end of the certain text, and the index after the value's end if it has been found."""
+        if len(buffer) <= _SHORT and _FIRST.isdisjoint(buffer):
+            return self._passed(buffer)
         while token := self._tokens.search(buffer, self._place, partial=True):
             self._pass(buffer, token.start())
             ended = None if token.partial else self._ended(buffer, token)
@@ -87,8 +92,7 @@ class EndFinder:
                 return ended
             if token.partial or self._place == token.start():
                 return self._certain(token.start()), None
-        self._pass(buffer, len(buffer))
-        return self._certain(len(buffer)), None
+        return self._passed(buffer)
 
     def forget(self, length: int) -> None:
         """Adjust to a buffer that has lost text at its front."""
@@ -108,6 +112,10 @@ class EndFinder:
         is_markup = len(buffer[self._place :].strip()) >= least
         return self._place if is_markup else len(buffer), len(buffer)
 
+    def _passed(self, buffer: str) -> tuple[int, None]:
+        self._pass(buffer, len(buffer))
+        return self._certain(len(buffer)), None
+
     def _certain(self, end: int) -> int:
         return end if self._quoted is None else self._quoted
 
@@ -119,18 +127,17 @@ class EndFinder:
 
     def _ended(self, buffer: str, token: regex.Match[str]) -> tuple[int, int | None] | None:
         """Return the value's end if it is at this token. Else pass the token, unless more text decides."""
-        groups = token.groupdict()
-        if groups["marker"]:
+        if token["marker"]:
             return self._ended_at_marker(buffer, token)
-        if groups["again"]:
-            if self._value.is_offered(groups["tool"]):
-                self._quoted_calls += groups["key"] is not None
+        if token["again"]:
+            if self._value.is_offered(token["tool"]):
+                self._quoted_calls += token["key"] is not None
                 self._quote(token.start())
-        elif groups["due"]:
-            if self._may_end and self._value.is_due(groups["key"]):
+        elif token["due"]:
+            if self._may_end and self._value.is_due(token["key"]):
                 self.was_forgotten = True
                 return token.start(), token.start("due")
-        elif groups["end"]:
+        elif token["end"]:
             self._quote(token.start())
         elif self._tail.fullmatch(buffer, token.start(), partial=True):
             return None
@@ -152,6 +159,8 @@ class EndFinder:
             if not self._quoted_calls:
                 return token.span()
             self._quoted_calls -= follow["key"] is None
+        elif self._value.is_wrapped:
+            return token.span()
         self._pass(buffer, token.end())
         return None
 

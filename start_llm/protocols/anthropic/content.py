@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.images import ImageParser
+from start_llm.protocols.images import ImageParser, question_among
 from start_llm.protocols.seal import Sealed
 from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block
 from start_llm.protocols.vendor_outputs import vendor_text
@@ -40,7 +40,8 @@ def read_conversation(body: Fields, open_reasoning: Opener, images: ImageParser)
     items = list(body.objects("messages"))
     if not items:
         raise body.fail("messages", "must be an array with at least one message")
-    newest = max((index for index, item in enumerate(items) if item.value("role") == "user"), default=-1)
+    images.make_room(body, items)
+    newest = question_among([item.value("role") for item in items])
     reading = _Reading(open_reasoning, images)
     read = (
         message

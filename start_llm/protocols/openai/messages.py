@@ -8,7 +8,7 @@ from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall
 from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.images import ImageParser
+from start_llm.protocols.images import ImageParser, question_among
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -30,14 +30,15 @@ def read_messages(body: Fields, images: ImageParser) -> tuple[Message, ...]:
 
     Raises:
         InvalidRequest: no messages, an unknown role, content that is neither text nor parts, an image in the
-            newest user message that cannot be shown.
+            newest question that cannot be shown.
     """
     items = list(body.objects("messages"))
     if not items:
         raise body.fail("messages", "must be an array with at least one message")
-    newest_user = max((i for i, item in enumerate(items) if item.value("role") == "user"), default=-1)
+    images.make_room(body, items)
+    question = question_among([item.value("role") for item in items])
     return tuple(
-        _message(item, images, may_hold_unseen=index != newest_user) for index, item in enumerate(items)
+        _message(item, images, may_hold_unseen=index != question) for index, item in enumerate(items)
     )
 
 

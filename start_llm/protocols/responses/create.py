@@ -179,7 +179,9 @@ def _read_messages(
         opened=partial(context.seal.open, tenant=context.tenant),
         tell=context.notices.tell,
     )
-    messages = reader.messages(conversation.fields)
+    items = conversation.fields
+    images.make_room(body, items)
+    messages = reader.messages(items)
     if not messages:
         raise body.fail("input", "must be a string, or an array with at least one item that says something")
     told = conversation.instructions

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.errors import NotFound
 from start_llm.core.ids import RANDOM_LENGTH, name_in
 from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.images import ImageParser
+from start_llm.protocols.images import ImageParser, question_among
 from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
 from start_llm.protocols.responses.tools import Tell, Toolbox
 from start_llm.protocols.seal import Sealed
@@ -44,8 +45,13 @@ def kind_of(item: Fields) -> str:
 def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
     """Return the new items of a request: one text, or a list in which references are replaced by their items.
 
+    A reference to nothing is left out where a question follows: the client would send it with every turn.
+
     Args:
         find: returns an item by its id; its second argument is the path of the field; raises `NotFound`.
+
+    Raises:
+        NotFound: no question follows a reference to nothing.
     """
     value = body.value("input")
     if value is None:
@@ -54,10 +60,30 @@ def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
         raise body.expected("input", "a string or an array of items")
-    return [
-        find(item.required_text("id"), item.path_of("id")) if kind_of(item) == REFERENCE else item.data
-        for item in body.objects("input")
-    ]
+    items = list(body.objects("input"))
+    question = max((at for at, item in enumerate(items) if _role_of(item) in ("user", "tool")), default=-1)
+    found: list[Item] = []
+    for at, item in enumerate(items):
+        try:
+            found.append(_referred(item, find))
+        except NotFound:
+            if at > question:
+                raise
+            body.note_mended(item.path)
+    return found
+
+
+def _referred(item: Fields, find: Callable[[str, str], Item]) -> Item:
+    is_reference = kind_of(item) == REFERENCE
+    return find(item.required_text("id"), item.path_of("id")) if is_reference else item.data
+
+
+def _role_of(item: Fields) -> Json:
+    """Return whose item it is: a message's role, `tool` for results, `assistant` for what a model wrote."""
+    kind = item.value("type")
+    if kind == "message" or (kind is None and item.value("role") is not None):
+        return item.value("role")
+    return "tool" if isinstance(kind, str) and kind.endswith("_output") else "assistant"
 
 
 def with_ids(items: Iterable[Item]) -> list[Item]:
@@ -84,10 +110,10 @@ class ItemReader:
         """Return the conversation.
 
         Raises:
-            InvalidRequest: a malformed item, an unknown role, an image in the newest user message that cannot
+            InvalidRequest: a malformed item, an unknown role, an image in the newest question that cannot
                 be shown.
         """
-        newest = max((at for at, item in enumerate(items) if item.value("role") == "user"), default=-1)
+        newest = question_among([_role_of(item) for item in items])
         read = (self._read(item, may_hold_unseen=at != newest) for at, item in enumerate(items))
         return tuple(_as_replies(message for message in read if message is not None))
 

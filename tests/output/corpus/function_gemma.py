@@ -39,7 +39,7 @@ CASES = (
     _case("a text without quotes", _typed("free:hello"), [Call("typed", {"free": "hello"})]),
     _plain("an empty value", _typed("free:")),
     _plain("the quote of Gemma 4", _GOOD.replace("<escape>", '<|"|>')),
-    _plain("a text that does not end", _GOOD.replace("a<escape>", "a")),
+    _case("a text that does not end", _GOOD.replace("a<escape>", "a"), [A]),
     _plain("no word before the name", "<start_function_call>read{}<end_function_call>"),
     _plain("a cut text", "<start_function_call>call:read{path:<escape>a<esc"),
 )  # fmt: skip

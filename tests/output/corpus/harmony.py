@@ -91,9 +91,18 @@ CASES = (
     _case("white space after an answer", f"{_FINAL}Done. \n", [], "Done. \n"),
     _plain("an answer without a header", "Hello, you."),
     _plain("a word without a header", "Hello"),
-    _plain("no channel's name", "<|channel|>!!! and <|start|>!"),
+    _case("no channel's name", "<|channel|>!!! and <|start|>!", [], "!!! and !"),
     _plain("spaces before a header", " " * 40 + "a"),
-    _plain("a header that is none", "<|start|>assistant!<|channel|>?"),
+    _case("a header that is none", "<|start|>assistant!<|channel|>?", [], "assistant!?"),
+    *(
+        _case(f"a mark twice: {mark}", f"{_HEAD}{{\"path\": \"a\"}}<|call|>".replace(mark, mark * 2),
+              [Call("read", {"path": "a"})])
+        for mark in ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>")
+    ),
+    _case("no mark before the arguments", f"{_HEAD}{{\"path\": \"a\"}}<|call|>".replace("<|message|>", ""),
+          [Call("read", {"path": "a"})]),
+    _case("a control token in an answer", "<|channel|>final<|message|>a<|constrain|>b<|message|>c<|return|>",
+          [], "abc"),
     _case("a list of arguments", f"{_HEAD}[1]<|call|>", [], "[1]"),
     _case("an empty message", f"{_HEAD}<|call|>", [Call("read")]),
     _case("an empty message that the reply ends", f"{_HEAD} \n", [Call("read")]),

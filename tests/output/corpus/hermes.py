@@ -177,4 +177,17 @@ CASES = (
     _plain("spaces without end", "<tool_call>" + " " * 100 + _GOOD),
     _case("a reply that ends before the last brace", "<tool_call>" + _GOOD[:-1], [A]),
     _plain("a cut opener", "I write <tool_ca"),
+    *(
+        _case(f"other tags: {before}{inner[0]}", f"{before}{inner}{after}", [A])
+        for before, inner, after in (
+            ("<function_call>", _GOOD, "</function_call>"),
+            ("<function_calls>\n[", _GOOD, "]\n</function_calls>"),
+            ('<function name="read">', '{"path": "a"}', "</function>"),
+            ('<function name="read">', '<parameter name="path">a</parameter>', "</function>"),
+            ('<tool_call>\n<function name="read">', '{"path": "a"}', "</function>\n</tool_call>"),
+            ("<tool_call>\n<function=read>\n", '{"path": "a"}', "\n</function>\n</tool_call>"),
+        )
+    ),
+    _plain("other tags of another tool", '<function name="erase">{"path": "a"}</function>'),
+    _plain("other tags in prose", "Write `<function_calls>` and `<function name=...>` around them."),
 )
