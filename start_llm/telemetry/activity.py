@@ -385,7 +385,7 @@ def plain_reason(explanation: Explanation) -> str:
     if of_cache:
         return of_cache
     cause = explanation.cause
-    return _in_words(cause) if cause else "what was recorded of them is gone"
+    return _in_words(cause) if cause else explanation.reason_without_cause
 
 
 def _in_words(cause: Difference) -> str:

@@ -35,7 +35,7 @@ _PARTS = (
     r"(?P<cached>[\d,]+ cached)",
     r"(?P<read>[\d,]+ read)",
     r"(?P<written>[\d,]+ written)",
-    r"(?P<again>read [\d,]+ tokens again: .*)",
+    r"(?P<again>read [\d,]+ tokens? again: .*)",
     r"^[\d:]{8} (?P<bad>refused +\d{3} [^ ]+ [^ ]+)",
     r"(?P<bad>\b(failed|timed out|ran away|cancelled) )",
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from start_llm.core.events import Restored
+from start_llm.core.explanation import counted_tokens
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageSpan
 from start_llm.telemetry.activity import (
     FinishedRequest,
@@ -154,7 +155,7 @@ class Terminal:
 
     def restored(self, facts: RequestFacts, restored: Restored) -> None:
         """Print what was read from the disk for a request."""
-        told = f"restored {restored.disk_tokens:,} tokens from disk in {restored.disk_s:.1f} s"
+        told = f"restored {counted_tokens(restored.disk_tokens)} from disk in {restored.disk_s:.1f} s"
         self._print(Line((_who(facts), told)))
 
     def images(self, facts: RequestFacts, line: RequestLine, restored: Restored) -> None:
@@ -249,7 +250,7 @@ def _figures(request: FinishedRequest) -> str:
 
 
 def _why(again: int, reason: str) -> str:
-    return printable(f"read {again:,} tokens again: {reason}")
+    return printable(f"read {counted_tokens(again)} again: {reason}")
 
 
 def _speed(tokens_per_s: float | None) -> str:

@@ -80,6 +80,11 @@ def test_a_line_says_why_a_conversation_was_read_again_and_of_others_nothing():
     assert "again" not in printed(lambda terminal: terminal.finished(finished(again=9, reason=why)))
 
 
+def test_one_token_is_a_token():
+    line = printed(lambda terminal: terminal.finished(finished(again=1, reason="x", continues=True)))
+    assert line.endswith("read 1 token again: x\n")
+
+
 def test_a_request_under_adapters_says_so():
     assert "adapter" not in printed(lambda terminal: terminal.finished(finished()))
     under = finished(facts(adapter="a+b"))
