@@ -82,13 +82,13 @@ class RunningRequest:
     writing_since: float = 0.0
     told_at: float = 0.0
 
-    def note_restored(self, tokens: int) -> None:
+    def note_restored(self, tokens: int, at: float) -> None:
         self.phase, self.cached, self.done = "reading", tokens, tokens
-        self.reading_since = time.perf_counter()
+        self.reading_since = at
 
-    def note_text(self, tokens: int) -> None:
+    def note_text(self, tokens: int, at: float) -> None:
         if self.phase != "writing":
-            self.writing_since = time.perf_counter()
+            self.writing_since = at
         self.phase, self.done = "writing", self.facts.prompt_tokens
         self.written += tokens
 
@@ -114,6 +114,8 @@ class RequestOutcome:
         written: tokens of the reply.
         ttft_s: seconds to the first token; None if there was none.
         prefill_s: the part of them from the start of the prefill.
+        decoded, decode_s: tokens after those that came first, and the seconds from these to the last ones,
+            on the engine's clock.
         explanation: of the cache's part; None if the prefill never began.
     """
 
@@ -125,6 +127,8 @@ class RequestOutcome:
     ttft_s: float | None
     prefill_s: float | None
     explanation: Explanation | None
+    decoded: int = 0
+    decode_s: float = 0.0
 
     @property
     def usage(self) -> Usage:
@@ -139,7 +143,7 @@ class FinishedRequest:
     Attributes:
         number: of this record; later ones have higher numbers.
         ended: seconds since 1970.
-        prefill_s: the part of `ttft_s` from the start of the prefill.
+        prefill_s, decoded, decode_s: see `RequestOutcome`.
         again: computed prompt tokens that had been computed before.
         reason: why, in plain words; None if there are none.
         continues: it is known to continue a conversation.
@@ -157,6 +161,8 @@ class FinishedRequest:
     seconds: float
     ttft_s: float | None
     prefill_s: float | None = None
+    decoded: int = 0
+    decode_s: float = 0.0
     again: int = 0
     reason: str | None = None
     continues: bool = False
@@ -173,8 +179,7 @@ class FinishedRequest:
     @property
     def written_per_s(self) -> float | None:
         """Tokens of the reply per second, from its first one on; None if there was no second one."""
-        seconds = self.seconds - (self.ttft_s or 0.0)
-        return (self.written - 1) / seconds if self.ttft_s and self.written > 1 and seconds > 0 else None
+        return self.decoded / self.decode_s if self.decoded and self.decode_s > 0 else None
 
     @property
     def has_difference(self) -> bool:
@@ -362,6 +367,8 @@ def _finished(number: int, facts: RequestFacts, outcome: RequestOutcome, ended: 
         seconds=outcome.seconds,
         ttft_s=outcome.ttft_s,
         prefill_s=outcome.prefill_s,
+        decoded=outcome.decoded,
+        decode_s=outcome.decode_s,
         again=again,
         reason=_clip(plain_reason(explanation), _MAX_REASON) if explanation and again else None,
         continues=explanation is not None and explanation.against is not None,

@@ -59,9 +59,9 @@ class RequestLine:
     images: Sequence[ImageSpan] = ()
     first_text: float | None = None
 
-    def note_text(self) -> None:
+    def note_text(self, at: float) -> None:
         if self.first_text is None:
-            self.first_text = time.perf_counter()
+            self.first_text = at
 
     @property
     def name(self) -> str:

@@ -172,7 +172,7 @@ def cutting_template(characters: int) -> str:
 
 
 def test_behind_a_template_that_cuts_long_prompts_nothing_is_called_read_again(tiny_model):
-    """It shows neither the reply nor the next question, so where the one ends and the other begins is unknown."""
+    """It shows neither the reply nor the next question, so where the one ends is unknown."""
     folder = tiny_model("qwen3", hidden=128, layers=2, chat_template=cutting_template(600))
     with serving(folder, thinking=False) as server:
         talk = [{"role": "user", "content": MUCH * 2}]

@@ -47,6 +47,8 @@ def finished(asked: RequestFacts | None = None, **changes: Any) -> FinishedReque
         "seconds": 3.5,
         "ttft_s": 1.5,
         "prefill_s": 0.5,
+        "decoded": 6,
+        "decode_s": 2.0,
     }
     return FinishedRequest(**told | changes)
 
@@ -92,7 +94,7 @@ def test_a_request_under_adapters_says_so():
 
 
 def test_a_request_that_never_spoke_has_no_times():
-    never = finished(ending="cancelled", written=0, ttft_s=None, prefill_s=None)
+    never = finished(ending="cancelled", written=0, ttft_s=None, prefill_s=None, decoded=0)
     text = printed(lambda terminal: terminal.finished(never))
     assert re.search(r"cancelled .* 0 written +first +-$", text)
     assert "/s" not in text
@@ -108,7 +110,7 @@ def test_what_a_client_says_cannot_move_the_cursor():
 
 def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens():
     running = RunningRequest(facts(prompt_tokens=2000), began=0.0)
-    running.note_restored(1000)
+    running.note_restored(1000, time.perf_counter())
     assert printed(lambda terminal: terminal.progress(running)) == "", "it has just begun"
     running.done, running.reading_since = 1500, time.perf_counter() - 5
     text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
@@ -117,8 +119,8 @@ def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens(
 
 def test_a_long_reply_shows_that_it_is_written():
     running = RunningRequest(facts(), began=0.0)
-    running.note_restored(0)
-    running.note_text(1)
+    running.note_restored(0, time.perf_counter())
+    running.note_text(1, time.perf_counter())
     assert printed(lambda terminal: terminal.progress(running)) == ""
     running.written, running.writing_since = 9001, time.perf_counter() - 90
     text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
