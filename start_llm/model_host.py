@@ -34,7 +34,7 @@ from start_llm.model_runtime import (
     start_model,
     together,
 )
-from start_llm.models.library import check_counts_of, check_loadable
+from start_llm.models.library import check_loadable
 from start_llm.models.trial import TemplateTrials
 from start_llm.models.weight_files import weights_size
 from start_llm.server.served_models import ListedModel, ServedModel
@@ -342,7 +342,7 @@ class ModelHost:
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
-            self._look_over(self._folders[name], check_loadable)
+            self._look_over(self._folders[name])
             self._make_room(name)
             self._load(name)
         except StartupError as error:
@@ -353,7 +353,7 @@ class ModelHost:
         self._shared.thread.collect()
         return reason
 
-    def _look_over(self, folder: Path, check: Callable[[Path], None]) -> None:
+    def _look_over(self, folder: Path) -> None:
         """Look for what would hang or fill this process, or fail. Holds the lock at both ends, not between.
 
         Raises:
@@ -361,7 +361,7 @@ class ModelHost:
         """
         self._changed.release()
         try:
-            check(folder)
+            check_loadable(folder)
             self._trials.check(folder)
         finally:
             self._changed.acquire()
@@ -373,7 +373,7 @@ class ModelHost:
             StartupError: it cannot be loaded.
         """
         with self._changed, self._change(name):
-            self._look_over(self._folders[name], check_counts_of)
+            self._look_over(self._folders[name])
             self._load(name)
         self._reap_later()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -132,6 +133,14 @@ def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: P
         refusal(server, "llama")
         assert "Unloaded" not in server.printed()
         assert loaded(server) == {"qwen3"}
+
+
+@pytest.mark.parametrize("case", FOUND_BEFOREHAND)
+def test_a_server_does_not_start_with_wrong_files_and_says_what_a_request_is_told(case: str, folder: Path):
+    change, reason = BROKEN[case]
+    change(folder / "llama")
+    with pytest.raises(ModelError, match=re.escape(reason)), hosting(folder, first="llama"):
+        pass
 
 
 @pytest.mark.sample(5)
