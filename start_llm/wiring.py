@@ -504,4 +504,5 @@ def server_limits(settings: Settings) -> ServerLimits:
         body_s=settings.body_s,
         write_s=settings.write_s,
         keep_alive_s=settings.keep_alive_s,
+        load_wait_s=settings.load_wait_s,
     )

@@ -103,8 +103,13 @@ class Settings:
     )  # fmt: skip
     model_idle_s: float = _variable(
         "MODEL_IDLE_SECONDS", number(Range(0, 10**9)), 0,
-        "Time without a request after which a model is unloaded, if another one is loaded; 0 = never.",
-        _MODEL,
+        "Time without a request after which a model is unloaded. The next request for it loads it again; 0 = "
+        "never.", _MODEL,
+    )  # fmt: skip
+    load_wait_s: float = _variable(
+        "MODEL_LOAD_WAIT_SECONDS", SECONDS, 240.0,
+        "Time for which a request without `stream` waits for its model to be loaded. Then it is answered 503 "
+        "with Retry-After, and the model is loaded all the same. A stream waits as long as it takes.", _MODEL,
     )  # fmt: skip
     pinned: tuple[str, ...] = _variable(
         "MODEL_PINS", MODELS, (),
@@ -114,6 +119,12 @@ class Settings:
         "MODEL_ALIASES", ALIASES, (),
         "Other names for models, as ALIAS=MODEL with commas between. With claude-haiku-4-5=small, requests "
         "for the first load the second.", _MODEL, shown="",
+    )  # fmt: skip
+    strict_names: bool = _variable(
+        "STRICT_MODEL_NAMES", BOOLEAN, False,
+        "A request for a name that no model has returns 404 with the names that there are. Off: the model "
+        "that was used last answers it, because clients ask for small models of their own.", _MODEL,
+        shown="false",
     )  # fmt: skip
     adapter_dir: str | None = _variable(
         "ADAPTER_DIR", TEXT, None,

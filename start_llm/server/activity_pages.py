@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import takewhile
 
@@ -12,7 +12,6 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.protocols.fields import Fields
 from start_llm.server.served_models import ListedModel, ServedModels
-from start_llm.server.status import Status
 from start_llm.telemetry.activity import (
     Activity,
     ConversationTurn,
@@ -21,6 +20,7 @@ from start_llm.telemetry.activity import (
     RequestFacts,
     RunningRequest,
 )
+from start_llm.telemetry.metrics import DiskMetrics
 from start_llm.telemetry.savings import Saving
 
 type Page = tuple[int, Mapping[str, Json]]
@@ -31,10 +31,11 @@ _NOTHING_NEWER: Mapping[str, Json] = {"recent": [], "conversations": [], "refuse
 
 @dataclass(frozen=True, slots=True)
 class ServingMachine:
-    """Where the models compute, and the memory that they may use."""
+    """Where the models compute, the memory that they may use, and the disk tier."""
 
     device: str = ""
     budget_bytes: int = 0
+    disk: DiskMetrics = field(default_factory=DiskMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,6 @@ class ActivityPages:
 
     def _present(self, tenant: bytes) -> dict[str, Json]:
         activity, listed = self.activity, self.models.listed()
-        statuses = [one.status for one in listed if one.status]
         now, running = activity.now, activity.running()
         mine = [one for one in running if self._is_shown(one.facts, tenant)]
         hour, day = activity.savings()
@@ -91,7 +91,7 @@ class ActivityPages:
             "running_of_others": len(running) - len(mine),
             "saved": {"hour": _saving(hour), "day": _saving(day)},
             "memory": _memory(self.machine.budget_bytes, memory_parts(listed)),
-            "ssd": _ssd(statuses[0]) if statuses else None,
+            "ssd": _ssd(self.machine.disk),
             "models": [_model(one) for one in listed],
         }
 
@@ -226,8 +226,7 @@ def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
     return {"budget_bytes": budget_bytes, "parts": {**parts}, "free_bytes": free_bytes}
 
 
-def _ssd(status: Status) -> Json:
-    disk = status.disk
+def _ssd(disk: DiskMetrics) -> Json:
     return {
         "state": disk.state,
         "files": disk.files,

@@ -16,7 +16,7 @@ from start_llm.core.request_target import hint_about, with_one_version
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.protocols.base import Parser, RequestContext, SSEFrame, openai_refusal
+from start_llm.protocols.base import KeptResponses, Parser, SSEFrame, openai_refusal
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat as openai_chat
@@ -78,7 +78,7 @@ class ModelRoute:
 class StoredRoute:
     """An endpoint that reads or changes a tenant's stored responses."""
 
-    render: Callable[[RequestContext], Mapping[str, Json]]
+    render: Callable[[KeptResponses], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class RequestAccount:
             has_turns=asked.session_source != "none",
             prompt_tokens=line.prompt_tokens,
             client=line.client,
+            unknown_model=line.unknown_model,
             adapter=line.adapter,
         )
 

@@ -36,6 +36,7 @@ class RequestFacts:
     Attributes:
         tenant: whose request it is.
         client: the program that sent it; empty if it does not say.
+        unknown_model: the name of a model that it asks for and nobody has; else empty.
         session: a digest that names its session and reveals nothing.
         name: the end of the session id that the client sent; empty if it sent none.
         has_turns: it is a turn of a conversation.
@@ -51,6 +52,7 @@ class RequestFacts:
     has_turns: bool
     prompt_tokens: int
     client: str = ""
+    unknown_model: str = ""
     adapter: str | None = None
 
 
@@ -267,6 +269,7 @@ class Activity:
             model=facts.model[:_MAX_NAME],
             name=facts.name[:_MAX_NAME],
             client=facts.client[:_MAX_NAME],
+            unknown_model=facts.unknown_model[:_MAX_NAME],
         )
         running = RunningRequest(clipped, self._clock())
         with self._lock:

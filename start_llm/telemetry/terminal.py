@@ -43,6 +43,7 @@ class RequestLine:
 
     Attributes:
         client: the program that sent it; empty if it does not say.
+        unknown_model: the name of a model that it asks for and nobody has; else empty.
         adapter: the adapters of the request; None for the base model.
         tenant: whose request it is; never printed.
         beginning: the first tokens of a prompt with images.
@@ -53,6 +54,7 @@ class RequestLine:
     prompt_tokens: int
     began: float
     client: str = ""
+    unknown_model: str = ""
     adapter: str | None = None
     tenant: bytes = b""
     beginning: tuple[int, ...] = ()
@@ -74,6 +76,9 @@ class Terminal:
 
     Until `follow` a line is written by the thread that says it. From then on a thread of its own writes, so
     that a terminal that is not read holds no request up.
+
+    Attributes:
+        names_models: each line names the model, as there are several.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -81,6 +86,7 @@ class Terminal:
         self._lock = threading.Lock()
         self._screen: Screen | None = None
         self._refusals = _RefusalLimit()
+        self.names_models = False
 
     def follow(self, view: LiveView[Any], environment: Mapping[str, str]) -> None:
         """Show a live view below the lines, if this is a terminal that can. Call `close` at the end."""
@@ -172,7 +178,13 @@ class Terminal:
         who = f"{_who(request.facts)} {ending:<10}"
         why = [] if not request.reason or not request.continues else [_why(request.again, request.reason)]
         under = [f"adapter {printable(request.facts.adapter)}"] if request.facts.adapter else []
-        self._print(Line((who, _figures(request), *under, *why)))
+        self._print(Line((who, _figures(request), *self._model(request.facts), *under, *why)))
+
+    def _model(self, facts: RequestFacts) -> Sequence[str]:
+        """Return who has answered, where that is not plain."""
+        if facts.unknown_model:
+            return (printable(f"model {facts.model} for {facts.unknown_model}"),)
+        return (printable(f"model {facts.model}"),) if self.names_models else ()
 
     def refused(self, refusal: Refusal) -> None:
         """Print a refused request. A flood of them prints a few lines a minute."""

@@ -222,7 +222,7 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
     with hosting(folder, max_loaded=2) as server, ThreadPoolExecutor(8) as clients:
         host: Any = server.app._host
         asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
-        wait_until(lambda: len(host._changed._waiters) == 7, within_s=20)
+        wait_until(lambda: len(host._changed._waiters) == 8, within_s=20)
         go_on.set()
         assert {one.result() for one in asked} == {(500, "The model 'llama' cannot be loaded. no such layer")}
         assert tried == [1]
