@@ -514,6 +514,9 @@ class ModelHost:
             self._changed.notify_all()
             if self._reaper:
                 self._reaper.cancel()
+            self._changed.wait_for(
+                lambda: self._changing is None, timeout_s
+            )  # it would be loaded behind this
             residents = list(self._residents.values())
         have_stopped = [resident.runtime.stop(timeout_s, flush_s) for resident in residents]  # each of them
         return all(have_stopped)

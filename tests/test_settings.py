@@ -89,6 +89,8 @@ VALUES: dict[str, Values] = {
     "MODEL_DIR": Values([("/a/folder", "/a/folder"), ("~/models", "~/models"), ("/a b", "/a b")], []),
     "MAX_LOADED_MODELS": Values([("0", 0), ("1000", 1000), ("3", 3)], [*WHOLE, "-1", "1001"]),
     "MODEL_IDLE_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
+    "MODEL_LOAD_WAIT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
+    "STRICT_MODEL_NAMES": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
     "MODEL_ALIASES": Values(
         [("a=b", ("a=b",)), ("a/b = c d, e=f", ("a/b = c d", "e=f")), ("x.y=z", ("x.y=z",))],
         ["a", "=b", "a=", "a=b=c", "a=b,,", "a=b,c"],
@@ -958,7 +960,25 @@ def checks_loaded_models(models: Models) -> None:
 
 def checks_idle_models(models: Models) -> None:
     with two_models(models, MODEL_IDLE_SECONDS="0.3") as server:
-        until(lambda: loaded(server) == {"two"})
+        until(lambda: loaded(server) == set())
+
+
+def checks_load_wait(models: Models) -> None:
+    with (
+        pytest.raises(urllib.error.HTTPError) as refused,
+        two_models(models, MODEL_LOAD_WAIT_SECONDS="0.01"),
+    ):
+        pass
+    assert refused.value.code == 503
+    assert "'two' is still being loaded" in refused.value.read().decode()
+
+
+def checks_strict_names(models: Models) -> None:
+    with two_models(models, STRICT_MODEL_NAMES="on") as server:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            reply(server, model="three")
+        assert refused.value.code == 404
+        assert "there is one, two" in refused.value.read().decode()
 
 
 def checks_pins(models: Models) -> None:
@@ -1578,6 +1598,8 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MAX_LOADED_MODELS": checks_loaded_models,
     "MODEL_IDLE_SECONDS": checks_idle_models,
     "MODEL_PINS": checks_pins,
+    "MODEL_LOAD_WAIT_SECONDS": checks_load_wait,
+    "STRICT_MODEL_NAMES": checks_strict_names,
     "ADAPTER_DIR": checks_adapter_dir,
     "MODEL_ALIASES": checks_aliases,
     "CPU_DEQUANTIZE": checks_cpu_dequantize,

@@ -199,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         context = self.server.context
         match route:
             case BrowserRoute() if prefers_html(self.headers.get("accept", "")):
-                self._send_page(status_page())
+                self._send_page(status_page(asks_key=bool(self.server.access_policy.keys)))
             case BrowserRoute(otherwise):
                 self._send_status(otherwise)
             case StatusRoute(as_anthropic=render) if render and "anthropic-version" in self.headers:

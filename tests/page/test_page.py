@@ -245,6 +245,8 @@ def test_the_key_is_asked_for_kept_in_the_tab_and_sent(browser: Browser, hostile
     with browser.page(hostile.url) as page:
         page.until("!document.getElementById('key-panel').hidden")
         assert page.run("document.getElementById('panels').hidden")
+        assert polls(page, 0.3) == 0
+        assert not any("/activity" in one for one in page.requested), "a request without the key is refused"
         assert page.names(["textbox"]) == [("textbox", "API key")]
         page.write("wrong")
         page.press("Enter")

@@ -60,7 +60,7 @@ function duration(seconds) {
 function savedSentence(element, saved, span) {
   if (!saved.prompt_tokens) return say(element, `No prompt was read in the last ${span}.`);
   const share = make("strong", {}, `${number.format(saved.cached_tokens)} of ${tokens(saved.prompt_tokens)}`);
-  const time = saved.saved_seconds === null ? "" : ` Reading them would have taken about ${duration(saved.saved_seconds)}.`;
+  const time = saved.saved_seconds === null || saved.saved_seconds < 1 ? "" : ` Reading them would have taken about ${duration(saved.saved_seconds)}.`;
   const rest = ` of all prompts in the last ${span} did not have to be read again (${percent(saved.cached_tokens, saved.prompt_tokens)}).${time}`;
   if (element.textContent !== share.textContent + rest) element.replaceChildren(share, rest);
 }
@@ -307,6 +307,7 @@ async function ask(path, options = {}, patience = PATIENCE_MS) {
   return (await checked(reply)).json();
 }
 
+const asksKey = document.documentElement.dataset.asksKey === "true";
 let model = "", version = "", timer = 0, isPolling = false, pause = IDLE_MS, needsKey = false, wantsKey = false;
 
 function later(delay) {
@@ -336,6 +337,7 @@ async function poll() {
   isPolling = true;
   const usedKey = key();
   try {
+    if (asksKey && !usedKey) throw new KeyNeeded("");
     const now = await ask(`/activity?since=${encodeURIComponent(version)}`);
     if (key() !== usedKey) return;
     version = now.version;
