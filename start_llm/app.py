@@ -327,7 +327,7 @@ class App:
         rows = [
             *model_rows(card, ready.footprint, runtime.family, runtime.preparer),
             ("cache", cache_text(runtime.metrics.cache, ready.kv)),
-            ("disk", str(self._disk.folder) if self._disk and self._disk.folder else "off"),
+            ("disk", str(self._disk or "off")),
             ("images", images_text(ready.model)),
             ("context", f"{card.context_window:,} tokens"),
             ("batch", batch_text(self._settings.batch, ready.verdict)),

@@ -210,7 +210,7 @@ VALUES: dict[str, Values] = {
             "1,5GB",
         ],
     ),
-    "SSD_CACHE_DIR": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
+    "SSD_CACHE_DIR": Values([("/a/folder", "/a/folder"), ("OFF", "off"), ("/a b", "/a b")], []),
     "SSD_CACHE_MAX_SIZE": Values(
         [("1TB", 10**12), ("50%", 0.5), ("2tib", 2**41)], ["many", "-1", "1e3", "101%", "0.5", "TB"]
     ),
@@ -294,7 +294,11 @@ def test_the_defaults_are_the_documented_ones():
     of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
     of_the_curve = {"HLG_WIDTH", "HLG_SHOULDER", "HLG_TOE", "HLG_PIVOT_OFFSET"}
-    assert unset == named | of_requests | of_the_cache | of_the_curve | {"KV_BITS", "SSD_CACHE_DIR"}
+    assert unset == named | of_requests | of_the_cache | of_the_curve | {
+        "KV_BITS",
+        "SSD_CACHE_DIR",
+        "SSD_CACHE_MAX_SIZE",
+    }
     assert settings.keys == settings.proxy_keys == settings.hosts == ()
 
 
@@ -480,7 +484,7 @@ def running(folder: Path, **variables: str) -> Generator[Server]:
     """The application as these variables make it."""
     output = io.StringIO()
     base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"}
-    base |= {"STATE_ROOT": os.environ["STATE_ROOT"], "DRAIN_SECONDS": "1.5"}
+    base |= {"STATE_ROOT": os.environ["STATE_ROOT"], "SSD_CACHE_DIR": "off", "DRAIN_SECONDS": "1.5"}
     app = App(load(environment(**(base | variables))), Terminal(output))
     with tried_once():
         app.start()
@@ -1195,8 +1199,20 @@ def checks_disk_tier(models: Models) -> None:
         for _ in range(2):
             with running(models.plain, SSD_CACHE_DIR=f"{folder}/new") as server:
                 known.append(known_of(server, [7] * 599))
-                assert f"{folder}/new" in server.printed()
+                assert f"{folder}/new, up to " in server.printed()
         assert known == [0, 598]
+    with tempfile.TemporaryDirectory() as folder:
+        for expected in (0, 598):
+            with running(models.plain, SSD_CACHE_DIR="", STATE_ROOT=folder) as server:
+                assert known_of(server, [7] * 599) == expected
+                assert f"{folder}/prompt-cache, up to " in server.printed()
+                assert "SSD_CACHE_DIR=off turns it off" in server.printed()
+        kept = [one for one in Path(folder, "prompt-cache").rglob("*") if one.is_file()]
+        assert len(kept) > 2
+        assert {one.stat().st_mode & 0o777 for one in kept} == {0o600}
+    with tempfile.TemporaryDirectory() as folder, running(models.plain, STATE_ROOT=folder) as server:
+        known_of(server, [7] * 599)
+        assert not Path(folder, "prompt-cache").exists()
 
 
 def after_writing(models: Models, **variables: str) -> dict[str, Any]:
@@ -1215,6 +1231,13 @@ def after_writing(models: Models, **variables: str) -> dict[str, Any]:
 def checks_disk_size(models: Models) -> None:
     small = after_writing(models, SSD_CACHE_MAX_SIZE="3MB")
     assert small["max_bytes"] == 3_000_000
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    assert after_writing(models)["max_bytes"] == pytest.approx(min(100 * 10**9, 0.8 * free), rel=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        with running(models.plain, SSD_CACHE_DIR="", STATE_ROOT=folder) as server:
+            wait_until(lambda: server.get("/stats")["ssd"]["state"] == "on", within_s=10)
+            usual = server.get("/stats")["ssd"]["max_bytes"]
+        assert usual == pytest.approx(min(20 * 10**9, 0.1 * free), rel=0.1)
     assert 0 < small["bytes"] <= 3_000_000
     assert after_writing(models)["bytes"] > 3_000_000
 

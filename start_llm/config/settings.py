@@ -16,6 +16,7 @@ from start_llm.config.kinds import (
     BYTES,
     CACHE_BYTES,
     DISK_BYTES,
+    FOLDER_OR_OFF,
     HOSTS,
     KEYS,
     KV_BITS,
@@ -331,16 +332,16 @@ class Settings:
         "once memory is short, so that a lunch break does not empty the cache.", _PROMPT_CACHE,
     )  # fmt: skip
     ssd_folder: str | None = _variable(
-        "SSD_CACHE_DIR", TEXT, None,
+        "SSD_CACHE_DIR", FOLDER_OR_OFF, None,
         "Folder in which what was computed outlives the server, with the texts and reasoning of "
-        "conversations, in clear. Unset: none. --ssd-cache-dir and --paged-ssd-cache-dir say the same.",
-        _PROMPT_CACHE,
+        "conversations, in clear, for this user alone to read. Unset: prompt-cache in STATE_ROOT; off: none. "
+        "--ssd-cache-dir and --paged-ssd-cache-dir say the same.", _PROMPT_CACHE,
     )  # fmt: skip
-    ssd_max_size: int | float = _variable(
-        "SSD_CACHE_MAX_SIZE", DISK_BYTES, 100 * 10**9,
+    ssd_max_size: int | float | None = _variable(
+        "SSD_CACHE_MAX_SIZE", DISK_BYTES, None,
         "Size of that folder, whatever models it holds; it never takes more than 80% of what is free or its "
-        "own. --ssd-cache-max-size and --paged-ssd-cache-max-size say the same.",
-        _PROMPT_CACHE, shown="100GB",
+        "own. Unset: 100GB of a folder that SSD_CACHE_DIR names, else 20GB and at most 10% of what is free "
+        "or its own. --ssd-cache-max-size and --paged-ssd-cache-max-size say the same.", _PROMPT_CACHE,
     )  # fmt: skip
     ssd_write_after_s: float = _variable(
         "SSD_CACHE_WRITE_AFTER_SECONDS", SECONDS, 30.0,

@@ -80,7 +80,7 @@ LINES = [
         {"model_dir": "/models", "ssd_folder": "/cache", "cache_bytes": 0.2},
     ),
     Line("003:36", "--paged-ssd-cache-dir ~/.omlx/cache", {"ssd_folder": "~/.omlx/cache"}),
-    Line("003:36", "", {"ssd_folder": None, "ssd_max_size": 100 * 10**9}),
+    Line("003:36", "", {"ssd_folder": None, "ssd_max_size": None}),
     Line("003:37", "--paged-ssd-cache-max-size 200GB", {"ssd_max_size": 200 * 10**9}),
     Line("003:38", "--hot-cache-max-size 0", {"cache_bytes": 0}),
     Line("003:38", "--hot-cache-max-size 17179869184", {"cache_bytes": 2**34}),

@@ -222,7 +222,7 @@ function showRefused(refused) {
 
 function showDisk(now) {
   const disk = now.ssd;
-  if (!disk || disk.state.startsWith("off")) return say(byId("ssd"), "The disk tier is off: what was read is lost when the server stops. SSD_CACHE_DIR turns it on.");
+  if (!disk || disk.state.startsWith("off")) return say(byId("ssd"), "The disk tier is off: what was read is lost when the server stops.");
   const state = { on: "is on", scanning: "looks through its files", paused: "pauses, since it cannot write" }[disk.state] ?? disk.state;
   const hits = disk.hits ? `${count(disk.hits, "prompt")} found ${tokens(disk.restored_tokens)} there and waited ${duration(disk.restored_seconds)} for them.` : "No prompt has needed it so far.";
   const queue = disk.queue ? ` ${count(disk.queue, "file")} ${disk.queue === 1 ? "waits" : "wait"} to be written.` : "";
