@@ -138,7 +138,12 @@ class ActivityPages:
 def _session(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
     """Return what identifies a session. Its key alone sees the name that the client gave it."""
     name = facts.name if facts.tenant == tenant else ""
-    return {"session": facts.session, "name": name or facts.session[:6], "model": facts.model}
+    return {
+        "session": facts.session,
+        "name": name or facts.session[:6],
+        "client": facts.client,
+        "model": facts.model,
+    }
 
 
 def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
@@ -156,6 +161,7 @@ def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
         "cached_tokens": one.cached,
         "done_tokens": one.done,
         "written_tokens": one.written,
+        "tokens_per_second": _rounded(one.tokens_per_s),
         "seconds": round(max(now - one.began, 0.0), 1),
     }
 
@@ -172,10 +178,16 @@ def _finished(one: FinishedRequest, tenant: bytes) -> Json:
         "written_tokens": one.written,
         "ttft_seconds": None if one.ttft_s is None else round(one.ttft_s, 3),
         "seconds": round(one.seconds, 3),
+        "read_per_second": _rounded(one.read_per_s),
+        "written_per_second": _rounded(one.written_per_s),
         "again_tokens": one.again,
         "reason": one.reason,
         "has_difference": one.has_difference and one.facts.tenant == tenant,
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 def _turn(turn: ConversationTurn) -> Json:

@@ -26,6 +26,7 @@ _MAX_REFUSED = 50
 _MAX_CONVERSATIONS = 20
 _MAX_TURNS = 24
 _MAX_DIGITS = 18
+_LABEL_DIGITS = 6
 _MAX_NAME, _MAX_PATH, _MAX_REASON, _MAX_TEXT = 100, 120, 240, 400
 
 
@@ -59,6 +60,14 @@ class RequestFacts:
 def endpoint_name(facts: RequestFacts) -> str:
     """Return the endpoint in one word, such as `chat` or `messages`."""
     return facts.endpoint.removeprefix("/v1/").partition("/")[0]
+
+
+def session_label(facts: RequestFacts) -> str:
+    """Return what terminal and status page call a session: six digits, and its name if it has one.
+
+    The page shows names to the key alone that sent them, and the digits to everybody.
+    """
+    return f"{facts.session[:_LABEL_DIGITS]} {facts.name}".rstrip()
 
 
 @dataclass(eq=False, slots=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from start_llm.telemetry.activity import Activity, RunningRequest, endpoint_name
+from start_llm.telemetry.activity import Activity, RunningRequest, endpoint_name, session_label
 
 _GIB, _MIB = 2**30, 2**20
 _LEAST_ROWS = 3
@@ -66,7 +66,7 @@ class LiveColumn:
 
 
 _COLUMNS = (
-    LiveColumn(name="session", justify="left", text=lambda one, _: one.facts.name or "-"),
+    LiveColumn(name="session", justify="left", text=lambda one, _: session_label(one.facts)),
     LiveColumn(name="client", justify="left", is_wide=True, text=lambda one, _: one.facts.client or "-"),
     LiveColumn(name="endpoint", justify="left", is_wide=True, text=lambda one, _: endpoint_name(one.facts)),
     LiveColumn(name="now", justify="left", text=lambda one, _: one.phase),

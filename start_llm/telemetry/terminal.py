@@ -20,10 +20,12 @@ from start_llm.telemetry.activity import (
     RequestFacts,
     RunningRequest,
     endpoint_name,
+    session_label,
 )
 from start_llm.telemetry.screen import Line, LiveView, Screen, is_lively
 
 _NAME_END = 12
+_SESSION_WIDTH = 7 + _NAME_END
 _BETWEEN_PROGRESS_S: Mapping[Phase, float] = {"reading": 2.0, "writing": 10.0}
 _ENDINGS: Mapping[str, str] = {
     "stop": "complete",
@@ -250,7 +252,8 @@ def _refused(refusal: Refusal) -> Sequence[str]:
 
 
 def _who(facts: RequestFacts) -> str:
-    return f"{_clock()} {endpoint_name(facts):<11} {facts.client or '-':<12} {facts.name or '-':<{_NAME_END}}"
+    who = f"{endpoint_name(facts):<11} {facts.client or '-':<12} {session_label(facts):<{_SESSION_WIDTH}}"
+    return f"{_clock()} {who}"
 
 
 def _figures(request: FinishedRequest) -> str:

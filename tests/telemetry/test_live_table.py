@@ -44,7 +44,7 @@ def test_a_request_that_is_read_shows_how_far_it_is_and_how_fast_tokens_are_comp
     activity = Activity(lambda: 1000.0)
     reading(activity)
     row = next(row for row in rows(activity) if "claude-cli" in row)
-    assert re.match(r"ersation-42 +claude-cli +chat +reading +2,000 +1,000 +500 +0 +(99|100) +0", row)
+    assert re.match(r"digest ersation-42 +claude-cli +chat +reading +2,000 +1,000 +500 +0 +(99|100) +0", row)
 
 
 def test_a_request_that_is_written_shows_the_speed_of_its_reply():

@@ -68,7 +68,7 @@ def test_a_finished_request_is_one_line_that_says_who_asked_and_what_was_done():
     """234 tokens were computed in half a second; those of the cache are no speed."""
     text = printed(lambda terminal: terminal.finished(finished()))
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d chat +claude-cli +ersation-42 +complete +1,000 cached +234 read +468/s"
+        r"\d\d:\d\d:\d\d chat +claude-cli +digest ersation-42 +complete +1,000 cached +234 read +468/s"
         r" +7 written +3.0/s +first +1.50 s\n",
         text,
     )
