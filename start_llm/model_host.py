@@ -118,6 +118,7 @@ class ModelHost:
         self._changed = threading.Condition()
         self._residents: dict[str, _Resident] = {}
         self._changing: str | None = None
+        self._change_began = 0.0
         self._loading: _Loading | None = None
         self._waiting = Counter[str]()
         self._promised = set[str]()
@@ -192,9 +193,7 @@ class ModelHost:
 
     def loading_progress(self) -> str:
         with self._changed:
-            if self._loading is None:
-                return "the model waits for its place"
-            return f"the model is being loaded, for {self._clock() - self._loading.began:.0f} s so far"
+            return f"the model is being loaded, for {self._clock() - self._change_began:.0f} s so far"
 
     def must_wait(self, name: object) -> bool:
         with self._changed:
@@ -308,7 +307,7 @@ class ModelHost:
     @contextmanager
     def _change(self, name: str) -> Generator[None]:
         """Keep others from changing what is loaded. Holds the lock at both ends."""
-        self._changing = name
+        self._changing, self._change_began = name, self._clock()
         try:
             yield
         finally:
@@ -317,7 +316,7 @@ class ModelHost:
 
     def _begin_loading(self, name: str) -> None:
         """Load a model on a thread of its own. It is given up once nobody waits for it any more."""
-        self._changing = name
+        self._changing, self._change_began = name, self._clock()
         threading.Thread(target=self._load_for_requests, args=(name,), name="load", daemon=True).start()
 
     def _load_for_requests(self, name: str) -> None:

@@ -561,9 +561,8 @@ def test_a_reply_is_counted_and_reported_when_it_ends(reason, told):
     counted = desk.metrics.prompt_tokens, desk.metrics.cached_tokens, desk.metrics.completion_tokens
     assert counted == (5, 2, 3)
     (line,) = desk.lines()
-    assert re.fullmatch(
-        rf"chat +pi +456789abcdef +{told} +2 cached +3 read +3 written +[\d,.]+/s  first  0\.\d\d s", line
-    )
+    who = rf"chat +pi +[0-9a-f]{{6}} 456789abcdef +{told}"
+    assert re.fullmatch(rf"{who} +2 cached +3 read +3 written +[\d,.]+/s  first  0\.\d\d s", line)
 
 
 def test_a_failure_is_counted_and_its_cause_reported():

@@ -129,7 +129,7 @@ const PARTS = {
 
 function showMemory(now) {
   const { budget_bytes: budget, parts, free_bytes: free } = now.memory;
-  const all = Object.entries({ ...parts, free }).filter(([name, value]) => value || name !== "images");
+  const all = Object.entries({ ...parts, free }).filter(([name, value]) => value || name === "weights");
   say(byId("memory-summary"), budget ? `${bytes(budget - free)} of the ${bytes(budget)} that the server may use are in use.` : "The server does not say how much memory it may use.");
   show(byId("memory-bar"), all, ([name]) => name, ([name]) => make("span", { class: name }),
     (element, [, value]) => element.style.setProperty("flex-grow", String(value / Math.max(budget, 1))));
