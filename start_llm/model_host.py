@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm.core.client_presence import LOOK_S, check_client, client_watched, work_for_all
@@ -38,6 +37,7 @@ from start_llm.model_runtime import (
 from start_llm.models.library import check_loadable
 from start_llm.models.trial import TemplateTrials
 from start_llm.models.weight_files import weights_size
+from start_llm.resident_models import LoadFailure, LoadUnderWay, Resident
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.server.status import ModelCard, Status
 from start_llm.wiring import memory_budget, usable_share
@@ -49,44 +49,6 @@ _STOP_S = 30.0
 _SLOWEST_DISK = 20e6
 """Bytes of weights a second."""
 _RETRY_S = 10
-
-
-@dataclass(eq=False, slots=True)
-class _Resident:
-    """A loaded model.
-
-    Attributes:
-        uses: requests that it is answering.
-        last_used: seconds on the host's clock.
-        is_leaving: it takes no more requests, and ends with those that it has.
-    """
-
-    runtime: ModelRuntime
-    last_used: float
-    uses: int = 0
-    is_leaving: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A model that could not be loaded, and what its requests are told."""
-
-    name: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Loading:
-    """A model that is being loaded.
-
-    Attributes:
-        began: seconds on the host's clock.
-        patience_s: after which it is stuck.
-    """
-
-    name: str
-    began: float
-    patience_s: float
 
 
 class ModelHost:
@@ -116,16 +78,16 @@ class ModelHost:
         self._clock = clock
         self._trials = TemplateTrials()
         self._changed = threading.Condition()
-        self._residents: dict[str, _Resident] = {}
+        self._residents: dict[str, Resident] = {}
         self._changing: str | None = None
         self._change_began = 0.0
-        self._loading: _Loading | None = None
+        self._loading: LoadUnderWay | None = None
         self._waiting = Counter[str]()
         self._promised = set[str]()
         self._last_id = ""
         self._last_status: Status | None = None
         self._cards: dict[str, ModelCard] = {}
-        self._last_failure: _Failure | None = None
+        self._last_failure: LoadFailure | None = None
         self._is_closing = False
         self._reaper: threading.Timer | None = None
         self.started_at = int(time.time())
@@ -207,11 +169,11 @@ class ModelHost:
     def _answering(self, name: object) -> str:
         return self._id(name) or self._default_id()
 
-    def _resident(self, name: object) -> _Resident | None:
+    def _resident(self, name: object) -> Resident | None:
         """Return the resident that answers to this name; None if it is not loaded."""
         return self._residents.get(self._answering(name))
 
-    def _take(self, name: object, patience_s: float) -> _Resident:
+    def _take(self, name: object, patience_s: float) -> Resident:
         with self._changed:
             if self._limits.is_strict and isinstance(name, str):
                 self._known_id(name)
@@ -327,7 +289,7 @@ class ModelHost:
                 pass  # those who wait find the reason in `_last_failure`, or that the server stops
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._last_failure = _Failure(name, f"The model {name!r} cannot be loaded. {reason}")
+                self._last_failure = LoadFailure(name, f"The model {name!r} cannot be loaded. {reason}")
                 raise
             finally:
                 self._promised.discard(name)
@@ -345,7 +307,7 @@ class ModelHost:
                 return
             if before and not self._residents and (again := self._reason_not_to_load(before)):
                 self._shared.terminal.say(f"The model {before!r} cannot be loaded again. {again}")
-            failure = self._last_failure = _Failure(name, f"The model {name!r} cannot be loaded. {reason}")
+            failure = self._last_failure = LoadFailure(name, f"The model {name!r} cannot be loaded. {reason}")
         raise InternalError(failure.message)
 
     def _reason_not_to_load(self, name: str) -> str | None:
@@ -389,7 +351,7 @@ class ModelHost:
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
         slowest_s = weights_size(self._folders[name]) / _SLOWEST_DISK
-        self._loading = _Loading(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
+        self._loading = LoadUnderWay(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
         self._changed.release()
         try:
             with work_for_all():
@@ -399,7 +361,7 @@ class ModelHost:
         finally:
             self._changed.acquire()
             self._loading = None
-        self._residents[name] = _Resident(runtime, self._clock())
+        self._residents[name] = Resident(runtime, self._clock())
         self._last_id, self._cards[name] = name, runtime.card
         self._shared.prometheus.models.attach(name, runtime.metrics)
         if others:
@@ -416,7 +378,7 @@ class ModelHost:
         self._divide_memory()
         self._shared.terminal.say(f"Unloaded {name}.")
 
-    def _end(self, resident: _Resident) -> None:
+    def _end(self, resident: Resident) -> None:
         resident.is_leaving = True
         while resident.uses and not self._is_closing:
             self._changed.wait(LOOK_S)
