@@ -74,7 +74,7 @@ def life(model: Path, log: Path, ssd_folder: Path | None, idle_s: float | None) 
     """A server's life: its port. It is killed `idle_s` seconds after the block, or told to end, if None."""
     port = servers.free_port()
     options = ["--model", str(model), "--mlx-port", str(port)]
-    options += ["--ssd-cache-dir", str(ssd_folder)] if ssd_folder else []
+    options += ["--ssd-cache-dir", str(ssd_folder or "off")]
     with servers.running(
         servers.start_llm(*options), lambda: servers.health_seconds(port), log=log
     ) as process:

@@ -18,8 +18,9 @@ from start_llm.core.errors import PortError
 from start_llm.core.running_servers import RunningServer, ServerFile
 from start_llm.disk_storage import DiskStorage
 from start_llm.engine.engine_thread import EngineThread
+from start_llm.host_limits import host_limits
 from start_llm.launch.server_info import own_url
-from start_llm.model_host import ModelHost, host_limits
+from start_llm.model_host import ModelHost
 from start_llm.model_runtime import ModelRuntime, SharedParts
 from start_llm.models.advice import advice, is_first_start
 from start_llm.models.device import this_device
@@ -38,7 +39,7 @@ from start_llm.server.status import ModelCard
 from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
 from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
-from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import (
@@ -149,6 +150,7 @@ class App:
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
             self._host = ModelHost(self._share(), folders, host_limits(self._settings, folders))
+            self._terminal.names_models = len(folders) > 1
             self._watch(self._host)
             self._host.start(name)
             # As soon as the port is open a request may put another model in the place of the first one.
@@ -277,7 +279,8 @@ class App:
         )
 
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
-        machine = ServingMachine(this_device().name, memory_budget(self._settings))
+        disk = self._disk.metrics if self._disk else DiskMetrics()
+        machine = ServingMachine(this_device().name, memory_budget(self._settings), disk)
         context = ServerContext(
             models=host,
             library=LibraryPages(shelf, host),
@@ -324,7 +327,7 @@ class App:
         rows = [
             *model_rows(card, ready.footprint, runtime.family, runtime.preparer),
             ("cache", cache_text(runtime.metrics.cache, ready.kv)),
-            ("disk", str(self._disk.folder) if self._disk and self._disk.folder else "off"),
+            ("disk", str(self._disk or "off")),
             ("images", images_text(ready.model)),
             ("context", f"{card.context_window:,} tokens"),
             ("batch", batch_text(self._settings.batch, ready.verdict)),

@@ -22,7 +22,7 @@ from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of
-from start_llm.config.paths import ENV_FILE, from_root
+from start_llm.config.paths import ENV_FILE, disk_tier_folder, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
@@ -212,9 +212,9 @@ def _refuse_beside_a_server(settings: Settings) -> None:
 def _cache(options: argparse.Namespace) -> int:
     """Print what the folder of the disk tier holds, or remove it. Return 1 if a file is hurt, else 0."""
     settings = settings_table.load(*_sources(options))
-    if settings.ssd_folder is None:
-        raise SettingsError("SSD_CACHE_DIR is not set: there is no disk tier.")
-    folder, terminal = from_root(settings.ssd_folder), Terminal()
+    folder, terminal = disk_tier_folder(settings.ssd_folder, settings.state_root), Terminal()
+    if folder is None:
+        raise SettingsError("SSD_CACHE_DIR=off: there is no disk tier.")
     try:
         if options.action == "clear":
             terminal.say(f"Removed {clear(folder):,} files from {folder}.")

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.disk_index import TRANSCRIPTS
 from start_llm.cache.disk_tier import DiskAccess, DiskTier
 from start_llm.cache.prompt_cache import PromptCache
-from start_llm.config.paths import from_root
+from start_llm.config.paths import disk_tier_folder
 from start_llm.config.settings import Settings
 from start_llm.core.database import Database
 from start_llm.core.disk_thread import DiskThread
+from start_llm.core.private_files import private_opener
 from start_llm.models.device import this_device
+from start_llm.models.identity import computed_with
 from start_llm.telemetry.metrics import DiskMetrics
 from start_llm.wiring import disk_limits
 
 type Notify = Callable[[], None]
 
 _RESPONSES = "responses"
+
+
+_SOFTWARE = "software"
+"""A file with what the newest pages of the folder were computed with."""
+
+
+def tell_of_older_pages(folder: Path, say: Callable[[str], None]) -> None:
+    """Say, once, that pages of other versions of the libraries are of no use any more.
+
+    Their keys begin with the versions, so nothing finds them. They are older than all pages that will be
+    written, so they go first when there is need for room.
+    """
+    now = computed_with()
+    try:
+        before = (folder / _SOFTWARE).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        before = ""
+    if before == now:
+        return
+    if before and (folder / "pages").is_dir():
+        say(
+            f"What {folder} keeps was computed with {before}; this is {now}. It is not used any more, and "
+            "goes first when there is need for room (`start_llm cache clear` removes it now)."
+        )
+    with suppress(OSError), open(folder / _SOFTWARE, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(now)
 
 
 class DiskStorage:
@@ -46,13 +75,22 @@ class DiskStorage:
     def folder(self) -> Path | None:
         return self._tier.folder if self._tier else None
 
+    def __str__(self) -> str:
+        """Where it is, and how large it may become, in one line."""
+        if self._tier is None:
+            return "off"
+        told = f"{self._tier.folder}, up to {self._tier.limit() / 10**9:,.1f} GB"
+        return told if self._settings.ssd_folder else f"{told}; SSD_CACHE_DIR=off turns it off"
+
     def _open_tier(self) -> DiskTier | None:
-        if self._settings.ssd_folder is None or not self._settings.prompt_cache:
+        settings = self._settings
+        folder = disk_tier_folder(settings.ssd_folder, settings.state_root)
+        if folder is None or not settings.prompt_cache:
             return None
-        folder = from_root(self._settings.ssd_folder)
         tier = DiskTier(folder, disk_limits(self._settings), self._thread, self.metrics, self._say)
         if not tier.start():
             return None
+        tell_of_older_pages(folder, self._say)
         tier.notify = self._notify
         self._thread.start()
         self._database_thread.start()

@@ -7,25 +7,25 @@ written to the disk tier first, if there is one, and are found again when it com
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from start_llm.config.settings import Settings
-from start_llm.core.client_presence import LOOK_S, check_client, work_for_all
+from start_llm.core.client_presence import LOOK_S, check_client, client_watched, work_for_all
 from start_llm.core.errors import (
     ClientGone,
-    Conflict,
     InternalError,
     ModelError,
     NotFound,
     Overloaded,
-    SettingsError,
+    RequestError,
     StartupError,
 )
+from start_llm.host_limits import HostLimits
 from start_llm.model_runtime import (
     MemoryNeeds,
     ModelRuntime,
@@ -34,10 +34,12 @@ from start_llm.model_runtime import (
     start_model,
     together,
 )
-from start_llm.models.library import check_counts_of, check_loadable
+from start_llm.models.library import check_loadable
 from start_llm.models.trial import TemplateTrials
 from start_llm.models.weight_files import weights_size
+from start_llm.resident_models import LoadFailure, LoadUnderWay, Resident
 from start_llm.server.served_models import ListedModel, ServedModel
+from start_llm.server.status import ModelCard, Status
 from start_llm.wiring import memory_budget, usable_share
 
 _STOP_S = 30.0
@@ -46,98 +48,14 @@ _STOP_S = 30.0
 
 _SLOWEST_DISK = 20e6
 """Bytes of weights a second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLimits:
-    """What may be loaded.
-
-    Attributes:
-        max_loaded: number of models; 0 is as many as memory allows.
-        idle_s: seconds without a request after which a model is unloaded; 0 is never. The last one stays.
-        pinned: models that are never unloaded to make room for others, nor for being idle.
-        flush_s: seconds for writing the pages of a model that is unloaded.
-        aliases: other names of models, to their ids.
-    """
-
-    max_loaded: int = 0
-    idle_s: float = 0.0
-    pinned: frozenset[str] = frozenset()
-    flush_s: float = 30.0
-    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-def host_limits(settings: Settings, known: Collection[str]) -> HostLimits:
-    """Return what may be loaded.
-
-    Raises:
-        SettingsError: a pinned model is unknown, or that of an alias, or an alias is the id of a model.
-    """
-    unknown = [name for name in settings.pinned if name not in known]
-    if unknown:
-        raise SettingsError(f"MODEL_PINS: there is no model {unknown[0]!r}; there is {', '.join(known)}.")
-    aliases = dict(_pair(one) for one in settings.aliases)
-    for alias, name in aliases.items():
-        if name not in known:
-            raise SettingsError(f"MODEL_ALIASES: there is no model {name!r}; there is {', '.join(known)}.")
-        if alias in known:
-            raise SettingsError(f"MODEL_ALIASES: {alias!r} is a model itself.")
-    return HostLimits(
-        max_loaded=settings.max_loaded,
-        idle_s=settings.model_idle_s,
-        pinned=frozenset(settings.pinned),
-        flush_s=settings.drain_s,
-        aliases=aliases,
-    )
-
-
-def _pair(alias: str) -> tuple[str, str]:
-    name, _, model = alias.partition("=")
-    return name.strip(), model.strip()
-
-
-@dataclass(eq=False, slots=True)
-class _Resident:
-    """A loaded model.
-
-    Attributes:
-        uses: requests that it is answering.
-        last_used: seconds on the host's clock.
-        is_leaving: it takes no more requests, and ends with those that it has.
-    """
-
-    runtime: ModelRuntime
-    last_used: float
-    uses: int = 0
-    is_leaving: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A model that could not be loaded, and what its requests are told."""
-
-    name: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Loading:
-    """A model that is being loaded.
-
-    Attributes:
-        began: seconds on the host's clock.
-        patience_s: after which it is stuck.
-    """
-
-    name: str
-    began: float
-    patience_s: float
+_RETRY_S = 10
 
 
 class ModelHost:
     """The models of a server. Safe to use from any thread; implements `server.served_models.ServedModels`.
 
-    One model is loaded or unloaded at a time. Requests for others go on meanwhile.
+    One model is loaded or unloaded at a time. Requests for others go on meanwhile. A model is loaded on a
+    thread of its own while the requests for it wait, so that each of them can give up.
 
     Args:
         folders: of all models, by id.
@@ -160,10 +78,16 @@ class ModelHost:
         self._clock = clock
         self._trials = TemplateTrials()
         self._changed = threading.Condition()
-        self._residents: dict[str, _Resident] = {}
+        self._residents: dict[str, Resident] = {}
         self._changing: str | None = None
-        self._loading: _Loading | None = None
-        self._last_failure: _Failure | None = None
+        self._change_began = 0.0
+        self._loading: LoadUnderWay | None = None
+        self._waiting = Counter[str]()
+        self._promised = set[str]()
+        self._last_id = ""
+        self._last_status: Status | None = None
+        self._cards: dict[str, ModelCard] = {}
+        self._last_failure: LoadFailure | None = None
         self._is_closing = False
         self._reaper: threading.Timer | None = None
         self.started_at = int(time.time())
@@ -175,6 +99,15 @@ class ModelHost:
         return self.runtime.served
 
     @property
+    def status(self) -> Status:
+        with self._changed:
+            if resident := self._residents.get(self._default_id()):
+                return resident.runtime.served.status
+            if self._last_status is None:
+                raise Overloaded("A model is being loaded; try again in a moment.")
+            return self._last_status
+
+    @property
     def runtime(self) -> ModelRuntime:
         """The loaded model that was used last.
 
@@ -182,14 +115,17 @@ class ModelHost:
             Overloaded: one has gone, and another one is being loaded in its place.
         """
         with self._changed:
-            return self._last_used().runtime
+            if not self._residents:
+                raise Overloaded("No model is loaded now; a request loads one.")
+            return self._residents[self._default_id()].runtime
 
-    def _last_used(self) -> _Resident:
-        if not self._residents:
-            raise Overloaded("A model is being loaded; try again in a moment.")
-        return max(
-            self._residents.values(), key=lambda resident: (not resident.is_leaving, resident.last_used)
-        )
+    def _default_id(self) -> str:
+        """Return the id of the model that answers to unknown names: the one that was used last."""
+
+        def last_use(name: str) -> tuple[bool, float]:
+            return not self._residents[name].is_leaving, self._residents[name].last_used
+
+        return max(self._residents, key=last_use, default=self._last_id)
 
     @property
     def loaded(self) -> list[tuple[str, Path]]:
@@ -199,8 +135,8 @@ class ModelHost:
             return [(name, self._folders[name]) for name in names]
 
     @contextmanager
-    def lease(self, name: object) -> Generator[ServedModel]:
-        resident = self._take(name)
+    def lease(self, name: object, patience_s: float = math.inf) -> Generator[ServedModel]:
+        resident = self._take(name, patience_s)
         try:
             yield resident.runtime.served
         finally:
@@ -214,22 +150,37 @@ class ModelHost:
             resident = self._resident(name)
             return resident.runtime.served if resident else None
 
+    def knows(self, name: str) -> bool:
+        return self._id(name) is not None
+
+    def loading_progress(self) -> str:
+        with self._changed:
+            return f"the model is being loaded, for {self._clock() - self._change_began:.0f} s so far"
+
     def must_wait(self, name: object) -> bool:
         with self._changed:
             resident = self._resident(name)
             return resident is None or resident.is_leaving
 
-    def _resident(self, name: object) -> _Resident | None:
-        """Return the resident that answers to this name; None if it is not loaded."""
-        wanted = self._id(name)
-        return self._residents.get(wanted) if wanted else self._default_resident()
-
-    def _take(self, name: object) -> _Resident:
+    def answering(self, name: object) -> str:
         with self._changed:
-            earlier = self._last_failure
+            return self._answering(name)
+
+    def _answering(self, name: object) -> str:
+        return self._id(name) or self._default_id()
+
+    def _resident(self, name: object) -> Resident | None:
+        """Return the resident that answers to this name; None if it is not loaded."""
+        return self._residents.get(self._answering(name))
+
+    def _take(self, name: object, patience_s: float) -> Resident:
+        with self._changed:
+            if self._limits.is_strict and isinstance(name, str):
+                self._known_id(name)
+            earlier, end = self._last_failure, self._clock() + patience_s
             while True:
-                wanted = self._id(name)
-                resident = self._residents.get(wanted) if wanted else self._default_resident()
+                wanted = self._answering(name)
+                resident = self._residents.get(wanted)
                 if resident and not resident.is_leaving:
                     resident.uses += 1
                     resident.last_used = self._clock()
@@ -240,26 +191,35 @@ class ModelHost:
                 if failure is not None and failure is not earlier and failure.name == wanted:
                     raise InternalError(failure.message)  # it was tried while this request waited
                 check_client()
-                if self._changing is not None:
-                    self._changed.wait(LOOK_S)
-                elif wanted:
-                    self._bring(wanted)
-                else:
-                    raise InternalError(f"No model is loaded. Name one of {', '.join(self._folders)}.")
+                if self._clock() > end:
+                    raise self._late(wanted)
+                if self._changing is None:
+                    self._begin_loading(wanted)
+                self._wait_for(wanted)
+
+    def _wait_for(self, name: str) -> None:
+        """Wait for a moment, as one of those who wait for this model."""
+        self._waiting[name] += 1
+        self._changed.wait(LOOK_S)
+        self._waiting[name] -= 1
+
+    def _late(self, name: str) -> Overloaded:
+        """Return what a request is told whose model is not there yet. It is loaded all the same."""
+        self._promised.add(name)
+        return Overloaded(
+            f"The model {name!r} is still being loaded. Ask again in a moment, or stream the reply.",
+            retry_after_s=_RETRY_S,
+        )
 
     def _id(self, name: object) -> str | None:
         """Return the id of the model that has this name; None if none has it."""
         found = self._limits.aliases.get(name, name) if isinstance(name, str) else None
         return found if found in self._folders else None
 
-    def _default_resident(self) -> _Resident | None:
-        """Return the resident of the default; None while a change is under way that leaves no other."""
-        return self._last_used() if self._residents else None
-
     def listed(self) -> Sequence[ListedModel]:
         with self._changed:
             first = [name for name, _ in self.loaded]
-            others = sorted(set(self._folders) - set(first))
+            others = sorted(set(self._folders) - set(first), key=lambda name: (name != self._last_id, name))
             return [self._listed(name) for name in (*first, *others)]
 
     def stuck_reason(self) -> str:
@@ -275,7 +235,7 @@ class ModelHost:
         resident = self._residents.get(name)
         if resident is None:
             state = "loading" if self._changing == name else "available"
-            return ListedModel(id=name, state=state, aliases=aliases)
+            return ListedModel(id=name, state=state, aliases=aliases, card=self._cards.get(name))
         status = resident.runtime.served.status
         return ListedModel(
             id=name,
@@ -296,16 +256,9 @@ class ModelHost:
         name = self._known_id(name)
         with self._changed:
             self._changed.wait_for(lambda: self._changing is None or self._is_closing)
-            if name not in self._residents:
-                return
-            if len(self._residents) == 1:
-                raise Conflict(
-                    f"{name!r} is the only model that is loaded, and answers requests for all other names. "
-                    "Load another one first.",
-                    param="model",
-                )
-            with self._change(name):
-                self._unload(name)
+            if name in self._residents:
+                with self._change(name):
+                    self._unload(name)
 
     def _known_id(self, name: str) -> str:
         found = self._id(name)
@@ -316,12 +269,30 @@ class ModelHost:
     @contextmanager
     def _change(self, name: str) -> Generator[None]:
         """Keep others from changing what is loaded. Holds the lock at both ends."""
-        self._changing = name
+        self._changing, self._change_began = name, self._clock()
         try:
             yield
         finally:
             self._changing = None
             self._changed.notify_all()
+
+    def _begin_loading(self, name: str) -> None:
+        """Load a model on a thread of its own. It is given up once nobody waits for it any more."""
+        self._changing, self._change_began = name, self._clock()
+        threading.Thread(target=self._load_for_requests, args=(name,), name="load", daemon=True).start()
+
+    def _load_for_requests(self, name: str) -> None:
+        with self._changed, client_watched(lambda: not (self._waiting[name] or name in self._promised)):
+            try:
+                self._bring(name)
+            except (ClientGone, RequestError):
+                pass  # those who wait find the reason in `_last_failure`, or that the server stops
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                self._last_failure = LoadFailure(name, f"The model {name!r} cannot be loaded. {reason}")
+                raise
+            finally:
+                self._promised.discard(name)
 
     def _bring(self, name: str) -> None:
         """Load a model, after those are gone that it cannot stand beside. Holds the lock at both ends.
@@ -329,20 +300,20 @@ class ModelHost:
         Raises:
             RequestError: it cannot be loaded. If no other one is left, the last one is loaded again.
         """
-        before = self._last_used().runtime.card.id if self._residents else None
+        before = self._default_id() if self._residents else None
         with self._change(name):
             reason = self._reason_not_to_load(name)
             if reason is None:
                 return
             if before and not self._residents and (again := self._reason_not_to_load(before)):
                 self._shared.terminal.say(f"The model {before!r} cannot be loaded again. {again}")
-            failure = self._last_failure = _Failure(name, f"The model {name!r} cannot be loaded. {reason}")
+            failure = self._last_failure = LoadFailure(name, f"The model {name!r} cannot be loaded. {reason}")
         raise InternalError(failure.message)
 
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
-            self._look_over(self._folders[name], check_loadable)
+            self._look_over(self._folders[name])
             self._make_room(name)
             self._load(name)
         except StartupError as error:
@@ -353,7 +324,7 @@ class ModelHost:
         self._shared.thread.collect()
         return reason
 
-    def _look_over(self, folder: Path, check: Callable[[Path], None]) -> None:
+    def _look_over(self, folder: Path) -> None:
         """Look for what would hang or fill this process, or fail. Holds the lock at both ends, not between.
 
         Raises:
@@ -361,7 +332,7 @@ class ModelHost:
         """
         self._changed.release()
         try:
-            check(folder)
+            check_loadable(folder)
             self._trials.check(folder)
         finally:
             self._changed.acquire()
@@ -373,14 +344,14 @@ class ModelHost:
             StartupError: it cannot be loaded.
         """
         with self._changed, self._change(name):
-            self._look_over(self._folders[name], check_counts_of)
+            self._look_over(self._folders[name])
             self._load(name)
         self._reap_later()
 
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
         slowest_s = weights_size(self._folders[name]) / _SLOWEST_DISK
-        self._loading = _Loading(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
+        self._loading = LoadUnderWay(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
         self._changed.release()
         try:
             with work_for_all():
@@ -390,7 +361,8 @@ class ModelHost:
         finally:
             self._changed.acquire()
             self._loading = None
-        self._residents[name] = _Resident(runtime, self._clock())
+        self._residents[name] = Resident(runtime, self._clock())
+        self._last_id, self._cards[name] = name, runtime.card
         self._shared.prometheus.models.attach(name, runtime.metrics)
         if others:
             self._divide_memory()
@@ -398,13 +370,15 @@ class ModelHost:
     def _unload(self, name: str) -> None:
         """Unload a model once it has answered its requests."""
         self._end(self._residents[name])
+        self._last_id = self._default_id()
+        self._last_status = self._residents[name].runtime.served.status.unloaded()
         del self._residents[name]
         self._shared.prometheus.models.detach(name)
         self._shared.thread.collect()
         self._divide_memory()
         self._shared.terminal.say(f"Unloaded {name}.")
 
-    def _end(self, resident: _Resident) -> None:
+    def _end(self, resident: Resident) -> None:
         resident.is_leaving = True
         while resident.uses and not self._is_closing:
             self._changed.wait(LOOK_S)
@@ -469,13 +443,13 @@ class ModelHost:
     # -------------------------------------------------------------------------------------------- idle models
 
     def _reap_later(self) -> None:
-        if self._limits.idle_s and len(self._folders) > 1:
+        if self._limits.idle_s:
             self._reaper = threading.Timer(max(self._limits.idle_s / 10, 0.05), self._reap)
             self._reaper.daemon = True
             self._reaper.start()
 
     def _reap(self) -> None:
-        """Unload the models that nobody has used for a while, but for the last one."""
+        """Unload a model that nobody has used for a while. The next request for it loads it again."""
         with self._changed:
             oldest = self._clock() - self._limits.idle_s
             idle = [
@@ -483,7 +457,7 @@ class ModelHost:
                 for name, resident in self._residents.items()
                 if not resident.uses and resident.last_used < oldest and name not in self._limits.pinned
             ]
-            if idle and self._changing is None and len(self._residents) > 1 and not self._is_closing:
+            if idle and self._changing is None and not self._is_closing:
                 name = min(idle, key=lambda one: self._residents[one].last_used)
                 with self._change(name):
                     self._unload(name)
@@ -501,6 +475,9 @@ class ModelHost:
             self._changed.notify_all()
             if self._reaper:
                 self._reaper.cancel()
+            self._changed.wait_for(
+                lambda: self._changing is None, timeout_s
+            )  # it would be loaded behind this
             residents = list(self._residents.values())
         have_stopped = [resident.runtime.stop(timeout_s, flush_s) for resident in residents]  # each of them
         return all(have_stopped)

@@ -167,6 +167,7 @@ class Service:
             prompt_tokens=len(turn.tokens),
             began=began,
             client=origin.client,
+            unknown_model=origin.unknown_model,
             adapter=adapter_label(request.options.adapter),
             tenant=request.tenant,
             beginning=turn.tokens.ids[:_SHOWN_TOKENS],

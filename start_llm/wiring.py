@@ -388,8 +388,17 @@ def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) ->
     )
 
 
+_NAMED_DISK_BYTES, _USUAL_DISK_BYTES, _USUAL_DISK_SHARE = 100 * 10**9, 20 * 10**9, 0.1
+
+
 def disk_limits(settings: Settings) -> DiskLimits:
-    return DiskLimits(max_size=settings.ssd_max_size, max_write_per_day=settings.ssd_max_write_per_day)
+    """Return the limits of the disk tier. A user who did not ask for it gets a smaller one."""
+    a_day = settings.ssd_max_write_per_day
+    if settings.ssd_max_size is not None:
+        return DiskLimits(max_size=settings.ssd_max_size, max_write_per_day=a_day)
+    if settings.ssd_folder:
+        return DiskLimits(max_size=_NAMED_DISK_BYTES, max_write_per_day=a_day)
+    return DiskLimits(max_size=_USUAL_DISK_BYTES, max_share=_USUAL_DISK_SHARE, max_write_per_day=a_day)
 
 
 def cache_budget(settings: Settings, footprint: Footprint) -> int:
@@ -504,4 +513,5 @@ def server_limits(settings: Settings) -> ServerLimits:
         body_s=settings.body_s,
         write_s=settings.write_s,
         keep_alive_s=settings.keep_alive_s,
+        load_wait_s=settings.load_wait_s,
     )

@@ -34,6 +34,8 @@ os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 # Nor is what any server of a test keeps to stand there.
 _state = tempfile.TemporaryDirectory()
 os.environ["STATE_ROOT"] = _state.name
+# Those that a test starts in a process of its own write no pages, unless it says so.
+os.environ["SSD_CACHE_DIR"] = "off"
 
 
 def pytest_configure(config: pytest.Config) -> None:

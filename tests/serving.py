@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from start_llm.app import App
+from start_llm.config.kinds import OFF
 from start_llm.config.settings import Settings
 from start_llm.engine.self_test import check_batching
 from start_llm.engine.work import measure_tower, measure_work
@@ -115,6 +116,7 @@ def serving(
         "proxy": False,
         "traces": False,
         "state_root": state,
+        "ssd_folder": OFF,
         "drain_s": 1.5,
     } | settings
     app = make(Settings(model_path=str(folder), **settings), Terminal(output))

@@ -407,9 +407,9 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_a_sentence(checkout, 
     (unknown / "config.json").write_text(json.dumps(config | {"model_type": "wizard"}))
     expected = {
         missing: f"MODEL_PATH='{missing}': no such folder",
-        empty: f"{empty} is not a model folder: it has no config.json.",
-        broken: f"The model in {broken} cannot be loaded: RuntimeError: [load_safetensors]",
-        unknown: f"The model in {unknown} cannot be loaded: ValueError: Model type wizard not supported.",
+        empty: f"{empty / 'config.json'} is missing, or is no JSON object.",
+        broken: f"{broken / 'model.safetensors'} is not whole: ",
+        unknown: f"mlx_lm alone cannot run {unknown}, of model_type 'wizard'.",
     }
     with started(checkout, "-c", FAILING_STARTS, *map(str, expected)) as process:
         assert process.until_it_ends() == 0

@@ -89,6 +89,8 @@ VALUES: dict[str, Values] = {
     "MODEL_DIR": Values([("/a/folder", "/a/folder"), ("~/models", "~/models"), ("/a b", "/a b")], []),
     "MAX_LOADED_MODELS": Values([("0", 0), ("1000", 1000), ("3", 3)], [*WHOLE, "-1", "1001"]),
     "MODEL_IDLE_SECONDS": Values([("0", 0), ("1e3", 1000), ("0.5", 0.5)], [*NUMBER, "1e10"]),
+    "MODEL_LOAD_WAIT_SECONDS": Values([("0.01", 0.01), ("86400", 86400), ("5", 5)], SECONDS),
+    "STRICT_MODEL_NAMES": Values([("true", True), ("on", True), ("1", True)], ["maybe", "2"]),
     "MODEL_ALIASES": Values(
         [("a=b", ("a=b",)), ("a/b = c d, e=f", ("a/b = c d", "e=f")), ("x.y=z", ("x.y=z",))],
         ["a", "=b", "a=", "a=b=c", "a=b,,", "a=b,c"],
@@ -208,7 +210,7 @@ VALUES: dict[str, Values] = {
             "1,5GB",
         ],
     ),
-    "SSD_CACHE_DIR": Values([("/a/folder", "/a/folder"), ("elsewhere", "elsewhere"), ("/a b", "/a b")], []),
+    "SSD_CACHE_DIR": Values([("/a/folder", "/a/folder"), ("OFF", "off"), ("/a b", "/a b")], []),
     "SSD_CACHE_MAX_SIZE": Values(
         [("1TB", 10**12), ("50%", 0.5), ("2tib", 2**41)], ["many", "-1", "1e3", "101%", "0.5", "TB"]
     ),
@@ -292,7 +294,11 @@ def test_the_defaults_are_the_documented_ones():
     of_requests = {name for name in ACTING if name.startswith("DEFAULT_")}
     of_the_cache = {"PROMPT_CACHE_TTL_SECONDS", "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"}
     of_the_curve = {"HLG_WIDTH", "HLG_SHOULDER", "HLG_TOE", "HLG_PIVOT_OFFSET"}
-    assert unset == named | of_requests | of_the_cache | of_the_curve | {"KV_BITS", "SSD_CACHE_DIR"}
+    assert unset == named | of_requests | of_the_cache | of_the_curve | {
+        "KV_BITS",
+        "SSD_CACHE_DIR",
+        "SSD_CACHE_MAX_SIZE",
+    }
     assert settings.keys == settings.proxy_keys == settings.hosts == ()
 
 
@@ -478,7 +484,7 @@ def running(folder: Path, **variables: str) -> Generator[Server]:
     """The application as these variables make it."""
     output = io.StringIO()
     base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"}
-    base |= {"STATE_ROOT": os.environ["STATE_ROOT"], "DRAIN_SECONDS": "1.5"}
+    base |= {"STATE_ROOT": os.environ["STATE_ROOT"], "SSD_CACHE_DIR": "off", "DRAIN_SECONDS": "1.5"}
     app = App(load(environment(**(base | variables))), Terminal(output))
     with tried_once():
         app.start()
@@ -959,7 +965,25 @@ def checks_loaded_models(models: Models) -> None:
 
 def checks_idle_models(models: Models) -> None:
     with two_models(models, MODEL_IDLE_SECONDS="0.3") as server:
-        until(lambda: loaded(server) == {"two"})
+        until(lambda: loaded(server) == set())
+
+
+def checks_load_wait(models: Models) -> None:
+    with (
+        pytest.raises(urllib.error.HTTPError) as refused,
+        two_models(models, MODEL_LOAD_WAIT_SECONDS="0.01"),
+    ):
+        pass
+    assert refused.value.code == 503
+    assert "'two' is still being loaded" in refused.value.read().decode()
+
+
+def checks_strict_names(models: Models) -> None:
+    with two_models(models, STRICT_MODEL_NAMES="on") as server:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            reply(server, model="three")
+        assert refused.value.code == 404
+        assert "there is one, two" in refused.value.read().decode()
 
 
 def checks_pins(models: Models) -> None:
@@ -1176,8 +1200,20 @@ def checks_disk_tier(models: Models) -> None:
         for _ in range(2):
             with running(models.plain, SSD_CACHE_DIR=f"{folder}/new") as server:
                 known.append(known_of(server, [7] * 599))
-                assert f"{folder}/new" in server.printed()
+                assert f"{folder}/new, up to " in server.printed()
         assert known == [0, 598]
+    with tempfile.TemporaryDirectory() as folder:
+        for expected in (0, 598):
+            with running(models.plain, SSD_CACHE_DIR="", STATE_ROOT=folder) as server:
+                assert known_of(server, [7] * 599) == expected
+                assert f"{folder}/prompt-cache, up to " in server.printed()
+                assert "SSD_CACHE_DIR=off turns it off" in server.printed()
+        kept = [one for one in Path(folder, "prompt-cache").rglob("*") if one.is_file()]
+        assert len(kept) > 2
+        assert {one.stat().st_mode & 0o777 for one in kept} == {0o600}
+    with tempfile.TemporaryDirectory() as folder, running(models.plain, STATE_ROOT=folder) as server:
+        known_of(server, [7] * 599)
+        assert not Path(folder, "prompt-cache").exists()
 
 
 def after_writing(models: Models, **variables: str) -> dict[str, Any]:
@@ -1196,6 +1232,13 @@ def after_writing(models: Models, **variables: str) -> dict[str, Any]:
 def checks_disk_size(models: Models) -> None:
     small = after_writing(models, SSD_CACHE_MAX_SIZE="3MB")
     assert small["max_bytes"] == 3_000_000
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    assert after_writing(models)["max_bytes"] == pytest.approx(min(100 * 10**9, 0.8 * free), rel=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        with running(models.plain, SSD_CACHE_DIR="", STATE_ROOT=folder) as server:
+            wait_until(lambda: server.get("/stats")["ssd"]["state"] == "on", within_s=10)
+            usual = server.get("/stats")["ssd"]["max_bytes"]
+        assert usual == pytest.approx(min(20 * 10**9, 0.1 * free), rel=0.1)
     assert 0 < small["bytes"] <= 3_000_000
     assert after_writing(models)["bytes"] > 3_000_000
 
@@ -1579,6 +1622,8 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MAX_LOADED_MODELS": checks_loaded_models,
     "MODEL_IDLE_SECONDS": checks_idle_models,
     "MODEL_PINS": checks_pins,
+    "MODEL_LOAD_WAIT_SECONDS": checks_load_wait,
+    "STRICT_MODEL_NAMES": checks_strict_names,
     "ADAPTER_DIR": checks_adapter_dir,
     "MODEL_ALIASES": checks_aliases,
     "CPU_DEQUANTIZE": checks_cpu_dequantize,

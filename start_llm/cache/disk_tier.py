@@ -49,8 +49,6 @@ _UTIME_S = 10.0
 _SCAN_SLICE_S = 0.2
 _MOST_SCAN_WAIT_S = 5.0
 """For which prompts wait for the scan; after that the files that it has not found yet are missed."""
-_LARGEST_SHARE = 0.8
-"""Of the disk space that is free or taken by this folder, so that the disk is never filled up."""
 _SLACK = 0.02
 
 
@@ -60,11 +58,13 @@ class DiskLimits:
 
     Attributes:
         max_size: bytes of the folder, or their share of the disk space that is free or taken by the folder.
+        max_share: it takes no more of that space, so that the disk is never filled up.
         max_write_per_day: bytes; 0 is no limit.
         pause_s: seconds for which nothing is written after an error.
     """
 
     max_size: int | float
+    max_share: float = 0.8
     max_write_per_day: int = 0
     pause_s: float = 30.0
 
@@ -462,7 +462,7 @@ class DiskTier:
         Returns False if they do not fit even so.
         """
         self._count_databases()
-        limit = self._limit()
+        limit = self.limit()
         self.metrics.max_bytes = limit
         if self.index.nbytes + coming_bytes <= limit:
             return True
@@ -496,18 +496,19 @@ class DiskTier:
     def _databases(self) -> list[ScannedFile]:
         return list(scan(self.folder / TRANSCRIPTS))
 
-    def _limit(self) -> int:
+    def limit(self) -> int:
+        """Return the bytes that the folder may have now."""
         disk = os.statvfs(self.folder)
         room = disk.f_bavail * disk.f_frsize + self.index.nbytes
         wanted = self._limits.max_size
-        return int(min(wanted if isinstance(wanted, int) else wanted * room, _LARGEST_SHARE * room))
+        return int(min(wanted if isinstance(wanted, int) else wanted * room, self._limits.max_share * room))
 
     def _reason_of_limit(self) -> str:
         """Say why the folder may have no more bytes."""
         limit = self.metrics.max_bytes
         if limit == self._limits.max_size:
             return f"SSD_CACHE_MAX_SIZE is {limit:,}"
-        return f"its folder may have {limit:,} on this disk, which is nearly full"
+        return f"its folder may have {limit:,}, {self._limits.max_share:.0%} of what is free or its own"
 
     def _remove(self, file: CachedFile) -> None:
         self.index.remove(file)

@@ -21,6 +21,11 @@ _WHAT_IS_INSTALLED = (
     "hashes.txt",
     "install_and_run.py",
 )
+_WHAT_PAGES_DEPEND_ON = ("requirements.txt", "constraints.txt")
+_OLDER_PAGES = (
+    "What the prompt cache keeps on the disk may be of use to the older version only. If so, the server says "
+    "it at its next start, and those pages go first when there is need for room."
+)
 _MOST_FILES = 10
 _MOST_LINES = 10
 _END_S = 10.0
@@ -69,6 +74,8 @@ class Checkout:
                 raise CommandError(f"{why}\nEverything is as it was before ({old[:9]}).") from None
             self._discard_backup()
         self._say(f"{before} ({old[:9]}) is now {after} ({new[:9]}).")
+        if self._git("diff", "--name-only", old, new, "--", *_WHAT_PAGES_DEPEND_ON):
+            self._say(_OLDER_PAGES)
 
     def _forward(self, old: str, new: str) -> str:
         """Forward from one commit to another, and return the version after it."""

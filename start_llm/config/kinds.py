@@ -158,6 +158,8 @@ KV_BITS = SettingKind(
     "one of OFF, 3.5, 4, 8, config",
 )
 TEXT = SettingKind(str, "text")
+OFF = "off"
+FOLDER_OR_OFF = SettingKind(lambda text: OFF if text.lower() == OFF else text, "a folder, or off")
 PORT = integer(0, 65535)
 SECONDS = number(Range(0.01, 86400))
 # The characters that an HTTP header can carry, except the comma.

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from start_llm.config.kinds import OFF
+
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent
 """The folder that contains the package: the repository, or `site-packages`."""
@@ -54,6 +56,17 @@ DEMO_MODEL = ROOT / "models" / "demo" if IS_CHECKOUT else PACKAGE / "bundled_mod
 def from_root(path: str) -> Path:
     """Return a path that the settings name, as seen from the repository or from the user's folder."""
     return _FOLDERS.data / Path(path).expanduser()
+
+
+def disk_tier_folder(chosen: str | None, state_root: str) -> Path | None:
+    """Return the folder of the disk tier; None if it is off.
+
+    Args:
+        chosen: SSD_CACHE_DIR.
+    """
+    if chosen == OFF:
+        return None
+    return from_root(chosen) if chosen else from_root(state_root) / "prompt-cache"
 
 
 def servers_folder(state_root: str) -> Path:

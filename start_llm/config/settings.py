@@ -16,6 +16,7 @@ from start_llm.config.kinds import (
     BYTES,
     CACHE_BYTES,
     DISK_BYTES,
+    FOLDER_OR_OFF,
     HOSTS,
     KEYS,
     KV_BITS,
@@ -103,8 +104,13 @@ class Settings:
     )  # fmt: skip
     model_idle_s: float = _variable(
         "MODEL_IDLE_SECONDS", number(Range(0, 10**9)), 0,
-        "Time without a request after which a model is unloaded, if another one is loaded; 0 = never.",
-        _MODEL,
+        "Time without a request after which a model is unloaded. The next request for it loads it again; 0 = "
+        "never.", _MODEL,
+    )  # fmt: skip
+    load_wait_s: float = _variable(
+        "MODEL_LOAD_WAIT_SECONDS", SECONDS, 240.0,
+        "Time for which a request without `stream` waits for its model to be loaded. Then it is answered 503 "
+        "with Retry-After, and the model is loaded all the same. A stream waits as long as it takes.", _MODEL,
     )  # fmt: skip
     pinned: tuple[str, ...] = _variable(
         "MODEL_PINS", MODELS, (),
@@ -114,6 +120,12 @@ class Settings:
         "MODEL_ALIASES", ALIASES, (),
         "Other names for models, as ALIAS=MODEL with commas between. With claude-haiku-4-5=small, requests "
         "for the first load the second.", _MODEL, shown="",
+    )  # fmt: skip
+    strict_names: bool = _variable(
+        "STRICT_MODEL_NAMES", BOOLEAN, False,
+        "A request for a name that no model has returns 404 with the names that there are. Off: the model "
+        "that was used last answers it, because clients ask for small models of their own.", _MODEL,
+        shown="false",
     )  # fmt: skip
     adapter_dir: str | None = _variable(
         "ADAPTER_DIR", TEXT, None,
@@ -320,16 +332,16 @@ class Settings:
         "once memory is short, so that a lunch break does not empty the cache.", _PROMPT_CACHE,
     )  # fmt: skip
     ssd_folder: str | None = _variable(
-        "SSD_CACHE_DIR", TEXT, None,
+        "SSD_CACHE_DIR", FOLDER_OR_OFF, None,
         "Folder in which what was computed outlives the server, with the texts and reasoning of "
-        "conversations, in clear. Unset: none. --ssd-cache-dir and --paged-ssd-cache-dir say the same.",
-        _PROMPT_CACHE,
+        "conversations, in clear, for this user alone to read. Unset: prompt-cache in STATE_ROOT; off: none. "
+        "--ssd-cache-dir and --paged-ssd-cache-dir say the same.", _PROMPT_CACHE,
     )  # fmt: skip
-    ssd_max_size: int | float = _variable(
-        "SSD_CACHE_MAX_SIZE", DISK_BYTES, 100 * 10**9,
+    ssd_max_size: int | float | None = _variable(
+        "SSD_CACHE_MAX_SIZE", DISK_BYTES, None,
         "Size of that folder, whatever models it holds; it never takes more than 80% of what is free or its "
-        "own. --ssd-cache-max-size and --paged-ssd-cache-max-size say the same.",
-        _PROMPT_CACHE, shown="100GB",
+        "own. Unset: 100GB of a folder that SSD_CACHE_DIR names, else 20GB and at most 10% of what is free "
+        "or its own. --ssd-cache-max-size and --paged-ssd-cache-max-size say the same.", _PROMPT_CACHE,
     )  # fmt: skip
     ssd_write_after_s: float = _variable(
         "SSD_CACHE_WRITE_AFTER_SECONDS", SECONDS, 30.0,

@@ -157,6 +157,7 @@ class RequestOrigin:
         model: the loaded one.
         client: the program that sent it; empty if it does not say.
         mended: paths of messages in which something was mended, because clients cannot take them back.
+        unknown_model: the name that was asked for, if no model has it.
     """
 
     id: str
@@ -164,6 +165,7 @@ class RequestOrigin:
     model: str
     client: str = ""
     mended: tuple[str, ...] = ()
+    unknown_model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ an MLX array.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +32,7 @@ class Restored:
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
         disk_tokens, disk_s: those of `tokens` that were read from the disk, and the seconds that this took.
         image_was_cut: more was stored, but only a part of an image, so that the image is computed as a whole.
+        at: when the prefill starts, on the clock of `time.perf_counter`.
     """
 
     tokens: int
@@ -41,6 +43,7 @@ class Restored:
     disk_tokens: int = 0
     disk_s: float = 0.0
     image_was_cut: bool = False
+    at: float = field(default_factory=time.perf_counter, compare=False, repr=False)
 
     @property
     def lost(self) -> int:
@@ -82,12 +85,15 @@ class Text:
         logprobs: one per token of `text` if they were requested, else empty.
         surprisal: information content of `tokens` in bits: how unlikely it is that another request sampled
             the same ones.
+        at: when the engine made it, on the clock of `time.perf_counter`. Its reader may come much later, and
+            to several at once.
     """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     surprisal: float = field(default=0.0, compare=False)
+    at: float = field(default_factory=time.perf_counter, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,7 @@ class Explanation:
         again: tokens of messages that were computed last and are computed again.
         against: None if nothing of this conversation is known.
         differences: in the order of the messages; none follows one of the class `content`.
+        is_shown_otherwise: the template writes messages that stayed the same in other tokens than before.
     """
 
     prompt_tokens: int
@@ -76,6 +77,7 @@ class Explanation:
     again: int = 0
     against: Against | None = None
     differences: tuple[Difference, ...] = ()
+    is_shown_otherwise: bool = False
 
     @property
     def cause(self) -> Difference | None:
@@ -98,13 +100,26 @@ class Explanation:
     def reason(self) -> str:
         """The reason why tokens are lost, in words."""
         of_cache = _REASONS.get(self.restored.miss or "")
-        return of_cache or (str(self.cause) if self.cause else "what was recorded of them is gone")
+        return of_cache or (str(self.cause) if self.cause else self.reason_without_cause)
+
+    @property
+    def reason_without_cause(self) -> str:
+        """The reason why tokens are lost although the request says what was said before."""
+        if self.is_shown_otherwise:
+            return "the template shows earlier messages otherwise than they were computed"
+        return "what was recorded of them is gone"
 
     @property
     def line(self) -> str:
         """The explanation in one line, for the terminal."""
-        kept = f"{self.restored.tokens:,} of {self.prompt_tokens:,} tokens are kept"
-        return f"{self.lost:,} tokens again: {self.reason}; {kept}" if self.lost else f"nothing again: {kept}"
+        kept = f"{self.restored.tokens:,} of {counted_tokens(self.prompt_tokens)} are kept"
+        lost = f"{counted_tokens(self.lost)} again: {self.reason}"
+        return f"{lost}; {kept}" if self.lost else f"nothing again: {kept}"
+
+
+def counted_tokens(count: int) -> str:
+    """Return a number of tokens in words: `1 token`, `2,000 tokens`."""
+    return f"{count:,} token" if count == 1 else f"{count:,} tokens"
 
 
 _REASONS = {

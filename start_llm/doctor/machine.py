@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from start_llm.cache.disk_maintenance import report
-from start_llm.config.paths import from_root
+from start_llm.config.paths import disk_tier_folder, from_root
 from start_llm.config.settings import Settings
 from start_llm.doctor.findings import Finding
 from start_llm.models.device import this_device
@@ -28,8 +28,9 @@ def examine_machine(settings: Settings) -> Iterator[Finding]:
     yield _memory(settings)
     yield from _ports(settings)
     yield _disk_space(settings)
-    if settings.ssd_folder and settings.prompt_cache:
-        yield _cached_files(from_root(settings.ssd_folder))
+    folder = disk_tier_folder(settings.ssd_folder, settings.state_root)
+    if folder and settings.prompt_cache:
+        yield _cached_files(folder)
 
 
 def device_finding() -> Finding:
@@ -89,8 +90,8 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _disk_space(settings: Settings) -> Finding:
-    folder = _existing(from_root(settings.ssd_folder or settings.state_root))
-    free = shutil.disk_usage(folder).free
+    tier = disk_tier_folder(settings.ssd_folder, settings.state_root)
+    free = shutil.disk_usage(_existing(tier or from_root(settings.state_root))).free
     text = f"{free / _GIB:.0f} GiB are free"
     return Finding("disk", "fine" if free >= _LEAST_FREE_DISK else "look", text, {"free_bytes": free})
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from start_llm.app import App
+from start_llm.config.kinds import OFF
 from start_llm.config.paths import from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError
@@ -80,7 +81,7 @@ class ExaminedServer:
             traces=False,
             state_root=str(folder / "state"),
             log_root=str(folder / "logs"),
-            ssd_folder=str(folder / "pages") if settings.prompt_cache else None,
+            ssd_folder=str(folder / "pages") if settings.prompt_cache else OFF,
             drain_s=_DRAIN_S,
         )
         self._app: App | None = None

@@ -58,6 +58,11 @@ def identity(model: LoadedModel, weights: bytes) -> bytes:
     )
 
 
+def computed_with() -> str:
+    """Return in words what all pages depend on, whatever their model: the libraries and the format."""
+    return ", ".join((*(f"{name} {version(name)}" for name in LIBRARIES), f"page format {PAGE_FORMAT}"))
+
+
 def transcripts_identity(model: LoadedModel, identity: bytes) -> bytes:
     """Return 16 bytes that change with whatever recorded prompts depend on: the template too."""
     template = model.tokenizer.chat_template.encode()

@@ -24,6 +24,7 @@ from start_llm.models.hub import Hub, newest_commit
 from start_llm.models.machines import Machine
 from start_llm.models.pooling import pooling_in
 from start_llm.models.trial import check_counts
+from start_llm.models.vision_families import VISION_FAMILIES
 from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
 
 _KEPT_S = 30.0
@@ -180,7 +181,7 @@ def shape_in(name: str, folder: Path) -> ModelShape:
 
 
 def check_loadable(folder: Path) -> None:
-    """Look for what is wrong with a model before others are unloaded for it. No weights are read.
+    """Look for what is wrong with a model before it is loaded, and others unloaded for it. Reads no weights.
 
     Raises:
         ModelError: it cannot be loaded. What this does not find, loading finds.
@@ -189,7 +190,8 @@ def check_loadable(folder: Path) -> None:
     if not config:
         raise ModelError(f"{folder / 'config.json'} is missing, or is no JSON object.")
     if not is_supported(config):
-        raise ModelError(f"mlx_lm alone cannot run {folder}, of model_type {config.get('model_type')!r}.")
+        kind = f"{folder}, of model_type {config.get('model_type')!r}"
+        raise ModelError(f"mlx_lm alone cannot run {kind}.{_vision_advice(config)}")
     if missing := missing_files(folder):
         raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
     for path in weight_files(folder):
@@ -198,15 +200,12 @@ def check_loadable(folder: Path) -> None:
     pooling_in(folder, config)
 
 
-def check_counts_of(folder: Path) -> None:
-    """Look for counts in a config with which loading would not end. Whatever else is wrong loading tells.
-
-    Raises:
-        ModelError: the weights cannot be those of such a network.
-    """
-    config = read_config(folder)
-    if config and not missing_files(folder):
-        check_counts(folder, config)
+def _vision_advice(config: Mapping[str, Any]) -> str:
+    """Return what to know about a vision model for which mlx_lm has no network."""
+    if not config.get("vision_config"):
+        return ""
+    served = ", ".join(sorted(VISION_FAMILIES))
+    return f" It is a vision model, and mlx_lm has no network for its text. Images are served for {served}."
 
 
 def read_config(folder: Path) -> dict[str, Any]:

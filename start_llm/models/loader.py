@@ -19,7 +19,6 @@ from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
 from start_llm.models.rust_panics import panics_told
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.vision import Blind, Vision, load_vision
-from start_llm.models.vision_families import VISION_FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,7 @@ def load(
     except (Exception, SystemExit) as error:
         # The libraries may raise anything for a broken or unknown folder; the cause is chained. mlx_lm's olmo
         # ends the process if its package is missing.
-        raise ModelError(
-            f"The model in {folder} cannot be loaded: {_told(error)}{_advice(folder, error)}"
-        ) from error
+        raise ModelError(f"The model in {folder} cannot be loaded: {_told(error)}") from error
     width = _logits_width(network, folder)
     vision, blind_reason = _eyes(folder, network, config, image_max_tokens, in_float32=precision.is_converted)
     return LoadedModel(
@@ -139,17 +136,6 @@ def _eyes(
         return load_vision(folder, network, config, max_tokens, in_float32=in_float32), ""
     except Blind as reason:
         return None, str(reason)
-
-
-def _advice(folder: Path, error: BaseException) -> str:
-    """Return what to know about a vision model for which mlx_lm has no network."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if not config.get("vision_config") or "not supported" not in str(error):
-        return ""
-    return (
-        ". It is a vision model, and mlx_lm, which runs the text of every model, has no network for it. "
-        f"Images are served for {', '.join(sorted(VISION_FAMILIES))}."
-    )
 
 
 def _require_model_folder(folder: Path) -> None:

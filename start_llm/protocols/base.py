@@ -68,6 +68,24 @@ class ModelFacts:
     images: ImageDoor | None = None
 
 
+class KeptResponses(Protocol):
+    """The stored responses that one tenant may read."""
+
+    @property
+    def tenant(self) -> bytes: ...
+
+    @property
+    def responses(self) -> ResponseStore: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TenantResponses:
+    """The stored responses, and whose request it is."""
+
+    tenant: bytes
+    responses: ResponseStore
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """Data that a parser needs besides the body.
@@ -122,6 +140,7 @@ class ParsedRequest:
     Attributes:
         unavailable: what is answered in place of the model, because a tool is demanded that a vendor runs.
         mended: paths of messages in which something was mended (`protocols.history`).
+        unknown_model: the name that the request asks for, if no model has it; else empty.
     """
 
     request: GenerationRequest
@@ -129,6 +148,7 @@ class ParsedRequest:
     stream: bool
     unavailable: str = ""
     mended: tuple[str, ...] = ()
+    unknown_model: str = ""
 
 
 type Parser = Callable[[Fields, Mapping[str, str], RequestContext], ParsedRequest]

@@ -56,6 +56,7 @@ def _application() -> ProxyAccessPolicy:
     """Return LiteLLM with everything around it, from the outside in."""
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
+    from start_llm.proxy.answering_model import AnsweringModel, watch_replies  # noqa: PLC0415
     from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
     from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
@@ -69,7 +70,8 @@ def _application() -> ProxyAccessPolicy:
     secret = BackendSecret(os.environ.pop("START_LLM_BACKEND_SECRET"))
     backend = Backend(secret)
     shorten_refusals()
-    litellm = CutStreams(ErrorRewriter(RetryAfter(app), backend))
+    watch_replies()
+    litellm = CutStreams(ErrorRewriter(AnsweringModel(RetryAfter(app)), backend))
     bodies = OwnBodies(
         ToStatusPage(Direct(litellm, backend), SERVER),
         control=litellm_names(),

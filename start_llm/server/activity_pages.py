@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import takewhile
 
@@ -12,7 +12,6 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.protocols.fields import Fields
 from start_llm.server.served_models import ListedModel, ServedModels
-from start_llm.server.status import Status
 from start_llm.telemetry.activity import (
     Activity,
     ConversationTurn,
@@ -21,6 +20,7 @@ from start_llm.telemetry.activity import (
     RequestFacts,
     RunningRequest,
 )
+from start_llm.telemetry.metrics import DiskMetrics
 from start_llm.telemetry.savings import Saving
 
 type Page = tuple[int, Mapping[str, Json]]
@@ -31,10 +31,11 @@ _NOTHING_NEWER: Mapping[str, Json] = {"recent": [], "conversations": [], "refuse
 
 @dataclass(frozen=True, slots=True)
 class ServingMachine:
-    """Where the models compute, and the memory that they may use."""
+    """Where the models compute, the memory that they may use, and the disk tier."""
 
     device: str = ""
     budget_bytes: int = 0
+    disk: DiskMetrics = field(default_factory=DiskMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,6 @@ class ActivityPages:
 
     def _present(self, tenant: bytes) -> dict[str, Json]:
         activity, listed = self.activity, self.models.listed()
-        statuses = [one.status for one in listed if one.status]
         now, running = activity.now, activity.running()
         mine = [one for one in running if self._is_shown(one.facts, tenant)]
         hour, day = activity.savings()
@@ -91,7 +91,7 @@ class ActivityPages:
             "running_of_others": len(running) - len(mine),
             "saved": {"hour": _saving(hour), "day": _saving(day)},
             "memory": _memory(self.machine.budget_bytes, memory_parts(listed)),
-            "ssd": _ssd(statuses[0]) if statuses else None,
+            "ssd": _ssd(self.machine.disk),
             "models": [_model(one) for one in listed],
         }
 
@@ -138,7 +138,12 @@ class ActivityPages:
 def _session(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
     """Return what identifies a session. Its key alone sees the name that the client gave it."""
     name = facts.name if facts.tenant == tenant else ""
-    return {"session": facts.session, "name": name or facts.session[:6], "model": facts.model}
+    return {
+        "session": facts.session,
+        "name": name or facts.session[:6],
+        "client": facts.client,
+        "model": facts.model,
+    }
 
 
 def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
@@ -156,6 +161,7 @@ def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
         "cached_tokens": one.cached,
         "done_tokens": one.done,
         "written_tokens": one.written,
+        "tokens_per_second": _rounded(one.tokens_per_s),
         "seconds": round(max(now - one.began, 0.0), 1),
     }
 
@@ -172,10 +178,16 @@ def _finished(one: FinishedRequest, tenant: bytes) -> Json:
         "written_tokens": one.written,
         "ttft_seconds": None if one.ttft_s is None else round(one.ttft_s, 3),
         "seconds": round(one.seconds, 3),
+        "read_per_second": _rounded(one.read_per_s),
+        "written_per_second": _rounded(one.written_per_s),
         "again_tokens": one.again,
         "reason": one.reason,
         "has_difference": one.has_difference and one.facts.tenant == tenant,
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 def _turn(turn: ConversationTurn) -> Json:
@@ -226,8 +238,7 @@ def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
     return {"budget_bytes": budget_bytes, "parts": {**parts}, "free_bytes": free_bytes}
 
 
-def _ssd(status: Status) -> Json:
-    disk = status.disk
+def _ssd(disk: DiskMetrics) -> Json:
     return {
         "state": disk.state,
         "files": disk.files,

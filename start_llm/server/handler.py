@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json, is_chunked
 from start_llm.core.allocator import give_back_free_memory
+from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
 from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
 from start_llm.core.client_presence import LOOK_S, check_client, client_watched, held_in_turn
 from start_llm.core.content_coding import content_coding, decoded
@@ -37,7 +38,7 @@ from start_llm.core.errors import (
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
 from start_llm.core.request_target import origin_form
-from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, new_id
+from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, TenantResponses, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.sessions import background
@@ -107,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
-        self._stream_begun, self._had_large_body = None, False
+        self._stream_begun, self._had_large_body, self._answering = None, False, ""
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -185,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
                 content_type, body = self.server.context.prometheus.exposition(self.headers.get("accept", ""))
                 self._send_body(200, _headers(content_type, body), body)
             case StoredRoute(render):
-                self._send_json(200, render(self._request_context(self.server.context.models.default)))
+                self._send_json(200, render(TenantResponses(self._tenant(), self.server.context.responses)))
             case LibraryRoute() | AdapterRoute() | ModelRoute() | ActivityRoute() as route:
                 with self._fields(route) as asked:
                     self._send_json(*self._page(route, asked))
@@ -198,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         context = self.server.context
         match route:
             case BrowserRoute() if prefers_html(self.headers.get("accept", "")):
-                self._send_page(status_page())
+                self._send_page(status_page(asks_key=bool(self.server.access_policy.keys)))
             case BrowserRoute(otherwise):
                 self._send_status(otherwise)
             case StatusRoute(as_anthropic=render) if render and "anthropic-version" in self.headers:
@@ -238,24 +239,35 @@ class Handler(BaseHTTPRequestHandler):
             check_client()
             context = self._request_context(model)
             body = with_mended_history(wire.path, body)
-            call = replace(wire.parse(body, self._lower_headers(), context), mended=told_paths(body.mended))
+            call = replace(
+                wire.parse(body, self._lower_headers(), context),
+                mended=told_paths(body.mended),
+                unknown_model=self._unknown_model(body),
+            )
             is_background = background(self._lower_headers())
             yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
+
+    def _unknown_model(self, body: Fields) -> str:
+        """Return the name that a request asks for, if no model has it."""
+        name = body.value("model")
+        return name if isinstance(name, str) and not self.server.context.models.knows(name) else ""
 
     @contextmanager
     def _lease(self, name: object, *, streams: bool) -> Generator[ServedModel]:
         """Lease a model. While a streamed reply waits for it to be loaded, its stream begins."""
         models = self.server.context.models
+        self._answering = models.answering(name)
         with ExitStack() as stack:
             if streams and models.must_wait(name):
                 with repeated(self._send_life_sign, self.server.limits.keep_alive_s):
                     model = stack.enter_context(models.lease(name))
             else:
-                model = stack.enter_context(models.lease(name))
+                model = stack.enter_context(models.lease(name, self.server.limits.load_wait_s))
+            self._answering = model.facts.id
             yield model
 
     def _send_life_sign(self) -> None:
-        self._begin_stream().send_comment()
+        self._begin_stream().send_comment(self.server.context.models.loading_progress())
 
     def _begin_stream(self) -> EventStream:
         """Return the stream of the reply. Its head is sent if it has not been."""
@@ -299,7 +311,7 @@ class Handler(BaseHTTPRequestHandler):
             case AdapterRoute(answer):
                 return answer(context.adapters, asked)
             case ModelRoute(answer):
-                with context.models.lease(asked.value("model")) as model:
+                with self._lease(asked.value("model"), streams=False) as model:
                     return 200, answer(asked, model)
 
     def _generate(self, wire: GenerateRoute) -> None:
@@ -312,7 +324,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer_unavailable(call)
                 return
             program = self.server.context.tenants.caller(headers, self.command, self.path).program
-            origin = RequestOrigin(call.reply.id, wire.path, model.facts.id, program, call.mended)
+            origin = RequestOrigin(
+                call.reply.id, wire.path, model.facts.id, program, call.mended, call.unknown_model
+            )
             self._respond(model.service, call, request, origin)
 
     def _respond(
@@ -483,6 +497,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.context.prometheus.note_response(pattern(self.path), method, status)
         self.send_response(status)
         self.send_header(self._dialect.id_header, self._request_id)
+        if self._answering:
+            self.send_header(ANSWERING_MODEL, in_a_header(self._answering))
         asked = self._lower_headers() if self.command else {}
         for name, value in {**headers, **self._origins.headers(asked)}.items():
             self.send_header(name, value)

@@ -54,6 +54,7 @@ class ServerLimits:
         header_s, body_s: time to send all headers, and then the whole body.
         write_s: time for which a client may read nothing.
         keep_alive_s: silence in a stream after which an empty data event is sent.
+        load_wait_s: time for which a request without a stream waits for its model to be loaded.
     """
 
     max_connections: int = 512
@@ -63,6 +64,7 @@ class ServerLimits:
     body_s: float = 60
     write_s: float = 30
     keep_alive_s: float = 8
+    load_wait_s: float = 240
 
 
 def _shown_nowhere(refusal: Refusal) -> None:

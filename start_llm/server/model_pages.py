@@ -13,7 +13,7 @@ type Page = tuple[int, Mapping[str, Json]]
 
 
 def greeting(models: ServedModels) -> Page:
-    return 200, {"server": "start_llm", "model": _loading(models) or models.default.status.card.id}
+    return 200, {"server": "start_llm", "model": _loading(models) or models.status.card.id}
 
 
 def health(models: ServedModels) -> Page:
@@ -23,11 +23,11 @@ def health(models: ServedModels) -> Page:
         return 503, {
             "status": "stuck",
             "reason": reason,
-            "model": loading or models.default.status.card.id,
+            "model": loading or models.status.card.id,
         }
     if loading:
         return 200, {"status": "loading", "model": loading, "loading": loading}
-    return models.default.status.health()
+    return models.status.health()
 
 
 def _loading(models: ServedModels) -> str | None:
@@ -35,9 +35,9 @@ def _loading(models: ServedModels) -> str | None:
 
 
 def stats(models: ServedModels) -> Page:
-    model = models.default
-    status, body = model.status.stats()
-    mounted = model.adapters.listed()
+    status, body = models.status.stats()
+    model = models.peek(None)
+    mounted = model.adapters.listed() if model else ()
     adapters: list[Json] = [{"id": one.id, "bytes": one.nbytes} for one in mounted]
     told: list[Json] = [
         {"id": one.id, "state": one.state, "in_flight": one.in_flight} for one in models.listed()

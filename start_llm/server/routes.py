@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from urllib.parse import parse_qsl, unquote
 
 from start_llm.core.chat import GenerationRequest, Json
@@ -16,7 +17,7 @@ from start_llm.core.request_target import hint_about, with_one_version
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.protocols.base import Parser, RequestContext, SSEFrame, openai_refusal
+from start_llm.protocols.base import KeptResponses, Parser, SSEFrame, openai_refusal
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat as openai_chat
@@ -78,7 +79,7 @@ class ModelRoute:
 class StoredRoute:
     """An endpoint that reads or changes a tenant's stored responses."""
 
-    render: Callable[[RequestContext], Mapping[str, Json]]
+    render: Callable[[KeptResponses], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,7 @@ _DIALECTS: Mapping[str, Dialect] = {
 }
 """Dialects by path. Each also applies to all paths below."""
 _READING = ("GET", "HEAD")
+_LONGEST_MEANT, _LIKENESS = 100, 0.75
 
 
 KEYLESS_PATHS = frozenset({"/", "/api/hello", "/health"})
@@ -269,12 +271,19 @@ def find(method: str, target: str) -> Endpoint:
     path, query = _path(target), target.partition("?")[2]
     endpoints = _endpoints(path, query)
     if not endpoints:
-        hint = hint_about(path) or f" Endpoints: {', '.join({**POST_ROUTES, **STATUS_ROUTES})}."
-        raise NotFound(f"There is nothing at {path}.{hint}")
+        raise NotFound(f"There is nothing at {path}.{hint_about(path) or _meant(path)}")
     if method not in endpoints:
         allowed = tuple(endpoints)
         raise MethodNotAllowed(f"{path} answers {' and '.join(allowed)}, not {method}.", allowed=allowed)
     return endpoints[method]
+
+
+def _meant(path: str) -> str:
+    """Return which endpoints were meant, most likely; of an unlike path where they are listed."""
+    known = list({**POST_ROUTES, **STATUS_ROUTES})
+    longer = [one for one in known if one.startswith(f"{path}/")]
+    meant = longer or get_close_matches(path[:_LONGEST_MEANT], known, n=1, cutoff=_LIKENESS)
+    return f" Did you mean {meant[0]}?" if meant else " docs/api.md lists the endpoints; most begin with /v1."
 
 
 def _endpoints(path: str, query: str) -> Mapping[str, Endpoint]:

@@ -81,7 +81,8 @@ class ListedModel:
     """A model that requests can name.
 
     Attributes:
-        card, status: None if it is not loaded.
+        card: as it was loaded last; None if it never was.
+        status: None if it is not loaded.
         in_flight: requests that it is answering.
         aliases: its other names.
     """
@@ -107,7 +108,16 @@ class ServedModels(Protocol):
         """The loaded model that was used last; it answers requests for names that no model has.
 
         Raises:
-            RequestError: it has gone, and another one is being loaded in its place.
+            RequestError: none is loaded now.
+        """
+        ...
+
+    @property
+    def status(self) -> Status:
+        """The status of the model that was used last, loaded or not.
+
+        Raises:
+            RequestError: the first one is being loaded.
         """
         ...
 
@@ -115,19 +125,36 @@ class ServedModels(Protocol):
         """Return why a model is stuck, while it is loaded or computes; empty if none is."""
         ...
 
-    def lease(self, name: object) -> AbstractContextManager[ServedModel]:
+    def lease(self, name: object, patience_s: float = ...) -> AbstractContextManager[ServedModel]:
         """Return the model of this name, loaded, for the time of a request; for an unknown name the default.
 
-        Clients send names of their own (`gpt-5`, `claude-haiku`), so an unknown name is no error, and never
-        loads a model.
+        Clients send names of their own (`gpt-5`, `claude-haiku`), so an unknown name is no error unless
+        STRICT_MODEL_NAMES says so. It loads a model only if none is loaded: the one that was used last.
+
+        Args:
+            patience_s: seconds to wait for the model.
 
         Raises:
+            NotFound: the name is unknown, and names are strict.
+            Overloaded: the model is still being loaded. It is loaded all the same.
             RequestError: it cannot be loaded.
         """
         ...
 
+    def answering(self, name: object) -> str:
+        """Return the id of the model that a lease of this name would return, loaded or not."""
+        ...
+
     def peek(self, name: object) -> ServedModel | None:
         """Return the model that a lease of this name would return, if it is loaded. Changes nothing."""
+        ...
+
+    def knows(self, name: str) -> bool:
+        """Return True if a model has this name."""
+        ...
+
+    def loading_progress(self) -> str:
+        """Return a line about the model that is being loaded."""
         ...
 
     def must_wait(self, name: object) -> bool:
@@ -157,10 +184,9 @@ class ServedModels(Protocol):
         ...
 
     def unload(self, name: str) -> None:
-        """Free the memory of a model once it has answered its requests.
+        """Free the memory of a model once it has answered its requests. The next request loads it again.
 
         Raises:
             NotFound: there is no such model.
-            RequestError: it has to stay.
         """
         ...

@@ -52,9 +52,9 @@ class EventStream:
         self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         self._last_write = time.monotonic()
 
-    def send_comment(self) -> None:
-        """Send what readers of events ignore, while there is no reply yet whose events could be sent."""
-        self._send(b": the model is being loaded\n\n")
+    def send_comment(self, text: str) -> None:
+        """Send a line that readers of events ignore, while there is nothing to send yet."""
+        self._send(f": {text}\n\n".encode())
 
     def end(self) -> None:
         """Mark the stream as complete."""

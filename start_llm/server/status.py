@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
 from start_llm.core.database import DatabaseMetrics
@@ -95,6 +95,18 @@ class Status:
     image_input_bytes: Callable[[], int] = lambda: 0
     drain: RequestDrain = field(default_factory=RequestDrain)
     started_at: int = field(default_factory=lambda: int(time.time()))
+
+    def unloaded(self) -> Status:
+        """Return the status to show once the model is gone. It refers to nothing of the model."""
+        return replace(
+            self,
+            card=replace(self.card, weights_bytes=0),
+            engine=EngineMetrics(),
+            cache=CacheMetrics(),
+            transcripts=TranscriptMetrics(),
+            engine_is_alive=lambda: True,
+            image_input_bytes=lambda: 0,
+        )
 
     def stuck_reason(self) -> str:
         """Return why the engine is stuck; empty if it is not."""

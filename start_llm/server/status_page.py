@@ -11,6 +11,7 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).with_name("page")
 _STYLE, _SCRIPT = "/* page.css */", "/* page.js */"
+_KEY_IS_ASKED = 'data-asks-key=""'
 """Places in `page.html`."""
 
 
@@ -23,11 +24,16 @@ class HtmlPage:
 
 
 @cache
-def status_page() -> HtmlPage:
-    """Return the page. It holds no data: its script asks `/activity` for everything."""
+def status_page(*, asks_key: bool) -> HtmlPage:
+    """Return the page. It holds no data: its script asks `/activity` for everything.
+
+    Args:
+        asks_key: the server asks for keys, so the page asks its user for one before it asks the server.
+    """
     html, style, script = (
         (_FOLDER / f"page.{kind}").read_text(encoding="utf-8").strip() for kind in ("html", "css", "js")
     )
+    html = html.replace(_KEY_IS_ASKED, f'data-asks-key="{str(asks_key).lower()}"')
     body = html.replace(_STYLE, style).replace(_SCRIPT, script)
     return HtmlPage(body.encode(), _headers(style, script))
 

@@ -52,6 +52,7 @@ class RequestAccount:
         self._usage: Usage | None = None
         self._submitted = self._turn_came = time.perf_counter()
         self._last_text: float | None = None
+        self._decoded = 0
 
     def begin(self) -> None:
         self._reports.metrics.begin()
@@ -69,6 +70,7 @@ class RequestAccount:
             has_turns=asked.session_source != "none",
             prompt_tokens=line.prompt_tokens,
             client=line.client,
+            unknown_model=line.unknown_model,
             adapter=line.adapter,
         )
 
@@ -81,9 +83,9 @@ class RequestAccount:
                 self._prefilled = self._running.done = event.done
                 self._reports.terminal.progress(self._running)
             case Text():
-                self._line.note_text()
-                self._note_tokens(len(event.tokens))
-                self._running.note_text(len(event.tokens))
+                self._line.note_text(event.at)
+                self._note_tokens(len(event.tokens), event.at)
+                self._running.note_text(len(event.tokens), event.at)
                 self._reports.terminal.progress(self._running)
             case Finished():
                 self._ending = event.cut_by or event.reason
@@ -99,19 +101,20 @@ class RequestAccount:
         self._reports.metrics.note_repetition()
         self._reports.terminal.repeats(self._running.facts, what)
 
-    def _note_tokens(self, count: int) -> None:
-        observer, now = self._reports.observer, time.perf_counter()
+    def _note_tokens(self, count: int, at: float) -> None:
+        observer = self._reports.observer
         if self._last_text is None:
-            observer.note_first_token(now - self._line.began, now - self._turn_came)
+            observer.note_first_token(at - self._line.began, at - self._turn_came)
         else:
-            observer.note_tokens(count, now - self._last_text)
-        self._last_text = now
+            observer.note_tokens(count, at - self._last_text)
+            self._decoded += count
+        self._last_text = at
 
     def _note_restored(self, restored: Restored) -> None:
         self._restored = restored
-        self._turn_came = time.perf_counter()
+        self._turn_came = restored.at
         self._reports.observer.note_turn(self._turn_came - self._submitted)
-        self._running.note_restored(restored.tokens)
+        self._running.note_restored(restored.tokens, restored.at)
         self._explanation = self._explain(restored)
         terminal = self._reports.terminal
         if self._line.images and self._reports.shows_images:
@@ -184,6 +187,8 @@ class RequestAccount:
             ttft_s=line.first_text - line.began if line.first_text else None,
             prefill_s=line.first_text - self._turn_came if line.first_text and self._restored else None,
             explanation=self._explanation,
+            decoded=self._decoded,
+            decode_s=self._last_text - line.first_text if self._last_text and line.first_text else 0.0,
         )
 
     def _computed(self, cached: int) -> int:

@@ -26,6 +26,7 @@ _MAX_REFUSED = 50
 _MAX_CONVERSATIONS = 20
 _MAX_TURNS = 24
 _MAX_DIGITS = 18
+_LABEL_DIGITS = 6
 _MAX_NAME, _MAX_PATH, _MAX_REASON, _MAX_TEXT = 100, 120, 240, 400
 
 
@@ -36,6 +37,7 @@ class RequestFacts:
     Attributes:
         tenant: whose request it is.
         client: the program that sent it; empty if it does not say.
+        unknown_model: the name of a model that it asks for and nobody has; else empty.
         session: a digest that names its session and reveals nothing.
         name: the end of the session id that the client sent; empty if it sent none.
         has_turns: it is a turn of a conversation.
@@ -51,12 +53,21 @@ class RequestFacts:
     has_turns: bool
     prompt_tokens: int
     client: str = ""
+    unknown_model: str = ""
     adapter: str | None = None
 
 
 def endpoint_name(facts: RequestFacts) -> str:
     """Return the endpoint in one word, such as `chat` or `messages`."""
     return facts.endpoint.removeprefix("/v1/").partition("/")[0]
+
+
+def session_label(facts: RequestFacts) -> str:
+    """Return what terminal and status page call a session: six digits, and its name if it has one.
+
+    The page shows names to the key alone that sent them, and the digits to everybody.
+    """
+    return f"{facts.session[:_LABEL_DIGITS]} {facts.name}".rstrip()
 
 
 @dataclass(eq=False, slots=True)
@@ -82,13 +93,13 @@ class RunningRequest:
     writing_since: float = 0.0
     told_at: float = 0.0
 
-    def note_restored(self, tokens: int) -> None:
+    def note_restored(self, tokens: int, at: float) -> None:
         self.phase, self.cached, self.done = "reading", tokens, tokens
-        self.reading_since = time.perf_counter()
+        self.reading_since = at
 
-    def note_text(self, tokens: int) -> None:
+    def note_text(self, tokens: int, at: float) -> None:
         if self.phase != "writing":
-            self.writing_since = time.perf_counter()
+            self.writing_since = at
         self.phase, self.done = "writing", self.facts.prompt_tokens
         self.written += tokens
 
@@ -114,6 +125,8 @@ class RequestOutcome:
         written: tokens of the reply.
         ttft_s: seconds to the first token; None if there was none.
         prefill_s: the part of them from the start of the prefill.
+        decoded, decode_s: tokens after those that came first, and the seconds from these to the last ones,
+            on the engine's clock.
         explanation: of the cache's part; None if the prefill never began.
     """
 
@@ -125,6 +138,8 @@ class RequestOutcome:
     ttft_s: float | None
     prefill_s: float | None
     explanation: Explanation | None
+    decoded: int = 0
+    decode_s: float = 0.0
 
     @property
     def usage(self) -> Usage:
@@ -139,7 +154,7 @@ class FinishedRequest:
     Attributes:
         number: of this record; later ones have higher numbers.
         ended: seconds since 1970.
-        prefill_s: the part of `ttft_s` from the start of the prefill.
+        prefill_s, decoded, decode_s: see `RequestOutcome`.
         again: computed prompt tokens that had been computed before.
         reason: why, in plain words; None if there are none.
         continues: it is known to continue a conversation.
@@ -157,6 +172,8 @@ class FinishedRequest:
     seconds: float
     ttft_s: float | None
     prefill_s: float | None = None
+    decoded: int = 0
+    decode_s: float = 0.0
     again: int = 0
     reason: str | None = None
     continues: bool = False
@@ -173,8 +190,7 @@ class FinishedRequest:
     @property
     def written_per_s(self) -> float | None:
         """Tokens of the reply per second, from its first one on; None if there was no second one."""
-        seconds = self.seconds - (self.ttft_s or 0.0)
-        return (self.written - 1) / seconds if self.ttft_s and self.written > 1 and seconds > 0 else None
+        return self.decoded / self.decode_s if self.decoded and self.decode_s > 0 else None
 
     @property
     def has_difference(self) -> bool:
@@ -262,6 +278,7 @@ class Activity:
             model=facts.model[:_MAX_NAME],
             name=facts.name[:_MAX_NAME],
             client=facts.client[:_MAX_NAME],
+            unknown_model=facts.unknown_model[:_MAX_NAME],
         )
         running = RunningRequest(clipped, self._clock())
         with self._lock:
@@ -362,6 +379,8 @@ def _finished(number: int, facts: RequestFacts, outcome: RequestOutcome, ended: 
         seconds=outcome.seconds,
         ttft_s=outcome.ttft_s,
         prefill_s=outcome.prefill_s,
+        decoded=outcome.decoded,
+        decode_s=outcome.decode_s,
         again=again,
         reason=_clip(plain_reason(explanation), _MAX_REASON) if explanation and again else None,
         continues=explanation is not None and explanation.against is not None,
@@ -385,7 +404,7 @@ def plain_reason(explanation: Explanation) -> str:
     if of_cache:
         return of_cache
     cause = explanation.cause
-    return _in_words(cause) if cause else "what was recorded of them is gone"
+    return _in_words(cause) if cause else explanation.reason_without_cause
 
 
 def _in_words(cause: Difference) -> str:

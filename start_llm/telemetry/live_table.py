@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from start_llm.telemetry.activity import Activity, RunningRequest, endpoint_name
+from start_llm.telemetry.activity import Activity, RunningRequest, endpoint_name, session_label
 
 _GIB, _MIB = 2**30, 2**20
 _LEAST_ROWS = 3
@@ -35,7 +35,7 @@ _PARTS = (
     r"(?P<cached>[\d,]+ cached)",
     r"(?P<read>[\d,]+ read)",
     r"(?P<written>[\d,]+ written)",
-    r"(?P<again>read [\d,]+ tokens again: .*)",
+    r"(?P<again>read [\d,]+ tokens? again: .*)",
     r"^[\d:]{8} (?P<bad>refused +\d{3} [^ ]+ [^ ]+)",
     r"(?P<bad>\b(failed|timed out|ran away|cancelled) )",
 )
@@ -66,7 +66,7 @@ class LiveColumn:
 
 
 _COLUMNS = (
-    LiveColumn(name="session", justify="left", text=lambda one, _: one.facts.name or "-"),
+    LiveColumn(name="session", justify="left", text=lambda one, _: session_label(one.facts)),
     LiveColumn(name="client", justify="left", is_wide=True, text=lambda one, _: one.facts.client or "-"),
     LiveColumn(name="endpoint", justify="left", is_wide=True, text=lambda one, _: endpoint_name(one.facts)),
     LiveColumn(name="now", justify="left", text=lambda one, _: one.phase),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from start_llm.core.events import Restored
+from start_llm.core.explanation import counted_tokens
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageSpan
 from start_llm.telemetry.activity import (
     FinishedRequest,
@@ -19,10 +20,12 @@ from start_llm.telemetry.activity import (
     RequestFacts,
     RunningRequest,
     endpoint_name,
+    session_label,
 )
 from start_llm.telemetry.screen import Line, LiveView, Screen, is_lively
 
 _NAME_END = 12
+_SESSION_WIDTH = 7 + _NAME_END
 _BETWEEN_PROGRESS_S: Mapping[Phase, float] = {"reading": 2.0, "writing": 10.0}
 _ENDINGS: Mapping[str, str] = {
     "stop": "complete",
@@ -42,6 +45,7 @@ class RequestLine:
 
     Attributes:
         client: the program that sent it; empty if it does not say.
+        unknown_model: the name of a model that it asks for and nobody has; else empty.
         adapter: the adapters of the request; None for the base model.
         tenant: whose request it is; never printed.
         beginning: the first tokens of a prompt with images.
@@ -52,15 +56,16 @@ class RequestLine:
     prompt_tokens: int
     began: float
     client: str = ""
+    unknown_model: str = ""
     adapter: str | None = None
     tenant: bytes = b""
     beginning: tuple[int, ...] = ()
     images: Sequence[ImageSpan] = ()
     first_text: float | None = None
 
-    def note_text(self) -> None:
+    def note_text(self, at: float) -> None:
         if self.first_text is None:
-            self.first_text = time.perf_counter()
+            self.first_text = at
 
     @property
     def name(self) -> str:
@@ -73,6 +78,9 @@ class Terminal:
 
     Until `follow` a line is written by the thread that says it. From then on a thread of its own writes, so
     that a terminal that is not read holds no request up.
+
+    Attributes:
+        names_models: each line names the model, as there are several.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -80,6 +88,7 @@ class Terminal:
         self._lock = threading.Lock()
         self._screen: Screen | None = None
         self._refusals = _RefusalLimit()
+        self.names_models = False
 
     def follow(self, view: LiveView[Any], environment: Mapping[str, str]) -> None:
         """Show a live view below the lines, if this is a terminal that can. Call `close` at the end."""
@@ -154,7 +163,7 @@ class Terminal:
 
     def restored(self, facts: RequestFacts, restored: Restored) -> None:
         """Print what was read from the disk for a request."""
-        told = f"restored {restored.disk_tokens:,} tokens from disk in {restored.disk_s:.1f} s"
+        told = f"restored {counted_tokens(restored.disk_tokens)} from disk in {restored.disk_s:.1f} s"
         self._print(Line((_who(facts), told)))
 
     def images(self, facts: RequestFacts, line: RequestLine, restored: Restored) -> None:
@@ -171,7 +180,13 @@ class Terminal:
         who = f"{_who(request.facts)} {ending:<10}"
         why = [] if not request.reason or not request.continues else [_why(request.again, request.reason)]
         under = [f"adapter {printable(request.facts.adapter)}"] if request.facts.adapter else []
-        self._print(Line((who, _figures(request), *under, *why)))
+        self._print(Line((who, _figures(request), *self._model(request.facts), *under, *why)))
+
+    def _model(self, facts: RequestFacts) -> Sequence[str]:
+        """Return who has answered, where that is not plain."""
+        if facts.unknown_model:
+            return (printable(f"model {facts.model} for {facts.unknown_model}"),)
+        return (printable(f"model {facts.model}"),) if self.names_models else ()
 
     def refused(self, refusal: Refusal) -> None:
         """Print a refused request. A flood of them prints a few lines a minute."""
@@ -237,7 +252,8 @@ def _refused(refusal: Refusal) -> Sequence[str]:
 
 
 def _who(facts: RequestFacts) -> str:
-    return f"{_clock()} {endpoint_name(facts):<11} {facts.client or '-':<12} {facts.name or '-':<{_NAME_END}}"
+    who = f"{endpoint_name(facts):<11} {facts.client or '-':<12} {session_label(facts):<{_SESSION_WIDTH}}"
+    return f"{_clock()} {who}"
 
 
 def _figures(request: FinishedRequest) -> str:
@@ -249,7 +265,7 @@ def _figures(request: FinishedRequest) -> str:
 
 
 def _why(again: int, reason: str) -> str:
-    return printable(f"read {again:,} tokens again: {reason}")
+    return printable(f"read {counted_tokens(again)} again: {reason}")
 
 
 def _speed(tokens_per_s: float | None) -> str:

@@ -51,7 +51,8 @@ def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored
     """Return how many tokens belong to messages that were computed last time and are computed again.
 
     Return 0 if fewer than half of those messages are in the request: titles and sub-agents share the session
-    of a conversation, but at most one of its questions.
+    of a conversation, but at most one of its questions. Messages whose ends are not known share a span. It
+    counts if all of them were computed: a template that cuts long prompts shows nothing of the newest ones.
 
     Args:
         asked: the request with the tokens that the model will read.
@@ -59,14 +60,21 @@ def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored
     """
     said = Counter((*computed.conversation.messages, *computed.reply))
     spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
-    known = list[_TokenSpan]()
+    known = Counter[_TokenSpan]()
     for span, message in zip(spans, asked.conversation.messages, strict=True):
         if said[message] > 0:
             said[message] -= 1  # the same words a second time are new
-            known.append(span)
-    if 2 * len(known) < computed.messages:
+            known[span] += 1
+    if 2 * known.total() < computed.messages:
         return 0
-    return sum(max(span.end - max(span.start, restored), 0) for span in dict.fromkeys(known))
+    shared = Counter(spans)
+    wholly_known = [span for span, count in known.items() if count == shared[span]]
+    return sum(max(span.end - max(span.start, restored), 0) for span in wholly_known)
+
+
+def is_shown_otherwise(computed: ComputedRequest, asked: Sequence[int]) -> bool:
+    """Return whether the tokens to read leave those that were computed before these end."""
+    return _common_length(computed.ids, array("I", asked)) < min(len(computed.ids), len(asked))
 
 
 def differences(computed: ComputedRequest, asked: ExplainedPrompt, decode: Decode) -> list[Difference]:

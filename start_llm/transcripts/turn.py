@@ -22,7 +22,12 @@ from start_llm.core.images import FIRST_IMAGE_TOKEN, HIDDEN_IMAGE
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.bind import BoundPrompt, Encode, PromptBinder, fresh, record_prompt
-from start_llm.transcripts.explain import ExplainedPrompt, count_recomputed, differences
+from start_llm.transcripts.explain import (
+    ExplainedPrompt,
+    count_recomputed,
+    differences,
+    is_shown_otherwise,
+)
 from start_llm.transcripts.guard import Claims, ConversationNames, Guard, MessageDetails
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
@@ -250,12 +255,15 @@ class Turn:
             return found
         fresh_rendering = ExplainedPrompt(self._conversation, asked.tokens.ids, asked.boundaries)
         to_read = ExplainedPrompt(self._conversation, self.tokens.ids, self.boundaries)
-        return replace(
+        explained = replace(
             found,
             again=count_recomputed(against, to_read, restored.tokens),
             against=Against(messages=against.messages, tokens=len(against.ids)),
             differences=tuple(differences(against, fresh_rendering, self._transcripts.text)),
         )
+        if not explained.lost or explained.differences:
+            return explained
+        return replace(explained, is_shown_otherwise=is_shown_otherwise(against, self.tokens.ids))
 
     def _note_computed(
         self, conversation: Conversation, replies: Sequence[_Reply] = (), claims: Claims | None = None

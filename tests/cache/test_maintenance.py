@@ -74,9 +74,9 @@ def test_a_folder_that_is_not_there_is_an_error(
 
 
 def test_without_a_folder_there_is_nothing_to_tell(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.delenv("SSD_CACHE_DIR", raising=False)
+    monkeypatch.setenv("SSD_CACHE_DIR", "off")
     assert run("status") == 2
-    assert "SSD_CACHE_DIR is not set" in capsys.readouterr().err
+    assert "SSD_CACHE_DIR=off: there is no disk tier" in capsys.readouterr().err
 
 
 def test_it_needs_no_model_and_no_mlx():

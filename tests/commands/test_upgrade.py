@@ -121,8 +121,9 @@ def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     old, new = clone.head, clone.publish()
     done = clone.upgrade()
     assert (done.returncode, done.stderr) == (0, "")
-    last = done.stdout.splitlines()[-1]
-    assert last == f"start_llm {__version__} ({old[:9]}) is now start_llm 10.9.9 ({new[:9]})."
+    told, pages = done.stdout.splitlines()[-2:]
+    assert told == f"start_llm {__version__} ({old[:9]}) is now start_llm 10.9.9 ({new[:9]})."
+    assert "those pages go first when there is need for room" in pages, "other libraries give other keys"
     assert clone.head == new
     installed = clone.installed()
     assert installed[".venv/.installed-server"] == "new --setup-only"
@@ -130,6 +131,9 @@ def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     assert not [name for name in installed if name.startswith(".venv.")]
     again = clone.upgrade()
     assert (again.returncode, again.stdout) == (0, "start_llm 10.9.9 is the newest.\n")
+    (clone.origin / "README.md").write_text("more")
+    clone.commit()
+    assert "pages" not in clone.upgrade().stdout
 
 
 @pytest.mark.thorough

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from start_llm.config.paths import IS_CHECKOUT, ROOT, from_root, program, user_folders
+from start_llm.config.paths import (
+    IS_CHECKOUT,
+    ROOT,
+    disk_tier_folder,
+    from_root,
+    program,
+    user_folders,
+)
+from start_llm.config.settings import SettingSource, load
 
 HOME = Path("/home/ada")
+
+
+def test_no_test_writes_into_the_users_state():
+    settings = load(SettingSource("environment", os.environ))
+    assert disk_tier_folder(settings.ssd_folder, settings.state_root) is None
+    assert not from_root(settings.state_root).is_relative_to(ROOT)
+
+
+def test_the_disk_tier_has_a_folder_unless_it_is_off(tmp_path: Path):
+    assert disk_tier_folder(None, str(tmp_path)) == tmp_path / "prompt-cache"
+    assert disk_tier_folder("/elsewhere", str(tmp_path)) == Path("/elsewhere")
+    assert disk_tier_folder("off", str(tmp_path)) is None
 
 
 def test_a_mac_has_one_folder():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -134,6 +135,14 @@ def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: P
         assert loaded(server) == {"qwen3"}
 
 
+@pytest.mark.parametrize("case", FOUND_BEFOREHAND)
+def test_a_server_does_not_start_with_wrong_files_and_says_what_a_request_is_told(case: str, folder: Path):
+    change, reason = BROKEN[case]
+    change(folder / "llama")
+    with pytest.raises(ModelError, match=re.escape(reason)), hosting(folder, first="llama"):
+        pass
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_no_model_is_unloaded_for_one_that_would_hang_the_server(case: str, folder: Path):
@@ -213,7 +222,7 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
     with hosting(folder, max_loaded=2) as server, ThreadPoolExecutor(8) as clients:
         host: Any = server.app._host
         asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
-        wait_until(lambda: len(host._changed._waiters) == 7, within_s=20)
+        wait_until(lambda: len(host._changed._waiters) == 8, within_s=20)
         go_on.set()
         assert {one.result() for one in asked} == {(500, "The model 'llama' cannot be loaded. no such layer")}
         assert tried == [1]

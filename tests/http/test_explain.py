@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import TinyModel
+from tests.http.forms import FORMS, reasoning_texts
+from tests.http.scripts import asking, write_model
 from tests.http.test_trace import traced
 from tests.server.client import CHAT, engine_is_free, wait_until
 from tests.server.client import ask as call
@@ -160,6 +163,36 @@ def test_the_line_of_a_request_says_why_it_was_read_again_and_its_trace_says_the
     assert (second["drift_class"], second["divergent_message"]) == ("content", 0)
     assert second["divergent_token"] < 40
     assert (first["drift_class"], first["lost_tokens"]) == (None, 0)
+
+
+def cutting_template(characters: int) -> str:
+    """The demo model's template, which shows so many characters of a prompt and nothing of later messages."""
+    text = (Path(__file__).parents[2] / "scripts/demo_model/chat_template.jinja").read_text(encoding="utf-8")
+    return text.replace("16000", str(characters))
+
+
+def test_behind_a_template_that_cuts_long_prompts_nothing_is_called_read_again(tiny_model):
+    """It shows neither the reply nor the next question, so where the one ends is unknown."""
+    folder = tiny_model("qwen3", hidden=128, layers=2, chat_template=cutting_template(600))
+    with serving(folder, thinking=False) as server:
+        talk = [{"role": "user", "content": MUCH * 2}]
+        for _ in range(3):
+            talk, usage = ask(server, talk)
+        told = server.post(PATH, body(talk))
+        printed = server.printed()
+    assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 40
+    assert "again" not in printed
+    assert (told["lost_tokens"], told["summary"].partition(":")[0]) == (0, "nothing again")
+
+
+def test_a_reply_that_its_template_shows_without_its_reasoning_is_read_again_for_that_reason(tmp_path):
+    form = FORMS["hermes"]
+    folder = write_model(tmp_path, form.trait, scripts=reasoning_texts(form))
+    with serving(folder, kept_reasoning="false") as server:
+        talk, _ = ask(server, conversation(), **asking("reasoned"), max_tokens=200)
+        told = server.post(PATH, body(talk, **asking("reasoned")))
+    assert (told["lost_tokens"] > 0, told["differences"]) == (True, [])
+    assert "the template shows earlier messages otherwise than they were computed" in told["summary"]
 
 
 def test_nobody_is_told_of_another_conversation_in_the_terminal(folder):

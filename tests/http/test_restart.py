@@ -232,6 +232,36 @@ def test_two_models_take_turns_in_one_folder_and_another_server_beside_them(
     assert watched.largest <= quota + 2 * watched.largest_file, "one more, and one that is being written"
 
 
+def test_after_an_upgrade_older_pages_are_told_of_once_and_go_first(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Their keys begin with the versions of the libraries, so nothing finds them any more."""
+
+    def pages() -> set[Path]:
+        return set((tmp_path / "pages").rglob("*.safetensors"))
+
+    def printed_after(start: int, quota: int = 10**9) -> str:
+        with serving(tiny_model("qwen3"), ssd_folder=str(tmp_path), ssd_max_size=quota, drain_s=10) as server:
+            prompt = [start + number % 50 for number in range(600)]
+            assert server.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})["choices"]
+        return server.printed()
+
+    told = "goes first when there is need for room"
+    with monkeypatch.context() as older:
+        older.setattr("start_llm.models.identity.version", lambda name: "0.1")
+        assert told not in printed_after(10)
+        assert told not in printed_after(100)
+    old, size = pages(), sum(one.stat().st_size for one in pages())
+    first = printed_after(200)
+    assert told in first
+    assert "mlx 0.1" in first
+    new = pages() - old
+    assert told not in printed_after(300, quota=int(1.9 * size)), "once"
+    left = pages()
+    assert new <= left, "what is of use stays"
+    assert 0 < len(old & left) < len(old), "the older pages make room"
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.thorough
 def test_after_a_power_cut_replies_are_right_and_the_folder_heals(

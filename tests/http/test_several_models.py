@@ -7,8 +7,9 @@ import random
 import shutil
 import statistics
 import threading
+import time
 import urllib.error
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,9 +24,16 @@ from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.model_runtime import MemoryNeeds, start_model, together
 from start_llm.wiring import usable_share
 from tests.conftest import TinyModel
+from tests.server.client import CHAT, TEXT, ask, wait_until
 from tests.serving import Server, serving
 from tests.slices import rounds
 
+ASKED: dict[str, dict[str, Any]] = {
+    TEXT: {"prompt": "Fish?", "max_tokens": 4},
+    CHAT: {"messages": [{"role": "user", "content": "Fish?"}], "max_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Fish?"}], "max_tokens": 4},
+    "/v1/responses": {"input": "Fish?", "max_output_tokens": 4},
+}
 FAMILIES = ("qwen3", "llama", "gemma3_text", "glm4_moe_lite", "qwen3_5")
 
 
@@ -267,9 +275,7 @@ def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
         assert server.get("/")["model"] == "llama"
         assert states(server) | {"llama": "loading"} == states(server)
         assert loaded(server) == set()
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            server.get("/stats")
-        assert refused.value.code == 503
+        assert server.get("/stats")["server"]["model"] == "qwen3", "the one that was used last"
         assert not named.done()
         assert not unknown.done(), "it waits, and loads nothing"
         go.set()
@@ -282,14 +288,114 @@ def test_models_are_loaded_and_unloaded_by_request(folder: Path):
         assert loaded(server) == {"qwen3", "llama"}
         assert server.post("/v1/models/qwen3/unload", {})["state"] == "available"
         assert loaded(server) == {"llama"}
-        for path, status, words in (
-            ("/v1/models/llama/unload", 409, "Load another one first"),
-            ("/v1/models/nobody/load", 404, "There is no model 'nobody'"),
-        ):
+        for action in ("load", "unload"):
             with pytest.raises(urllib.error.HTTPError) as refused:
-                server.post(path, {})
-            assert refused.value.code == status
-            assert words in refused.value.read().decode()
+                server.post(f"/v1/models/nobody/{action}", {})
+            assert refused.value.code == 404
+            assert "There is no model 'nobody'" in refused.value.read().decode()
+
+
+def test_the_last_model_goes_too_and_the_next_request_loads_it_again(folder: Path):
+    """Meanwhile all pages answer, and clients still find its window."""
+    with hosting(folder) as server:
+        before = said(server, "llama", "Fish?")
+        for family in ("qwen3", "llama"):
+            assert server.post(f"/v1/models/{family}/unload", {})["state"] == "available"
+        assert loaded(server) == set()
+        assert server.get("/health") == {"status": "ok", "model": "llama"}
+        assert server.get("/")["model"] == "llama"
+        assert server.get("/stats")["prompt_cache"]["bytes"] == 0
+        assert server.get("/activity")["memory"]["parts"]["weights"] == 0
+        first = server.get("/v1/models")["data"][0]
+        assert (first["id"], first["context_window"]) == ("llama", 4096)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.get("/v1/responses/resp_none")
+        assert refused.value.code == 404
+        assert said(server, "any-name", "Fish?") == before, "an unknown name brings the last one back"
+        assert loaded(server) == {"llama"}
+
+
+def replies(server: Server, model: str) -> Iterator[tuple[str, Any]]:
+    """The kind of a request for this model, and its reply: each protocol, whole and streamed."""
+    for path, asked in ASKED.items():
+        for stream in (False, True):
+            reply = ask(server.port, "POST", path, asked | {"model": model, "stream": stream})
+            yield f"{path} {'streamed' if stream else 'whole'}", reply
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-5"])
+def test_a_header_and_the_terminal_say_who_has_answered(folder: Path, name: str):
+    with hosting(folder, first="llama") as server:
+        for kind, reply in replies(server, name):
+            assert (reply.status, reply.headers.get("x-start-llm-model")) == (200, "llama"), kind
+        assert "x-start-llm-model" not in ask(server.port, "GET", "/v1/models").headers
+        counted = ask(server.port, "POST", "/v1/messages/count_tokens", ASKED["/v1/messages"])
+        assert counted.headers["x-start-llm-model"] == "llama"
+        told = "model llama" if name == "llama" else "model llama for gpt-5"
+        wait_until(lambda: server.printed().count(" written ") == 8, within_s=5)
+        lines = [line for line in server.printed().splitlines() if " written " in line]
+        assert [line.rstrip().endswith(told) for line in lines] == [True] * 8
+
+
+def test_a_single_model_is_not_named_in_each_line(folder: Path):
+    with serving(folder / "llama") as server:
+        said(server, "llama", "Fish?")
+        said(server, "gpt-5", "Fish?")
+        wait_until(lambda: server.printed().count(" written ") == 2, within_s=5)
+        lines = [line for line in server.printed().splitlines() if " written " in line]
+    assert ["model llama" in line for line in lines] == [False, True]
+
+
+def test_with_strict_names_an_unknown_one_is_refused_with_those_that_there_are(folder: Path):
+    with hosting(folder, strict_names=True, aliases=("small=llama",)) as server:
+        for kind, reply in replies(server, "gpt-5"):
+            assert reply.status == 404, kind
+            message = reply.json["error"]["message"]
+            assert message.startswith("There is no model 'gpt-5'; there is "), kind
+            assert all(f"{family}" in message for family in FAMILIES), kind
+        for name in ("qwen3", "small"):
+            assert said(server, name, "Fish?")
+        assert server.post("/v1/completions", {"prompt": "Fish?", "max_tokens": 2})["choices"]
+
+
+def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The model is loaded all the same."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        assert go.wait(30)
+        return start_model(*arguments)
+
+    with hosting(folder, load_wait_s=0.2) as server:
+        monkeypatch.setattr("start_llm.model_host.start_model", slow)
+        reply = ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "llama"})
+        assert (reply.status, reply.headers["retry-after"]) == (503, "10")
+        assert "'llama' is still being loaded" in reply.json["error"]["message"]
+        assert begun.is_set()
+        go.set()
+        wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
+        assert said(server, "llama", "Fish?")
+
+
+def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tried = list[int]()
+
+    def broken(*_: Any) -> Any:
+        tried.append(1)
+        raise ZeroDivisionError("by zero")
+
+    with hosting(folder) as server, monkeypatch.context() as patched:
+        patched.setattr("start_llm.model_host.start_model", broken)
+        patched.setattr("threading.excepthook", lambda _: None)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            said(server, "llama", "Fish?")
+        assert "cannot be loaded. ZeroDivisionError: by zero" in refused.value.read().decode()
+        assert tried == [1]
 
 
 @pytest.mark.thorough
@@ -347,20 +453,25 @@ def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_come
         before = said(server, "qwen3", "Fish?")
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.model_host.start_model", broken)
-            for model, words in (("llama", "the disk is gone"), ("claude-haiku", "No model is loaded")):
+            for model, words in (("llama", "the disk is gone"), ("claude-haiku", "'qwen3' cannot be loaded")):
                 with pytest.raises(urllib.error.HTTPError) as refused:
                     said(server, model, "Fish?")
                 assert words in refused.value.read().decode()
         assert said(server, "qwen3", "Fish?") == before
 
 
-@pytest.mark.thorough
-def test_a_model_that_nobody_uses_goes(folder: Path):
-    with hosting(folder, model_idle_s=0.5) as server:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("several", [False, True])
+def test_models_that_nobody_uses_go_the_last_one_too_and_come_back(folder: Path, several: bool):
+    first = hosting(folder, model_idle_s=0.3) if several else serving(folder / "qwen3", model_idle_s=0.3)
+    with first as server:
+        wait_until(lambda: loaded(server) == set(), within_s=10)
+        assert said(server, "qwen3", "Fish?")
+
+
+def test_a_pinned_model_stays_although_nobody_uses_it(folder: Path):
+    with hosting(folder, model_idle_s=0.2, pinned=("llama",)) as server:
         said(server, "llama", "Fish?")
-        gone = threading.Event()
-        for _ in range(100):
-            if loaded(server) == {"llama"}:
-                break
-            gone.wait(0.1)
-        assert loaded(server) == {"llama"}, "the last one stays"
+        wait_until(lambda: loaded(server) == {"llama"}, within_s=10)
+        time.sleep(0.5)
+        assert loaded(server) == {"llama"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -17,17 +18,11 @@ from start_llm.core.errors import ModelError
 from start_llm.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.grammar import completions, messages, responses, wire
-from tests.http.test_several_models import hosting, loaded, said, states
+from tests.http.test_several_models import ASKED, hosting, loaded, said, states
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-ASKED: dict[str, dict[str, Any]] = {
-    TEXT: {"prompt": "Fish?", "max_tokens": 4},
-    CHAT: {"messages": [{"role": "user", "content": "Fish?"}], "max_tokens": 4},
-    MESSAGES: {"messages": [{"role": "user", "content": "Fish?"}], "max_tokens": 4},
-    RESPONSES: {"input": "Fish?", "max_output_tokens": 4},
-}
 READERS: dict[str, Callable[[bytes], Any]] = {
     path: lambda stream, read=read: read(list(wire.events_in(stream))).body
     for path, read in (
@@ -86,9 +81,10 @@ def body_behind(client: Client, comments: int) -> bytes:
     status, headers = client.head()
     assert status == 200
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["x-start-llm-model"] == "llama"
     chunks = client.chunks()
     for _ in range(comments):
-        assert next(chunks) == b": the model is being loaded\n\n"
+        assert re.fullmatch(rb": the model is being loaded, for \d s so far\n\n", next(chunks))
     return b"".join(behind_comments(chunks))
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from scripts.browser import Browser, Page
-from tests.conftest import TinyModel
+from tests.conftest import ChainModel, TinyModel
 from tests.page.conftest import HURT, KEY, NAME, SCRIPT, refused, talk
 from tests.serving import Server, serving
 
@@ -25,7 +25,9 @@ PANELS = {
     "conversations": "read again because message 1 (user) says something else",
     "recent": "Show what differs",
     "refused": "GET /nothing",
-    "models": "is loaded and answers",
+    "saved-figure": "%",
+    "models": "loaded, answers",
+    "chat-model": "the one that was used last",
     "downloads": "nobody/nothing",
     "ssd": "The disk tier is on",
 }
@@ -101,7 +103,7 @@ LOW_CONTRAST = """() => {
       one => one.nodeType === Node.TEXT_NODE && one.textContent.trim());
     if (!element.checkVisibility() || element.disabled || element.matches('style, script')) continue;
     if (own) { texts += 1; check(element, 'text', style.color, ground(element), 4.5); }
-    if (element.matches('input, textarea, button'))
+    if (element.matches('input, textarea, select, button'))
       check(element, 'border', style.borderTopColor, ground(element.parentElement), 3);
     if (element.matches('#memory-bar > span:not(.free), .turns span:not(.sr), .swatch:not(.free)'))
       check(element, 'bar', style.backgroundColor, ground(element.parentElement), 3);
@@ -116,7 +118,7 @@ def test_everything_is_reached_and_operated_with_the_keyboard(browser: Browser, 
     with browser.page(busy.url) as page:
         page.until(LOADED)
         reached = tab_through(page)
-        assert page.run("[...document.querySelectorAll('button, textarea, input, a')].filter(one => "
+        assert page.run("[...document.querySelectorAll('button, textarea, input, select, a')].filter(one => "
                         "!one.disabled && one.checkVisibility()).length") <= len(reached)  # fmt: skip
         assert {"question", "send", "fresh", "log"} <= {name for name, _ in reached}
         assert [name for name, outline in reached if outline != "solid"] == []
@@ -133,7 +135,7 @@ def test_everything_is_reached_and_operated_with_the_keyboard(browser: Browser, 
         assert page.run("document.activeElement.id") == "question"
         assert page.run("[document.getElementById('send').disabled, document.getElementById('stop').disabled]"
                         ) == [False, True]  # fmt: skip
-        page.until("document.getElementById('recent').innerText.includes('Its client left before the end.')")
+        page.until("document.getElementById('recent').innerText.includes('its client left before the end')")
         check_quiet(page, busy)
 
 
@@ -245,6 +247,8 @@ def test_the_key_is_asked_for_kept_in_the_tab_and_sent(browser: Browser, hostile
     with browser.page(hostile.url) as page:
         page.until("!document.getElementById('key-panel').hidden")
         assert page.run("document.getElementById('panels').hidden")
+        assert polls(page, 0.3) == 0
+        assert not any("/activity" in one for one in page.requested), "a request without the key is refused"
         assert page.names(["textbox"]) == [("textbox", "API key")]
         page.write("wrong")
         page.press("Enter")
@@ -328,8 +332,9 @@ def test_records_that_come_later_join_those_that_are_there(browser: Browser, hos
         page.run("poll()")
         page.until(f"{turns} === {before} + 3")
         assert "GET /later" in text(page, "refused").splitlines()[0]
-        assert text(page, "recent").count("Session later") == 3
-        assert text(page, "recent").index("Session later") < text(page, "recent").index(f"Session {NAME}")
+        recent = text(page, "recent")
+        assert recent.count(" later\n") == 3
+        assert recent.index(" later\n") < recent.index(f" {NAME}\n")
         assert page.run("document.activeElement.innerText").startswith("Show what differs"), (
             "it has lost the focus"
         )
@@ -337,7 +342,7 @@ def test_records_that_come_later_join_those_that_are_there(browser: Browser, hos
 
 
 def button_of(action: str, name: str) -> str:
-    wanted = f"one.innerText === '{action} {name}' && !one.hidden"
+    wanted = f"one.textContent === '{action} {name}' && !one.hidden"
     return f"[...document.querySelectorAll('#models button')].find(one => {wanted})"
 
 
@@ -347,7 +352,6 @@ def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_mode
         shutil.copytree(tiny_model("qwen3"), tmp_path / name)
     with serving(tmp_path / "one", model_dir=str(tmp_path)) as server, browser.page(server.url) as page:
         page.until(f"!!({button_of('Load', 'lab/two')})")
-        assert not page.run(f"!!({button_of('Unload', 'one')})"), "the last model stays"
         page.run(f"({button_of('Load', 'lab/two')}).click()")
         page.until(f"!!({button_of('Unload', 'lab/two')})", 30)
         assert text(page, "models-state") == "Done: load lab/two."
@@ -355,6 +359,11 @@ def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_mode
         page.run(f"({button_of('Unload', 'one')}).click()")
         page.until(f"!!({button_of('Load', 'one')})", 30)
         assert states(server) == {"one": "available", "lab/two": "loaded"}
+        page.run(f"({button_of('Unload', 'lab/two')}).click()")
+        page.until(f"!!({button_of('Load', 'lab/two')})", 30)
+        assert states(server) == {"one": "available", "lab/two": "available"}, "the last one too"
+        page.run(f"({button_of('Load', 'lab/two')}).click()")
+        page.until(f"!!({button_of('Unload', 'lab/two')})", 30)
         (tmp_path / "one" / "config.json").unlink()
         page.run(f"({button_of('Load', 'one')}).click()")
         page.until("document.getElementById('models-state').innerText.includes('config.json')", 30)
@@ -362,3 +371,68 @@ def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_mode
 
 def states(server: Server) -> dict[str, str]:
     return {one["id"]: one["state"] for one in server.get("/v1/models")["data"]}
+
+
+def say_in_chat(page: Page, question: str) -> None:
+    page.run("document.getElementById('question').focus()")
+    page.write(question)
+    page.press("Enter")
+    page.until("document.getElementById('chat-state').innerText === 'The reply is complete.'", 30)
+
+
+def test_a_chat_asks_the_chosen_model_names_who_answers_and_outlives_a_reload(
+    browser: Browser, chain_model: ChainModel, tmp_path: Path
+):
+    for name, word in (("one", "First."), ("two", "Second.")):
+        shutil.copytree(chain_model({"\n": [word]}), tmp_path / name)
+    with serving(tmp_path / "one", model_dir=str(tmp_path)) as server, browser.page(server.url) as page:
+        page.until("document.querySelectorAll('#chat-model option').length === 3")
+        say_in_chat(page, "Hello")
+        page.run("document.getElementById('chat-model').value = 'two'")
+        page.run("document.getElementById('chat-model').dispatchEvent(new Event('change'))")
+        say_in_chat(page, "And you?")
+        log = "You\n\nHello\n\none\n\nFirst.\n\nYou\n\nAnd you?\n\ntwo\n\nSecond."
+        assert text(page, "log").split() == log.split()
+        session = page.run("session")
+        page.call("Page.reload")
+        page.until("document.querySelectorAll('#chat-model option').length === 3")
+        assert text(page, "log").split() == log.split()
+        assert page.run("[session, document.getElementById('chat-model').value]") == [session, "two"]
+        say_in_chat(page, "Once more")
+        assert text(page, "log").split()[-2:] == ["two", "Second."]
+        page.run("document.getElementById('fresh').click()")
+        assert page.run("sessionStorage.length") == 0
+        check_quiet(page, server)
+
+
+def test_sessions_are_called_what_the_terminal_calls_them(browser: Browser, busy: Server):
+    """To a key that has not sent them by their digits alone."""
+    lines = [line for line in busy.printed().splitlines() if " written " in line]
+    with browser.page(busy.url) as page:
+        page.until(LOADED)
+        recent, conversations = text(page, "recent"), text(page, "conversations")
+    (story, secret) = (next(line for line in lines if name in line) for name in ("story", "secret-name"))
+    assert f"Session {story.split()[3]} story" in recent
+    assert f"Session {story.split()[3]} story" in conversations
+    assert f"Session {secret.split()[3]}\n" in recent
+    assert "Python-urlli · chat/completions" in recent
+    assert "read at" in recent and "tok/s" in recent
+
+
+def test_a_running_request_shows_its_program_its_model_and_its_speed(browser: Browser, busy: Server):
+    with browser.page(busy.url) as page:
+        page.until("document.getElementById('running').innerText.includes('tok/s')", 20)
+        assert "completions · " in text(page, "running")
+
+
+@pytest.mark.thorough
+def test_a_finger_hits_every_button_of_a_phone(browser: Browser, busy: Server):
+    small = (
+        "[...document.querySelectorAll('button, select, textarea, input')]"
+        ".filter(one => one.checkVisibility())"
+        ".map(one => [one.getBoundingClientRect(), one.textContent])"
+        ".filter(([box]) => box.height < 44 || box.width < 44).map(([, text]) => text)"
+    )
+    with browser.page(busy.url, 360) as page:
+        page.until(LOADED)
+        assert page.run(small) == []

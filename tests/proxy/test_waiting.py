@@ -77,3 +77,11 @@ def test_the_reason_comes_through_if_it_cannot_be_loaded(path: str, proxied: Pro
     loading.fails = True
     answer = proxied.ask(path, ASKED[path] | {"model": "llama", "stream": True})
     assert "The disk is gone" in json.dumps(answer.text), (answer.status, answer.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_a_header_says_on_this_port_too_who_has_answered(path: str, stream: bool, proxied: Proxied):
+    answer = proxied.ask(path, ASKED[path] | {"model": "gpt-5-of-nobody", "stream": stream})
+    own = proxied.server.get("/v1/models")["data"][0]["id"]
+    assert (answer.status, answer.headers.get("x-start-llm-model")) == (200, own)

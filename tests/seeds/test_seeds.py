@@ -8,6 +8,7 @@ that a document of ours states.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,7 @@ LINES = [
         {"model_dir": "/models", "ssd_folder": "/cache", "cache_bytes": 0.2},
     ),
     Line("003:36", "--paged-ssd-cache-dir ~/.omlx/cache", {"ssd_folder": "~/.omlx/cache"}),
-    Line("003:36", "", {"ssd_folder": None, "ssd_max_size": 100 * 10**9}),
+    Line("003:36", "", {"ssd_folder": None, "ssd_max_size": None}),
     Line("003:37", "--paged-ssd-cache-max-size 200GB", {"ssd_max_size": 200 * 10**9}),
     Line("003:38", "--hot-cache-max-size 0", {"cache_bytes": 0}),
     Line("003:38", "--hot-cache-max-size 17179869184", {"cache_bytes": 2**34}),
@@ -175,7 +176,8 @@ def test_a_script_of_the_original_project_tells_its_use(name):
 def test_start_llm_py_serves(chain_model):
     """000:54 `python start-llm.py`."""
     words = ["start-llm.py", "--model", str(chain_model({"\n": ["Hello"]})), "--port", "0", "--no-proxy"]
-    with started(ROOT, *words) as process:
+    away = {"STATE_ROOT": os.environ["STATE_ROOT"], "SSD_CACHE_DIR": "off"}
+    with started(ROOT, *words, **away) as process:
         process.until_it_says("Ctrl-C ends the server.")
         assert process.get("/v1/models")["object"] == "list"
 

@@ -54,14 +54,27 @@ class OneModel:
         return self._model
 
     @contextmanager
-    def lease(self, name: object) -> Generator[ServedModel]:
+    def lease(self, name: object, patience_s: float = 0) -> Generator[ServedModel]:
         yield self.default
 
     def peek(self, name: object) -> ServedModel:
         return self.default
 
+    def answering(self, name: object) -> str:
+        return self.default.status.card.id
+
+    @property
+    def status(self) -> Status:
+        return self.default.status
+
     def stuck_reason(self) -> str:
         return self.default.status.stuck_reason()
+
+    def knows(self, name: str) -> bool:
+        return name == self.default.status.card.id
+
+    def loading_progress(self) -> str:
+        raise NotImplementedError
 
     def must_wait(self, name: object) -> bool:
         return False

@@ -21,7 +21,7 @@ NOTHING: Any = None
 class NotLoaded(OneModel):
     """A model that a lease would load."""
 
-    def lease(self, name: object) -> Any:
+    def lease(self, name: object, patience_s: float = 0) -> Any:
         raise AssertionError(f"{name!r} would be loaded")
 
     def peek(self, name: object) -> Any:

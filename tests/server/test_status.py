@@ -290,3 +290,26 @@ def test_clients_of_anthropics_protocol_get_models_in_its_form(scripted: Server,
     assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, entry["id"], entry["id"])
     assert ask(scripted.port, "GET", f"/v1/models/{entry['id']}", headers=asked).json == entry
     assert ask(scripted.port, "GET", "/v1/models/other", headers=asked).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/message", "/v1/messages"),
+        ("/v1/chat", "/v1/chat/completions"),
+        ("/metric", "/metrics"),
+        ("/v1/model", "/v1/models"),
+        ("/favicon.ico", ""),
+        ("/" + "a" * 5000, ""),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_wrong_path_is_told_the_one_that_was_meant(scripted: Server, path: str, meant: str):
+    reply = ask(scripted.port, "GET", path)
+    message = reply.error["message"]
+    assert reply.status == 404
+    assert message.endswith(
+        f" Did you mean {meant}?" if meant else "docs/api.md lists the endpoints; most begin with /v1."
+    )
+    assert len(message) < len(path) + 100

@@ -76,7 +76,7 @@ def test_a_reply_that_is_given_up_is_counted_as_far_as_it_was_made(endless: Serv
     wait_until(lambda: endless.get("/stats")["requests"]["in_flight"] == 0, within_s=5)
     after = endless.get("/stats")["requests"]
     (line,) = lines(endless, "runaway")
-    written = re.search(r"chat +claude-cli +runaway +cancelled .* ([\d,]+) written", line)
+    written = re.search(r"chat +claude-cli +[0-9a-f]{6} runaway +cancelled .* ([\d,]+) written", line)
     assert written
     counted = int(written[1].replace(",", ""))
     assert counted >= 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -84,10 +85,10 @@ def test_a_request_runs_in_phases_and_then_is_finished():
     activity = Activity(lambda: 1000.0)
     running = activity.begin(facts())
     assert [(one.phase, one.began) for one in activity.running()] == [("waiting", 1000.0)]
-    running.note_restored(40)
+    running.note_restored(40, time.perf_counter())
     assert (running.phase, running.cached, running.done) == ("reading", 40, 40)
-    running.note_text(2)
-    running.note_text(1)
+    running.note_text(2, time.perf_counter())
+    running.note_text(1, time.perf_counter())
     assert (running.phase, running.done, running.written) == ("writing", 100, 3)
     activity.end(running, outcome())
     assert activity.running() == ()
@@ -162,7 +163,7 @@ def test_the_version_changes_with_the_records_alone():
     activity, other = Activity(), Activity()
     versions = [activity.version]
     running = activity.begin(facts())
-    running.note_text(1)
+    running.note_text(1, time.perf_counter())
     assert activity.version == versions[0]
     activity.end(running, outcome())
     versions.append(activity.version)

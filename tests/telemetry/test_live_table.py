@@ -29,7 +29,7 @@ def rows(activity: Activity, size: os.terminal_size = WIDE) -> list[str]:
 def reading(activity: Activity, asked: RequestFacts | None = None) -> RunningRequest:
     """A request of which 1,000 tokens were cached, and 500 more were read in five seconds."""
     running = activity.begin(asked or facts(prompt_tokens=2000))
-    running.note_restored(1000)
+    running.note_restored(1000, time.perf_counter())
     running.done, running.reading_since = 1500, time.perf_counter() - 5
     return running
 
@@ -44,13 +44,13 @@ def test_a_request_that_is_read_shows_how_far_it_is_and_how_fast_tokens_are_comp
     activity = Activity(lambda: 1000.0)
     reading(activity)
     row = next(row for row in rows(activity) if "claude-cli" in row)
-    assert re.match(r"ersation-42 +claude-cli +chat +reading +2,000 +1,000 +500 +0 +(99|100) +0", row)
+    assert re.match(r"digest ersation-42 +claude-cli +chat +reading +2,000 +1,000 +500 +0 +(99|100) +0", row)
 
 
 def test_a_request_that_is_written_shows_the_speed_of_its_reply():
     activity = Activity()
     running = reading(activity)
-    running.note_text(1)
+    running.note_text(1, time.perf_counter())
     running.written, running.writing_since = 301, time.perf_counter() - 10
     row = next(row for row in rows(activity) if "claude-cli" in row)
     assert re.search(r"writing +2,000 +1,000 +1,000 +301 +30 ", row)

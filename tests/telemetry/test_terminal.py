@@ -47,6 +47,8 @@ def finished(asked: RequestFacts | None = None, **changes: Any) -> FinishedReque
         "seconds": 3.5,
         "ttft_s": 1.5,
         "prefill_s": 0.5,
+        "decoded": 6,
+        "decode_s": 2.0,
     }
     return FinishedRequest(**told | changes)
 
@@ -66,7 +68,7 @@ def test_a_finished_request_is_one_line_that_says_who_asked_and_what_was_done():
     """234 tokens were computed in half a second; those of the cache are no speed."""
     text = printed(lambda terminal: terminal.finished(finished()))
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d chat +claude-cli +ersation-42 +complete +1,000 cached +234 read +468/s"
+        r"\d\d:\d\d:\d\d chat +claude-cli +digest ersation-42 +complete +1,000 cached +234 read +468/s"
         r" +7 written +3.0/s +first +1.50 s\n",
         text,
     )
@@ -80,6 +82,11 @@ def test_a_line_says_why_a_conversation_was_read_again_and_of_others_nothing():
     assert "again" not in printed(lambda terminal: terminal.finished(finished(again=9, reason=why)))
 
 
+def test_one_token_is_a_token():
+    line = printed(lambda terminal: terminal.finished(finished(again=1, reason="x", continues=True)))
+    assert line.endswith("read 1 token again: x\n")
+
+
 def test_a_request_under_adapters_says_so():
     assert "adapter" not in printed(lambda terminal: terminal.finished(finished()))
     under = finished(facts(adapter="a+b"))
@@ -87,7 +94,7 @@ def test_a_request_under_adapters_says_so():
 
 
 def test_a_request_that_never_spoke_has_no_times():
-    never = finished(ending="cancelled", written=0, ttft_s=None, prefill_s=None)
+    never = finished(ending="cancelled", written=0, ttft_s=None, prefill_s=None, decoded=0)
     text = printed(lambda terminal: terminal.finished(never))
     assert re.search(r"cancelled .* 0 written +first +-$", text)
     assert "/s" not in text
@@ -103,7 +110,7 @@ def test_what_a_client_says_cannot_move_the_cursor():
 
 def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens():
     running = RunningRequest(facts(prompt_tokens=2000), began=0.0)
-    running.note_restored(1000)
+    running.note_restored(1000, time.perf_counter())
     assert printed(lambda terminal: terminal.progress(running)) == "", "it has just begun"
     running.done, running.reading_since = 1500, time.perf_counter() - 5
     text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
@@ -112,8 +119,8 @@ def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens(
 
 def test_a_long_reply_shows_that_it_is_written():
     running = RunningRequest(facts(), began=0.0)
-    running.note_restored(0)
-    running.note_text(1)
+    running.note_restored(0, time.perf_counter())
+    running.note_text(1, time.perf_counter())
     assert printed(lambda terminal: terminal.progress(running)) == ""
     running.written, running.writing_since = 9001, time.perf_counter() - 90
     text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])

@@ -20,6 +20,7 @@ from start_llm.core.errors import ModelError
 from start_llm.engine.work import measure_tower
 from start_llm.models.footprint import measure
 from start_llm.models.identity import digest_of, identity
+from start_llm.models.library import check_loadable
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.vision_families import VISION_FAMILIES
 from tests.engine.harness import Stepper
@@ -257,14 +258,14 @@ def test_the_template_of_an_older_processor_is_found(folder):
 def test_a_vision_model_with_broken_weights_is_not_called_unknown(folder):
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError) as refused:
-        load(folder)
+        check_loadable(folder)
     assert "has no network" not in str(refused.value)
 
 
 def test_a_vision_model_that_mlx_lm_does_not_load_is_refused_in_a_sentence(folder):
     config(model_type="glm4v")(folder)
-    with pytest.raises(ModelError, match=r"Model type glm4v not supported.*mlx_lm.*has no network.*qwen3_vl"):
-        load(folder)
+    with pytest.raises(ModelError, match=r"model_type 'glm4v'.*mlx_lm has no network.*qwen3_vl"):
+        check_loadable(folder)
 
 
 # -------------------------------------------------------------------------------------------------- quantised

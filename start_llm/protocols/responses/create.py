@@ -11,7 +11,14 @@ from functools import partial
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
 from start_llm.core.errors import InvalidRequest, RequestError
 from start_llm.core.sampling import Range
-from start_llm.protocols.base import ParsedRequest, RequestContext, SSEFrame, new_id, openai_error
+from start_llm.protocols.base import (
+    KeptResponses,
+    ParsedRequest,
+    RequestContext,
+    SSEFrame,
+    new_id,
+    openai_error,
+)
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation import read_limit
@@ -132,12 +139,12 @@ def input_token_count_body(tokens: int) -> dict[str, Json]:
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-def stored_body(context: RequestContext, name: str) -> Mapping[str, Json]:
+def stored_body(context: KeptResponses, name: str) -> Mapping[str, Json]:
     """Return the body of GET /v1/responses/{id}."""
     return context.responses.get(context.tenant, name).body
 
 
-def deletion_body(context: RequestContext, name: str) -> Mapping[str, Json]:
+def deletion_body(context: KeptResponses, name: str) -> Mapping[str, Json]:
     """Delete a response and return the body of DELETE /v1/responses/{id}."""
     context.responses.delete(context.tenant, name)
     return {"id": name, "object": "response", "deleted": True}

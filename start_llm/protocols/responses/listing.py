@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.protocols.base import RequestContext
+from start_llm.protocols.base import KeptResponses
 from start_llm.protocols.fields import Fields
 
 type Item = Mapping[str, Json]
@@ -15,7 +15,7 @@ _MOST, _USUAL = 100, 20
 _PARTS = {"assistant": "output_text"}
 
 
-def input_items(context: RequestContext, name: str, asked: Fields) -> dict[str, Json]:
+def input_items(context: KeptResponses, name: str, asked: Fields) -> dict[str, Json]:
     """Return a page of input items, newest first unless the query asks for another order.
 
     Args:

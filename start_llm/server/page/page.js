@@ -41,6 +41,8 @@ function show(list, items, nameOf, create, update = () => {}) {
 
 const count = (value, one, many = `${one}s`) => `${number.format(value)} ${value === 1 ? one : many}`;
 const tokens = value => count(value, "token");
+const rate = perSecond => (perSecond === null ? "" : `${number.format(perSecond >= 100 ? Math.round(perSecond) : perSecond)} tok/s`);
+const label = one => (one.name.startsWith(one.session.slice(0, 6)) ? one.name : `${one.session.slice(0, 6)} ${one.name}`);
 const clock = seconds => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const were = value => `${number.format(value)} ${value === 1 ? "was" : "were"}`;
 const percent = (part, whole) => `${Math.floor(100 * part / whole)} %`;
@@ -60,9 +62,19 @@ function duration(seconds) {
 function savedSentence(element, saved, span) {
   if (!saved.prompt_tokens) return say(element, `No prompt was read in the last ${span}.`);
   const share = make("strong", {}, `${number.format(saved.cached_tokens)} of ${tokens(saved.prompt_tokens)}`);
-  const time = saved.saved_seconds === null ? "" : ` Reading them would have taken about ${duration(saved.saved_seconds)}.`;
+  const time = saved.saved_seconds === null || saved.saved_seconds < 1 ? "" : ` Reading them would have taken about ${duration(saved.saved_seconds)}.`;
   const rest = ` of all prompts in the last ${span} did not have to be read again (${percent(saved.cached_tokens, saved.prompt_tokens)}).${time}`;
   if (element.textContent !== share.textContent + rest) element.replaceChildren(share, rest);
+}
+
+function showSaved({ hour, day }) {
+  const { cached_tokens: cached, prompt_tokens: all, saved_seconds: seconds } = day;
+  say(byId("saved-figure"), seconds === null || seconds < 1 ? (all ? percent(cached, all) : "–") : duration(seconds));
+  const parts = all ? [["cached", cached], ["new", all - cached]] : [["free", 1]];
+  show(byId("saved-bar"), parts, ([name]) => name, ([name]) => make("span", { class: name }),
+    (element, [, value]) => element.style.setProperty("flex-grow", String(value / Math.max(all, 1))));
+  savedSentence(byId("saved-hour"), hour, "hour");
+  savedSentence(byId("saved-day"), day, "day");
 }
 
 // --------------------------------------------------------------------------------------------------- panels
@@ -87,14 +99,22 @@ function showRunning(now) {
   const own = now.running.length ? `${count(now.running.length, "request")} ${now.running.length === 1 ? "is" : "are"} running.` : "No request is running.";
   say(byId("running-summary"), own + others);
   show(byId("running"), now.running, one => one.id,
-    one => make("li", {}, make("span", { class: "name" }, `Session ${one.name}`), ` · ${one.endpoint} · ${one.model}`,
-      make("p"), make("progress", { "aria-label": `Prompt of session ${one.name}, read so far` })),
+    one => make("li", {}, who(one, `Session ${label(one)}`),
+      make("div", {}, make("p", { class: "what" }, make("span", { class: "rate" }), make("span")),
+        make("progress", { "aria-label": `Prompt of session ${label(one)}, read so far` }))),
     (element, one) => {
-      say(element.querySelector("p"), progressOf(one));
+      say(element.querySelector(".rate"), rate(one.tokens_per_second));
+      say(element.querySelector(".rate + span"), progressOf(one));
       const bar = element.querySelector("progress");
       bar.max = Math.max(one.prompt_tokens, 1);
       bar.value = one.done_tokens;
     });
+}
+
+/** Who has asked: the session, the program, the protocol and the model. */
+function who(one, name) {
+  const told = [one.client, one.endpoint.replace("/v1/", ""), one.model].filter(Boolean).join(" · ");
+  return make("div", {}, make("span", { class: "name" }, name), make("p", { class: "what" }, told));
 }
 
 const PARTS = {
@@ -109,7 +129,7 @@ const PARTS = {
 
 function showMemory(now) {
   const { budget_bytes: budget, parts, free_bytes: free } = now.memory;
-  const all = Object.entries({ ...parts, free }).filter(([name, value]) => value || name !== "images");
+  const all = Object.entries({ ...parts, free }).filter(([name, value]) => value || name === "weights");
   say(byId("memory-summary"), budget ? `${bytes(budget - free)} of the ${bytes(budget)} that the server may use are in use.` : "The server does not say how much memory it may use.");
   show(byId("memory-bar"), all, ([name]) => name, ([name]) => make("span", { class: name }),
     (element, [, value]) => element.style.setProperty("flex-grow", String(value / Math.max(budget, 1))));
@@ -147,6 +167,7 @@ function addRecords(now) {
   showRefused(newest(known.refused));
 }
 
+let chosen = ""; // the model that the chat asks for; empty: the one that was used last
 const known = { conversations: new Map(), recent: new Map(), refused: new Map() };
 const MOST = { records: 50, turns: 24 };
 
@@ -159,29 +180,33 @@ function put(records, name, record) {
 function showConversations(conversations) {
   say(byId("conversations-summary"), conversations.length ? "Each column is one turn, the newest at the right; its height is the length of its prompt." : "No conversation so far.");
   show(byId("conversations"), conversations, ([name]) => name,
-    ([, one]) => make("li", {}, make("span", { class: "name" }, `Session ${one.name}`), ` · ${one.model}`,
-      make("p"), make("ol", { class: "turns", "aria-label": `Turns of session ${one.name}` })),
+    ([, one]) => {
+      const item = make("li", {}, who({ ...one, endpoint: "" }, `Session ${label(one)}`),
+        make("ol", { class: "turns", "aria-label": `Turns of session ${label(one)}` }));
+      item.firstChild.append(make("p", { class: "what last" }));
+      return item;
+    },
     (element, [, one]) => {
-      say(element.querySelector("p"), `Last turn at ${turnSentence(one.turns.at(-1))}`);
+      say(element.querySelector(".last"), `Last turn at ${turnSentence(one.turns.at(-1))}`);
       showTurns(element.querySelector("ol"), one.turns);
     });
 }
 
 const ENDINGS = {
-  stop: "The reply was complete.", length: "The reply was cut at its limit of tokens.", tool_calls: "It ended with calls of tools.",
-  cancelled: "Its client left before the end.", deadline: "The server's time limit ended it.", failed: "It failed.",
+  stop: "complete", length: "at its limit of tokens", tool_calls: "ended with calls of tools", cancelled: "its client left before the end",
+  deadline: "ended by the server's time limit", repetition: "ran away", failed: "failed",
 };
 
-function requestSentence(one) {
-  const first = one.ttft_seconds === null ? "" : ` The first came after ${duration(one.ttft_seconds)}.`;
-  return `Of ${tokens(one.prompt_tokens)}, ${were(one.cached_tokens)} kept from before and ${were(one.computed_tokens)} read. `
-    + `Of the reply, ${were(one.written_tokens)} written.${first} ${ENDINGS[one.ending] ?? one.ending}`;
+function requestFigures(one) {
+  const speed = perSecond => (perSecond === null ? "" : ` at ${rate(perSecond)}`);
+  return [`${number.format(one.cached_tokens)} kept`, `${number.format(one.computed_tokens)} read${speed(one.read_per_second)}`,
+    `${number.format(one.written_tokens)} written${speed(one.written_per_second)}`,
+    ...(one.ttft_seconds === null ? [] : [`first after ${duration(one.ttft_seconds)}`]), ENDINGS[one.ending] ?? one.ending].join(" · ");
 }
 
 function finishedRequest(one) {
-  const item = make("li", {}, make("span", { class: "name" }, `${clock(one.ended_at)} · Session ${one.name}`), ` · ${one.endpoint} · ${one.model}`,
-    make("p", {}, requestSentence(one)));
-  if (one.again_tokens) item.append(make("p", {}, `${tokens(one.again_tokens)} had to be read again: ${one.reason}.`));
+  const item = make("li", {}, who(one, `${clock(one.ended_at)} · Session ${label(one)}`), make("p", { class: "what" }, requestFigures(one)));
+  if (one.again_tokens) item.append(make("p", { class: "whole" }, `${tokens(one.again_tokens)} had to be read again: ${one.reason}.`));
   if (one.has_difference) item.append(differenceButton(one));
   return item;
 }
@@ -202,7 +227,7 @@ function differenceButton(one) {
       texts.replaceChildren(make("p", { class: "alarm" }, error.message));
     }
   });
-  return make("div", {}, button, texts);
+  return make("div", { class: "whole" }, button, texts);
 }
 
 function showRecent(recent) {
@@ -222,7 +247,7 @@ function showRefused(refused) {
 
 function showDisk(now) {
   const disk = now.ssd;
-  if (!disk || disk.state.startsWith("off")) return say(byId("ssd"), "The disk tier is off: what was read is lost when the server stops. SSD_CACHE_DIR turns it on.");
+  if (!disk || disk.state.startsWith("off")) return say(byId("ssd"), "The disk tier is off: what was read is lost when the server stops.");
   const state = { on: "is on", scanning: "looks through its files", paused: "pauses, since it cannot write" }[disk.state] ?? disk.state;
   const hits = disk.hits ? `${count(disk.hits, "prompt")} found ${tokens(disk.restored_tokens)} there and waited ${duration(disk.restored_seconds)} for them.` : "No prompt has needed it so far.";
   const queue = disk.queue ? ` ${count(disk.queue, "file")} ${disk.queue === 1 ? "waits" : "wait"} to be written.` : "";
@@ -231,27 +256,29 @@ function showDisk(now) {
 
 // ------------------------------------------------------------------------------------- models and downloads
 
-function modelSentence(one) {
-  if (one.state !== "loaded") return one.state === "loading" ? "is being loaded." : "is on this machine and not loaded.";
-  const busy = one.in_flight ? `answers ${count(one.in_flight, "request")}` : "is idle";
-  return `is loaded and ${busy}; prompt and reply may have ${tokens(one.context_window)}.`;
+function modelState(one) {
+  if (one.state !== "loaded") return one.state === "loading" ? "is being loaded" : "not loaded";
+  return one.in_flight ? `loaded, answers ${count(one.in_flight, "request")}` : "loaded, idle";
 }
 
 function showModels(now) {
-  const loaded = now.models.filter(one => one.state === "loaded").length;
   show(byId("models"), now.models, one => one.id,
     one => {
-      const button = make("button", { type: "button", class: "small" });
+      const button = make("button", { type: "button", class: "small" }, make("span"), make("span", { class: "sr" }, ` ${one.id}`));
       button.addEventListener("click", () => change(one.id, button.dataset.action));
-      return make("li", {}, make("span", { class: "name" }, one.id), " ", make("span"), " ", button);
+      return make("tr", {}, make("th", { scope: "row", class: "name" }, one.id), make("td"), make("td"), make("td", {}, button));
     },
     (element, one) => {
-      const button = element.lastChild;
-      say(element.children[1], modelSentence(one));
+      const [, state, size, { firstChild: button }] = element.children;
+      say(state, modelState(one));
+      say(size, one.context_window === null ? "" : number.format(one.context_window));
       button.dataset.action = one.state === "loaded" ? "unload" : "load";
-      button.hidden = one.state === "loading" || (one.state === "loaded" && loaded === 1);
-      say(button, `${one.state === "loaded" ? "Unload" : "Load"} ${one.id}`);
+      button.hidden = one.state === "loading";
+      say(button.firstChild, one.state === "loaded" ? "Unload" : "Load");
     });
+  const choices = [{ id: "", text: "the one that was used last" }, ...now.models.map(one => ({ id: one.id, text: one.id }))];
+  show(byId("chat-model"), choices, one => `model ${one.id}`, one => make("option", { value: one.id }, one.text));
+  if (chosen && byId("chat-model").value !== chosen) byId("chat-model").value = chosen;
 }
 
 async function change(name, action) {
@@ -307,7 +334,8 @@ async function ask(path, options = {}, patience = PATIENCE_MS) {
   return (await checked(reply)).json();
 }
 
-let model = "", version = "", timer = 0, isPolling = false, pause = IDLE_MS, needsKey = false, wantsKey = false;
+const asksKey = document.documentElement.dataset.asksKey === "true";
+let version = "", timer = 0, isPolling = false, pause = IDLE_MS, needsKey = false, wantsKey = false;
 
 function later(delay) {
   clearTimeout(timer);
@@ -336,14 +364,13 @@ async function poll() {
   isPolling = true;
   const usedKey = key();
   try {
+    if (asksKey && !usedKey) throw new KeyNeeded("");
     const now = await ask(`/activity?since=${encodeURIComponent(version)}`);
     if (key() !== usedKey) return;
     version = now.version;
     demandKey(null);
     pause = now.running.length || now.running_of_others ? BUSY_MS : IDLE_MS;
-    model = now.models.find(one => one.state === "loaded")?.id ?? model;
-    savedSentence(byId("saved-hour"), now.saved.hour, "hour");
-    savedSentence(byId("saved-day"), now.saved.day, "day");
+    showSaved(now.saved);
     for (const panel of [showHeadline, showRunning, showMemory, showDisk, showModels]) panel(now);
     if (now.is_whole || now.recent.length || now.refused.length) addRecords(now);
     await showDownloads();
@@ -386,11 +413,31 @@ byId("key-form").addEventListener("submit", event => {
 
 // ----------------------------------------------------------------------------------------------------- chat
 
+const CHAT = "start_llm chat";
 let messages = [], running = null, session = "";
 
 function newSession() {
   session = `page-${Math.random().toString(36).slice(2, 8)}`;
   messages = [];
+}
+
+/** Keep the chat in the tab, so that it is still there after a reload. */
+function keepChat() {
+  try {
+    if (messages.length) sessionStorage.setItem(CHAT, JSON.stringify({ session, messages, chosen }));
+    else sessionStorage.removeItem(CHAT);
+  } catch { /* it is full, or the browser lets the page keep nothing: a reload then loses the chat */ }
+}
+
+function restoreChat() {
+  newSession();
+  try {
+    const kept = JSON.parse(sessionStorage.getItem(CHAT));
+    if (!kept) return;
+    ({ session, messages, chosen } = kept);
+  } catch { return; }
+  for (const one of messages) addMessage(one.role === "user" ? "You" : one.by || "Model", one.content);
+  byId("log").scrollTop = byId("log").scrollHeight;
 }
 
 function addMessage(who, text) {
@@ -401,8 +448,8 @@ function addMessage(who, text) {
 }
 
 /** Where a reply is shown: its text, and its thoughts in a part that is folded until somebody opens it. */
-function replyView() {
-  const { element, body } = addMessage("Model", "");
+function replyView(by) {
+  const { element, body } = addMessage(by, "");
   const thoughts = make("p"), folded = make("details", { class: "thoughts", hidden: "" }, make("summary", {}, "Thoughts"), thoughts);
   element.insertBefore(folded, body);
   const log = byId("log");
@@ -426,11 +473,13 @@ async function* eventsOf(reply) {
 }
 
 async function converse(signal) {
-  const body = JSON.stringify({ model, messages, stream: true });
+  const sent = messages.map(({ role, content }) => ({ role, content }));
+  const body = JSON.stringify({ ...(chosen ? { model: chosen } : {}), messages: sent, stream: true });
   const reply = await checked(await fetch("/v1/chat/completions", {
     method: "POST", body, signal, headers: headers({ "Content-Type": "application/json", "x-session-id": session }),
   }));
-  const view = replyView(), answer = { role: "assistant", content: "" };
+  const by = decodeURIComponent(reply.headers.get("x-start-llm-model") ?? "") || "Model";
+  const view = replyView(by), answer = { role: "assistant", content: "", by };
   messages.push(answer);
   for await (const event of eventsOf(reply)) {
     if (event.error) throw new Error(event.error.message);
@@ -442,6 +491,7 @@ async function send(question) {
   messages.push({ role: "user", content: question });
   addMessage("You", question);
   byId("question").value = "";
+  keepChat();
   running = new AbortController();
   setRunning(true, "The model answers …");
   setTimeout(() => later(0), 300);
@@ -452,6 +502,7 @@ async function send(question) {
     end = running.signal.aborted ? "You stopped the reply." : error.message;
   }
   messages = messages.filter(one => one.role === "user" || one.content);
+  keepChat();
   running = null;
   setRunning(false, end);
 }
@@ -479,10 +530,17 @@ byId("stop").addEventListener("click", () => running?.abort());
 byId("fresh").addEventListener("click", () => {
   running?.abort();
   newSession();
+  keepChat();
   byId("log").replaceChildren();
   say(byId("chat-state"), "");
   byId("question").focus();
 });
 
-newSession();
+byId("chat-model").addEventListener("change", () => {
+  chosen = byId("chat-model").value;
+  keepChat();
+});
+window.addEventListener("pagehide", keepChat);
+
+restoreChat();
 poll();

@@ -1,0 +1,60 @@
+"""Tell clients which model has answered, in the server's own header.
+
+LiteLLM renames the server's headers, and drops those of a whole reply of `/v1/messages`. So they are read
+where its HTTP client gets them, for the request of the proxy that this happens in.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import httpx
+
+from start_llm.core.answering_model import ANSWERING_MODEL
+from start_llm.proxy.error_text import Application, Receive, Send
+
+_LITELLMS_NAME = f"llm_provider-{ANSWERING_MODEL}".encode()
+_ANSWERED: ContextVar[list[str] | None] = ContextVar("answered", default=None)
+"""The models that have answered for the request at hand. Tasks that it starts share the list."""
+
+
+class AnsweringModel:
+    """ASGI middleware around LiteLLM that adds the header. `watch_replies` has to be called before."""
+
+    def __init__(self, litellm: Application) -> None:
+        self._litellm = litellm
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        answered = list[str]()
+
+        async def sending(message: Any) -> None:
+            await send(_naming(message, answered) if message["type"] == "http.response.start" else message)
+
+        token = _ANSWERED.set(answered)
+        try:
+            await self._litellm(scope, receive, sending)
+        finally:
+            _ANSWERED.reset(token)
+
+
+def _naming(start: Any, answered: list[str]) -> Any:
+    others = [pair for pair in start["headers"] if pair[0] != _LITELLMS_NAME]
+    named = [(ANSWERING_MODEL.encode(), answered[-1].encode("latin-1"))] if answered else []
+    return {**start, "headers": [*others, *named]}
+
+
+def watch_replies() -> None:
+    """Note the header of each reply that this process gets."""
+    plain = httpx.AsyncClient.send
+
+    @wraps(plain)
+    async def send(self: httpx.AsyncClient, *arguments: Any, **options: Any) -> httpx.Response:
+        response = await plain(self, *arguments, **options)
+        answered, model = _ANSWERED.get(), response.headers.get(ANSWERING_MODEL)
+        if answered is not None and model:
+            answered.append(model)
+        return response
+
+    httpx.AsyncClient.send = send
