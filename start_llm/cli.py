@@ -22,6 +22,7 @@ from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of
+from start_llm.config.foreign_names import foreign_lines
 from start_llm.config.paths import ENV_FILE, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
@@ -137,6 +138,7 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     settings = settings_table.load(*sources)
     for row in settings_table.set_without_effect(*sources):
         terminal.say(f"{row.name} is set, and has no effect. {row.help}")
+    _tell_foreign_names(sources, terminal)
     limit_malloc_retention()
     sys.setswitchinterval(SWITCH_S)
     _leave_on_signals()
@@ -154,6 +156,12 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     if not has_stopped:
         os._exit(0)
     return 0
+
+
+def _tell_foreign_names(sources: Sequence[SettingSource], terminal: Terminal) -> None:
+    """Tell of names in `.env` that other servers have for a setting."""
+    for line in foreign_lines(sources):
+        terminal.say(line)
 
 
 def _app(settings: Settings, terminal: Terminal) -> App:
@@ -176,8 +184,10 @@ def _audit(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Examine the machine with a model, and write `doctor.json`. Return 1 if something is wrong, else 0."""
-    settings = settings_table.load(*_sources(options))
+    sources, terminal = _sources(options), Terminal()
+    settings = settings_table.load(*sources)
     _refuse_beside_a_server(settings)
+    _tell_foreign_names(sources, terminal)
     limit_malloc_retention()
     _quiet_tokenizers()
     for number in _SIGNALS:
@@ -186,7 +196,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from start_llm.doctor.report import examine_and_report  # noqa: PLC0415
 
     try:
-        return examine_and_report(settings, Path(options.json), Terminal(), QUICK if options.quick else WHOLE)
+        return examine_and_report(settings, Path(options.json), terminal, QUICK if options.quick else WHOLE)
     except KeyboardInterrupt:
         print("Interrupted. Nothing was left behind.", file=sys.stderr)
         return 130
@@ -322,7 +332,7 @@ def _sources(options: argparse.Namespace) -> list[SettingSource]:
 
 def _outside() -> list[SettingSource]:
     in_file = read_env_file(ENV_FILE, [row.name for row in settings_table.all_rows()])
-    return [SettingSource("environment", os.environ), SettingSource(".env", in_file)]
+    return [SettingSource("environment", os.environ), SettingSource(settings_table.ENV_SOURCE, in_file)]
 
 
 def _add_model_commands(commands: Any) -> None:
