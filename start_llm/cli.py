@@ -27,12 +27,7 @@ from start_llm.config.paths import ENV_FILE, from_root
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
-from start_llm.launch.clients import CLIENTS
-from start_llm.launch.menu import menu
-from start_llm.launch.own_settings import OwnSettings
-from start_llm.launch.server_info import ServerInfo, find_running, servers_of
-from start_llm.launch.setup import Setup, as_script, make_setup
-from start_llm.launch.start import become, program_of
+from start_llm.launch.server_info import find_running, servers_of
 from start_llm.telemetry.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -51,8 +46,6 @@ and a few threads that prepare large requests, that was a second.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNDONE: Mapping[str, str] = {
-    "launch": "set {client} up",
-    "config": "set {client} up",
     "audit": "look into {folder}",
     "doctor": "examine this machine",
     "cache": "look into the disk tier",
@@ -82,45 +75,6 @@ def _serve(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace) -> int:
     sys.stdout.write(documents.as_env_file() if options.format == "env" else documents.as_markdown())
     return 0
-
-
-def _launch(options: argparse.Namespace) -> int:
-    program = program_of(CLIENTS[options.client], os.environ)
-    _take_base_url(options)
-    setup = _setup(options)
-    for note in setup.notes:
-        print(note, file=sys.stderr)
-    become(program, setup, options.arguments, os.environ)
-
-
-def _take_base_url(options: argparse.Namespace) -> None:
-    """Take `--base-url` for ours also right behind the client's name, where users write it."""
-    match options.arguments:
-        case ["--base-url", url, *others] if options.base_url is None:
-            options.base_url, options.arguments = url, others
-        case [str(first), *others] if options.base_url is None and first.startswith("--base-url="):
-            options.base_url, options.arguments = first.partition("=")[2], others
-        case _:
-            pass
-
-
-def _clients(_: argparse.Namespace) -> int:
-    Terminal().summary(menu(os.environ))
-    return 0
-
-
-def _config(options: argparse.Namespace) -> int:
-    sys.stdout.write(as_script(options.client, _setup(options)))
-    return 0
-
-
-def _setup(options: argparse.Namespace) -> Setup:
-    """Return a client's setup for the server that is running."""
-    settings = settings_table.load(*_outside())
-    served: ServerInfo = find_running(settings, options.base_url)
-    folder = from_root(settings.state_root) / "clients" / options.client
-    own = OwnSettings(variables=os.environ, work=Path.cwd())
-    return make_setup(CLIENTS[options.client], served, folder, own)
 
 
 def _about_servers(options: argparse.Namespace) -> int:
@@ -269,9 +223,6 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "audit": _audit,
     "doctor": _doctor,
     "cache": _cache,
-    "launch": _launch,
-    "clients": _clients,
-    "config": _config,
     "settings": _settings,
     "completion": _completion,
     **dict.fromkeys(command_table.COMMANDS, _about_servers),
@@ -381,16 +332,6 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("action", choices=("status", "verify", "clear"))
     add_flags(cache, "--ssd-cache-dir")
     _add_model_commands(commands)
-    launch = commands.add_parser(
-        "launch", help="start a coding client for the running server", allow_abbrev=False
-    )
-    commands.add_parser("clients", help="list the coding clients, and how to get them", allow_abbrev=False)
-    config = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
-    for command in (launch, config):
-        command.add_argument("--base-url", metavar="URL", help="the server, if not the one that runs")
-        command.add_argument("client", choices=CLIENTS)
-    # Arguments after the client's name go to the client, but for --base-url right behind it.
-    launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
     command_table.add_commands(commands)
     completion = commands.add_parser(
         "completion", help="print the completions of a shell", allow_abbrev=False

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from start_llm.core.errors import LaunchError
 from start_llm.core.running_servers import RunningServer
-from start_llm.launch.server_info import ask
+from start_llm.launch.http_requests import ask
 
 NOT_RUNNING = 3
 """Exit status if there is no server, as `systemctl status` has it."""
