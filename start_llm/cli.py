@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from start_llm.cache.disk_maintenance import clear, report
 from start_llm.commands import command_table
 from start_llm.commands.command_tree import command_tree
 from start_llm.commands.completion import SHELLS
+from start_llm.commands.parser import SuggestingParser
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -73,7 +75,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> int:
-    sys.stdout.write(documents.as_env_file() if options.format == "env" else documents.as_markdown())
+    width = shutil.get_terminal_size().columns
+    written = {
+        "table": lambda: documents.as_table(width),
+        "env": documents.as_env_file,
+        "markdown": documents.as_markdown,
+    }
+    sys.stdout.write(written[options.format]())
     return 0
 
 
@@ -293,6 +301,7 @@ def _add_model_commands(commands: Any) -> None:
     fitted = commands.add_parser("fit", help="whether a model fits this machine", allow_abbrev=False)
     fitted.add_argument("model", metavar="MODEL", nargs="?", help="a folder, a listed model, or owner/name")
     fitted.add_argument("--table", action="store_true", help="twenty well-known models on eight machines")
+    fitted.add_argument("--format", choices=("table", "markdown"), default="table", help="of --table")
     removed = commands.add_parser("rm", help="remove a model from this machine", allow_abbrev=False)
     removed.add_argument("repo", metavar="REPO", help="a name that `models` lists")
     removed.add_argument("--yes", action="store_true", help="do not ask")
@@ -312,7 +321,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
+    parser = SuggestingParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser(
@@ -338,5 +347,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     completion.add_argument("shell", choices=SHELLS)
     table = commands.add_parser("settings", help="print every setting with default and meaning")
-    table.add_argument("--format", choices=("env", "markdown"), default="markdown")
+    table.add_argument("--format", choices=("table", "env", "markdown"), default="table")
     return parser

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from start_llm.config.settings import Settings
+from start_llm.core.columns import columns
 from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
 from start_llm.kv_bits import loss_lines
 from start_llm.models.download import as_path, pull
 from start_llm.models.fit import ModelShape, arithmetic, beside, report
-from start_llm.models.fit_table import as_markdown
+from start_llm.models.fit_table import as_markdown, as_text
 from start_llm.models.hub import REPOSITORY, Hub
 from start_llm.models.library import Library, shape_in
 from start_llm.models.machines import Machine, gib
@@ -24,6 +26,7 @@ from start_llm.models.well_known import WELL_KNOWN
 from start_llm.wiring import model_folders, model_name, model_places, own_machine
 
 _INTERRUPTED = 130
+_PIPED = (120, 24)
 
 
 def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int:
@@ -54,7 +57,8 @@ def pull_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> 
 def fit_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
     """Print whether a model fits, and why; without a name, each of MODEL_DIR. 1 if one does not."""
     if options.table:
-        out.write(as_markdown())
+        width = shutil.get_terminal_size(_PIPED).columns
+        out.write(as_markdown() if options.format == "markdown" else as_text(width))
         return 0
     machine = own_machine(settings)
     if options.model or len(model_folders(settings)) < 2:
@@ -152,10 +156,3 @@ def _row(entry: LibraryEntry) -> tuple[str, ...]:
         f"{seen.max_safe_context:,}" if seen else "-",
         f"{speed:,.0f}" if speed is not None else "-",
     )
-
-
-def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Yield rows with their cells below each other."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

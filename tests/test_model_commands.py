@@ -13,6 +13,7 @@ from start_llm.cli import main
 from start_llm.config.settings import Settings
 from start_llm.model_commands import remove_model
 from start_llm.models.hub import Hub
+from start_llm.models.well_known import WELL_KNOWN
 from start_llm.wiring import model_places
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,10 +143,23 @@ def test_fit_of_what_is_nowhere_is_an_error(home, capsys):
 
 
 def test_the_document_holds_what_the_command_prints(capsys):
-    table = run(capsys, "fit", "--table")[1]
+    table = run(capsys, "fit", "--table", "--format", "markdown")[1]
     page = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
-    begin, end = "<!-- start_llm fit --table -->\n", "<!-- end -->"
+    begin, end = "<!-- start_llm fit --table --format markdown -->\n", "<!-- end -->"
     assert page.partition(begin)[2].partition(end)[0].strip() == table.strip()
+
+
+@pytest.mark.parametrize(("width", "tables"), [(80, 5), (120, 3), (240, 2)])
+def test_a_terminal_gets_tables_with_columns_that_fit_it(width, tables, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = run(capsys, "fit", "--table")[1]
+    assert "|" not in printed
+    blocks = printed.split("\n\n")
+    assert len(blocks) == tables
+    assert all(len(block.splitlines()) == len(WELL_KNOWN) + 1 for block in blocks)
+    machines = [line for block in blocks[1:] for line in block.splitlines()]
+    assert max(map(len, machines)) <= width
+    assert "M3 Ultra 512 GB" in blocks[-1]
 
 
 @pytest.mark.parametrize("name", ["x", "../x", "a/b/c"])
