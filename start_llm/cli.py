@@ -52,6 +52,7 @@ _UNDONE: Mapping[str, str] = {
     "doctor": "examine this machine",
     "cache": "look into the disk tier",
     "models": "list the models",
+    "search": "search the hub",
     "pull": "download {repo}",
     "fit": "judge the model",
     "rm": "remove {repo}",
@@ -234,7 +235,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "settings": _settings,
     "completion": _completion,
     **dict.fromkeys(command_table.COMMANDS, _about_servers),
-    **dict.fromkeys(("models", "pull", "fit", "rm"), _about_models),
+    **dict.fromkeys(("models", "search", "pull", "fit", "rm"), _about_models),
 }
 
 
@@ -296,6 +297,8 @@ def _outside() -> list[SettingSource]:
 
 def _add_model_commands(commands: Any) -> None:
     listed = commands.add_parser("models", help="list the models on this machine", allow_abbrev=False)
+    searched = commands.add_parser("search", help="search the hub for models for MLX", allow_abbrev=False)
+    searched.add_argument("words", metavar="WORD", nargs="+", help="of the name, such as qwen3 4bit")
     pulled = commands.add_parser("pull", help="download a model, or go on with it", allow_abbrev=False)
     pulled.add_argument("repo", metavar="REPO", help="owner/name on the Hugging Face hub")
     fitted = commands.add_parser("fit", help="whether a model fits this machine", allow_abbrev=False)

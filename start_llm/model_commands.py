@@ -1,4 +1,4 @@
-"""The commands about models: `models`, `pull`, `fit`, `rm`."""
+"""The commands about models: `models`, `search`, `pull`, `fit`, `rm`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from start_llm.models.well_known import WELL_KNOWN
 from start_llm.wiring import model_folders, model_name, model_places, own_machine
 
 _INTERRUPTED = 130
+_MOST_FOUND = 15
 _PIPED = (120, 24)
 
 
@@ -37,6 +38,23 @@ def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int
         return 0
     rows = [("model", "place", "type", "size", "bits", "fits", "context", "tok/s"), *map(_row, entries)]
     out.writelines(f"{line}\n" for line in columns(rows))
+    return 0
+
+
+def search(_settings: Settings, options: argparse.Namespace, out: TextIO, hub: Hub | None = None) -> int:
+    """Print the models on the hub whose names have these words; 1 if there is none."""
+    words = " ".join(options.words)
+    found = (hub or Hub()).search(words, _MOST_FOUND)
+    if not found:
+        out.write(f"No model for MLX on the hub has {words!r} in its name.\n")
+        return 1
+    out.writelines(
+        f"{line}\n"
+        for line in columns(
+            [("model", "downloads a month"), *((one.repo_id, f"{one.downloads:,}") for one in found)]
+        )
+    )
+    out.write("\nstart_llm fit NAME says whether it fits this machine, start_llm pull NAME downloads it.\n")
     return 0
 
 
@@ -107,6 +125,7 @@ def remove_model(
 type _Command = Callable[[Settings, argparse.Namespace, TextIO], int]
 COMMANDS: Mapping[str, _Command] = {
     "models": models,
+    "search": search,
     "pull": pull_model,
     "fit": fit_model,
     "rm": remove_model,

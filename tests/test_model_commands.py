@@ -15,6 +15,7 @@ from start_llm.model_commands import remove_model
 from start_llm.models.hub import Hub
 from start_llm.models.well_known import WELL_KNOWN
 from start_llm.wiring import model_places
+from tests.models.fake_hub import hub_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -172,7 +173,38 @@ def test_pull_takes_names_of_repositories_only(home, name, capsys):
 
 def test_pull_without_a_network_says_so(home, capsys):
     status, _, errors = run(capsys, "pull", "lab/tiny")
-    assert (status, "ConnectError" in errors) == (2, True)
+    assert (status, "The hub cannot be reached: " in errors) == (2, True)
+    assert "Errno" not in errors
+    assert "ConnectError" not in errors
+
+
+def test_a_search_lists_what_the_hub_has_for_mlx(home, monkeypatch, capsys):
+    with hub_of({}) as hub:
+        hub.found = [{"id": "lab/tiny-4bit", "downloads": 1234}, {"id": "lab/tiny"}]
+        monkeypatch.setattr(model_commands, "Hub", lambda: Hub(home, endpoint=hub.url))
+        status, out, _ = run(capsys, "search", "tiny", "4bit")
+        assert status == 0
+        assert [line.split() for line in out.splitlines()[1:3]] == [
+            ["lab/tiny-4bit", "1,234"],
+            ["lab/tiny", "0"],
+        ]
+        assert "start_llm pull NAME" in out
+        assert hub.asked["search"] == ["tiny 4bit"]
+        assert hub.asked["filter"] == ["mlx"]
+        hub.found = []
+        assert run(capsys, "search", "nothing") == (
+            1,
+            "No model for MLX on the hub has 'nothing' in its name.\n",
+            "",
+        )
+        hub.status = 503
+        status, _, errors = run(capsys, "search", "tiny")
+        assert (status, errors.startswith("start_llm cannot search the hub.\n")) == (2, True)
+
+
+def test_a_search_without_a_network_says_so(home, capsys):
+    status, _, errors = run(capsys, "search", "tiny")
+    assert (status, "The hub cannot be reached: " in errors) == (2, True)
 
 
 def removal(model_dir: Path, answer: str, *, yes: bool = False) -> tuple[int, str]:

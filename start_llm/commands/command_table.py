@@ -21,7 +21,8 @@ from start_llm.config.flags import add_flags, variables_of, words_of
 from start_llm.config.paths import ENV_FILE, IS_CHECKOUT, ROOT
 from start_llm.config.settings import Settings, SettingSource, all_rows, load
 from start_llm.core.errors import CommandError
-from start_llm.launch.server_info import NO_KEY, own_url, servers_of
+from start_llm.launch.http_requests import NO_KEY
+from start_llm.launch.server_info import own_url, servers_of
 
 _NOT_UPGRADED = 1
 _END_S = 20.0

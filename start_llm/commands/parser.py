@@ -22,6 +22,7 @@ _FOREIGN_COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("check", "diagnose"), "doctor"),
     **dict.fromkeys(("env", "options"), "settings"),
     "show": "audit",
+    "find": "search",
 }
 """What other programs call our commands."""
 _OWN_OPTIONS = frozenset(name for flag in FLAGS for name in flag.names)

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from start_llm.core.errors import LaunchError
 
+NO_KEY = "local"
+"""What is sent as a key if none is set."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ASK_S = 15.0
 _MAX_BYTES = 2**20

@@ -14,8 +14,8 @@ import pytest
 from start_llm.commands.client_commands import take_own_options
 from start_llm.core.errors import LaunchError
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.http_requests import Address
-from start_llm.launch.server_info import NO_KEY, OfferedModel, ServerInfo, find
+from start_llm.launch.http_requests import NO_KEY, Address
+from start_llm.launch.server_info import OfferedModel, ServerInfo, find
 from tests.conftest import TinyModel
 from tests.launch.home import Home, answering, page
 from tests.serving import Server, serving
