@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +20,7 @@ from start_llm.cache.disk_maintenance import clear, report
 from start_llm.commands import command_table
 from start_llm.commands.command_tree import command_tree
 from start_llm.commands.completion import SHELLS
+from start_llm.commands.menu import ListedOnDisk, Menu, MenuWorld, compute
 from start_llm.commands.parser import SuggestingParser
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
@@ -35,7 +37,9 @@ from start_llm.telemetry.terminal import Terminal
 if TYPE_CHECKING:
     from start_llm.app import App
 
-_ABOUT = "A local LLM server on MLX for coding agents. Each command has its own --help."
+_ABOUT = (
+    "A local LLM server on MLX for coding agents. Without a command: a menu. Each command has its own --help."
+)
 _ABOUT_FLAGS = (
     "In brackets: the setting that a flag stands for, and its default. A flag wins over the environment, and "
     "the environment over the file .env. `start_llm settings` prints all settings."
@@ -63,12 +67,52 @@ _UNDONE: Mapping[str, str] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; 2 if the command cannot start."""
     options = _parser().parse_args(arguments)
+    if options.command is None:
+        return _menu()
     try:
         return _COMMANDS[options.command](options)
     except StartupError as error:
         what = _UNDONE.get(options.command, "start").format(**vars(options))
         print(f"start_llm cannot {what}.\n{error}", file=sys.stderr)
         return 2
+
+
+def _menu() -> int:
+    """Open the menu in a terminal; elsewhere print what it would say."""
+    try:
+        world = MenuWorld(
+            settings=settings_table.load(*_outside()),
+            run=_run_in_menu,
+            compute=compute,
+            models=_models_in_menu,
+            read=input,
+            say=partial(print, flush=True),
+        )
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            Menu(world).tell()
+            return 0
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return Menu(world).open()
+    except StartupError as error:
+        print(f"start_llm cannot open its menu.\n{error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print()
+        return 130
+
+
+def _run_in_menu(words: Sequence[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as ended:  # of a command line that the parser does not understand
+        return int(ended.code or 0)
+
+
+def _models_in_menu() -> tuple[Sequence[str], Sequence[ListedOnDisk]]:
+    _quiet_tokenizers()
+    from start_llm.model_commands import HEAD, rows_and_words  # noqa: PLC0415
+
+    return HEAD, [ListedOnDisk(*one) for one in rows_and_words(settings_table.load(*_outside()))]
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -326,7 +370,7 @@ def _add_doctor(commands: Any) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = SuggestingParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     server = commands.add_parser(
         "serve",
         help="serve a model",

@@ -27,6 +27,7 @@ from start_llm.wiring import model_folders, model_name, model_places, own_machin
 
 _INTERRUPTED = 130
 _MOST_FOUND = 15
+HEAD = ("model", "place", "type", "size", "bits", "fits", "context", "tok/s")
 _PIPED = (120, 24)
 
 
@@ -36,9 +37,14 @@ def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int
     if not entries:
         out.write("There are no models on this machine. start_llm pull REPO downloads one.\n")
         return 0
-    rows = [("model", "place", "type", "size", "bits", "fits", "context", "tok/s"), *map(_row, entries)]
-    out.writelines(f"{line}\n" for line in columns(rows))
+    out.writelines(f"{line}\n" for line in columns([HEAD, *map(_row, entries)]))
     return 0
+
+
+def rows_and_words(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
+    """Return for each model on this machine what `models` shows, and what `--model` takes for it."""
+    entries = _library(settings).entries()
+    return [(_row(one), one.repo_id if one.place == "hub" else one.path) for one in entries]
 
 
 def search(_settings: Settings, options: argparse.Namespace, out: TextIO, hub: Hub | None = None) -> int:

@@ -429,7 +429,6 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_a_sentence(checkout, 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "required: command"),
         (["sing"], "invalid choice: 'sing'"),
         (["serve", "--colour", "red"], "unrecognized arguments: --colour red"),
         (["serve", "--mlx-p", "80"], "unrecognized arguments: --mlx-p 80"),

@@ -26,22 +26,33 @@ def unsuited(client: Client, window: int, count: CountTokens) -> str:
         window: the model's, in tokens.
         count: counts as the model does.
     """
-    system, tools = client.prompt
-    whole, shortened = (count(_text(length), "") for length in (system, system - _LAST_CHARACTERS))
-    if whole is None or shortened is None:
-        return ""
-    if whole - shortened < _LEAST_SHOWN:
+    if _is_cut_off(client, count):
         return "the model's template cuts the client's own prompt off"
-    total = count(_text(system), _text(tools))
+    return _too_long(client, window, count)
+
+
+def unsuited_clients(window: int, count: CountTokens) -> dict[str, str]:
+    """Return the clients that do not suit a model, and why."""
+    longest = max(CLIENTS.values(), key=lambda client: client.prompt.system)
+    judge = unsuited if _is_cut_off(longest, count) else _too_long
+    found = {name: judge(client, window, count) for name, client in CLIENTS.items()}
+    return {name: why for name, why in found.items() if why}
+
+
+def _too_long(client: Client, window: int, count: CountTokens) -> str:
+    if 2 * sum(client.prompt) <= window:
+        return ""  # a token of English has at least a character
+    total = count(_text(client.prompt.system), _text(client.prompt.tools))
     if total is None or 2 * total <= window:
         return ""
     return f"the client's own prompt has about {total:,} tokens, and the window {window:,}"
 
 
-def unsuited_clients(window: int, count: CountTokens) -> dict[str, str]:
-    """Return the clients that do not suit a model, and why."""
-    found = {name: unsuited(client, window, count) for name, client in CLIENTS.items()}
-    return {name: why for name, why in found.items() if why}
+def _is_cut_off(client: Client, count: CountTokens) -> bool:
+    """Return True if a template shows nothing of the end of a system text as long as the client's."""
+    length = client.prompt.system
+    whole, shortened = (count(_text(one), "") for one in (length, length - _LAST_CHARACTERS))
+    return whole is not None and shortened is not None and whole - shortened < _LEAST_SHOWN
 
 
 def _text(characters: int) -> str:
