@@ -53,7 +53,7 @@ from tests.server.client import ask, wait_until
 from tests.serving import AS_JSON, Server, tried_once
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- begin: python -m start_llm settings -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- begin: start_llm settings --format markdown -->\n", "<!-- end -->\n"
 
 SEED_VARIABLES = """
     MODEL_PATH MODEL_FAMILY PROXY_MODEL_ID MLX_HOST MLX_PORT PROXY_PORT PROXY_STARTUP_WAIT_SECONDS

@@ -1,4 +1,4 @@
-"""Write the table of settings as documents: `python -m start_llm settings`."""
+"""Write the table of settings as documents: `start_llm settings`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def as_env_file() -> str:
     """Return the text of `.env.example`."""
     lines = [
         "# Settings of start_llm. Copy to .env and uncomment what you want to change.",
-        "# Flags of `python -m start_llm serve` win over the environment, which wins over .env.",
-        "# Written by `python -m start_llm settings --format env`.",
+        "# Flags of `start_llm serve` win over the environment, which wins over .env.",
+        "# Written by `start_llm settings --format env`.",
     ]
     section = None
     for row in all_rows():
