@@ -95,7 +95,7 @@ PARSED: Mapping[str, str] = {
     r"(scripts/)?start_llm (service|upgrade|cache clear|completion).*": "would change the machine",
     r"\.venv/bin/python (-m scripts\.|scripts/|benchmarks/).*": "minutes; tests/scripts and tests/benchmarks",
     r"scripts/(check|chip_check|install_clients\.sh).*": "minutes, or the network",
-    r"CLIENTS_HOME=\S+ scripts/install_clients\.sh": "the network",
+    r"CLIENTS_HOME=\S+ scripts/install_clients\.sh.*": "the network",
     r"\.venv/bin/python start-llm\.py.*": "a server that stays; tests/seeds",
     r'eval "\$\(start_llm completion zsh\)"': "needs zsh; tests/commands/test_completion.py",
     r"(python3\.12 -m venv|\.venv/bin/pip install|uv tool install|pipx? install) .*": "the network",
